@@ -1,0 +1,24 @@
+# One word per job; people and CI call the same ones.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install check test
+
+install: .venv/installed
+
+# The stamp is newer than what it was made from, so a changed dependency installs again.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt setuptools wheel
+	@# torch first and by its exact version: a range would fetch the CUDA build and its gigabytes.
+	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: install
+	$(BIN)/pytest

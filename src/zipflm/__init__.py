@@ -1,0 +1,39 @@
+"""Language models that spend their parameters where Zipf's law puts the words.
+
+Public names are loaded on first use: `zipflm.AdaptiveEmbedding` needs torch alone, and
+`zipflm --help` needs not even that.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zipflm.config import Config as Config
+    from zipflm.config import ModelConfig as ModelConfig
+    from zipflm.config import Tie as Tie
+    from zipflm.model.bands import Bands as Bands
+    from zipflm.presets import preset as preset
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Bands": "zipflm.model.bands",
+    "Config": "zipflm.config",
+    "ModelConfig": "zipflm.config",
+    "Tie": "zipflm.config",
+    "preset": "zipflm.presets",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'zipflm' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,94 @@
+"""Bands: how a vocabulary ordered by frequency is cut into a wide head and ever narrower tails.
+
+The paper's section 3. This value object alone knows the relation between a word's id in the
+vocabulary and its place inside a band; input and output layers ask it and never compute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Bands:
+    """A partition of `vocab_size` word ids, most frequent first.
+
+    Band 0 (the head) holds ids below `cutoffs[0]` with width `dim`; band i holds the next ids up
+    to `cutoffs[i]` with width `floor(dim / factor**i)`; the last band holds whatever remains, so
+    its end, `vocab_size`, need not be among the cutoffs (a last cutoff equal to it is dropped).
+
+    >>> bands = Bands(vocab_size=267744, cutoffs=(20000, 60000), dim=1024, factor=4)
+    >>> bands.sizes
+    (20000, 40000, 207744)
+    >>> bands.widths
+    (1024, 256, 64)
+    """
+
+    vocab_size: int
+    cutoffs: tuple[int, ...]
+    dim: int
+    factor: float = 4
+
+    def __post_init__(self) -> None:
+        cutoffs = _as_integers(self.cutoffs)
+        if cutoffs and cutoffs[-1] == self.vocab_size:
+            cutoffs = cutoffs[:-1]
+        object.__setattr__(self, "cutoffs", cutoffs)
+        if self.vocab_size < 1:
+            raise ValueError(f"vocab_size={self.vocab_size}: give at least one word")
+        if self.dim < 1:
+            raise ValueError(f"dim={self.dim}: the head needs a width of at least 1")
+        if not self.factor >= 1:
+            raise ValueError(
+                f"factor={self.factor}: rarer bands cannot be wider than the head; "
+                "give 1 (equal widths) or more (the paper uses 4)"
+            )
+        if any(low >= high for low, high in pairwise((0, *self.cutoffs))):
+            raise ValueError(
+                f"cutoffs={self.cutoffs}: cutoffs must be positive and increase; they are the "
+                "cumulative ends of the bands, e.g. (20000, 60000) for bands of 20000 and 40000"
+            )
+        if self.cutoffs and self.cutoffs[-1] > self.vocab_size:
+            raise ValueError(
+                f"cutoffs={self.cutoffs}: cutoff {self.cutoffs[-1]} exceeds vocab_size="
+                f"{self.vocab_size}; lower or drop it"
+            )
+        if 0 in self.widths:
+            band = self.widths.index(0)
+            raise ValueError(
+                f"factor={self.factor}: band {band} would have width floor({self.dim} / "
+                f"{self.factor}**{band}) = 0; use a smaller factor, fewer cutoffs or a larger dim"
+            )
+
+    @property
+    def num_bands(self) -> int:
+        return len(self.cutoffs) + 1
+
+    @property
+    def num_tails(self) -> int:
+        return len(self.cutoffs)
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """First id of every band, then `vocab_size`."""
+        return (0, *self.cutoffs, self.vocab_size)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(high - low for low, high in pairwise(self.edges))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(int(self.dim // self.factor**band) for band in range(self.num_bands))
+
+
+def _as_integers(cutoffs: Sequence[int]) -> tuple[int, ...]:
+    try:
+        values = tuple(cutoffs)
+    except TypeError:
+        raise ValueError(f"cutoffs={cutoffs!r}: give a tuple of word ids, e.g. (20000,)") from None
+    if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        raise ValueError(f"cutoffs={values!r}: every cutoff must be a whole number of words")
+    return values

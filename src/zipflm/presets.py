@@ -1,0 +1,337 @@
+"""Every model of the paper by name, as functions that return a complete config.
+
+`preset("wikitext-103", "ADP-T")` is a row of the paper's comparison; a variant is a row of its
+appendix, written as the change it makes. Where the paper and the authors' published code differ,
+the preset holds the paper's value and the variant `fairseq` the code's (docs/reproduction.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zipflm.config import (
+    AdaptiveInput,
+    AdaptiveOutput,
+    BatchConfig,
+    CharacterInput,
+    Config,
+    CosineCycles,
+    DecoderConfig,
+    FixedInput,
+    FullOutput,
+    InputConfig,
+    OutputConfig,
+    Tie,
+    TrainingConfig,
+    require,
+)
+
+FACTORIZATIONS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
+DATASETS = ("wikitext-103", "billion-word", "tiny")
+SIZES = ("base", "large", "very-large")
+
+
+def preset(
+    dataset: str, factorization: str = "ADP-T", *, size: str = "base", variant: str | None = None
+) -> Config:
+    """The config of one model of the paper, or of `tiny`, which trains on a CPU in minutes.
+
+    `size` scales the decoder as the paper does for Billion Word; `variant` names an ablation
+    (`variants` lists them).
+    """
+    make = _choose("dataset", dataset, {"tiny": _tiny} | {name: _paper for name in _DATASETS})
+    _choose("factorization", factorization, dict.fromkeys(FACTORIZATIONS))
+    config = make(dataset, factorization, size)
+    if variant is None:
+        return config
+    change = _choose(f"variant of {config.name}", variant, _variants(dataset, factorization))
+    return replace(change(config), name=f"{config.name}/{variant}")
+
+
+def from_name(name: str) -> Config:
+    """The preset of a name as written on the command line.
+
+    `wikitext-103/ADP-T`, `billion-word/ADP-T/very-large` or `wikitext-103/ASM/input-128`.
+    """
+    dataset, _, rest = name.partition("/")
+    factorization, *options = rest.split("/")
+    require(
+        bool(rest),
+        "preset",
+        name,
+        f"write dataset/factorization, e.g. {dataset if dataset in DATASETS else 'tiny'}/ADP-T",
+    )
+    size = options.pop(0) if options and options[0] in SIZES else "base"
+    require(len(options) <= 1, "preset", name, "write dataset/factorization[/size][/variant]")
+    return preset(dataset, factorization, size=size, variant=options[0] if options else None)
+
+
+def variants(dataset: str, factorization: str) -> tuple[str, ...]:
+    """Names of the ablations of one model."""
+    return tuple(_variants(dataset, factorization))
+
+
+@dataclass(frozen=True)
+class _Dataset:
+    """What the paper's two benchmarks differ in."""
+
+    vocab_size: int
+    bpe_vocab_size: int
+    cutoffs: tuple[int, ...]
+    asm_dim: int
+    highway_layers: int
+    tied: Tie
+    tail_dropout: float
+    dropout: Mapping[str, float]
+    batches: BatchConfig
+    training: TrainingConfig
+
+
+_DATASETS = {
+    "wikitext-103": _Dataset(
+        # 267,733 words and 4 specials, padded to a multiple of 8: the one size of that kind with
+        # which every count the paper prints comes out.
+        vocab_size=267_744,
+        bpe_vocab_size=33_337,
+        cutoffs=(20_000, 60_000),
+        asm_dim=64,
+        highway_layers=1,
+        tied=Tie.PROJECTIONS,
+        tail_dropout=0.2,
+        dropout={"dropout": 0.3, "attention_dropout": 0.1, "relu_dropout": 0.1},
+        batches=BatchConfig(),
+        training=TrainingConfig(),
+    ),
+    "billion-word": _Dataset(
+        # The paper's counts allow 793,183 to 793,495; this is the size the authors' code prints.
+        vocab_size=793_304,
+        bpe_vocab_size=32_347,
+        cutoffs=(60_000, 160_000),
+        asm_dim=256,
+        highway_layers=2,
+        tied=Tie.EMBEDDINGS,
+        tail_dropout=0.0,
+        dropout={"dropout": 0.1, "attention_dropout": 0.1, "relu_dropout": 0.0},
+        batches=BatchConfig(break_mode="sentence", tokens=2048, eval_break_mode="sentence"),
+        training=TrainingConfig(
+            schedule=CosineCycles(first_cycle=137_000, shrink=0.6), max_updates=975_000
+        ),
+    ),
+}
+
+_DECODER_SIZES: dict[str, dict[str, int]] = {
+    "base": {},
+    "large": {"num_layers": 20, "ffn_dim": 6144},
+    "very-large": {"num_layers": 24, "ffn_dim": 8192, "dim": 1536},
+}
+
+
+def _paper(dataset: str, factorization: str, size: str) -> Config:
+    facts = _DATASETS[dataset]
+    decoder = DecoderConfig(**_choose("size", size, _DECODER_SIZES), **facts.dropout)  # type: ignore[arg-type]
+    layers = _Layers(
+        cutoffs=facts.cutoffs,
+        dim=decoder.dim,
+        sm_dim=512,
+        asm_dim=facts.asm_dim,
+        tail_dropout=facts.tail_dropout,
+        characters=CharacterInput(highway_layers=facts.highway_layers),
+        tied=facts.tied,
+    )
+    batches, training = facts.batches, facts.training
+    if dataset == "wikitext-103" and factorization in ("SM", "SM-T"):
+        # These two did not fit: a quarter of the tokens a device, four batches an update.
+        batches = replace(batches, tokens=1024)
+        training = replace(training, tokens_per_update=8 * 4 * 1024)
+    is_bpe = factorization in ("BPE", "BPE-T")
+    suffix = "" if size == "base" else f"/{size}"
+    return Config(
+        name=f"{dataset}/{factorization}{suffix}",
+        vocab_size=facts.bpe_vocab_size if is_bpe else facts.vocab_size,
+        decoder=decoder,
+        batches=replace(batches, unit="bpe" if is_bpe else "word"),
+        training=training,
+        **layers.of(factorization),
+    )
+
+
+def _tiny(dataset: str, factorization: str, size: str) -> Config:
+    require(size == "base", "size", size, "tiny has one size, base")
+    decoder = DecoderConfig(
+        dim=64,
+        num_layers=2,
+        num_heads=4,
+        ffn_dim=256,
+        dropout=0.1,
+        attention_dropout=0.0,
+        relu_dropout=0.0,
+    )
+    layers = _Layers(
+        cutoffs=(400, 1600),
+        dim=64,
+        sm_dim=32,
+        asm_dim=16,
+        tail_dropout=0.1,
+        characters=CharacterInput(char_dim=16, filters=((1, 16), (2, 32), (3, 48), (4, 64))),
+        tied=Tie.PROJECTIONS,
+    )
+    is_bpe = factorization in ("BPE", "BPE-T")
+    return Config(
+        name=f"tiny/{factorization}",
+        vocab_size=1000 if is_bpe else 4000,
+        decoder=decoder,
+        batches=BatchConfig(unit="bpe" if is_bpe else "word", block=64, tokens=1024, eval_block=64),
+        training=TrainingConfig(
+            schedule=CosineCycles(warmup_updates=20, first_cycle=180),
+            max_updates=200,
+            tokens_per_update=1024,
+            precision="float32",
+        ),
+        **layers.of(factorization),
+    )
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The widths from which the input and output layer of every factorization follow."""
+
+    cutoffs: tuple[int, ...]
+    dim: int
+    sm_dim: int
+    asm_dim: int
+    tail_dropout: float
+    characters: CharacterInput
+    tied: Tie
+
+    def of(self, factorization: str) -> dict[str, Any]:
+        input, output, tie = self._choices()[factorization]
+        return {"input": input, "output": output, "tie": tie}
+
+    def _choices(self) -> dict[str, tuple[InputConfig, OutputConfig, Tie]]:
+        words = FixedInput(dim=self.sm_dim), FullOutput(dim=self.sm_dim)
+        pieces = FixedInput(dim=self.dim), FullOutput(dim=self.dim)
+        adaptive_in = AdaptiveInput(cutoffs=self.cutoffs, dim=self.dim)
+        adaptive_out = AdaptiveOutput(
+            cutoffs=self.cutoffs, dim=self.dim, tail_dropout=self.tail_dropout
+        )
+        return {
+            "SM": (*words, Tie.NONE),
+            "SM-T": (*words, Tie.EMBEDDINGS),
+            "BPE": (*pieces, Tie.NONE),
+            "BPE-T": (*pieces, Tie.EMBEDDINGS),
+            "ASM": (FixedInput(dim=self.asm_dim), adaptive_out, Tie.NONE),
+            "CNN": (self.characters, adaptive_out, Tie.NONE),
+            "ADP": (adaptive_in, adaptive_out, Tie.NONE),
+            "ADP-T": (adaptive_in, adaptive_out, self.tied),
+        }
+
+
+# --- Variants: the rows of the appendix, of the context table, and fairseq's choices. ---
+
+_Change = Callable[[Config], Config]
+
+
+def _layers(config: Config, **changes: Any) -> Config:
+    """Change the same fields of the input and the output layer."""
+    return replace(
+        config, input=replace(config.input, **changes), output=replace(config.output, **changes)
+    )
+
+
+def _input_dim(dim: int) -> _Change:
+    return lambda config: replace(config, input=FixedInput(dim=dim))
+
+
+def _dropout(rate: float) -> _Change:
+    return lambda config: replace(config, decoder=replace(config.decoder, dropout=rate))
+
+
+def _tied(tie: Tie) -> _Change:
+    return lambda config: replace(config, tie=tie)
+
+
+def _bands(*thousands: int) -> _Change:
+    """Bands of so many thousand words each; the last takes what remains."""
+    cutoffs = tuple(1000 * sum(thousands[:end]) for end in range(1, len(thousands)))
+    return lambda config: _layers(config, cutoffs=cutoffs)
+
+
+def _tail_dropout(rate: float) -> _Change:
+    return lambda config: replace(config, output=replace(config.output, tail_dropout=rate))  # type: ignore[call-arg]
+
+
+def _block(tokens: int, context: int) -> _Change:
+    def change(config: Config) -> Config:
+        batches = replace(config.batches, block=tokens, eval_block=tokens, eval_context=context)
+        # The paper's 4096 tokens a device hold one such block, not two.
+        return replace(config, batches=replace(batches, tokens=max(tokens, batches.tokens)))
+
+    return change
+
+
+def _no_reduction(config: Config) -> Config:
+    """Merity et al.'s setting: every band 512 wide, all weights shared.
+
+    The head is narrower than the decoder and so must be projected; sharing its projection as
+    well gives the paper's count.
+    """
+    return _layers(replace(config, tie=Tie.HEAD), dim=512, factor=1)
+
+
+def _fairseq(config: Config) -> Config:
+    """What the authors' later code does under the paper's name."""
+    output = config.output
+    if isinstance(output, AdaptiveOutput):
+        output = replace(output, input_dropout=output.tail_dropout)
+    is_wikitext = config.name.startswith("wikitext-103")
+    decoder = replace(config.decoder, init="fairseq", num_heads=8 if is_wikitext else 16)
+    config = replace(config, output=output, decoder=decoder)
+    if not is_wikitext:
+        return config
+    schedule = CosineCycles(first_cycle=270_000, min_lr=1e-4)
+    return replace(
+        config,
+        batches=replace(config.batches, block=3072, tokens=3072),
+        training=replace(config.training, schedule=schedule, tokens_per_update=8 * 3 * 3072),
+    )
+
+
+_WIKITEXT_VARIANTS: dict[str, dict[str, _Change]] = {
+    "SM": {"dropout-0.4": _dropout(0.4), "dim-256": lambda c: _layers(c, dim=256)}
+    | {"input-64": _input_dim(64)},
+    "SM-T": {"dropout-0.4": _dropout(0.4), "dim-256": lambda c: _layers(c, dim=256)},
+    "ASM": {f"input-{dim}": _input_dim(dim) for dim in (256, 128, 64, 32)}
+    | {"tail-dropout-0": _tail_dropout(0)},
+    "ADP": {"tail-dropout-0": _tail_dropout(0)},
+    "ADP-T": {
+        "tie-embeddings": _tied(Tie.EMBEDDINGS),
+        "tie-projections": _tied(Tie.PROJECTIONS),
+        "tie-head": _tied(Tie.HEAD),
+        "no-reduction": _no_reduction,
+        "bands-20k-40k-200k": _bands(20, 40, 200),
+        "bands-20k-140k-100k": _bands(20, 140, 100),
+        "bands-20k-40k-60k-140k": _bands(20, 40, 60, 140),
+        "bands-60k-100k-100k": _bands(60, 100, 100),
+        "bands-5k-155k-100k": _bands(5, 155, 100),
+        "bands-10k-60k-190k": _bands(10, 60, 190),
+        "block-512-context-480": _block(512, 480),
+        "block-2048": _block(2048, 0),
+        "block-2048-context-1536": _block(2048, 1536),
+        "block-3072": _block(3072, 0),
+        "block-3072-context-2560": _block(3072, 2560),
+    },
+}
+
+
+def _variants(dataset: str, factorization: str) -> dict[str, _Change]:
+    if dataset == "tiny":
+        return {}
+    rows = _WIKITEXT_VARIANTS.get(factorization, {}) if dataset == "wikitext-103" else {}
+    return rows | {"fairseq": _fairseq}
+
+
+def _choose(field: str, value: str, known: Mapping[str, Any]) -> Any:
+    require(value in known, field, value, "choose from " + (", ".join(known) or "none"))
+    return known[value]
