@@ -55,7 +55,8 @@ def override(config: T, assignments: Iterable[str]) -> T:
                 f"{assignment!r}: write an override as key=value, e.g. decoder.dim=512"
             )
         _insert(config, changes, key, text)
-    return _replace(config, changes)
+    changed: T = _replace(config, changes)
+    return changed
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
@@ -177,4 +178,4 @@ def _parse_scalar(hint: type, value: Any, where: str) -> Any:
 
 
 def _name(hint: Any) -> str:
-    return {int: "a whole number", float: "a number", str: "text"}.get(hint, hint.__name__)
+    return {int: "a whole number", float: "a number", str: "text"}.get(hint, str(hint.__name__))
