@@ -14,13 +14,19 @@ if TYPE_CHECKING:
     from zipflm.config import ModelConfig as ModelConfig
     from zipflm.config import Tie as Tie
     from zipflm.model.bands import Bands as Bands
+    from zipflm.model.inputs import AdaptiveEmbedding as AdaptiveEmbedding
+    from zipflm.model.language_model import LanguageModel as LanguageModel
+    from zipflm.model.outputs import AdaptiveSoftmax as AdaptiveSoftmax
     from zipflm.presets import preset as preset
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "AdaptiveEmbedding": "zipflm.model.inputs",
+    "AdaptiveSoftmax": "zipflm.model.outputs",
     "Bands": "zipflm.model.bands",
     "Config": "zipflm.config",
+    "LanguageModel": "zipflm.model.language_model",
     "ModelConfig": "zipflm.config",
     "Tie": "zipflm.config",
     "preset": "zipflm.presets",

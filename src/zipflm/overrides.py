@@ -60,7 +60,8 @@ def override(config: T, assignments: Iterable[str]) -> T:
             config = _choose_variant(config, path, last, from_dict(kinds[text], {}, key + "."))
         else:
             _insert(config, changes, key, text)
-    return _replace(config, changes)
+    changed: T = _replace(config, changes)
+    return changed
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
@@ -208,4 +209,4 @@ def _parse_scalar(hint: type, value: Any, where: str) -> Any:
 
 
 def _name(hint: Any) -> str:
-    return {int: "a whole number", float: "a number", str: "text"}.get(hint, hint.__name__)
+    return {int: "a whole number", float: "a number", str: "text"}.get(hint, str(hint.__name__))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from zipflm.config import (
     AdaptiveInput,
@@ -41,9 +41,9 @@ def preset(
     `size` scales the decoder as the paper does for Billion Word; `variant` names an ablation
     (`variants` lists them).
     """
-    make = _choose("dataset", dataset, {"tiny": _tiny} | {name: _paper for name in _DATASETS})
+    _choose("dataset", dataset, dict.fromkeys(DATASETS))
     _choose("factorization", factorization, dict.fromkeys(FACTORIZATIONS))
-    config = make(dataset, factorization, size)
+    config = (_tiny if dataset == "tiny" else _paper)(dataset, factorization, size)
     if variant is None:
         return config
     change = _choose(f"variant of {config.name}", variant, _variants(dataset, factorization))
@@ -231,6 +231,7 @@ class _Layers:
 # --- Variants: the rows of the appendix, of the context table, and fairseq's choices. ---
 
 _Change = Callable[[Config], Config]
+T = TypeVar("T")
 
 
 def _layers(config: Config, **changes: Any) -> Config:
@@ -259,7 +260,11 @@ def _bands(*thousands: int) -> _Change:
 
 
 def _tail_dropout(rate: float) -> _Change:
-    return lambda config: replace(config, output=replace(config.output, tail_dropout=rate))  # type: ignore[call-arg]
+    def change(config: Config) -> Config:
+        assert isinstance(config.output, AdaptiveOutput)
+        return replace(config, output=replace(config.output, tail_dropout=rate))
+
+    return change
 
 
 def _block(tokens: int, context: int) -> _Change:
@@ -332,6 +337,6 @@ def _variants(dataset: str, factorization: str) -> dict[str, _Change]:
     return rows | {"fairseq": _fairseq}
 
 
-def _choose(field: str, value: str, known: Mapping[str, Any]) -> Any:
+def _choose(field: str, value: str, known: Mapping[str, T]) -> T:
     require(value in known, field, value, "choose from " + (", ".join(known) or "none"))
     return known[value]

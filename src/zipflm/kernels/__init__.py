@@ -1,1 +1,36 @@
-"""The operations that decide the speed, each in plain PyTorch and in a fast form."""
+"""The operations that decide the speed, each in plain PyTorch and in a fast form.
+
+`impl` chooses per call: `reference` is the plain one, `fused` the fast one, `auto` the fast one
+wherever it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from zipflm.kernels import linear_nll as _linear_nll
+from zipflm.kernels import reference
+
+Impl = Literal["auto", "reference", "fused"]
+
+
+def linear_nll(
+    hidden_NE: Tensor,
+    weight_VE: Tensor,
+    targets_N: Tensor,
+    active_N: Tensor,
+    impl: Impl = "auto",
+) -> Tensor:
+    """-log softmax(hidden @ weight.T)[target] per row; exactly 0 where not active.
+
+    Like a built-in operation it follows autocast; its statistics are float32 (float64 for float64).
+    """
+    device = hidden_NE.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden_NE, weight_VE = hidden_NE.to(dtype), weight_VE.to(dtype)
+    compute = reference.linear_nll if impl == "reference" else _linear_nll.linear_nll
+    return compute(hidden_NE, weight_VE, targets_N, active_N)

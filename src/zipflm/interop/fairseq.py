@@ -1,0 +1,177 @@
+"""fairseq language models as configs and weights of this package, without fairseq.
+
+Takes a model's options and its state dictionary, both already in memory; reads no file. Names
+translate by one table of templates; what is not understood is refused, never defaulted.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from zipflm.config import (
+    AdaptiveInput,
+    AdaptiveOutput,
+    CharacterInput,
+    DecoderConfig,
+    FixedInput,
+    FullOutput,
+    InputConfig,
+    ModelConfig,
+    OutputConfig,
+    Tie,
+)
+
+# fairseq's name -> ours; {} is a number, the same on both sides. None: not a weight.
+_NAMES: dict[str, str | None] = {
+    "version": None,
+    "adaptive_softmax.version": None,
+    "adaptive_softmax.head._float_tensor": None,
+    "embed_tokens._float_tensor": None,
+    "embed_positions._float_tensor": None,
+    "embed_tokens.weight": "input.table",
+    "project_in_dim.weight": "input.projection.weight",
+    "embed_tokens.embeddings.{}.0.weight": "input.embeddings.{}",
+    "embed_tokens.embeddings.{}.1.weight": "input.projections.{}",
+    "embed_tokens.char_embeddings.weight": "input.bytes",
+    "embed_tokens.symbol_embeddings": "input.symbols",
+    "embed_tokens.convolutions.{}.weight": "input.convolutions.{}.weight",
+    "embed_tokens.convolutions.{}.bias": "input.convolutions.{}.bias",
+    "embed_tokens.highway.layers.{}.weight": "input.highway.{}.weight",
+    "embed_tokens.highway.layers.{}.bias": "input.highway.{}.bias",
+    "embed_tokens.projection.weight": "input.projection.weight",
+    "embed_tokens.projection.bias": "input.projection.bias",
+    **{
+        f"layers.{{}}.{theirs}.{kind}": f"decoder.layers.{{}}.{ours}.{kind}"
+        for theirs, ours in {
+            "self_attn_layer_norm": "attention_norm",
+            "self_attn.q_proj": "query",
+            "self_attn.k_proj": "key",
+            "self_attn.v_proj": "value",
+            "self_attn.out_proj": "attention_out",
+            "final_layer_norm": "ffn_norm",  # the norm before the feed-forward
+            "fc1": "ffn_in",
+            "fc2": "ffn_out",
+        }.items()
+        for kind in ("weight", "bias")
+    },
+    "layer_norm.weight": "decoder.final_norm.weight",
+    "layer_norm.bias": "decoder.final_norm.bias",
+    "output_projection.weight": "output.table",
+    "project_out_dim.weight": "output.projection.weight",
+    "adaptive_softmax.head.class_proj.weight": "output.clusters",
+    "adaptive_softmax.head.word_proj.weight": "output.embeddings.0",
+    "adaptive_softmax.tail.{}.0.weight": "output.tail_projections.{}",
+    "adaptive_softmax.tail.{}.2.weight": "output.tail_embeddings.{}",
+}
+
+
+def model_config(options: Mapping[str, Any], vocab_size: int) -> ModelConfig:
+    """The config of a model with these options (the `args` or `cfg.model` of a checkpoint)."""
+    width = options["decoder_embed_dim"]
+    decoder = DecoderConfig(
+        dim=width,
+        num_layers=options["decoder_layers"],
+        num_heads=options["decoder_attention_heads"],
+        ffn_dim=options["decoder_ffn_embed_dim"],
+        dropout=options["dropout"],
+        attention_dropout=options["attention_dropout"],
+        relu_dropout=options["activation_dropout"],
+        final_norm=not options["no_decoder_final_norm"],
+        init="fairseq",
+    )
+    return ModelConfig(
+        vocab_size=vocab_size,
+        input=_input_config(options),
+        decoder=decoder,
+        output=_output_config(options),
+        tie=_tie(options),
+    )
+
+
+def _input_config(options: Mapping[str, Any]) -> InputConfig:
+    if options["character_embeddings"]:
+        return CharacterInput(
+            char_dim=options["character_embedding_dim"],
+            filters=tuple(map(tuple, ast.literal_eval(options["character_filters"]))),
+            highway_layers=options["char_embedder_highway_layers"],
+        )
+    if options["adaptive_input"]:
+        return AdaptiveInput(
+            cutoffs=_cutoffs(options["adaptive_input_cutoff"]),
+            dim=options["decoder_input_dim"],
+            factor=options["adaptive_input_factor"],
+        )
+    return FixedInput(dim=options["decoder_input_dim"])
+
+
+def _output_config(options: Mapping[str, Any]) -> OutputConfig:
+    if options["adaptive_softmax_cutoff"] is None:
+        return FullOutput(dim=options["decoder_output_dim"])
+    return AdaptiveOutput(
+        cutoffs=_cutoffs(options["adaptive_softmax_cutoff"]),
+        dim=options["decoder_output_dim"],
+        factor=options["adaptive_softmax_factor"],
+        # One rate there for the input of the whole layer and for the tails.
+        tail_dropout=options["adaptive_softmax_dropout"],
+        input_dropout=options["adaptive_softmax_dropout"],
+    )
+
+
+def _tie(options: Mapping[str, Any]) -> Tie:
+    if options["tie_adaptive_weights"]:
+        return Tie.PROJECTIONS if options["tie_adaptive_proj"] else Tie.EMBEDDINGS
+    return Tie.EMBEDDINGS if options["share_decoder_input_output_embed"] else Tie.NONE
+
+
+def _cutoffs(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """fairseq's state dictionary under the names of `LanguageModel(config).state_dict()`."""
+    weights: dict[str, Tensor] = {}
+    unknown = []
+    for name, tensor in state.items():
+        short = name.removeprefix("decoder.")
+        if short == "adaptive_softmax.head.weight":
+            bands = config.output_bands
+            assert bands is not None
+            words, clusters = tensor[: bands.sizes[0]], tensor[bands.sizes[0] :]
+            weights |= {"output.embeddings.0": words, "output.clusters": clusters}
+            continue
+        known, ours = _translate(short)
+        if not known:
+            unknown.append(name)
+        elif ours is not None:
+            weights[ours] = tensor
+    if unknown:
+        raise ValueError(f"unknown weights: {', '.join(sorted(unknown))}")
+    return {name: tensor for name, tensor in weights.items() if not _is_shared(name, config.tie)}
+
+
+def _translate(name: str) -> tuple[bool, str | None]:
+    """(is the name known, our name for it)."""
+    numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", name)
+    for template, ours in _NAMES.items():
+        for number in numbers[:1] if "{}" in template else [""]:
+            if template.format(number) == name:
+                return True, ours and _our_name(ours, number)
+    return False, None
+
+
+def _our_name(template: str, number: str) -> str:
+    if template == "output.tail_embeddings.{}":  # our tables of all bands are one list
+        return f"output.embeddings.{int(number) + 1}"
+    return template.format(number)
+
+
+def _is_shared(name: str, tie: Tie) -> bool:
+    """Whether this weight belongs to the input layer, which holds it already."""
+    if name == "output.table" or name.startswith("output.embeddings."):
+        return tie != Tie.NONE
+    return name.startswith("output.tail_projections.") and tie == Tie.PROJECTIONS

@@ -1,0 +1,121 @@
+"""Cross-entropy of a linear layer without ever holding all of its logits.
+
+nll_n = log sum_v exp(h_n . w_v) - h_n . w_{t_n}, a few rows at a time, forward and backward; the
+backward pass computes the logits again instead of keeping them. An opaque operator to
+`torch.compile`, so that one graph can hold it whatever it does inside.
+
+On a CPU the inactive rows are left out, as there is no device to wait for. Elsewhere their
+number is unknown to the host, and asking would stall the device: they are computed and masked.
+
+Shapes: N tokens, R rows computed together, E width, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from zipflm.kernels.reference import statistics_dtype
+
+# Logits held at once: on a CPU about what its caches hold, on a device enough to fill it.
+_CPU_LOGITS = 1 << 22
+_DEVICE_LOGITS = 1 << 28
+
+
+@torch.library.custom_op("zipflm::linear_nll", mutates_args=())
+def _forward(
+    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """nll_N and the log-sum-exp of every row, both 0 where not active."""
+    dtype = statistics_dtype(hidden_NE.dtype)
+    nll_N = torch.zeros(len(hidden_NE), dtype=dtype, device=hidden_NE.device)
+    lse_N = torch.zeros_like(nll_N)
+    for rows in _row_chunks(active_N, len(weight_VE)):
+        logits_RV = _logits(hidden_NE[rows], weight_VE)
+        lse_R = logits_RV.logsumexp(dim=-1)
+        lse_N[rows] = lse_R
+        nll_N[rows] = lse_R - logits_RV.gather(1, targets_N[rows].unsqueeze(1)).squeeze(1)
+    return nll_N.where(active_N, 0.0), lse_N
+
+
+@torch.library.custom_op("zipflm::linear_nll_backward", mutates_args=())
+def _backward(
+    grad_N: Tensor,
+    hidden_NE: Tensor,
+    weight_VE: Tensor,
+    targets_N: Tensor,
+    active_N: Tensor,
+    lse_N: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of hidden and weight: (softmax - onehot) times the gradient of each row."""
+    grad_N = grad_N.where(active_N, 0.0)
+    d_hidden_NE = torch.zeros_like(hidden_NE)
+    d_weight_VE = torch.zeros_like(weight_VE, dtype=lse_N.dtype)
+    for rows in _row_chunks(active_N, len(weight_VE)):
+        hidden_RE = hidden_NE[rows]
+        d_logits_RV = _logits(hidden_RE, weight_VE)
+        d_logits_RV.sub_(lse_N[rows].unsqueeze(1)).exp_()
+        minus_one = d_logits_RV.new_full((1, 1), -1.0).expand(len(hidden_RE), 1)
+        d_logits_RV.scatter_add_(1, targets_N[rows].unsqueeze(1), minus_one)
+        d_logits_RV.mul_(grad_N[rows].unsqueeze(1))
+        d_low_RV = d_logits_RV.to(hidden_NE.dtype)
+        d_hidden_NE[rows] = d_low_RV @ weight_VE
+        d_weight_VE += d_low_RV.T @ hidden_RE
+    return d_hidden_NE, d_weight_VE.to(weight_VE.dtype)
+
+
+def _row_chunks(active_N: Tensor, num_words: int) -> Iterator[Tensor | slice]:
+    if active_N.device.type != "cpu":
+        size = max(1, _DEVICE_LOGITS // num_words)
+        yield from (slice(start, start + size) for start in range(0, len(active_N), size))
+        return
+    order = active_N.argsort(descending=True, stable=True)
+    size = max(1, _CPU_LOGITS // num_words)
+    yield from torch.split(order[: int(active_N.sum())], size)
+
+
+def _logits(hidden_RE: Tensor, weight_VE: Tensor) -> Tensor:
+    dtype = statistics_dtype(hidden_RE.dtype)
+    if hidden_RE.is_cuda and dtype != hidden_RE.dtype:
+        # The products accumulate in float32 anyway; do not round them on the way out.
+        return torch.mm(hidden_RE, weight_VE.T, out_dtype=dtype)
+    return (hidden_RE @ weight_VE.T).to(dtype)
+
+
+@_forward.register_fake
+def _(
+    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    nll_N = hidden_NE.new_empty(hidden_NE.shape[0], dtype=statistics_dtype(hidden_NE.dtype))
+    return nll_N, torch.empty_like(nll_N)
+
+
+@_backward.register_fake
+def _(
+    grad_N: Tensor,
+    hidden_NE: Tensor,
+    weight_VE: Tensor,
+    targets_N: Tensor,
+    active_N: Tensor,
+    lse_N: Tensor,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(hidden_NE), torch.empty_like(weight_VE)
+
+
+def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs, output[1])
+
+
+def _autograd(ctx, grad_nll_N, grad_lse_N):  # type: ignore[no-untyped-def]
+    return *_backward(grad_nll_N, *ctx.saved_tensors), None, None
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)
+
+
+def linear_nll(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor) -> Tensor:
+    """As `reference.linear_nll`, in bounded memory."""
+    nll_N: Tensor = _forward(hidden_NE, weight_VE, targets_N, active_N)[0]
+    return nll_N

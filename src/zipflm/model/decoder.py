@@ -1,0 +1,149 @@
+"""The Transformer decoder of the paper (section 4.1), and four modern choices as config fields.
+
+Pre-norm layers of causal self-attention and feed-forward with residuals. Padding stands to the
+right of every sequence, where causality hides it, so that no mask is needed.
+
+Shapes: B sequences, T positions, D model width, F feed-forward width, H heads, K head width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zipflm.config import DecoderConfig
+
+FIRST_POSITION = 2
+"""fairseq numbers positions from padding_idx + 1; the published weights expect it."""
+
+
+class Decoder(nn.Module):
+    """Embedded words in, hidden vectors out; position t sees positions up to t."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.final_norm = _norm(config) if config.final_norm else nn.Identity()
+
+    def forward(self, embedded_BTD: Tensor) -> Tensor:
+        config = self.config
+        # Scaled to the size of the sinusoids; not in the paper, always in its code.
+        hidden_BTD = embedded_BTD * math.sqrt(config.dim)
+        length, device = embedded_BTD.shape[1], embedded_BTD.device
+        rotation = None
+        if config.positions == "sinusoidal":
+            table_TD = sinusoids(length, config.dim, device)
+            hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
+        else:
+            rotation = rotations(length, config.dim // config.num_heads, device)
+        hidden_BTD = F.dropout(hidden_BTD, config.dropout, self.training)
+        for layer in self.layers:
+            hidden_BTD = layer(hidden_BTD, rotation)
+        normed_BTD: Tensor = self.final_norm(hidden_BTD)
+        return normed_BTD
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then feed-forward; each normed before and added to what it was given."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.config = config
+        dim, ffn_dim = config.dim, config.ffn_dim
+        self.attention_norm = _norm(config)
+        self.query, self.key, self.value = (nn.Linear(dim, dim) for _ in range(3))
+        self.attention_out = nn.Linear(dim, dim)
+        self.ffn_norm = _norm(config)
+        self.ffn_in = nn.Linear(dim, ffn_dim)
+        self.ffn_out = nn.Linear(ffn_dim, dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # Queries, keys and values were one 3D x D matrix to the paper's code, hence the gain.
+        for projection in (self.query, self.key, self.value):
+            nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
+        nn.init.xavier_uniform_(self.attention_out.weight)
+        nn.init.zeros_(self.attention_out.bias)
+        if self.config.init == "fairseq":
+            return  # feed-forward and the other biases keep PyTorch's own initialisation
+        for linear in (self.query, self.key, self.value, self.ffn_in, self.ffn_out):
+            nn.init.zeros_(linear.bias)
+        for linear in (self.ffn_in, self.ffn_out):
+            nn.init.xavier_uniform_(linear.weight)
+        if self.config.init == "zero-output":
+            nn.init.zeros_(self.attention_out.weight)
+            nn.init.zeros_(self.ffn_out.weight)
+
+    def forward(self, hidden_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        rate = self.config.dropout
+        attended_BTD = self._attend(self.attention_norm(hidden_BTD), rotation)
+        hidden_BTD = hidden_BTD + F.dropout(attended_BTD, rate, self.training)
+        fed_BTD = self._feed_forward(self.ffn_norm(hidden_BTD))
+        return hidden_BTD + F.dropout(fed_BTD, rate, self.training)
+
+    def _attend(self, normed_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        config = self.config
+        query, key, value = (
+            projection(normed_BTD).unflatten(-1, (config.num_heads, -1)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        if config.qk_norm:
+            query, key = (F.rms_norm(x, x.shape[-1:]) for x in (query, key))
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        attended_BHTK = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=True,
+            dropout_p=config.attention_dropout if self.training else 0.0,
+        )
+        attended_BTD: Tensor = self.attention_out(attended_BHTK.transpose(1, 2).flatten(-2))
+        return attended_BTD
+
+    def _feed_forward(self, normed_BTD: Tensor) -> Tensor:
+        inner_BTF = self.ffn_in(normed_BTD).relu()
+        if self.config.activation == "relu_squared":
+            inner_BTF = inner_BTF.square()
+        inner_BTF = F.dropout(inner_BTF, self.config.relu_dropout, self.training)
+        fed_BTD: Tensor = self.ffn_out(inner_BTF)
+        return fed_BTD
+
+
+def sinusoids(length: int, dim: int, device: torch.device | str = "cpu") -> Tensor:
+    """Position table [length, dim] in float32: all sines, then all cosines.
+
+    >>> sinusoids(1, 4).round(decimals=4)  # position 2: sin(2), sin(2e-4), cos(2), cos(2e-4)
+    tensor([[ 9.0930e-01,  2.0000e-04, -4.1610e-01,  1.0000e+00]])
+    """
+    half = dim // 2
+    step = math.log(10_000) / max(half - 1, 1)
+    frequencies = torch.exp(torch.arange(half, dtype=torch.float32, device=device) * -step)
+    positions = torch.arange(length, dtype=torch.float32, device=device) + FIRST_POSITION
+    angles = positions.unsqueeze(1) * frequencies.unsqueeze(0)
+    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, dim % 2))
+
+
+def rotations(length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [length, head_dim / 2] for `rotate`, in float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    positions = torch.arange(length, dtype=torch.float32, device=device)
+    angles = positions.unsqueeze(1) * 10_000**-exponents
+    return angles.cos(), angles.sin()
+
+
+def rotate(vectors_BHTK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn each pair (k, k + K/2) by its position's angle, so that products see distances."""
+    cos, sin = (part.to(vectors_BHTK.dtype) for part in rotation)
+    first, second = vectors_BHTK.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _norm(config: DecoderConfig) -> nn.Module:
+    if config.norm == "layer":
+        return nn.LayerNorm(config.dim)
+    return nn.RMSNorm(config.dim, elementwise_affine=False)

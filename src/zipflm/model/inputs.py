@@ -1,0 +1,202 @@
+"""Input layers: word ids in, vectors of the decoder's width out.
+
+All know how many words there are and none knows what they are; the character layer is told how
+they are spelt. Nothing here waits for the device: every word passes every band, masked.
+
+Shapes: ... any leading dimensions, D model width, V words, E width of one band, C bytes of a word,
+N flattened words.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zipflm.model.bands import Bands
+
+NUM_BYTES = 257
+"""256 byte values, moved up by one, and 0 for padding."""
+
+
+def require_ids(name: str, ids: Tensor, vocab_size: int, where: Tensor | None = None) -> None:
+    """Refuse ids that are not integers or, where `where` holds, name no word.
+
+    Eagerly on a CPU a ValueError; compiled or on a device an assertion there, which waits for
+    nothing.
+    """
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(
+            f"{name}.dtype={ids.dtype}: word ids are integers; convert them, e.g. {name}.long()"
+        )
+    if ids.is_meta:
+        return
+    valid = (ids >= 0) & (ids < vocab_size)
+    if where is not None:
+        valid = valid | ~where
+    message = f"an id lies outside the vocabulary of {vocab_size} words"
+    if torch.compiler.is_compiling() or ids.device.type != "cpu":
+        torch._assert_async(valid.all(), f"{name}: {message}")
+    elif not valid.all():
+        bad = int(ids[~valid][0])
+        raise ValueError(f"{name}={bad}: {message}; give ids from 0 to {vocab_size - 1}")
+
+
+class FixedEmbedding(nn.Module):
+    """One table, projected without bias if its width is not the decoder's."""
+
+    def __init__(self, vocab_size: int, dim: int, out_dim: int, padding_idx: int | None = None):
+        super().__init__()
+        self.vocab_size, self.padding_idx = vocab_size, padding_idx
+        self.table = nn.Parameter(torch.empty(vocab_size, dim))
+        self.projection = nn.Linear(dim, out_dim, bias=False) if dim != out_dim else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init_table(self.table, self.padding_idx)
+        if self.projection is not None:
+            nn.init.xavier_uniform_(self.projection.weight)
+
+    def forward(self, words: Tensor) -> Tensor:
+        require_ids("words", words, self.vocab_size)
+        hidden: Tensor = F.embedding(words, self.table)
+        return hidden if self.projection is None else self.projection(hidden)
+
+
+class AdaptiveEmbedding(nn.Module):
+    """Frequent words wide, rare words narrow, all projected to one width (section 3).
+
+    >>> bands = Bands(vocab_size=1000, cutoffs=(100, 400), dim=64, factor=4)
+    >>> AdaptiveEmbedding(bands)(torch.tensor([[3, 150, 999]])).shape
+    torch.Size([1, 3, 64])
+    """
+
+    def __init__(self, bands: Bands, out_dim: int | None = None, *, padding_idx: int | None = None):
+        """`out_dim` is the width of the result, `bands.dim` by default; `padding_idx` a word of
+        the head that starts at zero."""
+        super().__init__()
+        self.bands, self.padding_idx = bands, padding_idx
+        self.out_dim = bands.dim if out_dim is None else out_dim
+        if padding_idx is not None and not 0 <= padding_idx < bands.sizes[0]:
+            raise ValueError(f"padding_idx={padding_idx}: must be a word of the head")
+        self.embeddings = nn.ParameterList(
+            nn.Parameter(torch.empty(size, width))
+            for size, width in zip(bands.sizes, bands.widths, strict=True)
+        )
+        self.projections = nn.ParameterList(
+            nn.Parameter(torch.empty(self.out_dim, width)) for width in bands.widths
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for band, (table, projection) in enumerate(
+            zip(self.embeddings, self.projections, strict=True)
+        ):
+            init_table(table, self.padding_idx if band == 0 else None)
+            nn.init.xavier_uniform_(projection)
+
+    def band_weights(self, band: int) -> tuple[Tensor, Tensor]:
+        """What an output layer may share: embedding [size, width], projection [out_dim, width]."""
+        return self.embeddings[band], self.projections[band]
+
+    def forward(self, words: Tensor) -> Tensor:
+        require_ids("words", words, self.bands.vocab_size)
+        # Each word's vector stands in its band's slice of one long row, zeros elsewhere, so that
+        # one product with all projections side by side serves every band.
+        slices = []
+        for band, table in enumerate(self.embeddings):
+            local = words - self.bands.edges[band]
+            inside = (local >= 0) & (local < len(table))
+            rows = F.embedding(local.where(inside, 0), table)
+            slices.append(rows.masked_fill(~inside.unsqueeze(-1), 0.0))
+        hidden: Tensor = F.linear(torch.cat(slices, dim=-1), torch.cat(list(self.projections), 1))
+        return hidden
+
+
+class CharacterEmbedding(nn.Module):
+    """A convolution over the bytes of a word, max-pooled, then highway layers and a projection.
+
+    Follows the published code: every word is `max_bytes` positions, padding included, and windows
+    of pure padding take part in the maximum; end of sentence and unknown word have vectors of
+    their own, padding is zero.
+    """
+
+    def __init__(
+        self,
+        spellings_VC: Tensor,
+        out_dim: int,
+        *,
+        char_dim: int,
+        filters: tuple[tuple[int, int], ...],
+        highway_layers: int,
+        padding_idx: int = 1,
+        symbol_ids: tuple[int, int] = (2, 3),
+    ):
+        """`spellings_VC` holds byte + 1 of every word, 0 behind its end; `symbol_ids` are the two
+        words with vectors of their own."""
+        super().__init__()
+        self.vocab_size, self.padding_idx, self.symbol_ids = (
+            len(spellings_VC),
+            padding_idx,
+            symbol_ids,
+        )
+        # Derived from the vocabulary, which every checkpoint holds already.
+        self.spellings_VC: Tensor
+        self.register_buffer("spellings_VC", spellings_VC, persistent=False)
+        self.bytes = nn.Parameter(torch.empty(NUM_BYTES, char_dim))
+        self.convolutions = nn.ModuleList(nn.Conv1d(char_dim, n, size) for size, n in filters)
+        features = sum(n for _, n in filters)
+        self.highway = nn.ModuleList(
+            nn.Linear(features, 2 * features) for _ in range(highway_layers)
+        )
+        self.projection = nn.Linear(features, out_dim)
+        self.symbols = nn.Parameter(torch.empty(len(symbol_ids), out_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.bytes)
+        nn.init.xavier_normal_(self.symbols)
+        with torch.no_grad():
+            self.bytes[0].zero_()
+        for convolution in self.convolutions:
+            convolution.reset_parameters()  # type: ignore[operator]
+        for layer in self.highway:
+            assert isinstance(layer, nn.Linear)
+            nn.init.xavier_normal_(layer.weight)
+            # Gates start towards carrying: sigmoid(1) of the input passes unchanged.
+            transform, gate = layer.bias.chunk(2)
+            nn.init.zeros_(transform)
+            nn.init.ones_(gate)
+        nn.init.xavier_uniform_(self.projection.weight)
+        nn.init.zeros_(self.projection.bias)
+
+    def forward(self, words: Tensor) -> Tensor:
+        require_ids("words", words, self.vocab_size)
+        words_N = words.reshape(-1)
+        hidden_ND = self._spell(self.spellings_VC[words_N].long())
+        for index, word in enumerate(self.symbol_ids):
+            is_symbol_N1 = (words_N == word).unsqueeze(1)
+            hidden_ND = torch.where(
+                is_symbol_N1, self.symbols[index].to(hidden_ND.dtype), hidden_ND
+            )
+        hidden_ND = hidden_ND.masked_fill((words_N == self.padding_idx).unsqueeze(1), 0.0)
+        return hidden_ND.view(*words.shape, -1)
+
+    def _spell(self, bytes_NC: Tensor) -> Tensor:
+        chars_NEC = F.embedding(bytes_NC, self.bytes, padding_idx=0).transpose(1, 2)
+        pooled = [convolution(chars_NEC).amax(dim=-1) for convolution in self.convolutions]
+        hidden_NF = torch.cat(pooled, dim=-1).relu()
+        for layer in self.highway:
+            transform, gate = layer(hidden_NF).chunk(2, dim=-1)
+            gate = gate.sigmoid()
+            hidden_NF = gate * hidden_NF + (1 - gate) * transform.relu()
+        hidden_ND: Tensor = self.projection(hidden_NF)
+        return hidden_ND
+
+
+def init_table(table: Tensor, padding_idx: int | None) -> None:
+    """Normal with variance 1 / width; the padding word starts at zero."""
+    nn.init.normal_(table, std=table.shape[1] ** -0.5)
+    if padding_idx is not None:
+        with torch.no_grad():
+            table[padding_idx].zero_()

@@ -1,0 +1,129 @@
+"""The whole model: input layer, decoder, output layer, built and tied from a config.
+
+The only place that ties weights. It is told sizes and spellings, never a vocabulary.
+
+Shapes: B sequences, T positions, D model width, V words, C bytes of a word.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from zipflm.config import (
+    AdaptiveInput,
+    AdaptiveOutput,
+    CharacterInput,
+    FixedInput,
+    ModelConfig,
+    Tie,
+)
+from zipflm.kernels import Impl
+from zipflm.model.decoder import Decoder
+from zipflm.model.inputs import AdaptiveEmbedding, CharacterEmbedding, FixedEmbedding
+from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
+
+PADDING = 1
+"""Id of the padding word in every vocabulary of this package."""
+
+
+class LanguageModel(nn.Module):
+    """p(next word | words so far), for any of the paper's factorizations.
+
+    >>> from zipflm import preset
+    >>> model = LanguageModel(preset("tiny", "ADP-T"))
+    >>> words = torch.tensor([[2, 17, 250, 3999]])
+    >>> model.nll(words[:, :-1], words[:, 1:]).shape
+    torch.Size([1, 3])
+    """
+
+    def __init__(
+        self, config: ModelConfig, spellings: Tensor | None = None, *, impl: Impl = "auto"
+    ):
+        """`spellings` [V, max_bytes] is needed by character input alone: byte + 1 of each word,
+        0 behind its end (`zipflm.data.characters` makes it from a vocabulary)."""
+        super().__init__()
+        self.config = config
+        self.input = _input_layer(config, spellings)
+        self.decoder = Decoder(config.decoder)
+        self.output = _output_layer(config, self.input, impl)
+
+    def forward(self, words_BT: Tensor) -> Tensor:
+        """Hidden vectors [B, T, D], from which the output layer predicts the next word."""
+        hidden_BTD: Tensor = self.decoder(self.input(words_BT))
+        return hidden_BTD
+
+    def nll(self, words_BT: Tensor, targets_BT: Tensor, scored_BT: Tensor | None = None) -> Tensor:
+        """-log p(target | words up to here) in nats, [B, T]; 0 where not scored."""
+        return self.output.nll(self(words_BT), targets_BT, scored_BT)
+
+    def log_probs(self, words_BT: Tensor) -> Tensor:
+        """log p of every next word, [B, T, V]: for small vocabularies."""
+        return self.output.log_probs(self(words_BT))
+
+
+def _input_layer(
+    config: ModelConfig, spellings: Tensor | None
+) -> FixedEmbedding | AdaptiveEmbedding | CharacterEmbedding:
+    width = config.decoder.dim
+    match config.input:
+        case FixedInput(dim=dim):
+            return FixedEmbedding(config.vocab_size, dim, width, _padding(config.vocab_size))
+        case AdaptiveInput():
+            assert config.input_bands is not None
+            padding = _padding(config.input_bands.sizes[0])
+            return AdaptiveEmbedding(config.input_bands, width, padding_idx=padding)
+        case CharacterInput() as chars:
+            return CharacterEmbedding(
+                _checked_spellings(config, chars, spellings),
+                width,
+                char_dim=chars.char_dim,
+                filters=chars.filters,
+                highway_layers=chars.highway_layers,
+                padding_idx=PADDING,
+            )
+
+
+def _output_layer(
+    config: ModelConfig, input_layer: nn.Module, impl: Impl
+) -> FullSoftmax | AdaptiveSoftmax:
+    width = config.decoder.dim
+    if isinstance(config.output, AdaptiveOutput):
+        assert config.output_bands is not None
+        tied_bands = input_layer if config.tie != Tie.NONE else None
+        assert tied_bands is None or isinstance(tied_bands, AdaptiveEmbedding)
+        return AdaptiveSoftmax(
+            config.output_bands,
+            width,
+            tied_to=tied_bands,
+            tie=config.tie,
+            tail_dropout=config.output.tail_dropout,
+            input_dropout=config.output.input_dropout,
+            impl=impl,
+        )
+    tied_table = input_layer if config.tie != Tie.NONE else None
+    assert tied_table is None or isinstance(tied_table, FixedEmbedding)
+    return FullSoftmax(config.vocab_size, config.output.dim, width, tied_to=tied_table, impl=impl)
+
+
+def _padding(num_words: int) -> int | None:
+    return PADDING if num_words > PADDING else None
+
+
+def _checked_spellings(
+    config: ModelConfig, chars: CharacterInput, spellings: Tensor | None
+) -> Tensor:
+    shape = (config.vocab_size, chars.max_bytes)
+    if spellings is None:
+        if torch.get_default_device().type == "meta":
+            return torch.empty(shape, dtype=torch.int16)
+        raise ValueError(
+            "spellings=None: character input must be told how words are spelt; give the byte "
+            f"table of shape {shape} that zipflm.data.characters makes from a vocabulary"
+        )
+    if tuple(spellings.shape) != shape:
+        raise ValueError(
+            f"spellings.shape={tuple(spellings.shape)}: expected {shape} for vocab_size="
+            f"{config.vocab_size} and max_bytes={chars.max_bytes}"
+        )
+    return spellings

@@ -1,0 +1,306 @@
+"""Output layers: hidden vectors and targets in, one negative log-probability per token out.
+
+The currency is `nll`: nats, float32 (float64 for float64 input), in the order of the tokens.
+Scoring targets never builds a table of tokens by words. Tied weights belong to the input layer;
+an output layer reads them there and registers none of them, so that each is stored once.
+
+Shapes: ... any leading dimensions, N flattened tokens, D model width, V words, E width of a band.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zipflm.config import Tie
+from zipflm.kernels import Impl, linear_nll
+from zipflm.kernels.reference import statistics_dtype
+from zipflm.model.bands import Bands
+from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding, init_table, require_ids
+
+
+class FullSoftmax(nn.Module):
+    """One softmax over all words, behind a projection without bias if its table is not D wide."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        in_dim: int,
+        *,
+        tied_to: FixedEmbedding | None = None,
+        impl: Impl = "auto",
+    ):
+        super().__init__()
+        self.vocab_size, self.impl = vocab_size, impl
+        self._tied_to = (tied_to,)  # in a tuple: an attribute would register the layer again
+        if tied_to is not None and tied_to.table.shape != (vocab_size, dim):
+            raise ValueError(
+                f"tied_to: its table is {tuple(tied_to.table.shape)}, not {(vocab_size, dim)}; "
+                "tie layers of equal vocab_size and dim"
+            )
+        self.table = nn.Parameter(torch.empty(vocab_size, dim)) if tied_to is None else None
+        self.projection = nn.Linear(in_dim, dim, bias=False) if dim != in_dim else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.table is not None:
+            init_table(self.table, None)
+        if self.projection is not None:
+            nn.init.xavier_uniform_(self.projection.weight)
+
+    @property
+    def weight(self) -> Tensor:
+        (tied_to,) = self._tied_to
+        table = self.table if tied_to is None else tied_to.table
+        assert table is not None
+        return table
+
+    def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
+        """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
+        hidden, targets_N, scored_N = _flatten(hidden, targets, scored, self.vocab_size)
+        nll_N = linear_nll(self._project(hidden), self.weight, targets_N, scored_N, self.impl)
+        return nll_N.view(targets.shape)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """log p of every word, [..., V]: for small vocabularies."""
+        return _log_softmax(self._project(hidden), self.weight)
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        return hidden if self.projection is None else self.projection(hidden)
+
+
+class AdaptiveSoftmax(nn.Module):
+    """A softmax over the head's words and one class per tail band, and one softmax per tail.
+
+    log p(w) = log p(w | head) for a head word, log p(band | head) + log p(w | band) for others
+    (Grave et al. 2017; no biases). As a module it is a loss, like `nn.CrossEntropyLoss`:
+
+    >>> bands = Bands(vocab_size=1000, cutoffs=(100, 400), dim=64, factor=4)
+    >>> embedding = AdaptiveEmbedding(bands)
+    >>> softmax = AdaptiveSoftmax(bands, tied_to=embedding, tie="projections")
+    >>> softmax(torch.randn(2, 5, 64), torch.randint(1000, (2, 5))).shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        bands: Bands,
+        in_dim: int | None = None,
+        *,
+        tied_to: AdaptiveEmbedding | None = None,
+        tie: Tie | str = Tie.NONE,
+        tail_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        ignore_index: int = -100,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        impl: Impl = "auto",
+    ):
+        """`in_dim` is the width of the hidden vectors, `bands.dim` by default. `tie` says which
+        weights of `tied_to` are used: `embeddings`, `projections` (and those of the tails) or
+        `head` (and the head's projection as well)."""
+        super().__init__()
+        self.bands, self.tie, self.impl = bands, Tie(tie), impl
+        self.in_dim = bands.dim if in_dim is None else in_dim
+        self.tail_dropout, self.input_dropout = tail_dropout, input_dropout
+        self.ignore_index, self.reduction = ignore_index, reduction
+        self._tied_to = (tied_to,)  # in a tuple: an attribute would register the layer again
+        self._check()
+        self._make_parameters()
+        self.reset_parameters()
+
+    def _check(self) -> None:
+        (tied_to,) = self._tied_to
+        if self.reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"reduction={self.reduction!r}: choose from mean, sum, none")
+        for name in ("tail_dropout", "input_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a dropout rate lies in [0, 1)")
+        if (tied_to is None) != (self.tie == Tie.NONE):
+            raise ValueError(
+                f"tie={self.tie.value!r}: tying needs both `tied_to`, the input layer, and `tie`, "
+                "what to share: embeddings, projections or head"
+            )
+        if tied_to is None:
+            return
+        if tied_to.bands != self.bands or tied_to.out_dim != self.in_dim:
+            raise ValueError(
+                f"tied_to: its bands {tied_to.bands} and width {tied_to.out_dim} do not fit "
+                f"{self.bands} and width {self.in_dim}; give both layers the same"
+            )
+        if self.tie != Tie.HEAD and self.bands.dim != self.in_dim:
+            raise ValueError(
+                f"tie={self.tie.value!r}: the head is scored without a projection, so bands.dim="
+                f"{self.bands.dim} must be in_dim={self.in_dim}; or use tie='head'"
+            )
+
+    def _make_parameters(self) -> None:
+        bands, tie = self.bands, self.tie
+        self.clusters = nn.Parameter(torch.empty(bands.num_tails, bands.dim))
+        needs_projection = tie == Tie.NONE and bands.dim != self.in_dim
+        self.projection = (
+            nn.Linear(self.in_dim, bands.dim, bias=False) if needs_projection else None
+        )
+        self.embeddings = nn.ParameterList(
+            nn.Parameter(torch.empty(size, width))
+            for size, width in zip(bands.sizes, bands.widths, strict=True)
+            if tie == Tie.NONE
+        )
+        # Entry i belongs to band i + 1: the head has none.
+        self.tail_projections = nn.ParameterList(
+            nn.Parameter(torch.empty(width, bands.dim))
+            for width in bands.widths[1:]
+            if tie in (Tie.NONE, Tie.EMBEDDINGS)
+        )
+
+    def reset_parameters(self) -> None:
+        # Head words and clusters are one matrix to the softmax; Xavier's bound counts both.
+        fan = self.bands.sizes[0] + self.bands.num_tails + self.bands.dim
+        bound = (6 / fan) ** 0.5
+        if self.tie == Tie.NONE:
+            nn.init.uniform_(self.embeddings[0], -bound, bound)
+            for table in self.embeddings[1:]:
+                nn.init.xavier_uniform_(table)
+            nn.init.uniform_(self.clusters, -bound, bound)
+        elif self.bands.num_tails:
+            nn.init.xavier_uniform_(self.clusters)
+        for projection in self.tail_projections:
+            nn.init.xavier_uniform_(projection)
+        if self.projection is not None:
+            nn.init.xavier_uniform_(self.projection.weight)
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The loss by `reduction`; positions with `ignore_index` cost nothing and teach nothing.
+
+        The mean is over the positions that count, and 0 if there are none.
+        """
+        scored = targets != self.ignore_index
+        nll = self.nll(hidden, targets, scored)
+        if self.reduction == "none":
+            return nll
+        total = nll.sum()
+        return total if self.reduction == "sum" else total / scored.sum().clamp(min=1)
+
+    def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
+        """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
+        hidden, targets_N, scored_N = _flatten(hidden, targets, scored, self.bands.vocab_size)
+        hidden_ND = self._enter(hidden)
+        edges = self.bands.edges
+        # The head's target is the word itself or, behind the words, the class of its band.
+        head_targets_N = targets_N
+        for band in range(1, self.bands.num_bands):
+            cluster = edges[1] + band - 1
+            head_targets_N = head_targets_N.where(targets_N < edges[band], cluster)
+        nll_N = linear_nll(
+            self._project_head(hidden_ND), self._head_weight(), head_targets_N, scored_N, self.impl
+        )
+        for band in range(1, self.bands.num_bands):
+            inside_N = scored_N & (targets_N >= edges[band]) & (targets_N < edges[band + 1])
+            local_N = (targets_N - edges[band]).where(inside_N, 0)
+            tail_NE = self._project_tail(hidden_ND, band)
+            nll_N = nll_N + linear_nll(tail_NE, self._table(band), local_N, inside_N, self.impl)
+        return nll_N.view(targets.shape)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """log p of every word, [..., V]: for small vocabularies."""
+        hidden = self._enter(hidden)
+        head = _log_softmax(self._project_head(hidden), self._head_weight())
+        num_words = self.bands.sizes[0]
+        parts = [head[..., :num_words]]
+        for band in range(1, self.bands.num_bands):
+            within = _log_softmax(self._project_tail(hidden, band), self._table(band))
+            parts.append(head[..., num_words + band - 1, None] + within)
+        return torch.cat(parts, dim=-1)
+
+    def _enter(self, hidden: Tensor) -> Tensor:
+        hidden = F.dropout(hidden, self.input_dropout, self.training)
+        return hidden if self.projection is None else self.projection(hidden)
+
+    def _project_head(self, hidden: Tensor) -> Tensor:
+        (tied_to,) = self._tied_to
+        if tied_to is None or self.tie != Tie.HEAD:
+            return hidden
+        return F.linear(hidden, tied_to.projections[0].T)
+
+    def _project_tail(self, hidden: Tensor, band: int) -> Tensor:
+        (tied_to,) = self._tied_to
+        if tied_to is None or self.tie == Tie.EMBEDDINGS:
+            projection = self.tail_projections[band - 1]
+        else:
+            projection = tied_to.band_weights(band)[1].T
+        return F.dropout(F.linear(hidden, projection), self.tail_dropout, self.training)
+
+    def _head_weight(self) -> Tensor:
+        return torch.cat([self._table(0), self.clusters])
+
+    def _table(self, band: int) -> Tensor:
+        (tied_to,) = self._tied_to
+        return self.embeddings[band] if tied_to is None else tied_to.band_weights(band)[0]
+
+    @classmethod
+    def from_torch(cls, module: nn.AdaptiveLogSoftmaxWithLoss, **options: Any) -> AdaptiveSoftmax:
+        """An untied layer with the weights of PyTorch's; `options` as for the constructor."""
+        if module.head.bias is not None:
+            raise ValueError("head_bias=True: there are no biases here; build it without one")
+        bands = Bands(module.n_classes, tuple(module.cutoffs), module.in_features, module.div_value)
+        softmax = cls(bands, **options).to(module.head.weight)
+        with torch.no_grad():
+            softmax.embeddings[0].copy_(module.head.weight[: bands.sizes[0]])
+            softmax.clusters.copy_(module.head.weight[bands.sizes[0] :])
+            for band in range(1, bands.num_bands):
+                projection, table = _torch_tail(module, band)
+                softmax.tail_projections[band - 1].copy_(projection)
+                softmax.embeddings[band].copy_(table)
+        return softmax
+
+    def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
+        """PyTorch's module with a copy of these weights."""
+        bands = self.bands
+        if self.tie != Tie.NONE or self.projection is not None or bands.num_tails == 0:
+            raise ValueError(
+                f"tie={self.tie.value!r}, in_dim={self.in_dim}, cutoffs={bands.cutoffs}: PyTorch's "
+                "module has no tied weights, takes vectors as wide as the head and needs a cutoff"
+            )
+        module = nn.AdaptiveLogSoftmaxWithLoss(
+            bands.dim, bands.vocab_size, bands.cutoffs, div_value=bands.factor
+        )
+        with torch.no_grad():
+            module.head.weight.copy_(self._head_weight())
+            for band in range(1, bands.num_bands):
+                projection, table = _torch_tail(module, band)
+                projection.copy_(self.tail_projections[band - 1])
+                table.copy_(self.embeddings[band])
+        return module.to(self.clusters)
+
+
+def _torch_tail(module: nn.AdaptiveLogSoftmaxWithLoss, band: int) -> tuple[Tensor, Tensor]:
+    tail = module.tail[band - 1]
+    assert isinstance(tail, nn.Sequential)
+    return tail[0].weight, tail[1].weight  # type: ignore[return-value]
+
+
+def _flatten(
+    hidden: Tensor, targets: Tensor, scored: Tensor | None, vocab_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One row per token; what is not scored gets a harmless target."""
+    if hidden.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"targets.shape={tuple(targets.shape)}: one target per hidden vector is needed, "
+            f"{tuple(hidden.shape[:-1])}"
+        )
+    require_ids("targets", targets, vocab_size, scored)
+    targets_N = targets.reshape(-1).long()
+    if scored is None:
+        scored_N = torch.ones_like(targets_N, dtype=torch.bool)
+    else:
+        scored_N = scored.reshape(-1)
+        targets_N = targets_N.where(scored_N, 0)
+    return hidden.reshape(-1, hidden.shape[-1]), targets_N, scored_N
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor) -> Tensor:
+    logits = F.linear(hidden, weight)
+    return logits.to(statistics_dtype(logits.dtype)).log_softmax(dim=-1)
