@@ -6,7 +6,7 @@ output layers, never these layers themselves: the factorizations stay comparable
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from zipflm.config import (
     WarmupDecay,
     require,
 )
+from zipflm.overrides import override
+from zipflm.presets import from_name
 
 
 def paper(config: Config) -> Config:
@@ -62,6 +64,15 @@ def apply(name: str, config: Config) -> Config:
     """The recipe of that name on a preset."""
     require(name in RECIPES, "recipe", name, "choose from " + ", ".join(RECIPES))
     return RECIPES[name](config)
+
+
+def resolve(preset: str, recipe: str, overrides: Iterable[str], vocab_size: int) -> Config:
+    """The config of a run: preset, recipe, the data folder's vocabulary, overrides."""
+    config = apply(recipe, from_name(preset))
+    if _is_tiny(config):
+        config = fit_vocabulary(config, vocab_size)
+    # Overrides come before the paper's cutoffs are checked, since they may mend these.
+    return fit_vocabulary(override(config, overrides), vocab_size)
 
 
 def fit_vocabulary(config: Config, size: int) -> Config:
