@@ -7,6 +7,7 @@ their global number, so whoever uses the gradients multiplies by `world_size` (s
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -79,9 +80,13 @@ def wrap(
         return scorer
     if not shards:
         ids = [process.device.index] if process.device.type == "cuda" else None
-        return DistributedDataParallel(
-            scorer, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        with warnings.catch_warnings():
+            # torch 2.13 renames `broadcast_buffers`; 2.11 knows only this name. Our buffers are
+            # constants, such as the spelling of every word, too large to send at every step.
+            warnings.simplefilter("ignore", FutureWarning)
+            return DistributedDataParallel(
+                scorer, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
     mesh = init_device_mesh(process.device.type, (process.world_size,))
     for layer in layers:
         fully_shard(layer, mesh=mesh)

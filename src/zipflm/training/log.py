@@ -83,7 +83,7 @@ def as_line(entry: Mapping[str, Any], max_updates: int) -> str:
     if "valid" in entry:
         valid = entry["valid"]
         return (
-            f"{start}  valid loss {valid['loss']:.4f}  perplexity {valid['perplexity']:.2f} "
+            f"{start}  valid loss {valid['loss']:.4f}  perplexity {_perplexity(valid['perplexity'])} "
             f"({valid['words']:,} words, {valid['break_mode']} blocks of {valid['block']}, "
             f"context {valid['context']})"
         )
@@ -91,7 +91,7 @@ def as_line(entry: Mapping[str, Any], max_updates: int) -> str:
         start,
         f"epoch {entry['epoch']:.2f}",
         f"loss {entry['loss']:.4f}",
-        f"perplexity {entry['perplexity']:.2f}",
+        f"perplexity {_perplexity(entry['perplexity'])}",
         f"lr {entry['learning_rate']:.3g}",
         f"norm {entry['grad_norm']:.3g}",
         f"{entry['tokens_per_second']:,.0f} tokens/s",
@@ -103,6 +103,10 @@ def as_line(entry: Mapping[str, Any], max_updates: int) -> str:
     if entry["skipped"]:
         parts.append(f"skipped {entry['skipped']}")
     return "  ".join(parts)
+
+
+def _perplexity(value: float) -> str:
+    return f"{value:.2f}" if value < 1e6 else f"{value:.2e}"
 
 
 def _duration(seconds: float) -> str:

@@ -39,7 +39,8 @@ class Scorer(nn.Module):
         self.model = model
 
     def forward(self, words: Tensor, targets: Tensor, scored: Tensor) -> Tensor:
-        return self.model.nll(words, targets, scored)
+        # A copy, because FSDP cannot keep track of a view.
+        return self.model.nll(words, targets, scored).clone()
 
 
 class LossScale:
