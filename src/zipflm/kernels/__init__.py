@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zipflm.kernels import linear_nll as _linear_nll
 from zipflm.kernels import reference
+from zipflm.kernels.ids import checked_ids as checked_ids
 
 Impl = Literal["auto", "reference", "fused"]
 

@@ -13,33 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zipflm.kernels import checked_ids
 from zipflm.model.bands import Bands
 
 NUM_BYTES = 257
 """256 byte values, moved up by one, and 0 for padding."""
-
-
-def require_ids(name: str, ids: Tensor, vocab_size: int, where: Tensor | None = None) -> None:
-    """Refuse ids that are not integers or, where `where` holds, name no word.
-
-    Eagerly on a CPU a ValueError; compiled or on a device an assertion there, which waits for
-    nothing.
-    """
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise ValueError(
-            f"{name}.dtype={ids.dtype}: word ids are integers; convert them, e.g. {name}.long()"
-        )
-    if ids.is_meta:
-        return
-    valid = (ids >= 0) & (ids < vocab_size)
-    if where is not None:
-        valid = valid | ~where
-    message = f"an id lies outside the vocabulary of {vocab_size} words"
-    if torch.compiler.is_compiling() or ids.device.type != "cpu":
-        torch._assert_async(valid.all(), f"{name}: {message}")
-    elif not valid.all():
-        bad = int(ids[~valid][0])
-        raise ValueError(f"{name}={bad}: {message}; give ids from 0 to {vocab_size - 1}")
 
 
 class FixedEmbedding(nn.Module):
@@ -58,7 +36,7 @@ class FixedEmbedding(nn.Module):
             nn.init.xavier_uniform_(self.projection.weight)
 
     def forward(self, words: Tensor) -> Tensor:
-        require_ids("words", words, self.vocab_size)
+        words = checked_ids("words", words, self.vocab_size)
         hidden: Tensor = F.embedding(words, self.table)
         return hidden if self.projection is None else self.projection(hidden)
 
@@ -100,7 +78,7 @@ class AdaptiveEmbedding(nn.Module):
         return self.embeddings[band], self.projections[band]
 
     def forward(self, words: Tensor) -> Tensor:
-        require_ids("words", words, self.bands.vocab_size)
+        words = checked_ids("words", words, self.bands.vocab_size)
         # Each word's vector stands in its band's slice of one long row, zeros elsewhere, so that
         # one product with all projections side by side serves every band.
         slices = []
@@ -171,8 +149,7 @@ class CharacterEmbedding(nn.Module):
         nn.init.zeros_(self.projection.bias)
 
     def forward(self, words: Tensor) -> Tensor:
-        require_ids("words", words, self.vocab_size)
-        words_N = words.reshape(-1)
+        words_N = checked_ids("words", words, self.vocab_size).view(-1)
         hidden_ND = self._spell(self.spellings_VC[words_N].long())
         for index, word in enumerate(self.symbol_ids):
             is_symbol_N1 = (words_N == word).unsqueeze(1)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zipflm.config import Tie
-from zipflm.kernels import Impl, linear_nll
+from zipflm.kernels import Impl, checked_ids, linear_nll
 from zipflm.kernels.reference import statistics_dtype
 from zipflm.model.bands import Bands
-from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding, init_table, require_ids
+from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding, init_table
 
 
 class FullSoftmax(nn.Module):
@@ -291,13 +291,8 @@ def _flatten(
             f"targets.shape={tuple(targets.shape)}: one target per hidden vector is needed, "
             f"{tuple(hidden.shape[:-1])}"
         )
-    require_ids("targets", targets, vocab_size, scored)
-    targets_N = targets.reshape(-1).long()
-    if scored is None:
-        scored_N = torch.ones_like(targets_N, dtype=torch.bool)
-    else:
-        scored_N = scored.reshape(-1)
-        targets_N = targets_N.where(scored_N, 0)
+    targets_N = checked_ids("targets", targets, vocab_size, scored).view(-1)
+    scored_N = torch.ones_like(targets_N, dtype=torch.bool) if scored is None else scored.flatten()
     return hidden.reshape(-1, hidden.shape[-1]), targets_N, scored_N
 
 

@@ -1,0 +1,41 @@
+"""Word ids checked where they are: an id that names no word never becomes a wrong number.
+
+On a CPU the check raises at once. On a device it is an assertion there, for which nobody waits.
+An operator of its own, so that compiled code checks in the same way.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("zipflm::checked_ids", mutates_args=())
+def _checked(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor:
+    valid = (ids >= 0) & (ids < size)
+    if active is not None:
+        valid = valid | ~active
+    if ids.device.type != "cpu":
+        torch._assert_async(valid.all(), f"{name}: an id lies outside the vocabulary of {size}")
+    elif not bool(valid.all()):
+        bad = int(ids.flatten()[valid.flatten().to(torch.uint8).argmin()])
+        raise ValueError(
+            f"{name}={bad}: outside the vocabulary of {size} words; give ids from 0 to {size - 1}"
+        )
+    ids = ids.to(torch.int64, copy=True)
+    return ids if active is None else ids.where(active, 0)
+
+
+@_checked.register_fake
+def _(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor:
+    return torch.empty_like(ids, dtype=torch.int64)
+
+
+def checked_ids(name: str, ids: Tensor, size: int, active: Tensor | None = None) -> Tensor:
+    """The ids as int64, each in [0, size); those that are not `active` are not looked at and 0."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(
+            f"{name}.dtype={ids.dtype}: word ids are integers; convert them, e.g. {name}.long()"
+        )
+    checked: Tensor = _checked(ids, active, name, size)
+    return checked
