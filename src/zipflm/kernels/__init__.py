@@ -11,8 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zipflm.kernels import linear_nll as _linear_nll
-from zipflm.kernels import reference
+from zipflm.kernels import linear_nll_chunked, reference
 from zipflm.kernels.ids import checked_ids as checked_ids
 
 Impl = Literal["auto", "reference", "fused"]
@@ -33,5 +32,5 @@ def linear_nll(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden_NE, weight_VE = hidden_NE.to(dtype), weight_VE.to(dtype)
-    compute = reference.linear_nll if impl == "reference" else _linear_nll.linear_nll
+    compute = reference.linear_nll if impl == "reference" else linear_nll_chunked.linear_nll
     return compute(hidden_NE, weight_VE, targets_N, active_N)
