@@ -1,0 +1,197 @@
+"""Reading text: files, globs, standard input, compressed or not, as chunks of whole lines.
+
+A chunk is bytes or, for a plain file, the range of bytes that a worker reads for itself. Refuses
+empty files and endless lines; leaves decoding to whoever turns a chunk into words.
+"""
+
+from __future__ import annotations
+
+import bz2
+import glob
+import gzip
+import io
+import lzma
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from typing import IO, Any
+
+CHUNK_BYTES = 1 << 22
+MAX_LINE_BYTES = 1 << 24
+"""No sentence is that long: such a file is not text, or has no line ends."""
+
+STDIN = "-"
+_STORED_BYTES = 1 << 16
+_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole lines of one source, from byte `start` of its uncompressed text."""
+
+    source: str
+    start: int
+    size: int
+    data: bytes | None
+    """None for a plain file: read `size` bytes at `start`."""
+    consumed: int
+    """Bytes of the source as stored that this chunk took, for a progress bar."""
+
+    def read(self) -> bytes:
+        if self.data is not None:
+            return self.data
+        with open(self.source, "rb", buffering=0) as file:
+            file.seek(self.start)
+            data = file.read(self.size)
+        if len(data) != self.size:
+            raise ValueError(f"{self.source}: became shorter while it was read")
+        return data
+
+
+def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
+    """File names for names and globs, those of a glob sorted; `-` is standard input.
+
+    Raises FileNotFoundError for a name or glob that stands for no file.
+    """
+    names: list[str] = []
+    for pattern in (os.fspath(pattern) for pattern in patterns):
+        found = [pattern] if pattern == STDIN or os.path.exists(pattern) else []
+        found = found or sorted(name for name in glob.glob(pattern, recursive=True))
+        if not found:
+            raise FileNotFoundError(f"{pattern}: no such file")
+        names += found
+    for name in names:
+        if name != STDIN and os.path.isdir(name):
+            raise IsADirectoryError(f"{name}: a folder; name its files, e.g. '{name}/*.txt'")
+    if names.count(STDIN) > 1:
+        raise ValueError("standard input can be read once only")
+    return names
+
+
+def stored_size(names: Iterable[str]) -> int | None:
+    """Bytes on disk in all; None if standard input or a pipe is among them."""
+    names = list(names)
+    if not all(os.path.isfile(name) for name in names):
+        return None
+    return sum(os.path.getsize(name) for name in names)
+
+
+def chunks(name: str, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    """All of one source, in order, cut behind line ends."""
+    empty = True
+    plain = name != STDIN and not name.endswith(_SUFFIXES) and os.path.isfile(name)
+    for chunk in _ranges(name, size) if plain else _pieces(name, size):
+        empty = False
+        yield chunk
+    if empty:
+        raise ValueError(f"{_shown(name)}: empty")
+
+
+def _ranges(name: str, size: int) -> Iterator[Chunk]:
+    with open(name, "rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        start = 0
+        while start < total:
+            file.seek(min(start + size, total))
+            _rest_of_line(file, name, start)
+            end = file.tell()
+            yield Chunk(name, start, end - start, None, end - start)
+            start = end
+
+
+def _pieces(name: str, size: int) -> Iterator[Chunk]:
+    with _open(name) as (file, raw):
+        start = before = 0
+        while True:
+            try:
+                data = file.read(size)
+                data += _rest_of_line(file, name, start) if data else b""
+            except (EOFError, OSError, zlib.error, lzma.LZMAError, _zstd_error()) as error:
+                raise ValueError(f"{_shown(name)}: damaged or cut short: {error}") from None
+            if not data:
+                return
+            now = raw.tell() if raw is not None else start + len(data)
+            yield Chunk(_shown(name), start, len(data), data, now - before)
+            start, before = start + len(data), now
+
+
+def _rest_of_line(file: IO[bytes], name: str, start: int) -> bytes:
+    rest = file.readline(MAX_LINE_BYTES + 1)
+    if len(rest) > MAX_LINE_BYTES:
+        raise ValueError(
+            f"{_shown(name)}: a line at or after byte {start} is longer than {MAX_LINE_BYTES} "
+            "bytes; put line ends into the text, one sentence or paragraph a line"
+        )
+    return rest
+
+
+@contextmanager
+def _open(name: str) -> Iterator[tuple[IO[bytes], IO[bytes] | None]]:
+    """The uncompressed stream, and the stored one if its position tells the progress."""
+    if name == STDIN:
+        yield sys.stdin.buffer, None
+        return
+    with open(name, "rb") as raw, _decompressed(name, raw) as file:
+        yield file, raw if raw.seekable() else None
+
+
+def _decompressed(name: str, raw: IO[bytes]) -> Any:
+    if name.endswith(".gz"):
+        return gzip.GzipFile(fileobj=raw)
+    if name.endswith(".bz2"):
+        return bz2.BZ2File(raw)
+    if name.endswith(".xz"):
+        return lzma.LZMAFile(raw)
+    if name.endswith(".zst"):
+        return _zstd(name, raw)
+    return raw
+
+
+def _zstd(name: str, raw: IO[bytes]) -> IO[bytes]:
+    try:
+        import zstandard
+    except ImportError:
+        raise ValueError(f"{name}: needs the package zstandard: pip install zstandard") from None
+    return io.BufferedReader(_ZstdFrames(raw, zstandard.ZstdDecompressor))
+
+
+class _ZstdFrames(io.RawIOBase):
+    """Frames one after the other. The library's own reader takes a cut file for a whole one."""
+
+    def __init__(self, raw: IO[bytes], decompressor: Callable[[], Any]) -> None:
+        self._raw, self._new = raw, decompressor
+        self._frame: Any = None
+        self._stored = self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            self._stored = self._stored or self._raw.read(_STORED_BYTES)
+            if not self._stored:
+                if self._frame is not None:
+                    raise EOFError("it ends inside a frame")
+                return 0
+            self._frame = self._frame or self._new().decompressobj()
+            self._ready = self._frame.decompress(self._stored)
+            self._stored = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        taken = min(len(buffer), len(self._ready))
+        buffer[:taken], self._ready = self._ready[:taken], self._ready[taken:]
+        return taken
+
+
+def _zstd_error() -> type[Exception]:
+    # Only a reader that was opened can fail, so the module is loaded if it is needed.
+    module = sys.modules.get("zstandard")
+    return module.ZstdError if module is not None else EOFError
+
+
+def _shown(name: str) -> str:
+    return "standard input" if name == STDIN else name
