@@ -214,7 +214,7 @@ def _encode(
     unknown = 0
     with TokenWriter(path, len(vocabulary), vocabulary.hash) as writer:
         for ids, numbers in scanned.provisional():
-            final, ends = encoding.apply(numbers[ids])
+            final, ends = encoding.apply(numbers, ids)
             writer.write(final, ends)
             unknown += int(np.count_nonzero(final == UNKNOWN))
             report(f"writing {split}", 4 * len(ids), 4 * scanned.num_tokens)
