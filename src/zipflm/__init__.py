@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from zipflm.config import Config as Config
     from zipflm.config import ModelConfig as ModelConfig
     from zipflm.config import Tie as Tie
+    from zipflm.data.batches import Batches as Batches
+    from zipflm.data.folder import DataFolder as DataFolder
+    from zipflm.data.vocabulary import Vocabulary as Vocabulary
     from zipflm.model.bands import Bands as Bands
     from zipflm.presets import preset as preset
 
@@ -20,9 +23,12 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Bands": "zipflm.model.bands",
+    "Batches": "zipflm.data.batches",
     "Config": "zipflm.config",
+    "DataFolder": "zipflm.data.folder",
     "ModelConfig": "zipflm.config",
     "Tie": "zipflm.config",
+    "Vocabulary": "zipflm.data.vocabulary",
     "preset": "zipflm.presets",
 }
 

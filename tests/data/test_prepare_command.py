@@ -1,5 +1,6 @@
 """`zipflm prepare` as a user meets it: in a process of its own."""
 
+import contextlib
 import os
 import re
 import resource
@@ -119,6 +120,23 @@ def test_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path, processes):
     assert [path.name for path in tmp_path.iterdir()] == ["big.txt"]
 
 
+def test_terminal_gets_a_progress_bar_with_a_rate(tmp_path):
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "zipflm", "prepare", *[str(TEXT / "train.txt")] * 4]
+    command += ["--out", str(tmp_path / "d"), "--processes", "1"]
+    environment = ENVIRONMENT | {"TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environment) as p:
+        os.close(theirs)
+        shown = b""
+        # Reading the terminal of a process that has ended is an error on Linux.
+        with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:
+            while data := terminal.read(1000):
+                shown += data
+        assert p.wait() == 0
+    assert b"reading train" in shown and b"writing train" in shown and b"B/s" in shown
+
+
 def is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -129,7 +147,7 @@ def is_running(pid):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_kill_in_the_middle_leaves_nothing_that_looks_finished(tmp_path):
     text = tmp_path / "big.txt"
-    text.write_text("".join(f"word{n} and word{n % 7919}\n" for n in range(600_000)))
+    text.write_text("".join(f"word{n} and word{n % 7919}\n" for n in range(300_000)))
     command = [sys.executable, "-m", "zipflm", "prepare", str(text)]
     command += ["--out", str(tmp_path / "d"), "--processes", "2"]
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
@@ -147,7 +165,8 @@ def test_kill_in_the_middle_leaves_nothing_that_looks_finished(tmp_path):
     while any(is_running(pid) for pid in workers):
         assert time.monotonic() - started < 60
         time.sleep(0.05)
-    assert zipflm("prepare", text, "--out", tmp_path / "d").returncode == 0
+    # What is left does not stand in the way of another try.
+    assert zipflm("prepare", TEXT / "train.txt", "--out", tmp_path / "d").returncode == 0
 
 
 def test_commands_of_the_readme_run(tmp_path):
