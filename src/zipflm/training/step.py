@@ -113,7 +113,7 @@ def update(learner: Learner, batches: Sequence[Batch], stop: bool = False) -> Te
             backward(learner, nll)
         totals[0] += nll.detach()
         totals[1] += batch.scored.sum()
-    totals[2] = float(stop)
+    totals[2].fill_(float(stop))  # plain assignment would copy, and wait for the device
     return change(learner, totals)
 
 
