@@ -1,0 +1,1 @@
+"""Scores of texts under trained models: per-token nll, perplexity, run folders."""
