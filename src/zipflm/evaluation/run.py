@@ -54,7 +54,9 @@ def checkpoint_folder(path: str | PathLike[str]) -> Path:
     if (path / "weights.safetensors").is_file():
         return path
     root = path / "checkpoints"
-    found = [entry for entry in root.iterdir() if _NAME.fullmatch(entry.name)] if root.is_dir() else []
+    found = (
+        [entry for entry in root.iterdir() if _NAME.fullmatch(entry.name)] if root.is_dir() else []
+    )
     if not found:
         raise ValueError(
             f"{path}: no run with a checkpoint; give the --out of zipflm train or import-fairseq, "
