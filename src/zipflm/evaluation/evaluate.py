@@ -5,6 +5,7 @@ Finds the pieces, lets `perplexity` score and reports the numbers with their pro
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,16 +13,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from zipflm.config import Config
-from zipflm.data.batches import Batches
-from zipflm.data.folder import CONTINUES, DataFolder
-from zipflm.data.prepare import CODES_FILE, Options, prepare
+from zipflm.data.batches import Batches, BreakMode
+from zipflm.data.bpe import CONTINUES
+from zipflm.data.folder import CODES_FILE, DataFolder
+from zipflm.data.prepare import Options, prepare
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.evaluation.perplexity import Precision, score
 from zipflm.evaluation.run import checkpoint_folder, load_run
@@ -40,10 +42,23 @@ class Setting:
 
     block: int | None = None
     context: int | None = None
-    break_mode: Literal["none", "complete", "sentence"] | None = None
+    break_mode: BreakMode | None = None
     batch_tokens: int | None = None
     device: str | None = None
     precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        if self.break_mode is not None and self.break_mode not in get_args(BreakMode):
+            raise ValueError(
+                f"--break {self.break_mode}: choose from {', '.join(get_args(BreakMode))} "
+                "(fairseq's eos is sentence)"
+            )
+        if self.precision not in get_args(Precision):
+            raise ValueError(
+                f"--precision {self.precision}: choose from {', '.join(get_args(Precision))}"
+            )
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise ValueError(f"--batch-tokens {self.batch_tokens}: must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -192,3 +207,22 @@ def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
 
 def _device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+def shown(report: dict[str, Any], as_json: bool) -> str:
+    """A report for the terminal, or as JSON with every number."""
+    if as_json:
+        return json.dumps(report, indent=1)
+    per_byte = report["bits_per_byte"]
+    return "\n".join(
+        [
+            f"perplexity  {report['perplexity']:.4f} per word ({report['nll']:.5f} nats)",
+            f"scored      {report['tokens']:,} tokens, {report['words']:,} words, of these "
+            f"{report['eos']:,} line ends and {report['unk']:,} unknown",
+            f"protocol    block {report['block']}, context {report['context']}, break "
+            f"{report['break']}, {report['precision']}",
+            *([f"bits/byte   {per_byte:.4f}"] if per_byte is not None else []),
+            f"time        {report['seconds']:.1f} s on {report['device']}, "
+            f"{report['tokens_per_second']:,.0f} tokens/s",
+        ]
+    )

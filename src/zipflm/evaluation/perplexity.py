@@ -89,7 +89,8 @@ def _scored_places(windows: Windows) -> NDArray[np.int64]:
     """Positions in the text of what a batch scores, row by row."""
     lengths = windows.end - windows.start
     ends = np.cumsum(lengths)
-    return np.arange(int(lengths.sum())) + np.repeat(windows.start - (ends - lengths), lengths)
+    places: NDArray[np.int64] = np.repeat(windows.start - (ends - lengths), lengths)
+    return places + np.arange(len(places))
 
 
 def _collect(pending: list[tuple[NDArray[np.int64], Tensor]], nll: NDArray[np.float32]) -> None:
