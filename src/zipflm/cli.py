@@ -129,12 +129,22 @@ def import_fairseq(
     ] = None,
 ) -> None:
     """Make a run folder from a model that fairseq trained."""
-    from zipflm.interop.fairseq_run import import_checkpoint
+    from zipflm.interop.fairseq_model import read_model
+    from zipflm.training.imported import write_run
 
-    config = import_checkpoint(checkpoint, dictionary, out, bpe_codes=bpe_codes)
+    model = read_model(checkpoint, dictionary, unit="bpe" if bpe_codes else None)
+    write_run(
+        out,
+        model.config,
+        model.weights,
+        model.vocabulary,
+        updates=model.updates,
+        origin=checkpoint,
+        bpe_codes=bpe_codes,
+    )
     typer.echo(
-        f"{out}: {config.name}, {config.num_params():,} parameters, {config.vocab_size:,} words "
-        f"(unit {config.batches.unit})"
+        f"{out}: {model.config.name}, {model.config.num_params():,} parameters, "
+        f"{model.config.vocab_size:,} entries of unit {model.config.batches.unit}"
     )
 
 
