@@ -1,0 +1,17 @@
+import pytest
+from fairseq_checkpoints import DICT, GOLDEN, NEWEST, import_run
+
+from zipflm.data.prepare import Options, prepare
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """The golden text with the golden dictionary."""
+    texts = {split: [GOLDEN / "data" / "text" / f"{split}.txt"] for split in ("valid", "test")}
+    return prepare(tmp_path_factory.mktemp("data") / "words", texts, Options(vocabulary=DICT)).path
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """An imported ADP-T model."""
+    return import_run(NEWEST, tmp_path_factory.mktemp("runs") / "adpt")
