@@ -80,8 +80,8 @@ def load(folder: Path) -> Checkpoint:
     """Read a checkpoint; ValueError names the file that is damaged or missing."""
     verify(folder)
     return Checkpoint(
-        weights=load_file(folder / "weights.safetensors"),
-        optimizer=load_file(folder / "optimizer.safetensors"),
+        weights=_read_tensors(folder / "weights.safetensors"),
+        optimizer=_read_tensors(folder / "optimizer.safetensors"),
         state=read_json(folder / "state.json"),
         config=read_json(folder / "config.json"),
     )
@@ -167,6 +167,11 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         raise ValueError(f"{path}: damaged; not JSON") from None
     return value
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    # Copies: what safetensors gives lies in the file, which may be removed while the run goes on.
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
 def _checksum(path: Path) -> str:

@@ -83,7 +83,8 @@ def as_line(entry: Mapping[str, Any], max_updates: int) -> str:
     if "valid" in entry:
         valid = entry["valid"]
         return (
-            f"{start}  valid loss {valid['loss']:.4f}  perplexity {_perplexity(valid['perplexity'])} "
+            f"{start}  valid loss {valid['loss']:.4f}  "
+            f"perplexity {_perplexity(valid['perplexity'])} "
             f"({valid['words']:,} words, {valid['break_mode']} blocks of {valid['block']}, "
             f"context {valid['context']})"
         )

@@ -41,13 +41,13 @@ def check(out: Path, config: Config, data: DataFolder, resume: bool) -> None:
             f"({done[0].name if done else 'no checkpoint yet'}); to continue it add --resume, to "
             f"start a run of {config.name} choose another --out"
         )
-    _require_same(out, held, config)
     vocabulary = read_json(out / "versions.json")["vocabulary"]
     if vocabulary != data.vocabulary.hash:
         raise ValueError(
             f"{out} was trained with the vocabulary {vocabulary[:12]}, but {data.path} has "
             f"{data.vocabulary.hash[:12]}; resume with the data folder it was started with"
         )
+    _require_same(out, held, config)
 
 
 def _require_same(out: Path, held: Config, asked: Config) -> None:
