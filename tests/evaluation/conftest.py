@@ -1,7 +1,17 @@
 import pytest
+import torch
 from fairseq_checkpoints import DICT, GOLDEN, NEWEST, import_run
 
 from zipflm.data.prepare import Options, prepare
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The models here are so small that several threads would mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

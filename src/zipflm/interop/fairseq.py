@@ -177,9 +177,27 @@ def vocabulary_size(weights: Mapping[str, Tensor]) -> int:
 def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """fairseq's state dictionary under the names of `LanguageModel(config).state_dict()`.
 
+    Translates names only; unknown ones are an error that lists them.
+    """
+    return _split_shared(state, config)[0]
+
+
+def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The same, for a whole model.
+
     Raises ValueError that lists weights which are unknown, missing, left over or misshapen, and
     tied ones of which the copies differ.
     """
+    weights, shared = _split_shared(state, config)
+    _require_fit(weights, config)
+    _require_equal_copies(shared, weights)
+    return weights
+
+
+def _split_shared(
+    state: Mapping[str, Tensor], config: ModelConfig
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights by our names, and second copies of those that are tied."""
     weights: dict[str, Tensor] = {}
     unknown = []
     for name, tensor in state.items():
@@ -191,9 +209,7 @@ def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str,
     if unknown:
         raise ValueError(f"unknown weights: {', '.join(sorted(unknown))}")
     shared = {name: weights.pop(name) for name in list(weights) if _is_shared(name, config.tie)}
-    _require_fit(weights, config)
-    _require_equal_copies(shared, weights)
-    return weights
+    return weights, shared
 
 
 def _named_parts(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor] | None:

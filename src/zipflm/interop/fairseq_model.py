@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zipflm.config import BatchConfig, Config, ModelConfig
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.interop.fairseq import model_config, model_weights, vocabulary_size
+from zipflm.interop.fairseq import fitting_weights, model_config, vocabulary_size
 from zipflm.interop.fairseq_file import read_checkpoint
 
 Source = str | PathLike[str]
@@ -52,7 +52,7 @@ def read_model(
     try:
         _require_size(dictionary, vocabulary, file.weights)
         model = model_config(file.options, len(vocabulary), file.weights)
-        weights = _plain(model_weights(file.weights, model))
+        weights = _plain(fitting_weights(file.weights, model))
     except ValueError as error:
         raise ValueError(f"{checkpoint}: {error}") from None
     config = _config(model, file.options, unit or _unit(vocabulary))
