@@ -14,8 +14,8 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _lse_kernel(logits_ptr, lse_ptr, num_words, BLOCK: tl.constexpr):
-    """logits [R, V] float32 -> lse [R] float32."""
+def _lse_kernel(logits_ptr, lse_ptr, num_words, stride, BLOCK: tl.constexpr):
+    """logits [R, stride] float32 -> lse [R] float32 over the first `num_words` columns."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -24,7 +24,7 @@ def _lse_kernel(logits_ptr, lse_ptr, num_words, BLOCK: tl.constexpr):
     for start in range(0, num_words, BLOCK):
         words = start + columns
         logits = tl.load(
-            logits_ptr + row * num_words + words, mask=words < num_words, other=float("-inf")
+            logits_ptr + row * stride + words, mask=words < num_words, other=float("-inf")
         )
         new_top = tl.maximum(top, logits)
         is_set = new_top > float("-inf")
@@ -36,32 +36,41 @@ def _lse_kernel(logits_ptr, lse_ptr, num_words, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gradient_kernel(
-    logits_ptr, lse_ptr, targets_ptr, grad_ptr, out_ptr, num_words, BLOCK: tl.constexpr
+    logits_ptr, lse_ptr, targets_ptr, grad_ptr, out_ptr, num_words, stride, BLOCK: tl.constexpr
 ):
-    """(softmax - onehot) * grad of each row: [R, V] in the type of `out`."""
+    """(softmax - onehot) * grad of each row, 0 behind the words: [R, stride], typed as `out`."""
     row = tl.program_id(0).to(tl.int64)
     words = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = words < num_words
+    mask = words < stride
     lse, grad = tl.load(lse_ptr + row), tl.load(grad_ptr + row)
     target = tl.load(targets_ptr + row)
-    logits = tl.load(logits_ptr + row * num_words + words, mask=mask, other=0.0)
+    logits = tl.load(logits_ptr + row * stride + words, mask=mask, other=0.0)
     d_logits = (tl.exp(logits - lse) - (words == target)) * grad
-    tl.store(out_ptr + row * num_words + words, d_logits.to(out_ptr.dtype.element_ty), mask=mask)
+    d_logits = tl.where(words < num_words, d_logits, 0.0)
+    tl.store(out_ptr + row * stride + words, d_logits.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def row_lse(logits_RV: Tensor) -> Tensor:
-    """logsumexp of each row of float32 logits."""
-    lse_R = torch.empty(len(logits_RV), dtype=torch.float32, device=logits_RV.device)
-    _lse_kernel[(len(logits_RV),)](logits_RV, lse_R, logits_RV.shape[1], BLOCK=_BLOCK, num_warps=8)
+def row_lse(logits_RV: Tensor, num_words: int) -> Tensor:
+    """logsumexp of the first `num_words` of each row of float32 logits."""
+    rows, stride = logits_RV.shape
+    lse_R = torch.empty(rows, dtype=torch.float32, device=logits_RV.device)
+    _lse_kernel[(rows,)](logits_RV, lse_R, num_words, stride, BLOCK=_BLOCK, num_warps=8)
     return lse_R
 
 
 def row_gradient(
-    logits_RV: Tensor, lse_R: Tensor, targets_R: Tensor, grad_R: Tensor, dtype: torch.dtype
+    logits_RV: Tensor,
+    num_words: int,
+    lse_R: Tensor,
+    targets_R: Tensor,
+    grad_R: Tensor,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """Gradient of the nll by the logits, times each row's own."""
+    """Gradient of the nll by the logits, times each row's own; 0 behind the words."""
+    rows, stride = logits_RV.shape
     out_RV = torch.empty_like(logits_RV, dtype=dtype)
-    grid = (len(logits_RV), triton.cdiv(logits_RV.shape[1], _BLOCK))
-    rows = lse_R.contiguous(), targets_R.contiguous(), grad_R.float().contiguous()
-    _gradient_kernel[grid](logits_RV, *rows, out_RV, logits_RV.shape[1], BLOCK=_BLOCK, num_warps=8)
+    per_row = lse_R.contiguous(), targets_R.contiguous(), grad_R.float().contiguous()
+    _gradient_kernel[(rows, triton.cdiv(stride, _BLOCK))](
+        logits_RV, *per_row, out_RV, num_words, stride, BLOCK=_BLOCK, num_warps=8
+    )
     return out_RV
