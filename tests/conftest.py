@@ -3,6 +3,9 @@ import os
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which nobody has yet
+
 # Tests are small; more threads than this only wait for each other.
 torch.set_num_threads(min(2, os.cpu_count() or 1))
 

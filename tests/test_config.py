@@ -1,8 +1,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
-from zipflm import Tie, preset
+from zipflm import LanguageModel, Tie, preset
 from zipflm.config import (
     AdaptiveOutput,
     BatchConfig,
@@ -58,6 +59,14 @@ def test_sizes_by_part_name_every_band():
     assert parts["input.projection.band1"] == 256 * 1024
     assert parts["decoder.layers"] == 201_539_584
     assert parts["output.clusters"] == 2 * 1024
+
+
+@pytest.mark.parametrize("field", [{"bias": False}, {"norm": "rms"}, {"qk_norm": True}])
+def test_modern_choices_count_what_the_built_model_has(field):
+    config = replace(ADPT, decoder=replace(ADPT.decoder, **field))
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    assert config.num_params() == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_a_final_norm_counts():

@@ -19,6 +19,7 @@ ALLOWED = {
     "config": {"model.bands"},
     "overrides": set(),
     "presets": {"config", "overrides"},
+    "recipes": {"config", "overrides", "presets"},
     "sizes": {"config", "presets", "analysis.paper"},
     "kernels": set(),
     "model": {"config", "kernels"},

@@ -9,7 +9,9 @@ from zipflm.config import DecoderConfig
 from zipflm.model.decoder import Decoder, rotate, rotations, sinusoids
 
 PLAIN = DecoderConfig(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
-MODERN = replace(PLAIN, positions="rotary", qk_norm=True, activation="relu_squared", norm="rms")
+MODERN = replace(
+    PLAIN, positions="rotary", qk_norm=True, activation="relu_squared", norm="rms", bias=False
+)
 
 
 @pytest.mark.parametrize("dim", [32, 33, 1024])

@@ -121,7 +121,8 @@ class Batches:
         _check(break_mode, block, context, max_tokens, rank, world_size)
         if len(tokens.ids) == 0:
             raise ValueError("cannot cut batches from a split with no token")
-        self._ids, self._block, self._context = tokens.ids, block, context
+        # A plain view of the mapped file, for which NumPy indexes without detours.
+        self._ids, self._block, self._context = np.asarray(tokens.ids), block, context
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
         self._bounds = cut(tokens, break_mode, block - context)

@@ -53,13 +53,13 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: DecoderConfig):
         super().__init__()
         self.config = config
-        dim, ffn_dim = config.dim, config.ffn_dim
+        dim, ffn_dim, bias = config.dim, config.ffn_dim, config.bias
         self.attention_norm = _norm(config)
-        self.query, self.key, self.value = (nn.Linear(dim, dim) for _ in range(3))
-        self.attention_out = nn.Linear(dim, dim)
+        self.query, self.key, self.value = (nn.Linear(dim, dim, bias) for _ in range(3))
+        self.attention_out = nn.Linear(dim, dim, bias)
         self.ffn_norm = _norm(config)
-        self.ffn_in = nn.Linear(dim, ffn_dim)
-        self.ffn_out = nn.Linear(ffn_dim, dim)
+        self.ffn_in = nn.Linear(dim, ffn_dim, bias)
+        self.ffn_out = nn.Linear(ffn_dim, dim, bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -67,11 +67,11 @@ class DecoderLayer(nn.Module):
         for projection in (self.query, self.key, self.value):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.attention_out.weight)
-        nn.init.zeros_(self.attention_out.bias)
+        _zero_bias(self.attention_out)
         if self.config.init == "fairseq":
             return  # feed-forward and the other biases keep PyTorch's own initialisation
         for linear in (self.query, self.key, self.value, self.ffn_in, self.ffn_out):
-            nn.init.zeros_(linear.bias)
+            _zero_bias(linear)
         for linear in (self.ffn_in, self.ffn_out):
             nn.init.xavier_uniform_(linear.weight)
         if self.config.init == "zero-output":
@@ -141,6 +141,11 @@ def rotate(vectors_BHTK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = (part.to(vectors_BHTK.dtype) for part in rotation)
     first, second = vectors_BHTK.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _zero_bias(linear: nn.Linear) -> None:
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
 
 
 def _norm(config: DecoderConfig) -> nn.Module:
