@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, DecoderConfig, ModelConfig, Tie
 from zipflm.data.batches import Batches
@@ -128,22 +129,27 @@ def test_only_what_is_scored_reaches_the_output_layer(model, monkeypatch):
     assert len(rows) < len(tokens) / 4 / 3
 
 
-def test_no_table_of_tokens_by_words_is_built(model):
-    widest = 0
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operation made."""
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal widest
-            result = function(*args, **(kwargs or {}))
-            for tensor in result if isinstance(result, tuple | list) else [result]:
-                if isinstance(tensor, torch.Tensor):
-                    widest = max(widest, tensor.numel())
-            return result
+    elements = 0
 
-    tokens = text([15] * 200)
-    with Watch():
-        scored(model, tokens, block=16, context=8, max_tokens=1024)
-    assert 0 < widest < len(tokens) * SMALL.vocab_size
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_no_table_of_tokens_by_words_is_built_and_memory_is_bounded_by_the_batch(model):
+    largest = []
+    for num_lines in (200, 800):
+        with Largest() as watch:
+            scored(model, text([15] * num_lines), block=16, context=8, max_tokens=64)
+        largest.append(watch.elements)
+    assert largest[0] == largest[1]
+    assert 0 < largest[0] < 800 * SMALL.vocab_size
 
 
 def test_a_diverged_model_is_refused():
