@@ -169,6 +169,22 @@ def train(
         typer.echo(f"stopped and saved in {out}; to go on, give the same command with --resume")
 
 
+@app.command()
+def plot(
+    runs: Annotated[list[str], typer.Argument(help="Run folders.")],
+    *,
+    out: Annotated[str, typer.Option(help="The picture: .png, .svg or .pdf.")] = "curves.png",
+    x: Annotated[str, typer.Option(help="update, seconds or epoch.")] = "update",
+) -> None:
+    """Draw the curves of several runs into one picture."""
+    from pathlib import Path
+
+    from zipflm.training.curves import plot as draw
+
+    draw([Path(run) for run in runs], Path(out), x)
+    typer.echo(out)
+
+
 @app.command("import-fairseq")
 def import_fairseq(
     checkpoint: Annotated[str, typer.Argument(help="A fairseq language model, *.pt.")],
