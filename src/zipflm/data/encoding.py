@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from zipflm.data.bpe import Codes
 from zipflm.data.tokens import TokenArray
-from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import END, PAD, UNKNOWN, Vocabulary
 
 
 class Encoding:
@@ -34,6 +34,8 @@ class Encoding:
             self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
             self.flat = np.concatenate(rows).astype(np.uint32)
         self.flat[0] = END
+        # A text that spells `<pad>` must not look like padding.
+        self.flat[self.flat == PAD] = UNKNOWN
         self.starts = np.cumsum(self.lengths) - self.lengths
 
     def apply(
