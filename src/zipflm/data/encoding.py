@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,10 @@ class Encoding:
             self.flat = vocabulary.ids(words).astype(np.uint32)
         else:
             _, *split = words
-            rows = [np.array([END]), *(vocabulary.ids(pieces) for pieces in codes.split(split))]
-            rows = [np.array([UNKNOWN]) if UNKNOWN in row else row for row in rows]
+            rows = [[END], *([vocabulary.id(p) for p in pieces] for pieces in codes.split(split))]
+            rows = [[UNKNOWN] if UNKNOWN in row else row for row in rows]
             self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-            self.flat = np.concatenate(rows).astype(np.uint32)
+            self.flat = np.fromiter(chain.from_iterable(rows), np.uint32, self.lengths.sum())
         self.flat[0] = END
         # A text that spells `<pad>` must not look like padding.
         self.flat[self.flat == PAD] = UNKNOWN
