@@ -80,6 +80,8 @@ def train(
             out, config.training.max_updates, not process.is_first, config.training.tensorboard
         )
         found = checkpoint.load_newest(out, log.say) if resume else None
+        # All have looked at the folder before the first process changes it, and after.
+        distributed.wait_for_all(process)
         if process.is_first:
             run_folder.prepare(out, config, data, found.state["update"] if found else 0)
         distributed.wait_for_all(process)
