@@ -48,7 +48,7 @@ def test_padding_to_the_right_changes_nothing():
 def test_rotary_products_depend_on_distance_alone():
     query, key = torch.randn(2, 1, 1, 1, 16)
     rotation = rotations(50, 16, torch.device("cpu"))
-    queries, keys = (rotate(x.expand(1, 1, 50, 16), rotation)[0, 0] for x in (query, key))
+    queries, keys = (rotate(x.expand(1, 50, 1, 16), rotation)[0, :, 0] for x in (query, key))
     products = queries @ keys.T
     for distance in (0, 1, 7):
         diagonal = products.diagonal(-distance)

@@ -88,7 +88,7 @@ class DecoderLayer(nn.Module):
     def _attend(self, normed_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         config = self.config
         query, key, value = (
-            projection(normed_BTD).unflatten(-1, (config.num_heads, -1)).transpose(1, 2)
+            projection(normed_BTD).unflatten(-1, (config.num_heads, -1))  # B, T, H, K
             for projection in (self.query, self.key, self.value)
         )
         if config.qk_norm:
@@ -96,9 +96,9 @@ class DecoderLayer(nn.Module):
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         attended_BHTK = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
             is_causal=True,
             dropout_p=config.attention_dropout if self.training else 0.0,
         )
@@ -129,17 +129,17 @@ def sinusoids(length: int, dim: int, device: torch.device | str = "cpu") -> Tens
 
 
 def rotations(length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, head_dim / 2] for `rotate`, in float32."""
+    """Cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     positions = torch.arange(length, dtype=torch.float32, device=device)
-    angles = positions.unsqueeze(1) * 10_000**-exponents
+    angles = positions.view(-1, 1, 1) * 10_000**-exponents
     return angles.cos(), angles.sin()
 
 
-def rotate(vectors_BHTK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair (k, k + K/2) by its position's angle, so that products see distances."""
-    cos, sin = (part.to(vectors_BHTK.dtype) for part in rotation)
-    first, second = vectors_BHTK.chunk(2, dim=-1)
+    cos, sin = (part.to(vectors_BTHK.dtype) for part in rotation)
+    first, second = vectors_BTHK.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
