@@ -9,6 +9,7 @@ from zipflm import AdaptiveEmbedding, AdaptiveSoftmax, Bands, LanguageModel, pre
 from zipflm.config import CharacterInput
 from zipflm.kernels import ids, linear_nll_chunked
 from zipflm.presets import FACTORIZATIONS
+from zipflm.recipes import modern
 
 
 def tiny(factorization):
@@ -29,6 +30,13 @@ def test_a_training_step_is_one_graph(factorization):
     step(*batch()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
+
+
+def test_a_modern_decoder_is_one_graph_too():
+    model = LanguageModel(modern(preset("tiny", "ADP-T")))
+    step = torch.compile(lambda *b: model.nll(*b).sum(), fullgraph=True, backend="aot_eager")
+    step(*batch()).backward()
+    assert model.decoder.layers[0].query.weight.grad is not None
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ class Decoder(nn.Module):
             table_TD = sinusoids(length, config.dim, device)
             hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
         else:
-            rotation = rotations(length, config.dim // config.num_heads, device)
+            rotation = _opaque_rotations(embedded_BTD.detach(), config.dim // config.num_heads)
         hidden_BTD = F.dropout(hidden_BTD, config.dropout, self.training)
         for layer in self.layers:
             hidden_BTD = layer(hidden_BTD, rotation)
@@ -134,6 +134,20 @@ def rotations(length: int, head_dim: int, device: torch.device) -> tuple[Tensor,
     positions = torch.arange(length, dtype=torch.float32, device=device)
     angles = positions.view(-1, 1, 1) * 10_000**-exponents
     return angles.cos(), angles.sin()
+
+
+# An operator of its own, or a compiler would compute powers, sines and cosines anew for every
+# element of every head.
+@torch.library.custom_op("zipflm::rotations", mutates_args=())
+def _opaque_rotations(hidden_BTD: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    return rotations(hidden_BTD.shape[1], head_dim, hidden_BTD.device)
+
+
+@_opaque_rotations.register_fake
+def _(hidden_BTD: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    shape = (hidden_BTD.shape[1], 1, head_dim // 2)
+    cos = hidden_BTD.new_empty(shape, dtype=torch.float32)
+    return cos, torch.empty_like(cos)
 
 
 def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -49,7 +49,7 @@ class Muon(torch.optim.Muon):
                 state["momentum_buffer"] = torch.zeros_like(p)
             buffers.append(state["momentum_buffer"])
         gradient_LMN, buffer_LMN = torch.stack(grads), torch.stack(buffers)
-        good: Tensor | float = 1.0
+        good = torch.ones((), device=gradient_LMN.device)
         if self.found_inf is not None:
             # The buffer moves towards the gradient: towards itself it stays, bit for bit.
             gradient_LMN = torch.where(self.found_inf != 0, buffer_LMN, gradient_LMN)
@@ -62,9 +62,9 @@ class Muon(torch.optim.Muon):
             buffer_LMN, group["ns_coefficients"], group["ns_steps"], group["eps"]
         )
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - lr * group["weight_decay"] * good)
+            torch._foreach_mul_(list(params), 1 - lr * group["weight_decay"] * good)
         size = lr * _size(group["adjust_lr_fn"], params[0].shape)
-        torch._foreach_add_(params, list(update_LMN.to(params[0].dtype) * (-size * good)))
+        torch._foreach_add_(list(params), list(update_LMN.to(params[0].dtype) * (-size * good)))
 
     def _step_sharded(self) -> None:
         """The parent's step, which knows sharded matrices, undone where it should be skipped."""
