@@ -9,7 +9,7 @@ from training_runs import assert_close, call, config_of, run, run_together, trai
 from zipflm.training import checkpoint
 from zipflm.training.distributed import Process, add_up, started
 from zipflm.training.run_folder import read_log
-from zipflm.training.trainer import accumulation
+from zipflm.training.setup import accumulation
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 

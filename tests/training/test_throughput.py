@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from zipflm.presets import preset
-from zipflm.training.log import as_line
+from zipflm.training.log import Log, as_line
 from zipflm.training.throughput import flops_per_token, peak_flops, peak_memory
 
 
@@ -49,3 +49,24 @@ def test_a_line_shows_what_an_entry_holds():
         assert part in line
     for part in ("1,234 tokens/s", "41.0% of peak", "2.0 GiB", "left 1:02:03", "skipped 3"):
         assert part in line
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
+    (tmp_path / "log.jsonl").symlink_to("/dev/full")
+    with Log(tmp_path, max_updates=10) as log:
+        log.report(
+            {
+                "update": 1,
+                "valid": {"loss": 1.0, "perplexity": 2.7, "words": 3}
+                | {"break_mode": "none", "block": 4, "context": 0},
+            }
+        )
+    said = capsys.readouterr().out
+    assert "No space left" in said and "valid loss 1.0000" in said
+
+
+def test_a_silent_log_writes_nothing(tmp_path, capsys):
+    with Log(tmp_path, max_updates=10, is_silent=True) as log:
+        log.report({"update": 1})
+        log.say("nothing")
+    assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
