@@ -121,17 +121,26 @@ def test_another_run_in_the_folder_is_named(word_data, tmp_path, monkeypatch, ca
     assert code == 2 and "tiny/ADP-T" in error
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: no room")],
-    ids=["device", "host"],
-)
-def test_no_room_names_the_setting_to_lower(word_data, tmp_path, monkeypatch, failure):
-    def fail(learner, batch):
-        raise failure
+FULL = {
+    "device": torch.OutOfMemoryError("CUDA out of memory"),
+    "host": RuntimeError("DefaultCPUAllocator: not enough memory"),
+}
 
-    monkeypatch.setattr(step, "forward", fail)
-    with pytest.raises(ValueError, match="batches.tokens=64: no room.*lower batches.tokens.*32"):
+
+@pytest.mark.parametrize("where", FULL)
+@pytest.mark.parametrize(("room", "remedy"), [(40, "to 32, which was tried"), (0, "block")])
+def test_no_room_names_the_setting_and_a_size_that_fits(
+    word_data, tmp_path, monkeypatch, where, room, remedy
+):
+    true_forward = step.forward
+
+    def forward(learner, batch):
+        if batch.words.numel() > room:
+            raise FULL[where]
+        return true_forward(learner, batch)
+
+    monkeypatch.setattr(step, "forward", forward)
+    with pytest.raises(ValueError, match=f"batches.tokens=64: no room.*lower.*{remedy}"):
         run(word_data, tmp_path / "run", "training.max_updates=1")
 
 

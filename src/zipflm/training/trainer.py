@@ -6,11 +6,9 @@ One process or many run the same code; the first one alone writes. What an updat
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,15 @@ from zipflm.data.folder import DataFolder
 from zipflm.data.loader import Loader
 from zipflm.evaluation.perplexity import Scores, evaluate
 from zipflm.overrides import to_dict
-from zipflm.training import checkpoint, distributed, optimizers, run_folder, step, throughput
+from zipflm.training import (
+    checkpoint,
+    distributed,
+    memory,
+    optimizers,
+    run_folder,
+    step,
+    throughput,
+)
 from zipflm.training.checkpoint import Checkpoint
 from zipflm.training.distributed import Process
 from zipflm.training.log import Log
@@ -90,12 +96,16 @@ def train(
         if process.is_first:
             run_folder.prepare(out, config, data, found.state["update"] if found else 0)
         distributed.wait_for_all(process)
-        with log, memory_explained(config):
+        with log:
             for line in overview(config, process, num_batches):
                 log.say(line)
             run = _start(config, data, out, keep, process, log, found)
             try:
                 return _loop(run, num_batches, stop)
+            except RuntimeError as error:
+                if not memory.is_out_of_memory(error):
+                    raise
+                raise ValueError(memory.explanation(error, config, run.learner)) from None
             finally:
                 run.stream.close()
 
@@ -304,21 +314,3 @@ def _stop_if_bad(run: Run, batches: Sequence[Batch]) -> None:
         f"had a non-finite loss or gradient, up to update {run.update}; the last batch is in "
         f"{path}; lower the learning rate, or use training.precision=bfloat16 or float32"
     )
-
-
-@contextmanager
-def memory_explained(config: Config) -> Iterator[None]:
-    """Turn "out of memory" into what to do about it."""
-    try:
-        yield
-    except RuntimeError as error:
-        is_cpu = "DefaultCPUAllocator" in str(error)
-        if not isinstance(error, torch.OutOfMemoryError) and not is_cpu:
-            raise
-        batches = config.batches
-        smaller = max(math.ceil(batches.tokens / 2), 1)
-        raise ValueError(
-            f"batches.tokens={batches.tokens}: no room for a batch of that size (tried it; blocks "
-            f"of {batches.block}); lower batches.tokens, e.g. to {smaller}: gradients are then "
-            "accumulated, and training.tokens_per_update stays the same"
-        ) from error
