@@ -30,8 +30,8 @@ from zipflm.presets import from_name
 from zipflm.recipes import apply
 from zipflm.training import distributed, optimizers, step, throughput
 from zipflm.training.distributed import Process
+from zipflm.training.setup import accumulation, build_learner, build_model
 from zipflm.training.stream import Place, Stream
-from zipflm.training.trainer import accumulation, build_learner
 
 PARTS = ("data", "forward", "backward", "update")
 
@@ -52,7 +52,7 @@ def fake_folder(config: Config) -> DataFolder:
 
 
 def measure(config: Config, process: Process, steps: int) -> dict[str, Any]:
-    learner = build_learner(config, fake_folder(config), process)
+    learner = build_learner(config, build_model(config, fake_folder(config)), process)
     optimizers.set_rates(learner.optimizers, 1e-3)
     num_batches = accumulation(config, process)
     tokens = random_tokens(config.vocab_size, config.training.tokens_per_update * (steps + 8))
