@@ -138,10 +138,10 @@ def change(learner: Learner, totals: Tensor) -> Tensor:
     divisor = tokens.clamp(min=1) * learner.scale.value / learner.process.world_size
     norm = _norm(grads) / divisor
     bad = ~(torch.isfinite(norm) & torch.isfinite(nll))
-    factor = (
-        (learner.clip_norm / (norm + _CLIP_EPS)).clamp(max=1) if learner.clip_norm else 1.0
-    ) / divisor
-    torch._foreach_mul_([local(grad) for grad in grads], factor)
+    factor = 1 / divisor
+    if learner.clip_norm:
+        factor = factor * (learner.clip_norm / (norm + _CLIP_EPS)).clamp(max=1)
+    torch._foreach_mul_([local(grad) for grad in grads], factor.float())
     optimizers.step(learner.optimizers, bad)
     learner.scale.adapt(bad)
     return torch.stack([nll, tokens, norm, bad.double(), stop])
