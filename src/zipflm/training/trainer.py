@@ -99,7 +99,8 @@ def train(
         with log:
             for line in overview(config, process, num_batches):
                 log.say(line)
-            run = _start(config, data, out, keep, process, log, found)
+            with memory.model_explained(config):
+                run = _start(config, data, out, keep, process, log, found)
             try:
                 return _loop(run, num_batches, stop)
             except RuntimeError as error:
