@@ -165,8 +165,7 @@ def train(
 
     folder = DataFolder.open(data)
     config = resolve(preset, recipe, overrides or [], len(folder.vocabulary))
-    if not run(config, folder, Path(out), resume=resume, keep=keep, device=device):
-        typer.echo(f"stopped and saved in {out}; to go on, give the same command with --resume")
+    run(config, folder, Path(out), resume=resume, keep=keep, device=device)
 
 
 @app.command()

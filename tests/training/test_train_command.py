@@ -144,6 +144,15 @@ def test_no_room_names_the_setting_and_a_size_that_fits(
         run(word_data, tmp_path / "run", "training.max_updates=1")
 
 
+def test_no_room_for_the_model_itself_is_said(word_data, tmp_path, monkeypatch):
+    def fail(self, *device):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(step.Scorer, "to", fail)
+    with pytest.raises(ValueError, match="no room for its 2,864 parameters; lower decoder"):
+        run(word_data, tmp_path / "run", "training.max_updates=1")
+
+
 def test_other_errors_are_not_mistaken_for_lack_of_memory(word_data, tmp_path, monkeypatch):
     def fail(learner, batch):
         raise RuntimeError("shapes differ")

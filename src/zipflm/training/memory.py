@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -17,6 +19,20 @@ _MOST_TRIES = 8
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether a device, or the host in torch's allocator, had no room left."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+@contextmanager
+def model_explained(config: Config) -> Iterator[None]:
+    """While the model is put on its device: ValueError if it has no room there."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ValueError(
+            f"{config.name}: no room for its {config.num_params():,} parameters; lower "
+            "decoder.num_layers or decoder.dim, or use several devices with training.parallel=fsdp"
+        ) from None
 
 
 def explanation(error: RuntimeError, config: Config, learner: Learner) -> str:

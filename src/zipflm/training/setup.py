@@ -70,8 +70,13 @@ def build_model(config: Config, data: DataFolder) -> LanguageModel:
 def build_learner(config: Config, model: LanguageModel, process: Process) -> Learner:
     """The model on its device and everything that trains it."""
     training = config.training
+    has_one_shape = config.batches.break_mode == "none"
     scorer = distributed.wrap(
-        step.Scorer(model), model.decoder.layers, process, training.parallel, training.compile
+        step.Scorer(model),
+        model.decoder.layers,
+        process,
+        training.parallel,
+        ("one shape" if has_one_shape else "any shape") if training.compile else "no",
     )
     return Learner(
         model=model,

@@ -99,7 +99,8 @@ def train(
         with log:
             for line in overview(config, process, num_batches):
                 log.say(line)
-            run = _start(config, data, out, keep, process, log, found)
+            with memory.model_explained(config):
+                run = _start(config, data, out, keep, process, log, found)
             try:
                 return _loop(run, num_batches, stop)
             except RuntimeError as error:
@@ -139,15 +140,20 @@ def _loop(run: Run, num_batches: int, stop: StopSignal) -> bool:
             if reports:
                 run.log.report(_report(run, rate))
             valid = _validate(run) if validates else None
-            if saves:
-                _save(run, valid, must=is_last)
+            if saves and _save(run, valid, must=is_last):
                 last_saved = run.update
             tally.go_on()
     tally.pause()
     tally.see(delayed.flush())
     if last_saved < run.update:
         _save(run, None, must=True)
-    return run.update >= training.max_updates
+    is_finished = run.update >= training.max_updates
+    if not is_finished:
+        run.log.say(
+            f"stopped after update {run.update} and saved in {run.out}; to go on, give the same "
+            "command with --resume"
+        )
+    return is_finished
 
 
 def _next_batches(run: Run, num_batches: int) -> list[Batch]:
@@ -255,9 +261,9 @@ def _over_processes(scores: Scores, process: Process) -> Scores:
     return Scores(nll, int(tokens), int(words))
 
 
-def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> None:
-    """Write a checkpoint. Where that fails the run goes on and tries again at the next one, unless
-    this was the last chance (`must`)."""
+def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> bool:
+    """Write a checkpoint. Where that fails, False: the run goes on and tries again at the next one,
+    unless this was the last chance (`must`)."""
     learner = run.learner
     state = {
         "update": run.update,
@@ -274,7 +280,7 @@ def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> None:
     weights = {k: distributed.whole(v) for k, v in learner.model.state_dict().items()}
     tensors = optimizers.dump_tensors(learner.optimizers, learner.model)
     if not run.process.is_first:
-        return
+        return True
     contents = Checkpoint(weights, tensors, state, to_dict(run.config))
     try:
         checkpoint.save(run.out, contents, lambda folder: _copy_data_files(run.data, folder))
@@ -288,6 +294,8 @@ def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> None:
         if must:
             raise OSError(f"{message} and continue with --resume") from error
         run.log.say(f"{message}, the run goes on and will try again")
+        return False
+    return True
 
 
 def _copy_data_files(data: DataFolder, folder: Path) -> None:
