@@ -7,9 +7,10 @@ Everything heavy is imported inside the command, so that `--help` is instant. A 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 app = typer.Typer(
     add_completion=False,
@@ -67,11 +68,27 @@ def params(
         raise typer.Exit(1)
 
 
-@app.command()
+class _HeldOutTextsAreNamedOneByOne(TyperCommand):
+    """Refuses `--valid a.txt b.txt`, which a shell makes of `--valid *.txt`.
+
+    `b.txt` would be a training text, and the model would be tested on what it was trained on.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for option, stray in zip(args, args[2:], strict=False):
+            if option in ("--valid", "--test") and (stray == "-" or not stray.startswith("-")):
+                raise ValueError(
+                    f"{stray}: training text or part of {option}? Put training texts first, "
+                    f"quote a glob ({option} '*.txt') and repeat {option} for several files"
+                )
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_HeldOutTextsAreNamedOneByOne)
 def prepare(
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="Training text: files, globs or -, also .gz .bz2 .xz .zst."),
+        typer.Argument(help="Training text: files, quoted globs or -, also .gz .bz2 .xz .zst."),
     ] = None,
     *,
     out: Annotated[str, typer.Option(help="The data folder to make.")],
@@ -81,8 +98,10 @@ def prepare(
             help="Instead of texts: state-of-the-union, wikitext-2, wikitext-103 or billion-word."
         ),
     ] = None,
-    valid: Annotated[list[str] | None, typer.Option(help="Validation text.")] = None,
-    test: Annotated[list[str] | None, typer.Option(help="Test text.")] = None,
+    valid: Annotated[
+        list[str] | None, typer.Option(help="Validation text; can be repeated.")
+    ] = None,
+    test: Annotated[list[str] | None, typer.Option(help="Test text; can be repeated.")] = None,
     min_count: Annotated[
         int | None,
         typer.Option(help="Rarer words are unknown; 3 unless given, 1 for sub-words."),

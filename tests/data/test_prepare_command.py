@@ -39,6 +39,33 @@ def test_summary_names_sizes(tmp_path):
     assert DataFolder.open(tmp_path / "d").splits == ("train", "valid")
 
 
+@pytest.mark.parametrize("option", ["--valid", "--test"])
+def test_a_glob_that_the_shell_expands_is_refused(tmp_path, option):
+    for name in ("train.txt", "held-a.txt", "held-b.txt"):
+        (tmp_path / name).write_bytes((TEXT / "train.txt").read_bytes())
+    done = zipflm(
+        "prepare", "train.txt", option, "held-a.txt", "held-b.txt", "--out", "d", cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert f"held-b.txt: training text or part of {option}?" in done.stderr
+    assert not (tmp_path / "d").exists()
+    done = zipflm("prepare", "train.txt", "--out", "d", option, "held-*.txt", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "train     1 file " in done.stdout and "  2 files" in done.stdout
+
+
+def test_a_file_in_two_splits_is_refused(tmp_path):
+    (tmp_path / "link.txt").symlink_to(TEXT / "train.txt")
+    done = zipflm(
+        *("prepare", TEXT / "train.txt", "--test", tmp_path / "link.txt"),
+        *("--out", tmp_path / "d"),
+    )
+    assert done.returncode == 2
+    assert "link.txt: both train and test text" in done.stderr
+    done = zipflm("prepare", "-", "--valid", "-", "--out", tmp_path / "d", input="a a a\n")
+    assert done.returncode == 2 and "-: both train and valid text" in done.stderr
+
+
 def test_standard_input_is_a_text(tmp_path):
     text = (TEXT / "train.txt").read_text(encoding="utf-8")
     done = zipflm("prepare", "-", "--out", tmp_path / "d", "--processes", 2, input=text)

@@ -5,6 +5,7 @@ Composes the other modules; what a chunk, a vocabulary, a token file or a folder
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -28,7 +29,7 @@ from zipflm.data.folder import (
 )
 from zipflm.data.scan import Errors, Scan, scan
 from zipflm.data.sources import corpus_texts
-from zipflm.data.text import expand, stored_size
+from zipflm.data.text import STDIN, expand, stored_size
 from zipflm.data.tokens import TokenWriter
 from zipflm.data.vocabulary import SPECIALS, UNKNOWN, Vocabulary
 
@@ -147,7 +148,20 @@ def _sources(splits: Mapping[str, Iterable[Text]], options: Options) -> dict[str
         raise ValueError("no training text: name it, or give the --vocabulary to use")
     if not sources:
         raise ValueError("no text: name at least one file")
+    _require_disjoint(sources)
     return sources
+
+
+def _require_disjoint(sources: Mapping[str, Sequence[str]]) -> None:
+    """No file in two splits: a model would be tested on what it was trained on."""
+    split_of: dict[str, str] = {}
+    for split, names in sources.items():
+        for name in names:
+            path = name if name == STDIN else os.path.realpath(name)
+            if split_of.setdefault(path, split) != split:
+                raise ValueError(
+                    f"{name}: both {split_of[path]} and {split} text; a text belongs to one split"
+                )
 
 
 def _scan(

@@ -50,8 +50,10 @@ def summary(folder: DataFolder) -> str:
     ]
     for name, split in facts["splits"].items():
         unknown = 100 * split["unknown"] / split["tokens"]
+        files = len(split["sources"])
         lines.append(
-            f"  {name:5}  {split['tokens']:>13,} tokens  {split['sentences']:>11,} sentences  "
+            f"  {name:5}  {files:>4} file{'s' if files != 1 else ' '}  "
+            f"{split['tokens']:>13,} tokens  {split['sentences']:>11,} sentences  "
             f"{split['types']:>10,} types  {unknown:.2f} % unknown"
         )
     return "\n".join(lines)
