@@ -15,10 +15,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from zipflm.data.vocabulary import SPECIALS
-
-CONTINUES = "@@"
-"""How a piece ends that the next one continues, as subword-nmt writes it."""
+from zipflm.data.vocabulary import CONTINUES, SPECIALS
 
 _HEADER = "#version: 0.2"
 # In the codes, though not in the pieces, the end of a word is marked rather than the middle.

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.bpe import CONTINUES, Codes
+from zipflm.data.bpe import Codes
 from zipflm.data.tokens import TokenFile
 from zipflm.data.vocabulary import Vocabulary
 
@@ -78,7 +78,7 @@ class DataFolder:
         """Per id, False for a piece of a word that the next piece continues."""
         if self.unit == "word":
             return np.ones(len(self.vocabulary), dtype=np.bool_)
-        return np.array([not w.endswith(CONTINUES) for w in self.vocabulary.words], dtype=np.bool_)
+        return self.vocabulary.ends_word
 
     @cached_property
     def codes(self) -> Codes | None:

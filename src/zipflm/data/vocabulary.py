@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 BEGIN, PAD, END, UNKNOWN = range(4)
 
+CONTINUES = "@@"
+"""How a piece of a word ends that the next one continues, as subword-nmt writes it."""
+
 # fairseq's mark for an entry that takes a name already given, e.g. a second `<unk>`.
 _OVERWRITE = "#fairseq:overwrite"
 
@@ -132,6 +135,11 @@ class Vocabulary:
     def hash(self) -> str:
         """SHA-256 of the words in order: two vocabularies with the same ids have the same hash."""
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
+
+    @cached_property
+    def ends_word(self) -> NDArray[np.bool_]:
+        """Per id, False for a piece that the next one continues; for a vocabulary of pieces."""
+        return np.array([not word.endswith(CONTINUES) for word in self.words], dtype=np.bool_)
 
     @property
     def num_words(self) -> int:

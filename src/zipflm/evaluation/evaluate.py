@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from zipflm.config import Config
 from zipflm.data.batches import Batches, BreakMode
-from zipflm.data.bpe import CONTINUES
 from zipflm.data.folder import CODES_FILE, DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.vocabulary import Vocabulary
@@ -211,8 +210,7 @@ def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
     """By the run's unit: a text of pieces may have been prepared as if they were words."""
     if folder.unit == "bpe" or config.batches.unit == "word":
         return folder.ends_word
-    words = folder.vocabulary.words
-    return np.array([not word.endswith(CONTINUES) for word in words], dtype=np.bool_)
+    return folder.vocabulary.ends_word
 
 
 def _device_name(device: str) -> str:

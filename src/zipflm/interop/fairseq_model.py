@@ -26,7 +26,6 @@ Unit = Literal["word", "bpe"]
 
 # Of the entries of a sub-word dictionary about half end in subword-nmt's mark of a word that goes
 # on; among words the mark is all but unheard of.
-_CONTINUES = "@@"
 _SHARE_OF_CONTINUED_PIECES = 0.05
 
 
@@ -156,8 +155,8 @@ def _plain(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _unit(vocabulary: Vocabulary) -> Unit:
-    continued = sum(word.endswith(_CONTINUES) for word in vocabulary.words)
-    return "bpe" if continued > _SHARE_OF_CONTINUED_PIECES * len(vocabulary) else "word"
+    share = 1 - vocabulary.ends_word.mean()
+    return "bpe" if share > _SHARE_OF_CONTINUED_PIECES else "word"
 
 
 def _config(model: ModelConfig, options: Mapping[str, Any], unit: Unit) -> Config:
