@@ -104,6 +104,14 @@ def test_sub_word_models_report_word_perplexity(pieces, break_mode):
     assert report["perplexity"] == pytest.approx(math.exp(report["nll_sum"] / num_words))
 
 
+def test_whole_words_are_refused_for_a_sub_word_model_without_codes(pieces, tmp_path):
+    lines = (pieces / "dict.txt").read_text(encoding="utf-8").splitlines()
+    words = [line.split(" ")[0].removesuffix("@@") for line in lines]
+    (tmp_path / "words.txt").write_text(" ".join(words[:40]) + "\n", encoding="utf-8")
+    message = refused("evaluate", pieces / "run", "--text", tmp_path / "words.txt")
+    assert "no piece of the text ends in @@" in message
+
+
 def test_context_must_leave_room(run, data):
     for context in (64, 65, -1):
         message = refused("evaluate", run, "--data", data, "--block", 64, "--context", context)

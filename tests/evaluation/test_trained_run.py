@@ -47,6 +47,36 @@ def test_raw_text_is_split_as_the_data_was(trained):
     assert {name: of_text[name] for name in same} == {name: of_split[name] for name in same}
 
 
+def test_text_that_was_not_split_like_the_runs_is_refused(trained, tmp_path):
+    checkpoint = trained / "run/checkpoints/update-00000002"
+    if not (checkpoint / "bpe.codes").exists():
+        pytest.skip("words are not split")
+    given = {"vocabulary": checkpoint / "vocabulary.txt", "bpe_codes": checkpoint / "bpe.codes"}
+    advice = f"--vocabulary {given['vocabulary']} --bpe-codes {given['bpe_codes']}"
+    texts = {"test": [TEXTS / "test.txt"]}
+    whole = prepare(tmp_path / "whole", texts, Options(vocabulary=given["vocabulary"]))
+    with pytest.raises(ValueError, match="without splitting words") as error:
+        evaluate(trained / "run", data=whole.path)
+    assert advice in str(error.value)
+    lines = given["bpe_codes"].read_text().splitlines()
+    (tmp_path / "codes").write_text("\n".join(lines[:-5]) + "\n")
+    other = prepare(tmp_path / "other", texts, Options(**given | {"bpe_codes": tmp_path / "codes"}))
+    assert other.facts["bpe"]["hash"] == other.codes.hash
+    with pytest.raises(ValueError, match=other.codes.hash) as error:
+        evaluate(trained / "run", data=other.path)
+    assert advice in str(error.value)
+    right = prepare(tmp_path / "right", texts, Options(**given))
+    assert evaluate(trained / "run", data=right.path).report()["token_unit"] == "bpe"
+
+
+def test_the_advice_for_another_vocabulary_leads_to_the_same_pieces(trained, tmp_path):
+    other = prepare(tmp_path / "other", {"train": [TEXTS / "test.txt"]}, Options(min_count=1))
+    with pytest.raises(ValueError, match="prepare the text with --vocabulary") as error:
+        evaluate(trained / "run", data=other.path, split="train")
+    has_codes = (trained / "run/checkpoints/update-00000002/bpe.codes").exists()
+    assert ("--bpe-codes" in str(error.value)) == has_codes
+
+
 def test_words_are_the_same_in_number_for_words_and_sub_words(trained):
     setting = Setting(block=32, context=16, break_mode="none")
     report = evaluate(trained / "run", text=TEXTS / "valid.txt", setting=setting).report()

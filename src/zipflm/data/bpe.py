@@ -7,6 +7,7 @@ word never does, so the boundaries of words are known from the pieces alone.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -78,6 +79,12 @@ class Codes:
         if not merges:
             raise ValueError(f"{path}: holds no codes")
         return cls(merges)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the merges in order: codes that split alike have the same hash."""
+        text = "\n".join(f"{left} {right}" for left, right in self.merges)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def save(self, path: str | PathLike[str]) -> None:
         lines = [_HEADER, *(f"{left} {right}" for left, right in self.merges)]

@@ -83,7 +83,16 @@ class DataFolder:
     @cached_property
     def codes(self) -> Codes | None:
         """The byte-pair codes with which words were split, if they were."""
-        return None if self.unit == "word" else Codes.load(self.path / CODES_FILE)
+        if self.unit == "word":
+            return None
+        codes = Codes.load(self.path / CODES_FILE)
+        said = self.facts.get("bpe", {}).get("hash", codes.hash)
+        if codes.hash != said:
+            raise ValueError(
+                f"{self.path / CODES_FILE}: its hash is {codes.hash}, but data.json says {said}; "
+                "prepare the data again"
+            )
+        return codes
 
     def verify(self) -> None:
         """Read every token file and compare its hash with data.json; ValueError if one differs."""

@@ -281,5 +281,5 @@ def _facts(
         },
     }
     if codes is not None:
-        facts["bpe"] = {"file": CODES_FILE, "merges": len(codes.merges)}
+        facts["bpe"] = {"file": CODES_FILE, "merges": len(codes.merges), "hash": codes.hash}
     return facts

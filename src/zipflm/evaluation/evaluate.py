@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from zipflm.config import Config
 from zipflm.data.batches import Batches, BreakMode
+from zipflm.data.bpe import Codes
 from zipflm.data.folder import CODES_FILE, DataFolder
 from zipflm.data.prepare import Options, prepare
-from zipflm.data.vocabulary import Vocabulary
+from zipflm.data.vocabulary import CONTINUES, Vocabulary
 from zipflm.evaluation.perplexity import Precision, score
 from zipflm.evaluation.run import checkpoint_folder, load_run
 from zipflm.evaluation.scores import TokenScores
@@ -108,8 +109,9 @@ def evaluate(
     model, config, vocabulary = load_run(run)
     setting = _completed(setting or Setting(), config)
     with _opened(run, data, text) as folder:
-        _require_same_vocabulary(run, vocabulary, folder)
         used_split = split if text is None else "test"
+        _require_same_vocabulary(run, vocabulary, folder)
+        _require_same_pieces(run, config, folder, used_split)
         batches = _batches(folder, used_split, setting)
         started = time.perf_counter()
         scores = score(
@@ -187,11 +189,8 @@ def _opened(run: Source, data: Source | None, text: Source | None) -> Iterator[D
         yield DataFolder.open(data)
         return
     assert text is not None
-    checkpoint = checkpoint_folder(run)
-    codes = checkpoint / CODES_FILE
-    options = Options(
-        vocabulary=checkpoint / "vocabulary.txt", bpe_codes=codes if codes.is_file() else None
-    )
+    vocabulary = checkpoint_folder(run) / "vocabulary.txt"
+    options = Options(vocabulary=vocabulary, bpe_codes=_codes_file(run))
     with tempfile.TemporaryDirectory(prefix="zipflm-") as place:
         yield prepare(Path(place) / "data", {"test": [text]}, options)
 
@@ -201,9 +200,45 @@ def _require_same_vocabulary(run: Source, vocabulary: Vocabulary, folder: DataFo
         raise ValueError(
             f"{run} was trained with the vocabulary {vocabulary.hash} ({len(vocabulary)} words), "
             f"but {folder.path} was prepared with {folder.vocabulary.hash} "
-            f"({len(folder.vocabulary)} words); prepare the text with --vocabulary "
-            f"{checkpoint_folder(run) / 'vocabulary.txt'}"
+            f"({len(folder.vocabulary)} words); prepare the text with {_options_of(run)}"
         )
+
+
+def _require_same_pieces(run: Source, config: Config, folder: DataFolder, split: str) -> None:
+    """Words must have been split as those were that the run was trained on."""
+    own = _codes_file(run)
+    if own is not None and folder.codes is None:
+        raise ValueError(
+            f"{run} knows pieces of words, but {folder.path} was prepared without splitting words; "
+            f"prepare the text with {_options_of(run)}"
+        )
+    if own is not None and folder.codes is not None:
+        digest = Codes.load(own).hash
+        if folder.codes.hash != digest:
+            raise ValueError(
+                f"{run} splits words with the codes {digest}, but {folder.path} was prepared with "
+                f"{folder.codes.hash}; prepare the text with {_options_of(run)}"
+            )
+    if own is None and config.batches.unit == "bpe" and folder.codes is None:
+        ids = folder.tokens(split).ids
+        if folder.vocabulary.ends_word[ids].all():
+            raise ValueError(
+                f"{run} knows pieces of words and has no codes to split words with, but no piece "
+                f"of the text ends in {CONTINUES}; split the text as the run's training text was, "
+                "or import the run again with --bpe-codes"
+            )
+
+
+def _codes_file(run: Source) -> Path | None:
+    path = checkpoint_folder(run) / CODES_FILE
+    return path if path.is_file() else None
+
+
+def _options_of(run: Source) -> str:
+    """What to give `zipflm prepare` for text that the run can score."""
+    codes = _codes_file(run)
+    vocabulary = f"--vocabulary {checkpoint_folder(run) / 'vocabulary.txt'}"
+    return vocabulary if codes is None else f"{vocabulary} --bpe-codes {codes}"
 
 
 def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
