@@ -102,6 +102,10 @@ def test_sub_word_models_report_word_perplexity(pieces, break_mode):
     assert (report["words"], report["unit"], report["token_unit"]) == (num_words, "word", "bpe")
     assert report["tokens"] == len(text.split()) + text.count("\n") > num_words
     assert report["perplexity"] == pytest.approx(math.exp(report["nll_sum"] / num_words))
+    assert report["bytes"] == len(text.replace("@@ ", "").encode())
+    assert report["bits_per_byte"] == pytest.approx(
+        report["nll_sum"] / math.log(2) / report["bytes"]
+    )
 
 
 def test_whole_words_are_refused_for_a_sub_word_model_without_codes(pieces, tmp_path):

@@ -31,7 +31,7 @@ from zipflm.data.scan import Errors, Scan, scan
 from zipflm.data.sources import corpus_texts
 from zipflm.data.text import STDIN, expand, stored_size
 from zipflm.data.tokens import TokenWriter
-from zipflm.data.vocabulary import SPECIALS, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
 
 Text = str | PathLike[str]
 Report = Callable[[str, int, int | None], None]
@@ -242,6 +242,7 @@ def _encode(
         "sentences": writer.num_sentences,
         "unknown": unknown,
         "bytes": _text_bytes(scanned, blank),
+        "continued": sum(n for w, n in scanned.words().items() if w.endswith(CONTINUES)),
         "types": len(scanned.index),
         "bytes_per_id": np.dtype(writer.dtype).itemsize,
         "sha256": file_hash(path),
@@ -261,7 +262,11 @@ def _facts(
     codes: Codes | None,
     splits: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What data.json says; `words` and `types` count `</s>`, once a line and once."""
+    """What data.json says.
+
+    `words` and `types` count `</s>`, once a line and once; `continued` words end in `@@`, because
+    the text was split into pieces before.
+    """
     facts: dict[str, Any] = {
         "format": FORMAT,
         "unit": options.unit,

@@ -130,7 +130,7 @@ def evaluate(
             "vocabulary": vocabulary.hash,
             "device": _device_name(setting.device or "cpu"),
         }
-        return Evaluation(scores, seconds, folder.facts["splits"][used_split].get("bytes"), facts)
+        return Evaluation(scores, seconds, _text_bytes(config, folder, used_split), facts)
 
 
 def _completed(setting: Setting, config: Config) -> Setting:
@@ -246,6 +246,16 @@ def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
     if folder.unit == "bpe" or config.batches.unit == "word":
         return folder.ends_word
     return folder.vocabulary.ends_word
+
+
+def _text_bytes(config: Config, folder: DataFolder, split: str) -> int | None:
+    """Bytes of the words: where a text came in pieces, without the marks and spaces in words."""
+    facts = folder.facts["splits"][split]
+    if folder.unit == "bpe" or config.batches.unit == "word":
+        return facts.get("bytes")  # type: ignore[no-any-return]
+    if "bytes" not in facts or "continued" not in facts:  # from an earlier release
+        return None
+    return int(facts["bytes"]) - len(f"{CONTINUES} ") * int(facts["continued"])
 
 
 def _device_name(device: str) -> str:
