@@ -70,6 +70,8 @@ class CheckpointFile:
 
     options: dict[str, Any]
     """Model options by name; `task` is the name of the task, and its options stand beside."""
+    model_options: frozenset[str]
+    """Which of these are known to be the model's own; none where all stand in one flat list."""
     weights: dict[str, Tensor]
     updates: int
     """How many updates the model was trained for."""
@@ -85,7 +87,8 @@ def read_checkpoint(path: str | PathLike[str]) -> CheckpointFile:
     contents = _load(path)
     if not isinstance(contents, Mapping):
         raise _foreign(path, f"it holds a {type(contents).__name__}")
-    return CheckpointFile(_options(path, contents), _weights(path, contents), _updates(contents))
+    options, model_options = _options(path, contents)
+    return CheckpointFile(options, model_options, _weights(path, contents), _updates(contents))
 
 
 def _refuse_foreign_names(path: Path) -> None:
@@ -146,20 +149,22 @@ def _load(path: Path) -> Any:
         raise ValueError(f"{path}: cut short, damaged or no fairseq checkpoint: {reason}") from None
 
 
-def _options(path: Path, contents: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the model, the old flat way whatever the file's style."""
+def _options(path: Path, contents: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
+    """The options, the old flat way whatever the file's style, and which are the model's."""
     cfg = contents.get("cfg")
     if cfg is None:
         if "args" not in contents:
             raise _foreign(path, "it has neither args nor cfg")
-        return _fields(path, "args", contents["args"])
+        return _fields(path, "args", contents["args"]), frozenset()
     sections = _fields(path, "cfg", cfg)
     model = _fields(path, "cfg.model", sections.get("model"))
     task = _fields(path, "cfg.task", sections.get("task"))
     task_name = task.pop("_name", None)
     arch = model.pop("_name", None)
+    # A section that is still a Namespace holds the flat list.
+    names = frozenset() if isinstance(sections["model"], _Namespace) else frozenset(model)
     # A field of both is the model's: it was filled in from the task where it was left open.
-    return task | model | {"task": task_name, "arch": model.get("arch", arch)}
+    return task | model | {"task": task_name, "arch": model.get("arch", arch)}, names
 
 
 def _fields(path: Path, name: str, value: Any) -> dict[str, Any]:

@@ -52,7 +52,8 @@ def read_model(
     file = read_checkpoint(checkpoint)
     vocabulary = Vocabulary.load(dictionary)
     try:
-        options = current(file.options, file.weights)  # first: what kind of model it is at all
+        # First: what kind of model it is at all.
+        options = current(file.options, file.weights, file.model_options)
         _require_size(dictionary, vocabulary, file.weights)
         model = model_config(options, len(vocabulary), file.weights)
         weights = _plain(fitting_weights(file.weights, model))

@@ -2,12 +2,12 @@
 
 Old files spell options differently or lack them; what they then meant is written down here, one
 rule a line. An option that would change what the model computes and that this package does not
-offer is refused by name, and so is a model option that nobody here has heard of.
+offer is refused by name, and so is a model option that nobody here has heard of, unless it is off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -95,6 +95,13 @@ _IGNORED = (
     "quant_noise_pq_block_size",
     "base_sublayers",
     "base_shuffle",
+    "arch",  # looked at apart
+    "tokens_per_sample",
+    "max_target_positions",
+    "checkpoint_activations",
+    "offload_activations",
+    "min_params_to_wrap",
+    "tpu",
 )
 # The names of model options begin like this; a flat `args` also holds a hundred others.
 _PREFIXES = (
@@ -112,12 +119,18 @@ _PREFIXES = (
 )
 
 
-def current(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
+def current(
+    options: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    model_options: Collection[str] = (),
+) -> dict[str, Any]:
     """All options that a config is made from, named as today; `weights` settle what they can.
 
-    Raises ValueError that lists the options which are missing or not understood.
+    Of `model_options` every one must be known or off. The others may belong to training, and are
+    taken for the model's by their names alone. Raises ValueError that lists the options which are
+    missing or not understood.
     """
-    _refuse(options)
+    _refuse(options, model_options)
     _require(options)
     now = _BEFORE | {name: value for name, value in options.items() if value is not None}
     # The older name counts where the newer one is absent or 0.
@@ -139,7 +152,7 @@ def _require(options: Mapping[str, Any]) -> None:
         raise ValueError(f"options missing from the checkpoint: {', '.join(missing)}")
 
 
-def _refuse(options: Mapping[str, Any]) -> None:
+def _refuse(options: Mapping[str, Any], model_options: Collection[str]) -> None:
     known = {*_ONLY, *_KINDS, *_IGNORED}
     foreign = [
         f"{name}={value!r}"
@@ -147,6 +160,7 @@ def _refuse(options: Mapping[str, Any]) -> None:
         if (name in _ONLY and not _is_one_of(value, _ONLY[name]))
         or (name in _KINDS and not _is_of_kind(value, _KINDS[name]))
         or (name.startswith(_PREFIXES) and name not in known)
+        or (name in model_options and name not in known and not _is_off(value))
     ]
     arch = options.get("arch")
     if arch is not None and not str(arch).startswith("transformer_lm"):
@@ -160,6 +174,11 @@ def _refuse(options: Mapping[str, Any]) -> None:
 
 def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
     return isinstance(value, str | int | float | None) and value in values
+
+
+def _is_off(value: Any) -> bool:
+    """A plain no: what the option would add is not there."""
+    return _is_one_of(value, (None, False, 0, ""))
 
 
 def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
