@@ -163,6 +163,35 @@ def test_options_without_a_model_here_are_listed(path, changes, tmp_path):
         assert f"{name}={value!r}" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"alibi": True},
+        {"use_rotary": 1},
+        {"positional_scheme": "rope"},
+        {"moe_freq": 2, "num_experts": 8},
+        {"sparse_bands": [1]},
+        {"normformer": torch.zeros(1)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_model_options_of_which_nobody_heard_are_listed(changes, tmp_path):
+    whole = contents()
+    whole["cfg"]["model"] |= changes
+    torch.save(whole, tmp_path / "m.pt")
+    with pytest.raises(ValueError, match="m.pt: options that zipflm has no model for") as error:
+        read_model(tmp_path / "m.pt", DICT)
+    assert all(f"{name}={value!r}" in str(error.value) for name, value in changes.items())
+
+
+def test_unheard_of_options_that_are_off_do_no_harm(tmp_path):
+    whole = contents()
+    whole["cfg"]["model"] |= {"alibi": False, "rope": None, "moe_freq": 0, "plan": "", "x": 0.0}
+    whole["cfg"]["task"] |= {"sampling": "fast"}
+    torch.save(whole, tmp_path / "m.pt")
+    assert read_model(tmp_path / "m.pt", DICT).config == read_model(NEWEST, DICT).config
+
+
 def test_missing_options_are_listed(tmp_path):
     model = build("CNN")
     options = options_of(model.config)
@@ -210,6 +239,14 @@ def weights_changed(change, tmp_path, kind="ADP-T"):
             "decoder_layers=2: but there are weights for 3 layers",
         ),
         (
+            lambda s: s.update({"decoder.layers.0.self_attn.in_proj_bias": torch.ones(48)}),
+            "given twice, under two names: decoder.layers.0.key.bias, decoder.layers.0.query.bias",
+        ),
+        (
+            lambda s: s.update({"layers.0.fc1.bias": torch.ones(24)}),
+            "given twice, under two names: decoder.layers.0.ffn_in.bias",
+        ),
+        (
             lambda s: s["decoder.adaptive_softmax.tail.1.2.weight"].add_(1),
             "output.embeddings.2 and input.embeddings.2 should be one weight",
         ),
@@ -218,7 +255,17 @@ def weights_changed(change, tmp_path, kind="ADP-T"):
             "output.tail_projections.0 and input.projections.1 should be one weight",
         ),
     ],
-    ids=["unknown", "missing", "left over", "shape", "layers", "tied table", "tied projection"],
+    ids=[
+        "unknown",
+        "missing",
+        "left over",
+        "shape",
+        "layers",
+        "fused",
+        "twice",
+        "tied table",
+        "tied projection",
+    ],
 )
 def test_weights_that_do_not_fit_are_listed(change, message, tmp_path):
     path = weights_changed(change, tmp_path)

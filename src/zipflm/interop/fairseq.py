@@ -170,15 +170,19 @@ def split_shared(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights by our names, and apart from them the second copies of those that are tied."""
     weights: dict[str, Tensor] = {}
-    unknown = []
+    unknown: list[str] = []
+    twice: list[str] = []
     for name, tensor in state.items():
         known = _named_parts(name.removeprefix("decoder."), tensor, config)
         if known is None:
             unknown.append(name)
-        else:
-            weights |= known
+            continue
+        twice += sorted(known.keys() & weights.keys())
+        weights |= known
     if unknown:
         raise ValueError(f"unknown weights: {', '.join(sorted(unknown))}")
+    if twice:
+        raise ValueError(f"weights given twice, under two names: {', '.join(twice)}")
     shared = {name: weights.pop(name) for name in list(weights) if _is_shared(name, config.tie)}
     return weights, shared
 
