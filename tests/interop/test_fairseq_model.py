@@ -273,6 +273,22 @@ def test_weights_that_do_not_fit_are_listed(change, message, tmp_path):
         read_model(path, DICT)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"char_embedder_highway_layers": 300_000}, "char_embedder_highway_layers=300000: but"),
+        ({"character_filters": str([(1, 2)] * 9)}, "character_filters=9: but there are .* 2 layer"),
+        ({"character_filters": f"[(1, {2**30}), (2, {2**30})]"}, "no model that can be built"),
+    ],
+    ids=["highway", "filters", "width"],
+)
+def test_sizes_are_not_believed(changes, message, tmp_path):
+    model = build("CNN")
+    save_args(tmp_path / "m.pt", options_of(model.config) | changes, state_of(model))
+    with pytest.raises(ValueError, match=f"m.pt: .*{message}"):
+        read_model(tmp_path / "m.pt", DICT)
+
+
 def test_a_tied_softmax_that_differs_is_refused(tmp_path):
     path = weights_changed(
         lambda s: s["decoder.output_projection.weight"].add_(1), tmp_path, kind="SM-T"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from zipflm.config import BatchConfig, Config, ModelConfig
+from zipflm.config import BatchConfig, CharacterInput, Config, ModelConfig
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.interop.fairseq import model_config, split_shared
 from zipflm.interop.fairseq_file import read_checkpoint
@@ -103,14 +103,13 @@ def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[st
 
 def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
     """The names and shapes must be those of the model that the options describe."""
-    layers = {int(name.split(".")[2]) for name in weights if name.startswith("decoder.layers.")}
-    if len(layers) != config.decoder.num_layers:
-        raise ValueError(
-            f"decoder_layers={config.decoder.num_layers}: but there are weights for {len(layers)} "
-            "layers"
-        )
-    with torch.device("meta"):
-        expected = {n: tuple(t.shape) for n, t in LanguageModel(config).state_dict().items()}
+    _require_counts(weights, config)
+    try:
+        with torch.device("meta"):
+            model = LanguageModel(config)
+    except RuntimeError as error:  # sizes beyond what a tensor can have
+        raise ValueError(f"options describe no model that can be built: {error}") from None
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     wrong = {
         "missing": sorted(expected.keys() - shapes.keys()),
@@ -124,6 +123,19 @@ def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
     if any(wrong.values()):
         lists = "; ".join(f"{what}: {', '.join(names)}" for what, names in wrong.items() if names)
         raise ValueError(f"weights do not fit the options: {lists}")
+
+
+def _require_counts(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
+    """As many parts as the options say, which are not believed: a model is made of that many."""
+    said = {"decoder_layers": ("decoder.layers.", config.decoder.num_layers)}
+    if isinstance(config.input, CharacterInput):
+        said["character_filters"] = ("input.convolutions.", len(config.input.filters))
+        said["char_embedder_highway_layers"] = ("input.highway.", config.input.highway_layers)
+    for option, (prefix, count) in said.items():
+        names = (name.removeprefix(prefix) for name in weights if name.startswith(prefix))
+        found = len({name.partition(".")[0] for name in names})
+        if found != count:
+            raise ValueError(f"{option}={count}: but there are weights for {found} layers")
 
 
 def _require_equal_copies(shared: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
