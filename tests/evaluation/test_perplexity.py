@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -150,6 +152,21 @@ def test_no_table_of_tokens_by_words_is_built_and_memory_is_bounded_by_the_batch
         largest.append(watch.elements)
     assert largest[0] == largest[1]
     assert 0 < largest[0] < 800 * SMALL.vocab_size
+
+
+def test_a_token_costs_little_more_than_its_score(model):
+    tokens = text([15] * 2000)
+    plain, merged = ALL_WORDS, ALL_WORDS.copy()
+    merged[7] = False
+    for ends_word, cost in ((plain, 4), (merged, 5)):
+        tracemalloc.start()
+        scores = score(model, cut(tokens), device="cpu", ends_word=ends_word)
+        held, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert np.shares_memory(scores.targets, tokens.ids)
+        # Small change that does not grow with the text is allowed for.
+        assert held < (cost + 2) * len(tokens)
+        assert peak < (cost + 4) * len(tokens)
 
 
 def test_a_diverged_model_is_refused():

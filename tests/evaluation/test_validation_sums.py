@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from zipflm.data.batches import Batch
-from zipflm.evaluation.perplexity import Scores, evaluate
+from zipflm.evaluation.perplexity import Scores, score_sums
 
 
 def constant(words, targets, scored):
@@ -21,7 +21,7 @@ def batch(targets, scored):
 
 def test_only_scored_tokens_count():
     batches = [batch([1, 2, 3], [True, False, True]), batch([5, 7], [False, True])]
-    scores = evaluate(constant, batches, "cpu")
+    scores = score_sums(constant, batches, "cpu")
     assert scores == Scores(nll=11.0, tokens=3, words=3)
     assert scores.loss == pytest.approx(11 / 3)
     assert scores.perplexity == pytest.approx(math.exp(11 / 3))
@@ -29,7 +29,7 @@ def test_only_scored_tokens_count():
 
 def test_pieces_add_up_to_words():
     ends_word = torch.tensor([True, True, False, True])
-    scores = evaluate(constant, [batch([2, 1, 2, 3], [True] * 4)], "cpu", ends_word)
+    scores = score_sums(constant, [batch([2, 1, 2, 3], [True] * 4)], "cpu", ends_word)
     assert (scores.tokens, scores.words) == (4, 2)
     assert scores.perplexity == pytest.approx(math.exp(8 / 2))
 

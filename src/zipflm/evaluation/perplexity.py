@@ -1,17 +1,17 @@
 """Scoring batches with a model: every target once, whatever blocks and contexts they come in.
 
 Batches hold several windows; only what is scored goes through the output layer, so that a window
-of context costs its pass through the decoder and no more. No table of tokens by words is built.
+of context costs its pass through the decoder and no more. No table of tokens by words is built:
+memory is bounded by the batch, plus the nll of every token (and a byte for sub-words) in `score`.
 Nothing waits for the device but a collection of results every few batches.
 
-`score` keeps the nll of every token. `evaluate` keeps sums only: training's pass over the valid
+`score` keeps the nll of every token. `score_sums` keeps sums only: training's pass over the valid
 set, in any order and on several processes. The unit of a perplexity is always the word: the
 pieces of a word add up to it, so BPE and word models compare.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from zipflm.data.batches import Batch, Batches, Windows
 from zipflm.data.vocabulary import END, UNKNOWN
-from zipflm.evaluation.scores import Protocol, TokenScores
+from zipflm.evaluation.scores import Protocol, TokenScores, perplexity
 from zipflm.model.language_model import LanguageModel
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -48,24 +48,24 @@ def score(
     device. Raises ValueError if a log-probability is not finite.
     """
     model = model.to(device).eval()
-    num_tokens = len(batches.tokens.ids)
-    nll = np.zeros(num_tokens, dtype=np.float32)
-    seen = np.zeros(num_tokens, dtype=np.uint8)
-    positions = 0
+    # NaN until scored.
+    nll = np.full(len(batches.tokens.ids), np.nan, dtype=np.float32)
+    positions = scored = bad = 0
     pending: list[tuple[NDArray[np.int64], Tensor]] = []
     for index in range(len(batches)):
         windows = batches.windows(0, index)
         places = _scored_places(windows)
         positions += int((windows.end - windows.first).sum())
-        seen[places] += 1
+        scored += len(places)
         with _autocast(device, precision):
             pending.append((places, _scored_nll(model, batches.batch(0, index), device)))
         if len(pending) == _PENDING:
-            _collect(pending, nll)
-    _collect(pending, nll)
-    if not (seen == 1).all():
+            bad += _collect(pending, nll)
+    bad += _collect(pending, nll)
+    _require_finite(bad, scored)
+    # As many as there are, and none left out; the least of them is NaN if one is.
+    if scored != len(nll) or np.isnan(nll.min()):
         raise ValueError("these batches do not hold every token once; give all ranks' batches")
-    _require_finite(nll)
     return _scores(batches, nll, ends_word, positions, precision)
 
 
@@ -93,12 +93,15 @@ def _scored_places(windows: Windows) -> NDArray[np.int64]:
     return places + np.arange(len(places))
 
 
-def _collect(pending: list[tuple[NDArray[np.int64], Tensor]], nll: NDArray[np.float32]) -> None:
+def _collect(pending: list[tuple[NDArray[np.int64], Tensor]], nll: NDArray[np.float32]) -> int:
+    """Put results into their places; how many of them are not finite."""
     if not pending:
-        return
+        return 0
     places = np.concatenate([place for place, _ in pending])
-    nll[places] = torch.cat([values for _, values in pending]).float().cpu().numpy()
+    values = torch.cat([values for _, values in pending]).float().cpu().numpy()
+    nll[places] = values
     pending.clear()
+    return int(np.count_nonzero(~np.isfinite(values)))
 
 
 def _autocast(device: torch.device | str, precision: Precision) -> AbstractContextManager[object]:
@@ -107,11 +110,10 @@ def _autocast(device: torch.device | str, precision: Precision) -> AbstractConte
     return torch.autocast(torch.device(device).type, dtype=getattr(torch, precision))
 
 
-def _require_finite(nll: NDArray[np.float32]) -> None:
-    bad = np.count_nonzero(~np.isfinite(nll))
+def _require_finite(bad: int, scored: int) -> None:
     if bad:
         raise ValueError(
-            f"the model gives {bad} of {len(nll)} tokens no finite log-probability: its training "
+            f"the model gives {bad} of {scored} tokens no finite log-probability: its training "
             "diverged; evaluate an earlier checkpoint, or in float32 if this was another precision"
         )
 
@@ -123,8 +125,9 @@ def _scores(
     positions: int,
     precision: str,
 ) -> TokenScores:
-    targets = np.asarray(batches.tokens.ids).astype(np.int64)
-    ends = np.asarray(ends_word, dtype=np.bool_)[targets]
+    targets = batches.tokens.ids
+    # A view of one value where every token ends a word.
+    ends = np.broadcast_to(True, len(nll)) if ends_word.all() else ends_word[targets]
     protocol = Protocol(
         unit="word" if ends_word.all() else "bpe",
         break_mode=batches.break_mode,
@@ -157,16 +160,14 @@ class Scores:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats per word)."""
-        per_word = self.nll / max(self.words, 1)
-        return math.exp(per_word) if per_word < 700 else math.inf
+        return perplexity(self.nll, self.words)
 
     def __add__(self, other: Scores) -> Scores:
         return Scores(self.nll + other.nll, self.tokens + other.tokens, self.words + other.words)
 
 
 @torch.no_grad()
-def evaluate(
+def score_sums(
     nll: Callable[[Tensor, Tensor, Tensor], Tensor],
     batches: Iterable[Batch],
     device: torch.device | str,

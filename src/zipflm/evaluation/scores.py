@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _MAX_EXPONENT = math.log(1e300)
+
+
+def perplexity(nll_sum: float, num_words: int) -> float:
+    """exp(nats per word); infinite where that is beyond all numbers."""
+    per_word = nll_sum / max(num_words, 1)
+    return math.exp(per_word) if per_word < _MAX_EXPONENT else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +52,8 @@ class Protocol:
 class TokenScores:
     """One entry per scored token, in the order of the text."""
 
-    targets: NDArray[np.int64]
-    """Ids of the tokens."""
+    targets: NDArray[Any]
+    """Ids of the tokens, in the integer type they are stored in."""
     nll: NDArray[np.float32]
     """-log p(token | what came before), in nats."""
     ends_word: NDArray[np.bool_]
@@ -75,9 +82,7 @@ class TokenScores:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats per word); infinite where that is beyond all numbers."""
-        per_word = self.nll_sum / self.num_words
-        return math.exp(per_word) if per_word < _MAX_EXPONENT else math.inf
+        return perplexity(self.nll_sum, self.num_words)
 
     def words(self) -> NDArray[np.float64]:
         """nll per word: the pieces of a word added up, so that the total is the same.

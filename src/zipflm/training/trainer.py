@@ -20,7 +20,7 @@ from zipflm.config import Config
 from zipflm.data.batches import Batch, Batches
 from zipflm.data.folder import DataFolder
 from zipflm.data.loader import Loader
-from zipflm.evaluation.perplexity import Scores, evaluate
+from zipflm.evaluation.perplexity import Scores, score_sums
 from zipflm.overrides import to_dict
 from zipflm.training import (
     checkpoint,
@@ -241,7 +241,8 @@ def _validate(run: Run) -> dict[str, Any] | None:
     nll = learner.scorer if sharded else learner.model.nll
     learner.model.eval()
     with step.autocast(learner.precision, process.device):
-        scores = evaluate(nll, Loader(batches, process.device).epoch(0), process.device, ends_word)
+        loaded = Loader(batches, process.device).epoch(0)
+        scores = score_sums(nll, loaded, process.device, ends_word)
     learner.model.train()
     scores = _over_processes(scores, process)
     result = {"loss": scores.loss, "perplexity": scores.perplexity, "split": "valid"}
