@@ -22,6 +22,12 @@ def test_number_of_merges_is_exact_and_learning_is_repeatable():
     assert Codes.learn(dict(reversed(words.items())), 7).merges == codes.merges
 
 
+def test_nothing_to_learn_is_an_error():
+    with pytest.raises(ValueError, match="--bpe 5: no two letters stand together twice"):
+        Codes.learn({"abc": 1, "def": 1, "<unk>": 9}, 5)
+    assert len(Codes.learn({"ab": 2, "cd": 1}, 5).merges) == 1
+
+
 def test_specials_stay_whole():
     assert Codes.learn(COUNTS, 5).split(["<unk>", "</s>"]) == [["<unk>"], ["</s>"]]
 

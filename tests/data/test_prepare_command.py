@@ -66,6 +66,13 @@ def test_a_file_in_two_splits_is_refused(tmp_path):
     assert done.returncode == 2 and "-: both train and valid text" in done.stderr
 
 
+def test_summary_says_when_few_merges_were_learned(tmp_path):
+    (tmp_path / "x.txt").write_text("ab ab cd\n")
+    done = zipflm("prepare", tmp_path / "x.txt", "--bpe", 9, "--out", tmp_path / "d")
+    assert done.returncode == 0, done.stderr
+    assert "1 merges learned of 9" in done.stdout
+
+
 def test_standard_input_is_a_text(tmp_path):
     text = (TEXT / "train.txt").read_text(encoding="utf-8")
     done = zipflm("prepare", "-", "--out", tmp_path / "d", "--processes", 2, input=text)

@@ -34,7 +34,10 @@ class Codes:
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], num_merges: int) -> Codes:
-        """Learn up to `num_merges` merges; fewer if no pair is left that occurs twice."""
+        """Learn up to `num_merges` merges; fewer if no pair is left that occurs twice.
+
+        Raises ValueError if not even one does.
+        """
         if num_merges < 1:
             raise ValueError(f"bpe={num_merges}: must be at least 1")
         words = {word: n for word, n in counts.items() if word not in SPECIALS}
@@ -51,6 +54,11 @@ class Codes:
         tokenizer.train_from_iterator(_repeated(marked), trainer)
         merges = json.loads(tokenizer.to_str())["model"]["merges"]
         endings = str.maketrans({mark: end + _WORD_END for end, mark in stand_ins.items()})
+        if not merges:
+            raise ValueError(
+                f"--bpe {num_merges}: no two letters stand together twice in the training text, so "
+                "there is nothing to learn; give more text"
+            )
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
         return cls(
             (left.translate(endings), right.translate(endings))

@@ -56,4 +56,7 @@ def summary(folder: DataFolder) -> str:
             f"{split['tokens']:>13,} tokens  {split['sentences']:>11,} sentences  "
             f"{split['types']:>10,} types  {unknown:.2f} % unknown"
         )
+    asked, learned = facts["options"]["bpe"], facts.get("bpe", {}).get("merges", 0)
+    if asked is not None and learned < asked:
+        lines.append(f"  {learned:,} merges learned of {asked:,}: no other pair occurs twice")
     return "\n".join(lines)
