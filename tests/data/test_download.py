@@ -70,8 +70,15 @@ def test_next_mirror_takes_over_after_missing_and_wrong_files(server, tmp_path):
 
 
 def test_broken_download_resumes(server, tmp_path):
-    assert fetch(tmp_path / "x.zip", [f"{server.url}/breaks"], DIGEST).read_bytes() == DATA
+    done = []
+    path = fetch(
+        *(tmp_path / "x.zip", [f"{server.url}/wrong", f"{server.url}/breaks"], DIGEST),
+        lambda n, total: done.append(n),
+    )
+    assert path.read_bytes() == DATA
+    assert sum(done) == len(DATA)
     assert server.requests == [
+        ("/wrong", None),
         ("/breaks", None),
         ("/breaks", "bytes=450000-"),
         ("/breaks", "bytes=900000-"),

@@ -23,6 +23,17 @@ _AGENT = "Mozilla/5.0 (compatible; zipflm)"
 Progress = Callable[[int, int | None], None]
 
 
+class _Meter:
+    """Reports how far a file has come, whichever try it is: it may start again from 0."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._position = progress, 0
+
+    def at(self, position: int, total: int | None) -> None:
+        self._progress(position - self._position, total)
+        self._position = position
+
+
 class _Broken(Exception):
     """The connection ended too early; what came is kept."""
 
@@ -35,7 +46,8 @@ def fetch(
 ) -> Path:
     """The file at `path`, from the first mirror that has it unless it is there already.
 
-    `progress` gets the bytes just received and the file's size. Raises OSError, saying what to
+    `progress` gets the bytes just received, fewer than none if they are fetched again, and the
+    file's size. Raises OSError, saying what to
     fetch by hand and where to put it, if no mirror delivers.
     """
     if path.exists():
@@ -43,8 +55,9 @@ def fetch(
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     faults = []
+    meter = _Meter(progress)
     for url in mirrors:
-        fault = _try(url, path, sha256, progress)
+        fault = _try(url, path, sha256, meter)
         if fault is None:
             return path
         faults.append(f"{url} ({fault})")
@@ -62,13 +75,13 @@ def _check(path: Path, sha256: str) -> None:
         )
 
 
-def _try(url: str, path: Path, sha256: str, progress: Progress) -> str | None:
+def _try(url: str, path: Path, sha256: str, meter: _Meter) -> str | None:
     """Fetch from one mirror; what went wrong, if anything."""
     part = path.with_name(path.name + ".part")
     fault = ""
     for _ in range(_TRIES):
         try:
-            _receive(url, part, progress)
+            _receive(url, part, meter)
         except _Broken as error:
             fault = str(error)
             continue
@@ -86,7 +99,7 @@ def _try(url: str, path: Path, sha256: str, progress: Progress) -> str | None:
     return fault
 
 
-def _receive(url: str, part: Path, progress: Progress) -> None:
+def _receive(url: str, part: Path, meter: _Meter) -> None:
     """Append what is missing to `part`."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": _AGENT} | ({"Range": f"bytes={have}-"} if have else {})
@@ -104,10 +117,10 @@ def _receive(url: str, part: Path, progress: Progress) -> None:
             have = 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
-        progress(have, total)
+        meter.at(have, total)
         while data := response.read(_READ_BYTES):
             file.write(data)
             have += len(data)
-            progress(len(data), total)
+            meter.at(have, total)
     if total is not None and have < total:
         raise _Broken(f"broke off after {have} of {total} bytes")
