@@ -219,12 +219,27 @@ def test_folder_with_a_changed_vocabulary_is_refused(tmp_path):
         DataFolder.open(folder.path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 1}', '{"format": 99}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"format": 1}', '{"format": 99}', "no file", "no splits"]
+)
 def test_damaged_facts_are_refused(tmp_path, content):
     folder = prepare(tmp_path / "d", TEXTS)
+    if content == "no file":
+        del folder.facts["splits"]["valid"]["file"]
+        content = json.dumps(folder.facts)
+    if content == "no splits":
+        content = json.dumps(folder.facts | {"splits": {"test": 3}})
     (folder.path / "data.json").write_text(content)
     with pytest.raises(ValueError, match="data.json"):
         DataFolder.open(folder.path)
+
+
+def test_the_folder_one_is_in_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "_scan", lambda *arguments: pytest.fail("text was read"))
+    for out in (".", tmp_path):
+        with pytest.raises(FileExistsError, match="is the folder you are in"):
+            prepare(out, TEXTS)
 
 
 def test_folder_that_is_none_is_refused(tmp_path):

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import io
 import tarfile
@@ -50,6 +51,16 @@ def offline(tmp_path, monkeypatch):
         return tmp_path
 
     return place
+
+
+def test_full_temporary_disk_is_named(tmp_path, monkeypatch):
+    def write_text(self, *arguments, **keywords):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", write_text)
+    with pytest.raises(OSError, match=r"zipflm-\w+: No space left on device .* TMPDIR"):
+        prepare_by_name(tmp_path / "d", "state-of-the-union")
+    assert not list(tmp_path.iterdir())
 
 
 def test_archive_put_into_the_cache_is_prepared(offline, tmp_path):

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import subprocess
@@ -127,6 +128,15 @@ def test_another_vocabulary_is_refused_with_both_hashes(run, tmp_path):
     message = refused("evaluate", run, "--data", other.path, "--split", "train")
     assert other.vocabulary.hash in message
     assert evaluate(run, text=TEXTS / "test.txt").facts["vocabulary"] in message
+
+
+def test_a_full_temporary_disk_is_named(run, monkeypatch):
+    def write(self, ids, ends):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("zipflm.data.tokens.TokenWriter.write", write)
+    message = refused("evaluate", run, "--text", TEXTS / "test.txt")
+    assert "No space left on device" in message and "TMPDIR" in message and "--out" not in message
 
 
 def test_a_split_that_is_not_there_is_refused(run, data):

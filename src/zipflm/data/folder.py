@@ -31,6 +31,8 @@ SPLITS = ("train", "valid", "test")
 
 CODES_FILE = "bpe.codes"
 
+TEMPORARY_REMEDY = "free some space, or let TMPDIR name a folder that has some"
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -116,7 +118,8 @@ def _read_facts(path: Path) -> dict[str, Any]:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         version = facts["format"]
-        _ = facts["unit"], facts["vocabulary"]["hash"], facts["splits"].items()
+        _ = facts["unit"], facts["vocabulary"]["hash"]
+        _ = [(split["file"], split["sha256"]) for split in facts["splits"].values()]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path}: damaged; prepare the data again") from None
     if version != FORMAT:
@@ -125,8 +128,10 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
 
 def refuse_existing(out: str | PathLike[str]) -> None:
-    """FileExistsError if `out` is anything but an empty folder or free."""
+    """FileExistsError if `out` is anything but free or an empty folder elsewhere."""
     out = Path(out)
+    if out.exists() and out.samefile(os.curdir):
+        raise FileExistsError(f"{out} is the folder you are in; name a new one with --out")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise FileExistsError(f"{out} exists already; choose another --out or remove it first")
 
@@ -139,20 +144,37 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
     made = _make_parents(out)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.unfinished-", dir=out.parent))
     try:
-        yield unfinished
-        unfinished.chmod(0o777 & ~_umask())
-        os.rename(unfinished, out)
-    except BaseException as error:
+        with naming_full_disk(out, "nothing was kept; free some space or choose another --out"):
+            yield unfinished
+            unfinished.chmod(0o777 & ~_umask())
+            os.rename(unfinished, out)
+    except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         for parent in made:
             parent.rmdir()
-        if isinstance(error, OSError) and error.errno in _FULL:
-            raise OSError(
-                f"{out}: {os.strerror(error.errno or 0)} while writing it; nothing was kept; free "
-                "some space or choose another --out"
-            ) from None
         raise
     _sync(out.parent)
+
+
+class DiskFull(OSError):
+    """What was being written and what to do, in words."""
+
+
+@contextmanager
+def naming_full_disk(path: Path, remedy: str) -> Iterator[None]:
+    """Say in DiskFull what could not be written, which the system's own error does not.
+
+    The outermost of several has the word: it knows what the user asked for.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, DiskFull) and error.errno not in _FULL:
+            raise
+        reason = os.strerror(error.errno or errno.ENOSPC)
+        full = DiskFull(f"{path}: {reason} while writing it; {remedy}")
+        full.errno = error.errno
+        raise full from None
 
 
 def _make_parents(path: Path) -> list[Path]:

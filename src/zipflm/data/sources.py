@@ -20,7 +20,7 @@ from typing import IO
 
 from zipflm.data.addresses import addresses, sentences, split_of
 from zipflm.data.download import fetch
-from zipflm.data.folder import SPLITS
+from zipflm.data.folder import SPLITS, TEMPORARY_REMEDY, naming_full_disk
 
 Report = Callable[[str, int, int | None], None]
 Splits = dict[str, list[Path]]
@@ -104,7 +104,9 @@ def corpus_texts(
         raise ValueError(f"--corpus {name}: choose from {', '.join(NAMES)}")
     if name == EMBEDDED:
         with TemporaryDirectory(prefix="zipflm-") as folder:
-            yield _write_addresses(Path(folder)), {}
+            with naming_full_disk(Path(folder), TEMPORARY_REMEDY):
+                splits = _write_addresses(Path(folder))
+            yield splits, {}
         return
     corpus = CORPORA[name]
     archive = fetch(
@@ -114,7 +116,9 @@ def corpus_texts(
         lambda done, total: report(f"downloading {name}", done, total),
     )
     with TemporaryDirectory(prefix=".unpacked-", dir=cache) as folder:
-        yield _unpack(archive, corpus, Path(folder)), corpus.tokens
+        with naming_full_disk(cache, "free some space or choose another --cache"):
+            splits = _unpack(archive, corpus, Path(folder))
+        yield splits, corpus.tokens
 
 
 def _write_addresses(folder: Path) -> Splits:

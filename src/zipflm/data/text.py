@@ -22,7 +22,10 @@ from typing import IO, Any
 
 CHUNK_BYTES = 1 << 22
 MAX_LINE_BYTES = 1 << 24
-"""No sentence is that long: such a file is not text, or has no line ends."""
+"""No sentence is that long: such a file is not text, or has no line ends.
+
+Counted from the end of a chunk, so that a line that begins inside one may have `CHUNK_BYTES` more.
+"""
 
 STDIN = "-"
 _STORED_BYTES = 1 << 16

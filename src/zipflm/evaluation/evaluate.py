@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from zipflm.config import Config
 from zipflm.data.batches import Batches, BreakMode
 from zipflm.data.bpe import Codes
-from zipflm.data.folder import CODES_FILE, DataFolder
+from zipflm.data.folder import CODES_FILE, TEMPORARY_REMEDY, DataFolder, naming_full_disk
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.vocabulary import CONTINUES, Vocabulary
 from zipflm.evaluation.perplexity import Precision, score
@@ -192,7 +192,9 @@ def _opened(run: Source, data: Source | None, text: Source | None) -> Iterator[D
     vocabulary = checkpoint_folder(run) / "vocabulary.txt"
     options = Options(vocabulary=vocabulary, bpe_codes=_codes_file(run))
     with tempfile.TemporaryDirectory(prefix="zipflm-") as place:
-        yield prepare(Path(place) / "data", {"test": [text]}, options)
+        with naming_full_disk(Path(place), TEMPORARY_REMEDY):
+            folder = prepare(Path(place) / "data", {"test": [text]}, options)
+        yield folder
 
 
 def _require_same_vocabulary(run: Source, vocabulary: Vocabulary, folder: DataFolder) -> None:
