@@ -1,5 +1,7 @@
 import errno
+import gzip
 import json
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,6 @@ import pytest
 
 from zipflm.data import prepare as module
 from zipflm.data.bpe import join
-from zipflm.data.encoding import encode
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.tokens import TokenFile, TokenWriter
@@ -101,14 +102,6 @@ def test_sub_words_join_back_to_the_words(tmp_path):
     assert again.vocabulary == folder.vocabulary
 
 
-@pytest.mark.parametrize("options", [Options(), Options(bpe=200)])
-def test_text_in_memory_is_encoded_like_a_file(tmp_path, options):
-    folder = prepare(tmp_path / "d", TEXTS, options)
-    tokens, wanted = encode(lines("valid"), folder.vocabulary, folder.codes), folder.tokens("valid")
-    assert np.array_equal(tokens.ids, wanted.ids)
-    assert np.array_equal(tokens.offsets, wanted.offsets)
-
-
 @pytest.mark.parametrize("options", [Options(min_count=1), Options(bpe=5)])
 def test_specials_spelled_in_a_text_are_themselves_but_never_padding(tmp_path, options):
     (tmp_path / "x.txt").write_text("aa <unk> aa <pad> </s> <s>\n")
@@ -193,6 +186,15 @@ def test_wrong_splits_are_refused(tmp_path):
         prepare(tmp_path / "d", {}, Options(vocabulary=GOLDEN / "dict.txt"))
     with pytest.raises(ValueError, match="no word occurs 99999 times"):
         prepare(tmp_path / "d", TEXTS, Options(min_count=99999))
+
+
+@pytest.mark.parametrize("suffix", ["gz", "xz"])
+def test_given_vocabulary_may_be_compressed(tmp_path, suffix):
+    data = (GOLDEN / "dict.txt").read_bytes()
+    path = tmp_path / f"dict.txt.{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix == "gz" else lzma.compress(data))
+    folder = prepare(tmp_path / "d", {"test": TEXTS["test"]}, Options(vocabulary=path))
+    assert folder.vocabulary == Vocabulary.load(GOLDEN / "dict.txt")
 
 
 def test_given_vocabulary_is_read_before_the_text(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.data.bpe import Codes
-from zipflm.data.tokens import TokenArray
 from zipflm.data.vocabulary import END, PAD, UNKNOWN, Vocabulary
 
 
@@ -54,16 +53,3 @@ class Encoding:
         ends = np.cumsum(lengths)
         first = np.repeat(self.starts[numbers][places] - (ends - lengths), lengths)
         return self.flat[first + np.arange(len(first))], ends[line_ends]
-
-
-def encode(lines: Iterable[str], vocabulary: Vocabulary, codes: Codes | None = None) -> TokenArray:
-    """Text in memory to tokens: every line, also a blank one, ends with `</s>`."""
-    index: dict[str, int] = {"": 0}
-    numbers = [
-        number
-        for line in lines
-        for number in [*(index.setdefault(word, len(index)) for word in line.split()), 0]
-    ]
-    encoding = Encoding(index, vocabulary, codes)
-    ids, ends = encoding.apply(np.arange(len(index)), np.array(numbers, dtype=np.int64))
-    return TokenArray(ids.astype(np.int64), np.append(0, ends))

@@ -29,7 +29,7 @@ from zipflm.data.folder import (
 )
 from zipflm.data.scan import Errors, Scan, scan
 from zipflm.data.sources import corpus_texts
-from zipflm.data.text import STDIN, expand, stored_size
+from zipflm.data.text import STDIN, chunks, expand, stored_size
 from zipflm.data.tokens import TokenWriter
 from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
 
@@ -96,9 +96,7 @@ def prepare(
         raise ValueError(f"--processes {processes}: must be at least 1")
     refuse_existing(out)
     sources = _sources(splits, options)
-    # What was given is read first: a fault in it should not show after an hour.
-    given = None if options.vocabulary is None else Vocabulary.load(options.vocabulary)
-    codes = None if options.bpe_codes is None else Codes.load(options.bpe_codes)
+    given, codes = _given(options)
     with new_folder(out) as folder, TemporaryDirectory(dir=folder, prefix="scan-") as spool:
         scans = {
             split: _scan(split, names, Path(spool), options.errors, processes, report)
@@ -133,9 +131,22 @@ def prepare_by_name(
 ) -> DataFolder:
     """Make a data folder from an embedded or downloadable corpus; `cache` keeps downloads."""
     refuse_existing(out)
+    _given(options or Options())
     place = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
     with corpus_texts(corpus, place, report) as (splits, expected):
         return prepare(out, splits, options, processes=processes, expected=expected, report=report)
+
+
+def _given(options: Options) -> tuple[Vocabulary | None, Codes | None]:
+    """The vocabulary and the codes of the options.
+
+    To be read before anything else: a fault in them should not show after an hour.
+    """
+    vocabulary = None
+    if options.vocabulary is not None:
+        name = os.fspath(options.vocabulary)
+        vocabulary = Vocabulary.load(name, b"".join(chunk.read() for chunk in chunks(name)))
+    return vocabulary, None if options.bpe_codes is None else Codes.load(options.bpe_codes)
 
 
 def _sources(splits: Mapping[str, Iterable[Text]], options: Options) -> dict[str, list[str]]:
@@ -244,7 +255,6 @@ def _encode(
         "bytes": _text_bytes(scanned, blank),
         "continued": sum(n for w, n in scanned.words().items() if w.endswith(CONTINUES)),
         "types": len(scanned.index),
-        "bytes_per_id": np.dtype(writer.dtype).itemsize,
         "sha256": file_hash(path),
     }
 

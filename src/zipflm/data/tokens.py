@@ -99,10 +99,6 @@ class TokenFile:
     def num_sentences(self) -> int:
         return len(self.offsets) - 1
 
-    @property
-    def sentence_starts(self) -> NDArray[np.uint64]:
-        return self.offsets[:-1]
-
     def require_vocabulary(self, digest: str) -> None:
         """ValueError, naming both hashes, unless the file was made with that vocabulary."""
         if self.vocabulary_hash != digest:

@@ -76,14 +76,15 @@ class Vocabulary:
         return cls(words + fillers, numbers + [0] * len(fillers))
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Vocabulary:
+    def load(cls, path: str | PathLike[str], data: bytes | None = None) -> Vocabulary:
         """Read `word count` lines, which leave out the four specials.
 
-        Raises ValueError, naming the line, for duplicate or unsorted entries.
+        `data` is what the file holds, where that had to be uncompressed. Raises ValueError, naming
+        the line, for duplicate or unsorted entries.
         """
         words, counts = list(SPECIALS), [0] * len(SPECIALS)
         lines_of = dict.fromkeys(SPECIALS, 0)
-        lines = _decode(path).split("\n")
+        lines = _decode(path, Path(path).read_bytes() if data is None else data).split("\n")
         if lines[-1] == "":
             lines.pop()
         for number, line in enumerate(lines, start=1):
@@ -158,8 +159,7 @@ def _fillers(words: Sequence[str], multiple: int) -> list[str]:
     return fillers
 
 
-def _decode(path: str | PathLike[str]) -> str:
-    data = Path(path).read_bytes()
+def _decode(path: str | PathLike[str], data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
