@@ -6,7 +6,12 @@ Everything heavy is imported inside the command, so that `--help` is instant. A 
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +23,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Word-level and large-vocabulary language models.",
 )
+
+
+@contextmanager
+def _removing_what_is_unfinished() -> Iterator[None]:
+    """SIGTERM as an exception, so that temporary folders are removed on the way out."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)  # as a shell reports a process that a signal ended
+
+    # Python allows handlers in the main thread only; elsewhere there is nobody to signal.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print_version(wanted: bool) -> None:
@@ -143,7 +166,7 @@ def prepare(
     )
     splits = {"train": texts or [], "valid": valid or [], "test": test or []}
     processes = default_processes() if processes is None else processes
-    with progress_bar() as report:
+    with _removing_what_is_unfinished(), progress_bar() as report:
         if corpus is None:
             folder = make(out, splits, options, processes=processes, report=report)
         elif any(splits.values()):
@@ -240,7 +263,9 @@ def evaluate(
     run: Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")],
     *,
     data: Annotated[str | None, typer.Option(help="The data folder to score.")] = None,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    split: Annotated[
+        str | None, typer.Option(help="Of the data folder: train, valid or test (if not given).")
+    ] = None,
     text: Annotated[
         str | None, typer.Option(help="Instead of a data folder: a text, or - for stdin.")
     ] = None,
@@ -273,7 +298,8 @@ def evaluate(
         device=device,
         precision=precision,  # type: ignore[arg-type]  # checked there
     )
-    report = score(run, data=data, split=split, text=text, setting=setting).report()
+    with _removing_what_is_unfinished():
+        report = score(run, data=data, split=split, text=text, setting=setting).report()
     typer.echo(shown(report, as_json))
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -173,29 +174,51 @@ def is_running(pid):
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_kill_in_the_middle_leaves_nothing_that_looks_finished(tmp_path):
-    text = tmp_path / "big.txt"
+def preparing(folder):
+    """`zipflm prepare` on its way, with its workers."""
+    text = folder / "big.txt"
     text.write_text("".join(f"word{n} and word{n % 7919}\n" for n in range(300_000)))
     command = [sys.executable, "-m", "zipflm", "prepare", str(text)]
-    command += ["--out", str(tmp_path / "d"), "--processes", "2"]
+    command += ["--out", str(folder / "d"), "--processes", "2"]
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     started, workers = time.monotonic(), []
-    while not list(tmp_path.glob(".d.unfinished-*/scan-*/train/*.ids")):
+    while not list(folder.glob(".d.unfinished-*/scan-*/train/*.ids")):
         assert process.poll() is None and time.monotonic() - started < 60
         workers = children.read_text().split()
+    return process, workers
+
+
+def require_end(workers):
+    started = time.monotonic()
+    while any(is_running(pid) for pid in workers):
+        assert time.monotonic() - started < 60
+        time.sleep(0.05)
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+
+@needs_proc
+def test_kill_in_the_middle_leaves_nothing_that_looks_finished(tmp_path):
+    process, workers = preparing(tmp_path)
     process.kill()
     process.wait()
     assert not (tmp_path / "d").exists()
     with pytest.raises(ValueError, match="no data folder"):
         DataFolder.open(next(tmp_path.glob(".d.unfinished-*")))
-    # Workers see that their parent is gone.
-    while any(is_running(pid) for pid in workers):
-        assert time.monotonic() - started < 60
-        time.sleep(0.05)
+    require_end(workers)  # they see that their parent is gone
     # What is left does not stand in the way of another try.
     assert zipflm("prepare", TEXT / "train.txt", "--out", tmp_path / "d").returncode == 0
+
+
+@needs_proc
+def test_sigterm_in_the_middle_leaves_nothing(tmp_path):
+    process, workers = preparing(tmp_path)
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert [path.name for path in tmp_path.iterdir()] == ["big.txt"]
+    require_end(workers)
 
 
 def test_commands_of_the_readme_run(tmp_path):

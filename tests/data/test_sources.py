@@ -53,6 +53,14 @@ def offline(tmp_path, monkeypatch):
     return place
 
 
+@pytest.mark.parametrize("option", ["vocabulary", "bpe_codes"])
+def test_what_was_given_is_read_before_the_download(tmp_path, monkeypatch, option):
+    monkeypatch.setattr(sources, "fetch", lambda *arguments: pytest.fail("downloaded"))
+    (tmp_path / "x").write_text("a 1\nb 2\n")
+    with pytest.raises(ValueError, match="x: .*line"):
+        prepare_by_name(tmp_path / "d", "wikitext-2", Options(**{option: tmp_path / "x"}))
+
+
 def test_full_temporary_disk_is_named(tmp_path, monkeypatch):
     def write_text(self, *arguments, **keywords):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,6 +1,7 @@
 import errno
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -130,6 +131,16 @@ def test_another_vocabulary_is_refused_with_both_hashes(run, tmp_path):
     assert evaluate(run, text=TEXTS / "test.txt").facts["vocabulary"] in message
 
 
+def test_a_changed_split_is_refused(run, data, tmp_path):
+    shutil.copytree(data, tmp_path / "d")
+    path = tmp_path / "d" / "test.tokens"
+    whole = bytearray(path.read_bytes())
+    whole[200] ^= 1
+    path.write_bytes(whole)
+    assert "SHA-256 of the test split" in refused("evaluate", run, "--data", tmp_path / "d")
+    evaluate(run, data=tmp_path / "d", split="valid")
+
+
 def test_a_full_temporary_disk_is_named(run, monkeypatch):
     def write(self, ids, ends):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -158,6 +169,10 @@ def test_a_text_without_words_is_refused(run, tmp_path):
         (("--text", "x", "--break", "eos"), "--break eos: choose from none, complete, sentence"),
         (("--text", "x", "--precision", "int8"), "--precision int8: choose from"),
         (("--text", "x", "--batch-tokens", "0"), "--batch-tokens 0: must be at least 1"),
+        (("--text", "x", "--batch-tokens", "10"), "--batch-tokens 10: must hold at least one"),
+        (("--text", "x", "--block", "0"), "--block 0: must be at least 1"),
+        (("--text", "x", "--split", "test"), "--split test: of a data folder"),
+        (("--data", "x", "--split", "nope"), "--split nope: choose from train, valid, test"),
         (("--text", "x", "--device", "abacus"), "--device abacus: choose cpu, cuda"),
         (("--text", "absent.txt"), "absent.txt: no such file"),
     ],

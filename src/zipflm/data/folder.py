@@ -66,11 +66,7 @@ class DataFolder:
 
     def tokens(self, split: str) -> TokenFile:
         """The token file of a split, checked against this folder's vocabulary."""
-        if split not in self.facts["splits"]:
-            raise ValueError(
-                f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}; prepare it "
-                f"again with --{split}"
-            )
+        self._require_split(split)
         tokens = TokenFile(self.path / self.facts["splits"][split]["file"])
         tokens.require_vocabulary(self.vocabulary.hash)
         return tokens
@@ -96,9 +92,24 @@ class DataFolder:
             )
         return codes
 
-    def verify(self) -> None:
-        """Read every token file and compare its hash with data.json; ValueError if one differs."""
-        for split, facts in self.facts["splits"].items():
+    def _require_split(self, split: str) -> None:
+        if split not in SPLITS:
+            raise ValueError(f"split {split!r}: choose from {', '.join(SPLITS)}")
+        if split not in self.facts["splits"]:
+            remedy = "a training text" if split == "train" else f"--{split}"
+            raise ValueError(
+                f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}; prepare it "
+                f"again with {remedy}"
+            )
+
+    def verify(self, *splits: str) -> None:
+        """Read token files, all unless named, and compare their hashes with data.json.
+
+        Raises ValueError if one differs.
+        """
+        for split in splits or self.splits:
+            self._require_split(split)
+            facts = self.facts["splits"][split]
             digest = file_hash(self.path / facts["file"])
             if digest != facts["sha256"]:
                 raise ValueError(

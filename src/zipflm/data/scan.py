@@ -180,7 +180,7 @@ def _invalid(chunk: Chunk) -> ValueError:
 def _bad(chunk: Chunk, position: int, what: str) -> ValueError:
     return ValueError(
         f"{chunk.source}: {what} at byte {chunk.start + position}; mend the text, or go on with "
-        "--errors replace"
+        "zipflm prepare --errors replace"
     )
 
 

@@ -22,7 +22,13 @@ from numpy.typing import NDArray
 from zipflm.config import Config
 from zipflm.data.batches import Batches, BreakMode
 from zipflm.data.bpe import Codes
-from zipflm.data.folder import CODES_FILE, TEMPORARY_REMEDY, DataFolder, naming_full_disk
+from zipflm.data.folder import (
+    CODES_FILE,
+    SPLITS,
+    TEMPORARY_REMEDY,
+    DataFolder,
+    naming_full_disk,
+)
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.vocabulary import CONTINUES, Vocabulary
 from zipflm.evaluation.perplexity import Precision, score
@@ -99,20 +105,28 @@ def evaluate(
     run: Source,
     *,
     data: Source | None = None,
-    split: str = "test",
+    split: str | None = None,
     text: Source | None = None,
     setting: Setting | None = None,
 ) -> Evaluation:
-    """Score a split of a data folder, or a text, with a run's newest or with one checkpoint."""
+    """Score a split of a data folder, or a text, with a run's newest or with one checkpoint.
+
+    The split is `test` unless given.
+    """
     if (data is None) == (text is None):
         raise ValueError("give either --data, a data folder, or --text, a file to score")
+    if text is not None and split is not None:
+        raise ValueError(f"--split {split}: of a data folder; --text is scored as a whole")
+    if split is not None and split not in SPLITS:
+        raise ValueError(f"--split {split}: choose from {', '.join(SPLITS)}")
+    scored_split = split or "test"
     model, config, vocabulary = load_run(run)
     setting = _completed(setting or Setting(), config)
     with _opened(run, data, text) as folder:
-        used_split = split if text is None else "test"
         _require_same_vocabulary(run, vocabulary, folder)
-        _require_same_pieces(run, config, folder, used_split)
-        batches = _batches(folder, used_split, setting)
+        _require_same_pieces(run, config, folder, scored_split)
+        folder.verify(scored_split)
+        batches = _batches(folder, scored_split, setting)
         started = time.perf_counter()
         scores = score(
             model,
@@ -126,11 +140,11 @@ def evaluate(
             "run": str(run),
             "checkpoint": checkpoint_folder(run).name,
             "source": str(data if text is None else text),
-            "split": split if text is None else None,
+            "split": scored_split if text is None else None,
             "vocabulary": vocabulary.hash,
             "device": _device_name(setting.device or "cpu"),
         }
-        return Evaluation(scores, seconds, _text_bytes(config, folder, used_split), facts)
+        return Evaluation(scores, seconds, _text_bytes(config, folder, scored_split), facts)
 
 
 def _completed(setting: Setting, config: Config) -> Setting:
@@ -140,13 +154,19 @@ def _completed(setting: Setting, config: Config) -> Setting:
     # The run's own context belongs to its own block.
     own = config.batches.eval_context if setting.block is None else 0
     context = own if setting.context is None else setting.context
-    if block < 1 or not 0 <= context < block:
+    if block < 1:
+        raise ValueError(f"--block {block}: must be at least 1")
+    if not 0 <= context < block:
         raise ValueError(
             f"--context {context}: must leave room for scored tokens in --block {block}; give 0 "
             f"to {block - 1}"
         )
     room = _CPU_TOKENS if device == "cpu" else _DEVICE_TOKENS
     batch_tokens = max(room, block) if setting.batch_tokens is None else setting.batch_tokens
+    if batch_tokens < block:
+        raise ValueError(
+            f"--batch-tokens {batch_tokens}: must hold at least one --block, {block} tokens"
+        )
     return replace(
         setting,
         device=device,
