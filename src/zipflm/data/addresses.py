@@ -7,6 +7,7 @@ data file.
 
 from __future__ import annotations
 
+import html
 import lzma
 import re
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ _HEADING = re.compile(r"= (\d{4}) (.+) =")
 _HELD_OUT_EVERY = 10
 
 _ABBREVIATIONS = (
-    "Messrs Mr Mrs Ms Dr Gen Gov Col Capt Lieut Hon Rev St Jr Sr Nos No Art Sec Co Inc viz vs etc "
-    "Jan Feb Mar Apr Aug Sept Oct Nov Dec"
+    "Messrs Mr Mrs Ms Dr Prof Brig Maj Gen Gov Col Capt Lieut Sen Hon Rev St Jr Sr Nos No Art Sec "
+    "Comp Co Inc pp p vols vol lbs viz vs etc Jan Feb Mar Apr Aug Sept Oct Nov Dec"
 )
 _TOKEN = re.compile(
     rf"""
-    (?:{"|".join(_ABBREVIATIONS.split())})\.(?=\s)   # an abbreviation keeps its period
+    (?:{"|".join(_ABBREVIATIONS.split())})\.(?=[\s-])   # an abbreviation keeps its period
   | (?:[A-Z]\.){{2,}} | [A-HJ-Z]\.(?=\s)              # as do initials: U.S., J. Q.
   | \d+(?:[.,]\d+)*\w*                               # 1,234.56 and 73d
   | \w+(?:[-'\u2019\u2011]\w+)*                      # words, with hyphens and apostrophes
@@ -37,6 +38,8 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+# What the audience did, noted between the sentences.
+_NOTE = re.compile(r"\[(?:laughter|applause)\.?\]|\((?:laughter|applause)\.?\)", re.IGNORECASE)
 _ENDS = frozenset(".?!")
 _GOES_ON = frozenset(",;:.?!-\u2014")
 _CLOSES = frozenset("\"')]\u201d\u2019")
@@ -56,7 +59,7 @@ def addresses() -> Iterator[Address]:
         for heading, text in zip(lines, lines, strict=True):
             match = _HEADING.fullmatch(heading.rstrip("\n"))
             assert match is not None, heading
-            yield Address(int(match[1]), match[2], text)
+            yield Address(int(match[1]), match[2], html.unescape(text))
 
 
 def split_of(number: int) -> str:
@@ -67,13 +70,13 @@ def split_of(number: int) -> str:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Tokens joined by spaces, one sentence at a time.
+    """Tokens joined by spaces, one sentence at a time, without notes on the audience.
 
     >>> list(sentences('Mr. Speaker: "It is so." We agree, in the U.S. and elsewhere.'))
     ['Mr. Speaker : " It is so . "', 'We agree , in the U.S. and elsewhere .']
     """
     sentence: list[str] = []
-    tokens = _TOKEN.findall(text)
+    tokens = _TOKEN.findall(_NOTE.sub(" ", text))
     for token, following in zip_longest(tokens, tokens[1:], fillvalue=""):
         sentence.append(token)
         if following not in _CLOSES and _is_over(sentence, following):
