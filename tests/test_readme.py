@@ -1,16 +1,31 @@
 """What the README shows runs."""
 
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fairseq_checkpoints import DICT, GOLDEN, OLDEST
+from typer.testing import CliRunner
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-# Sections that build on prepared data run with their commands, in the tests of those commands.
+import zipflm.cli
+from zipflm.data.prepare import prepare
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+# The section on data runs in the tests of `zipflm prepare`.
 MODELS = README.split("## Data")[0]
 EXAMPLES = re.findall(r"```python\n(.*?)```", MODELS, flags=re.DOTALL)
+TOY = """
+    --device cpu decoder.num_layers=1 decoder.dim=32 decoder.ffn_dim=64 input.dim=32 output.dim=32
+    input.cutoffs=30,100 output.cutoffs=30,100 batches.block=32 batches.eval_block=32
+    batches.tokens=128 training.tokens_per_update=256 training.max_updates=2
+    training.compile=false training.precision=float32 training.stages=0.5:16
+""".split()
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=range(len(EXAMPLES)))
@@ -18,3 +33,41 @@ def test_python_examples_run(code):
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout
+
+
+def commands(section):
+    text = README.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+def test_commands_of_training_and_evaluation_run_one_after_the_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = GOLDEN / "data" / "text"
+    splits = {split: [text / f"{split}.txt"] for split in ("train", "valid", "test")}
+    for name in ("union", "wikitext-103"):
+        prepare(f"data/{name}", splits)
+    shutil.copy(text / "test.txt", "article.txt")
+    Path("adaptive_lm_wiki103").mkdir()
+    shutil.copy(OLDEST, "adaptive_lm_wiki103/model.pt")
+    shutil.copy(DICT, "adaptive_lm_wiki103/dict.txt")
+    lines = commands("Training") + commands("Evaluation and published models")
+    assert len(lines) >= 8
+    for line in lines:
+        run(line + TOY if "train" in line else line)
+
+
+def run(words):
+    """In this process, because importing torch takes seconds; or with torchrun, on fewer cores."""
+    if words[0] == "torchrun":
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        words = [*start, *("2" if word == "8" else word for word in words[1:])]
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return
+    assert words[0] == "zipflm", words
+    result = CliRunner().invoke(zipflm.cli.app, words[1:], catch_exceptions=False)
+    assert result.exit_code == 0, result.output

@@ -237,3 +237,5 @@ def test_commands_of_the_readme_run(tmp_path):
         done = zipflm(*words[1:], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         DataFolder.open(tmp_path / words[words.index("--out") + 1])
+    for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, cwd=tmp_path, check=True)
