@@ -1,0 +1,1 @@
+"""From per-word losses to tables, figures and the report; knows no models."""
