@@ -30,6 +30,59 @@ def _version(
         raise typer.Exit
 
 
+@app.command()
+def prepare(
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Training text: files, globs or -, also .gz .bz2 .xz .zst."),
+    ] = None,
+    *,
+    out: Annotated[str, typer.Option(help="The data folder to make.")],
+    valid: Annotated[list[str] | None, typer.Option(help="Validation text.")] = None,
+    test: Annotated[list[str] | None, typer.Option(help="Test text.")] = None,
+    min_count: Annotated[
+        int | None,
+        typer.Option(help="Rarer words are unknown; 3 unless given, 1 for sub-words."),
+    ] = None,
+    max_size: Annotated[
+        int | None, typer.Option(help="Ids at most, specials included, before padding to 8.")
+    ] = None,
+    vocabulary: Annotated[
+        str | None, typer.Option(help="Take this vocabulary.txt, or fairseq's dict.txt.")
+    ] = None,
+    bpe: Annotated[int | None, typer.Option(help="Learn so many byte-pair merges.")] = None,
+    bpe_codes: Annotated[
+        str | None, typer.Option(help="Split words with these subword-nmt codes.")
+    ] = None,
+    errors: Annotated[
+        str, typer.Option(help="On NUL or invalid UTF-8: strict (stop) or replace.")
+    ] = "strict",
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that read text; all cores unless given.")
+    ] = None,
+) -> None:
+    """Make a data folder from text."""
+    from zipflm.data.prepare import Options
+    from zipflm.data.prepare import prepare as make
+    from zipflm.data.progress import progress_bar, summary
+    from zipflm.data.scan import default_processes
+
+    options = Options(
+        min_count=min_count,
+        max_size=max_size,
+        vocabulary=vocabulary,
+        bpe=bpe,
+        bpe_codes=bpe_codes,
+        errors=errors,  # type: ignore[arg-type]  # checked there
+    )
+    splits = {"train": texts or [], "valid": valid or [], "test": test or []}
+    with progress_bar() as report:
+        folder = make(
+            out, splits, options, processes=processes or default_processes(), report=report
+        )
+    typer.echo(summary(folder))
+
+
 def main() -> None:
     """Entry point of the console script."""
     try:

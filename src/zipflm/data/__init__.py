@@ -1,0 +1,1 @@
+"""From raw text to batches: vocabulary, token files, data folders, plans of batches."""

@@ -1,0 +1,211 @@
+"""Plans of batches: which tokens of a stream a step sees, and which of them it scores.
+
+A stream is cut into parts that cover every token once (`cut`); a part with the context before it
+is a window; windows of similar length make a batch. All of it is a pure function of the tokens and
+the arguments, so `(epoch, start)` resumes it anywhere. Section 4.3 of the paper; knows ids only.
+
+Example: with `block=5, context=2` the parts of ten tokens are 0-3, 3-6, 6-9, 9-10, and the second
+window is 1-6, in which the targets 3, 4 and 5 are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from zipflm.data.tokens import Tokens
+from zipflm.data.vocabulary import END, PAD
+
+BreakMode = Literal["none", "complete", "sentence"]
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's tokens, each [B, T]; shorter rows are padded on the right with `<pad>`."""
+
+    words: Tensor
+    """Inputs: the targets one step earlier; before the first token of a stream stands `</s>`."""
+    targets: Tensor
+    scored: Tensor
+    """False on padding and on context."""
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        return Batch(
+            self.words.to(device, non_blocking=non_blocking),
+            self.targets.to(device, non_blocking=non_blocking),
+            self.scored.to(device, non_blocking=non_blocking),
+        )
+
+    def pin_memory(self) -> Batch:
+        return Batch(self.words.pin_memory(), self.targets.pin_memory(), self.scored.pin_memory())
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The rows of one batch as positions in the stream: targets are `first` to `end`, of which
+    those from `start` on are scored."""
+
+    first: Positions
+    start: Positions
+    end: Positions
+
+
+def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> Positions:
+    """Boundaries of the parts: ascending, from 0 to the number of tokens.
+
+    `none`: every `size` tokens, the last part shorter. `complete`: as many whole sentences as fit
+    into `size`, a longer one alone. `sentence`: every sentence, whatever `size` is.
+    """
+    total = len(tokens.ids)
+    if break_mode == "none":
+        return np.append(np.arange(0, total, size, dtype=np.int64), total)
+    offsets = np.asarray(tokens.offsets).astype(np.int64)
+    if break_mode == "sentence":
+        return offsets
+    # The sentence at which a part must end that begins with sentence i, for all i at once.
+    ends = np.searchsorted(offsets, offsets[:-1] + size, side="right") - 1
+    ends = np.maximum(ends, np.arange(1, len(offsets)))
+    bounds, sentence = [0], 0
+    while sentence < len(ends):
+        sentence = int(ends[sentence])
+        bounds.append(sentence)
+    return offsets[bounds]
+
+
+def group(lengths: NDArray[Any], max_tokens: int) -> Positions:
+    """Boundaries of batches over rows in the given order.
+
+    As many rows as fit into `max_tokens` padded to the longest; a row that is longer goes alone.
+    """
+    bounds, row = [0], 0
+    while row < len(lengths):
+        most = max(1, max_tokens // int(lengths[row]))
+        longest = np.maximum.accumulate(lengths[row : row + most].astype(np.int64))
+        fitting = np.count_nonzero(longest * np.arange(1, len(longest) + 1) <= max_tokens)
+        row += max(1, int(fitting))
+        bounds.append(row)
+    return np.array(bounds, dtype=np.int64)
+
+
+class Batches:
+    """The batches of one split for one rank; `epoch` yields them, `windows` says where they lie.
+
+    Batch i of the plan goes to rank `i % world_size`. All ranks have equally many; where the plan
+    runs out, a rank gets a batch with nothing scored.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        break_mode: BreakMode,
+        block: int,
+        context: int = 0,
+        max_tokens: int,
+        seed: int = 0,
+        shuffle: bool,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """`block` includes `context`. `max_tokens` counts padding; a sentence longer than that
+        makes a batch of its own. With `shuffle` rows are sorted by length in random tie order and
+        batches come in random order; without, `none` and `complete` keep the stream's order.
+        """
+        _check(break_mode, block, context, max_tokens, rank, world_size)
+        if len(tokens.ids) == 0:
+            raise ValueError("cannot cut batches from a split with no token")
+        self._ids, self._block, self._context = tokens.ids, block, context
+        self._seed, self._shuffle = seed, shuffle
+        self._rank, self._world_size = rank, world_size
+        self._bounds = cut(tokens, break_mode, block - context)
+        self._sorts = shuffle or break_mode == "sentence"
+        self._lengths = self._window_lengths()
+        self._groups = group(np.sort(self._lengths) if self._sorts else self._lengths, max_tokens)
+        self._epoch, self._order, self._turns = -1, _NOTHING, _NOTHING
+
+    def __len__(self) -> int:
+        """Batches of one epoch on this rank, the same on every rank."""
+        return -(-self.num_batches // self._world_size)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of one epoch on all ranks together."""
+        return len(self._groups) - 1
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """This rank's batches of an epoch, from the `start`-th on."""
+        for index in range(start, len(self)):
+            yield self.batch(epoch, index)
+
+    def batch(self, epoch: int, index: int) -> Batch:
+        """Batch `index` of this rank."""
+        windows = self.windows(epoch, index)
+        reach = int((windows.end - windows.first).max())
+        # One gather serves inputs and targets, which are one step apart.
+        places = windows.first[:, None] + np.arange(-1, reach)
+        inside = places < windows.end[:, None]
+        gathered = self._ids[np.where(inside, np.maximum(places, 0), 0)].astype(np.int64)
+        gathered[places < 0] = END
+        gathered[~inside] = PAD
+        words, targets = gathered[:, :-1].copy(), gathered[:, 1:].copy()
+        # The input before a row's end is its last: nothing beyond it belongs to the row.
+        words[~inside[:, 1:]] = PAD
+        scored = inside[:, 1:] & (places[:, 1:] >= windows.start[:, None])
+        return Batch(torch.from_numpy(words), torch.from_numpy(targets), torch.from_numpy(scored))
+
+    def windows(self, epoch: int, index: int) -> Windows:
+        """Where batch `index` of this rank lies in the stream."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        order, turns = self._plan(epoch)
+        place = index * self._world_size + self._rank
+        surplus = place >= self.num_batches
+        number = int(turns[0 if surplus else place])
+        rows = order[self._groups[number] : self._groups[number + 1]].astype(np.int64)
+        start, end = self._bounds[rows], self._bounds[rows + 1]
+        return Windows(end - self._lengths[rows], end if surplus else start, end)
+
+    def _window_lengths(self) -> NDArray[Any]:
+        """Tokens of every part with its context, in a type that sorts fast."""
+        parts = np.diff(self._bounds)
+        room = np.clip(self._block - parts, 0, self._context)
+        lengths = parts + np.minimum(room, self._bounds[:-1])
+        narrow: type[np.integer[Any]] = np.uint16 if lengths.max() < 1 << 16 else np.int64
+        return np.asarray(lengths, dtype=narrow)
+
+    def _plan(self, epoch: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The order of the rows and of the batches; the last one asked for is kept."""
+        if self._epoch != epoch:
+            rows = np.arange(len(self._lengths), dtype=np.uint32)
+            turns = np.arange(self.num_batches, dtype=np.uint32)
+            if self._shuffle:
+                random = np.random.default_rng([self._seed, epoch])
+                random.shuffle(rows)
+                random.shuffle(turns)
+            if self._sorts:
+                rows = rows[np.argsort(self._lengths[rows], kind="stable")]
+            self._order, self._turns, self._epoch = rows, turns, epoch
+        return self._order, self._turns
+
+
+_NOTHING: NDArray[Any] = np.zeros(0, dtype=np.uint32)
+
+
+def _check(
+    break_mode: str, block: int, context: int, max_tokens: int, rank: int, world_size: int
+) -> None:
+    if break_mode not in get_args(BreakMode):
+        raise ValueError(f"break_mode={break_mode!r}: choose from {', '.join(get_args(BreakMode))}")
+    if block < 1 or not 0 <= context < block:
+        raise ValueError(f"context={context}: must leave room for scored tokens in block={block}")
+    if max_tokens < 1 or (break_mode == "none" and max_tokens < block):
+        raise ValueError(f"max_tokens={max_tokens}: a block of {block} tokens does not fit")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank}: must lie below world_size={world_size}")

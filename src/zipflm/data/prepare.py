@@ -1,0 +1,262 @@
+"""Text to data folder: scan every split once, settle the vocabulary, then write final ids.
+
+Composes the other modules; what a chunk, a vocabulary, a token file or a folder is, they know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zipflm.data.bpe import Codes
+from zipflm.data.folder import (
+    SPLITS,
+    DataFolder,
+    file_hash,
+    new_folder,
+    refuse_existing,
+    write_facts,
+)
+from zipflm.data.scan import Errors, Scan, scan
+from zipflm.data.text import expand, stored_size
+from zipflm.data.tokens import TokenWriter
+from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN, Vocabulary
+
+Text = str | PathLike[str]
+Report = Callable[[str, int, int | None], None]
+"""Called with what is going on, the bytes just done, and all the bytes there are, if known."""
+
+CODES_FILE = "bpe.codes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How text becomes ids."""
+
+    min_count: int | None = None
+    """Words seen less often in the training text are unknown; 3, or 1 for sub-words."""
+    max_size: int | None = None
+    """Ids at most, specials included; fillers up to a multiple of 8 come on top."""
+    vocabulary: Text | None = None
+    """An existing vocabulary, in zipflm's or fairseq's format, instead of a new one."""
+    bpe: int | None = None
+    """Learn so many merges on the training text and split words with them."""
+    bpe_codes: Text | None = None
+    """Split words with these subword-nmt codes."""
+    errors: Errors = "strict"
+
+    def __post_init__(self) -> None:
+        if self.errors not in get_args(Errors):
+            raise ValueError(f"--errors {self.errors}: choose from {', '.join(get_args(Errors))}")
+        if self.bpe is not None and self.bpe_codes is not None:
+            raise ValueError("give --bpe to learn codes or --bpe-codes to import some, not both")
+        if self.vocabulary is not None and (self.min_count or self.max_size or self.bpe):
+            raise ValueError("--vocabulary is taken as it is: leave out --min-count, --max-size "
+                             "and --bpe (imported --bpe-codes are fine)")  # fmt: skip
+        for name, least in (("min_count", 1), ("max_size", len(SPECIALS) + 1), ("bpe", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                option = "--" + name.replace("_", "-")
+                raise ValueError(f"{option} {value}: must be at least {least}")
+
+    @property
+    def unit(self) -> str:
+        return "word" if self.bpe is None and self.bpe_codes is None else "bpe"
+
+
+def prepare(
+    out: Text,
+    splits: Mapping[str, Iterable[Text]],
+    options: Options | None = None,
+    *,
+    processes: int = 1,
+    report: Report = lambda what, done, total: None,
+) -> DataFolder:
+    """Make a data folder from the texts of `train`, `valid` and `test`.
+
+    Only `train` shapes the vocabulary. Raises ValueError or OSError for bad input, and leaves
+    nothing behind then.
+    """
+    options = options or Options()
+    if processes < 1:
+        raise ValueError(f"--processes {processes}: must be at least 1")
+    refuse_existing(out)
+    sources = _sources(splits, options)
+    with new_folder(out) as folder, TemporaryDirectory(dir=folder, prefix="scan-") as spool:
+        scans = {
+            split: _scan(split, names, Path(spool), options.errors, processes, report)
+            for split, names in sources.items()
+        }
+        codes = _codes(options, scans, report)
+        vocabulary = _vocabulary(options, codes, scans)
+        vocabulary.save(folder / "vocabulary.txt")
+        if codes is not None:
+            codes.save(folder / CODES_FILE)
+        facts = {
+            split: _encode(folder, split, scanned, vocabulary, codes, report)
+            | {"sources": sources[split]}
+            for split, scanned in scans.items()
+        }
+        write_facts(folder, _facts(options, vocabulary, codes, facts))
+    return DataFolder.open(out)
+
+
+def _sources(splits: Mapping[str, Iterable[Text]], options: Options) -> dict[str, list[str]]:
+    unknown = set(splits) - set(SPLITS)
+    if unknown:
+        raise ValueError(f"split {min(unknown)!r}: choose from {', '.join(SPLITS)}")
+    sources = {split: expand(splits[split]) for split in SPLITS if split in splits}
+    sources = {split: names for split, names in sources.items() if names}
+    if "train" not in sources and options.vocabulary is None:
+        raise ValueError("no training text: name it, or give the --vocabulary to use")
+    if not sources:
+        raise ValueError("no text: name at least one file")
+    return sources
+
+
+def _scan(
+    split: str,
+    names: Sequence[str],
+    spool: Path,
+    errors: Errors,
+    processes: int,
+    report: Report,
+) -> Scan:
+    place = spool / split
+    place.mkdir()
+    total = stored_size(names)
+    result = scan(
+        names,
+        place,
+        processes=processes,
+        errors=errors,
+        progress=lambda done: report(f"reading {split}", done, total),
+    )
+    if result.num_tokens == result.num_sentences:
+        raise ValueError(f"{', '.join(names)}: no word in the {split} split")
+    return result
+
+
+def _codes(options: Options, scans: Mapping[str, Scan], report: Report) -> Codes | None:
+    if options.bpe_codes is not None:
+        return Codes.load(options.bpe_codes)
+    if options.bpe is None:
+        return None
+    report("learning sub-words", 0, None)
+    return Codes.learn(scans["train"].words(), options.bpe)
+
+
+def _vocabulary(options: Options, codes: Codes | None, scans: Mapping[str, Scan]) -> Vocabulary:
+    if options.vocabulary is not None:
+        return Vocabulary.load(options.vocabulary)
+    counts = scans["train"].words()
+    if codes is not None:
+        counts = _piece_counts(codes, counts)
+    min_count = options.min_count or (3 if codes is None else 1)
+    vocabulary = Vocabulary.from_counts(counts, min_count=min_count, max_size=options.max_size)
+    if not vocabulary.num_words:
+        raise ValueError(
+            f"no word occurs {min_count} times in the training text; lower --min-count"
+        )
+    return vocabulary
+
+
+def _piece_counts(codes: Codes, counts: Mapping[str, int]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for pieces, count in zip(codes.split(counts), counts.values(), strict=True):
+        for piece in pieces:
+            total[piece] = total.get(piece, 0) + count
+    return total
+
+
+class Encoding:
+    """Final ids of numbered words: word n has `lengths[n]` ids, from `starts[n]` in `flat`."""
+
+    def __init__(self, words: Iterable[str], vocabulary: Vocabulary, codes: Codes | None) -> None:
+        """A word of which a piece is unknown becomes one `<unk>`: words keep their boundaries."""
+        if codes is None:
+            ids = [[vocabulary.id(word)] for word in words]
+        else:
+            ids = [[vocabulary.id(piece) for piece in pieces] for pieces in codes.split(words)]
+        ids = [[UNKNOWN] if UNKNOWN in row else row for row in ids]
+        ids[0] = [END]  # number 0 is the end of a line
+        self.lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        self.flat = np.fromiter((i for row in ids for i in row), np.uint32, self.lengths.sum())
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.is_plain = bool(self.lengths.max() == 1)
+
+    def apply(self, numbers: NDArray[Any]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """The ids of a run of words, and the positions just behind its line ends."""
+        line_ends = np.flatnonzero(numbers == 0)
+        if self.is_plain:
+            return self.flat[numbers], line_ends + 1
+        lengths = self.lengths[numbers]
+        ends = np.cumsum(lengths)
+        first = np.repeat(self.starts[numbers] - (ends - lengths), lengths)
+        return self.flat[first + np.arange(len(first))], ends[line_ends]
+
+
+def _encode(
+    folder: Path,
+    split: str,
+    scanned: Scan,
+    vocabulary: Vocabulary,
+    codes: Codes | None,
+    report: Report,
+) -> dict[str, Any]:
+    """Write a split's token file; its entry in data.json."""
+    encoding = Encoding(scanned.index, vocabulary, codes)
+    path = folder / f"{split}.tokens"
+    unknown = 0
+    with TokenWriter(path, len(vocabulary), vocabulary.hash) as writer:
+        for ids, numbers in scanned.provisional():
+            final, ends = encoding.apply(numbers[ids])
+            writer.write(final, ends)
+            unknown += int(np.count_nonzero(final == UNKNOWN))
+            report(f"writing {split}", len(ids), scanned.num_tokens)
+    return {
+        "file": path.name,
+        "tokens": writer.num_tokens,
+        "words": scanned.num_tokens,
+        "sentences": writer.num_sentences,
+        "unknown": unknown,
+        "types": len(scanned.index),
+        "bytes_per_id": np.dtype(writer.dtype).itemsize,
+        "sha256": file_hash(path),
+    }
+
+
+def _facts(
+    options: Options,
+    vocabulary: Vocabulary,
+    codes: Codes | None,
+    splits: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What data.json says; `words` and `types` count `</s>`, once a line and once."""
+    facts: dict[str, Any] = {
+        "unit": options.unit,
+        "vocabulary": {
+            "size": len(vocabulary),
+            "words": vocabulary.num_words,
+            "hash": vocabulary.hash,
+        },
+        "splits": dict(splits),
+        "options": {
+            "min_count": options.min_count,
+            "max_size": options.max_size,
+            "vocabulary": None if options.vocabulary is None else str(options.vocabulary),
+            "bpe": options.bpe,
+            "bpe_codes": None if options.bpe_codes is None else str(options.bpe_codes),
+            "errors": options.errors,
+        },
+    }
+    if codes is not None:
+        facts["bpe"] = {"file": CODES_FILE, "merges": len(codes.merges)}
+    return facts

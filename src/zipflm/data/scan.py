@@ -1,0 +1,212 @@
+"""One pass over a text: every chunk becomes ids of its own words, in several processes.
+
+Splitting text and looking words up is what preparing costs, so it is done once: a chunk gets
+provisional ids, counted from 0 in the order of sight, and its list of words; when the vocabulary is
+known, final ids are one NumPy gather away. A chunk's table is small enough for the processor's
+cache, and workers share nothing, so the result does not depend on their number.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zipflm.data.text import Chunk, chunks
+
+Errors = Literal["strict", "replace"]
+Progress = Callable[[int], None]
+
+# The word that stands for the end of a line; NUL cannot come from a text, which is refused with it.
+LINE_END = "\0"
+_BOM = "\ufeff"
+
+
+class _Numbering(dict[str, int]):
+    """Gives a word that it has not seen the next number."""
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        return number
+
+
+@dataclass(frozen=True)
+class ScannedChunk:
+    """What a worker sends back; the ids themselves wait in a file."""
+
+    path: Path
+    width: int
+    """Bytes an id takes in the file."""
+    words: str
+    """The chunk's words in the order of their provisional ids, joined by spaces."""
+    counts: NDArray[np.int64]
+
+
+@dataclass
+class Scan:
+    """One split: its words with counts, and its chunks as provisional ids."""
+
+    index: _Numbering = field(default_factory=lambda: _Numbering({LINE_END: 0}))
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    pieces: list[tuple[Path, int, Path]] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def num_sentences(self) -> int:
+        return int(self.counts[0])
+
+    def words(self) -> dict[str, int]:
+        """Counts of the words, line ends left out."""
+        counts = self.counts[: len(self.index)].tolist()
+        words = dict(zip(self.index, counts, strict=True))
+        del words[LINE_END]
+        return words
+
+    def add(self, chunk: ScannedChunk) -> None:
+        """Take in a chunk: number its words across the split and keep the numbers beside it."""
+        words = chunk.words.split(" ")
+        numbers = np.fromiter(map(self.index.__getitem__, words), np.uint32, len(words))
+        if len(self.index) > len(self.counts):
+            missing = 2 * len(self.index) - len(self.counts)
+            self.counts = np.append(self.counts, np.zeros(missing, dtype=np.int64))
+        self.counts[numbers] += chunk.counts
+        numbers_path = chunk.path.with_suffix(".words")
+        numbers_path.write_bytes(numbers.tobytes())
+        self.pieces.append((chunk.path, chunk.width, numbers_path))
+
+    def provisional(self) -> Iterator[tuple[NDArray[Any], NDArray[np.uint32]]]:
+        """Per chunk, ids into its words, and the split-wide number of each of those words."""
+        for path, width, numbers_path in self.pieces:
+            ids = np.fromfile(path, dtype=f"u{width}")
+            yield ids, np.fromfile(numbers_path, dtype=np.uint32)
+
+
+def scan(
+    names: Iterable[str],
+    spool: Path,
+    *,
+    processes: int,
+    errors: Errors = "strict",
+    progress: Progress = lambda stored_bytes: None,
+) -> Scan:
+    """Scan sources in order; `spool` holds the chunks' ids until they are encoded."""
+    result = Scan()
+    task = partial(scan_chunk, errors=errors)
+    numbered = enumerate(chunk for name in names for chunk in chunks(name))
+    jobs = ((chunk, spool / f"{number:06d}.ids") for number, chunk in numbered)
+    for chunk, scanned in _ordered(task, jobs, processes):
+        result.add(scanned)
+        progress(chunk.consumed)
+    return result
+
+
+def scan_chunk(chunk: Chunk, path: Path, errors: Errors) -> ScannedChunk:
+    """Number a chunk's words and write the numbers to `path`."""
+    text = decode(chunk, chunk.read(), errors)
+    words = text.replace("\n", f" {LINE_END} ").split()
+    table = _Numbering({LINE_END: 0})
+    numbers = np.fromiter(map(table.__getitem__, words), np.uint32, len(words))
+    counts = np.bincount(numbers, minlength=len(table))
+    width = 2 if len(table) <= 1 << 16 else 4
+    with open(path, "wb") as file:
+        file.write(numbers.astype(f"u{width}").tobytes())
+    return ScannedChunk(path, width, " ".join(table), counts)
+
+
+def decode(chunk: Chunk, data: bytes, errors: Errors) -> str:
+    """The text with `\\n` behind every line, the last one too.
+
+    Raises ValueError, naming source and byte, for a NUL or what is not UTF-8; `errors="replace"`
+    puts U+FFFD in its place.
+    """
+    if (nul := data.find(0)) >= 0:
+        if errors == "strict":
+            raise _bad(chunk, nul, "a NUL byte")
+        data = data.replace(b"\0", "\ufffd".encode())
+    try:
+        text = data.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise _bad(chunk, error.start, "not UTF-8") from None
+    if chunk.start == 0:
+        text = text.removeprefix(_BOM)
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _bad(chunk: Chunk, position: int, what: str) -> ValueError:
+    return ValueError(
+        f"{chunk.source}: {what} at byte {chunk.start + position}; mend the text, or go on with "
+        "--errors replace"
+    )
+
+
+Job = tuple[Chunk, Path]
+
+
+def _ordered(
+    task: Callable[[Chunk, Path], ScannedChunk], jobs: Iterable[Job], processes: int
+) -> Iterator[tuple[Chunk, ScannedChunk]]:
+    """Results in the order of the jobs; few enough under way that memory stays bounded."""
+    if processes == 1:
+        yield from ((chunk, task(chunk, path)) for chunk, path in jobs)
+        return
+    # Not fork: the parent may hold threads (a progress bar, an interpreter that loaded torch).
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_attend) as pool:
+        try:
+            yield from _sliding(pool, task, jobs, 2 * processes)
+        except BrokenProcessPool:
+            raise ChildProcessError(
+                "a worker process was killed, perhaps for want of memory; try --processes 1"
+            ) from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _sliding(
+    pool: Executor,
+    task: Callable[[Chunk, Path], ScannedChunk],
+    jobs: Iterable[Job],
+    ahead: int,
+) -> Iterator[tuple[Chunk, ScannedChunk]]:
+    waiting: deque[tuple[Chunk, Future[ScannedChunk]]] = deque()
+    for job in jobs:
+        waiting.append((job[0], pool.submit(task, *job)))
+        if len(waiting) > ahead:
+            chunk, future = waiting.popleft()
+            yield chunk, future.result()
+    for chunk, future in waiting:
+        yield chunk, future.result()
+
+
+def _attend() -> None:
+    """In a worker: leave Ctrl-C to the parent, and end when the parent is gone, even killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def default_processes() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

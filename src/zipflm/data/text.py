@@ -1,0 +1,170 @@
+"""Reading text: files, globs, standard input, compressed or not, as chunks of whole lines.
+
+A chunk is bytes or, for a plain file, the range of bytes that a worker reads for itself. Refuses
+empty files and endless lines; leaves decoding to whoever turns a chunk into words.
+"""
+
+from __future__ import annotations
+
+import bz2
+import glob
+import gzip
+import lzma
+import os
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from typing import IO, Any
+
+CHUNK_BYTES = 1 << 22
+MAX_LINE_BYTES = 1 << 24
+"""No sentence is that long: such a file is not text, or has no line ends."""
+
+STDIN = "-"
+_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole lines of one source, from byte `start` of its uncompressed text."""
+
+    source: str
+    start: int
+    size: int
+    data: bytes | None
+    """None for a plain file: read `size` bytes at `start`."""
+    consumed: int
+    """Bytes of the source as stored that this chunk took, for a progress bar."""
+
+    def read(self) -> bytes:
+        if self.data is not None:
+            return self.data
+        with open(self.source, "rb", buffering=0) as file:
+            file.seek(self.start)
+            data = file.read(self.size)
+        if len(data) != self.size:
+            raise ValueError(f"{self.source}: became shorter while it was read")
+        return data
+
+
+def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
+    """File names for names and globs, those of a glob sorted; `-` is standard input.
+
+    Raises FileNotFoundError for a name or glob that stands for no file.
+    """
+    names: list[str] = []
+    for pattern in (os.fspath(pattern) for pattern in patterns):
+        found = [pattern] if pattern == STDIN or os.path.exists(pattern) else []
+        found = found or sorted(name for name in glob.glob(pattern, recursive=True))
+        if not found:
+            raise FileNotFoundError(f"{pattern}: no such file")
+        names += found
+    for name in names:
+        if name != STDIN and os.path.isdir(name):
+            raise IsADirectoryError(f"{name}: a folder; name its files, e.g. '{name}/*.txt'")
+    if names.count(STDIN) > 1:
+        raise ValueError("standard input can be read once only")
+    return names
+
+
+def stored_size(names: Iterable[str]) -> int | None:
+    """Bytes on disk in all; None if standard input is among them."""
+    names = list(names)
+    if STDIN in names:
+        return None
+    return sum(os.path.getsize(name) for name in names)
+
+
+def chunks(name: str, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    """All of one source, in order, cut behind line ends."""
+    empty = True
+    plain = name != STDIN and not name.endswith(_SUFFIXES) and os.path.isfile(name)
+    for chunk in _ranges(name, size) if plain else _pieces(name, size):
+        empty = False
+        yield chunk
+    if empty:
+        raise ValueError(f"{_shown(name)}: empty")
+
+
+def _ranges(name: str, size: int) -> Iterator[Chunk]:
+    with open(name, "rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        start = 0
+        while start < total:
+            file.seek(min(start + size, total))
+            _rest_of_line(file, name, start)
+            end = file.tell()
+            yield Chunk(name, start, end - start, None, end - start)
+            start = end
+
+
+def _pieces(name: str, size: int) -> Iterator[Chunk]:
+    with _open(name) as (file, raw):
+        start = before = 0
+        while True:
+            try:
+                data = file.read(size)
+                data += _rest_of_line(file, name, start) if data else b""
+            except (EOFError, zlib.error, lzma.LZMAError, _zstd_error()) as error:
+                raise ValueError(f"{_shown(name)}: damaged or cut short: {error}") from None
+            if not data:
+                return
+            now = raw.tell() if raw is not None else start + len(data)
+            yield Chunk(_shown(name), start, len(data), data, now - before)
+            start, before = start + len(data), now
+
+
+def _rest_of_line(file: IO[bytes], name: str, start: int) -> bytes:
+    rest = file.readline(MAX_LINE_BYTES + 1)
+    if len(rest) > MAX_LINE_BYTES:
+        raise ValueError(
+            f"{_shown(name)}: a line at or after byte {start} is longer than {MAX_LINE_BYTES} "
+            "bytes; put line ends into the text, one sentence or paragraph a line"
+        )
+    return rest
+
+
+@contextmanager
+def _open(name: str) -> Iterator[tuple[IO[bytes], IO[bytes] | None]]:
+    """The uncompressed stream, and the stored one if its position tells the progress."""
+    if name == STDIN:
+        yield sys.stdin.buffer, None
+        return
+    with open(name, "rb") as raw, _decompressed(name, raw) as file:
+        yield file, raw if raw.seekable() else None
+
+
+def _decompressed(name: str, raw: IO[bytes]) -> Any:
+    if name.endswith(".gz"):
+        return gzip.GzipFile(fileobj=raw)
+    if name.endswith(".bz2"):
+        return bz2.BZ2File(raw)
+    if name.endswith(".xz"):
+        return lzma.LZMAFile(raw)
+    if name.endswith(".zst"):
+        return _zstd(name, raw)
+    return raw
+
+
+def _zstd(name: str, raw: IO[bytes]) -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise ValueError(f"{name}: needs the package zstandard: pip install zstandard") from None
+    import io
+
+    reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+    return io.BufferedReader(reader)
+
+
+def _zstd_error() -> type[Exception]:
+    # Only a reader that was opened can fail, so the module is loaded if it is needed.
+    module = sys.modules.get("zstandard")
+    return module.ZstdError if module is not None else EOFError
+
+
+def _shown(name: str) -> str:
+    return "standard input" if name == STDIN else name

@@ -1,0 +1,171 @@
+"""Words and their ids: four specials, then words by falling count, then fillers.
+
+The order, the padding to a multiple of 8 and the file format are fairseq's, so that its `dict.txt`
+loads to the same ids. Knows nothing of texts, token files or models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+BEGIN, PAD, END, UNKNOWN = range(4)
+
+# fairseq's mark for an entry that takes a name already given, e.g. a second `<unk>`.
+_OVERWRITE = "#fairseq:overwrite"
+
+
+class Vocabulary:
+    """Ids of words; `words[id]` and `counts[id]` go the other way.
+
+    The counts of the four specials are 0, because the file format has no place for them.
+    """
+
+    def __init__(self, words: Iterable[str], counts: Iterable[int]) -> None:
+        """All words in the order of their ids, the specials first."""
+        self.words = list(words)
+        self.counts: NDArray[np.int64] = np.array(list(counts), dtype=np.int64)
+        if tuple(self.words[:4]) != SPECIALS or len(self.words) != len(self.counts):
+            raise ValueError(
+                f"a vocabulary has {' '.join(SPECIALS)} as its first words and one count per word, "
+                f"not {self.words[:4]} and {len(self.counts)} counts for {len(self.words)} words"
+            )
+        # A later entry wins, as fairseq's overwriting ones do; `load` refuses other duplicates.
+        self.index = {word: i for i, word in enumerate(self.words)}
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: Mapping[str, int],
+        *,
+        min_count: int = 3,
+        max_size: int | None = None,
+        multiple: int = 8,
+    ) -> Vocabulary:
+        """Rank words by count, ties by code point.
+
+        `max_size` counts the specials; fillers up to a multiple of `multiple` come on top of it.
+        """
+        if min_count < 1:
+            raise ValueError(f"min_count={min_count}: must be at least 1")
+        if max_size is not None and max_size <= len(SPECIALS):
+            raise ValueError(
+                f"max_size={max_size}: must exceed the {len(SPECIALS)} specials, which it counts"
+            )
+        kept = [
+            (word, count)
+            for word, count in counts.items()
+            if count >= min_count and word not in SPECIALS
+        ]
+        kept.sort(key=lambda entry: (-entry[1], entry[0]))
+        if max_size is not None:
+            del kept[max_size - len(SPECIALS) :]
+        words = [*SPECIALS, *(word for word, _ in kept)]
+        numbers = [0] * len(SPECIALS) + [count for _, count in kept]
+        fillers = _fillers(words, multiple)
+        return cls(words + fillers, numbers + [0] * len(fillers))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Vocabulary:
+        """Read `word count` lines, which leave out the four specials.
+
+        Raises ValueError, naming the line, for duplicate or unsorted entries.
+        """
+        words, counts = list(SPECIALS), [0] * len(SPECIALS)
+        lines_of = dict.fromkeys(SPECIALS, 0)
+        lines = _decode(path).split("\n")
+        if lines[-1] == "":
+            lines.pop()
+        for number, line in enumerate(lines, start=1):
+            word, count, overwrites = _parse(path, number, line)
+            if word in lines_of and not overwrites:
+                where = f"line {lines_of[word]}" if lines_of[word] else "the specials"
+                raise ValueError(f"{path}: line {number}: {word!r} is already in {where}")
+            if number > 1 and count > counts[-1]:
+                raise ValueError(
+                    f"{path}: line {number}: count {count} of {word!r} is above the {counts[-1]} "
+                    "before it; sort the entries by falling count"
+                )
+            lines_of[word] = number
+            words.append(word)
+            counts.append(count)
+        if len(words) == len(SPECIALS):
+            raise ValueError(f"{path}: holds no word; expected lines of a word and its count")
+        return cls(words, counts)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write what `load` and fairseq read."""
+        seen = set(SPECIALS)
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            for word, count in zip(self.words[4:], self.counts[4:].tolist(), strict=True):
+                mark = f" {_OVERWRITE}" if word in seen else ""
+                file.write(f"{word} {count}{mark}\n")
+                seen.add(word)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: str) -> bool:
+        return word in self.index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.words == other.words
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def id(self, word: str) -> int:
+        """The word's id, that of `<unk>` where it has none."""
+        return self.index.get(word, UNKNOWN)
+
+    def ids(self, words: Sequence[str]) -> NDArray[np.int64]:
+        get = self.index.get
+        return np.fromiter((get(word, UNKNOWN) for word in words), np.int64, len(words))
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the words in order: two vocabularies with the same ids have the same hash."""
+        return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
+
+    @property
+    def num_words(self) -> int:
+        """Entries without specials and fillers."""
+        return int(np.count_nonzero(self.counts[len(SPECIALS) :]))
+
+
+def _fillers(words: Sequence[str], multiple: int) -> list[str]:
+    """Names for ids that no text has, `madeupword0000` and on, past any that a text did have."""
+    taken, fillers, number = set(words), list[str](), 0
+    while (len(words) + len(fillers)) % multiple:
+        name = f"madeupword{number:04d}"
+        if name not in taken:
+            fillers.append(name)
+        number += 1
+    return fillers
+
+
+def _decode(path: str | PathLike[str]) -> str:
+    data = Path(path).read_bytes()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 at byte {error.start}; not a vocabulary") from None
+
+
+def _parse(path: str | PathLike[str], number: int, line: str) -> tuple[str, int, bool]:
+    # rsplit at a plain space, as fairseq does: a word may hold other white space.
+    word, _, field = line.rstrip().rpartition(" ")
+    overwrites = field == _OVERWRITE
+    if overwrites:
+        word, _, field = word.rpartition(" ")
+    if not word or not (field.isascii() and field.isdigit()):
+        raise ValueError(
+            f"{path}: line {number}: {line[:60]!r} is not a word, a space and a whole number"
+        )
+    return word, int(field), overwrites
