@@ -30,8 +30,9 @@ class FrequencyBin:
     name: str
     types: int
     """Different words of this bin in the scored text."""
-    train_tokens: int
-    """How often those words occur in the training text, together."""
+    train_tokens: int | None
+    """How often those words occur in the training text, together; None for the end of a sentence
+    and unknown words, whose number a vocabulary does not hold."""
     tokens: int
     """Occurrences in the scored text."""
     loss: Mapping[str, float | None]
@@ -91,7 +92,9 @@ def loss_by_bin(
         FrequencyBin(
             name=name,
             types=int((bin_of_present == i).sum()),
-            train_tokens=int(train_counts[present[bin_of_present == i]].sum()),
+            train_tokens=(
+                int(train_counts[present[bin_of_present == i]].sum()) if i >= _UNSEEN else None
+            ),
             tokens=int(tokens[i]),
             loss={model: _mean(total[i], tokens[i]) for model, total in sums.items()},
         )

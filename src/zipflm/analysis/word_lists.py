@@ -42,10 +42,12 @@ def word_lists(
     *,
     size: int = 10,
     min_tokens: int = 5,
+    first_word: int = 4,
 ) -> WordLists:
     """The `size` words with the largest mean gain, and those with the largest mean loss.
 
     Words with fewer than `min_tokens` occurrences are passed over: one lucky guess is no finding.
+    So are the ids below `first_word`, the specials, which have no training count.
     Ties go to the word that occurs more often, then to the lower id, so that the lists are the
     same on every machine.
     """
@@ -53,6 +55,7 @@ def word_lists(
     ours = np.bincount(word_ids, weights=nll, minlength=len(train_counts))
     theirs = np.bincount(word_ids, weights=reference, minlength=len(train_counts))
     candidates = np.flatnonzero(tokens >= max(1, min_tokens))
+    candidates = candidates[candidates >= first_word]
     rows = [
         WordDifference(
             word_id=int(i),
