@@ -28,17 +28,19 @@ class Style:
     """matplotlib's name of the point shape."""
     dash: str
     """SVG dash array of lines; empty for a solid one."""
+    is_dark: bool = False
+    """Whether the pattern is drawn light on dark on a light page."""
 
 
 STYLES: dict[str, Style] = {
     "SM": Style("#31b3ff", "#6dc7fd", "north east lines", "////", "o", ""),
     "SM-T": Style("#124cc6", "#5782bc", "grid", "++", "s", "7 3"),
     "BPE": Style("#ddad30", "#eaca1e", "vertical lines", "|||", "^", ""),
-    "BPE-T": Style("#963315", "#c94f27", "horizontal lines", "---", "v", "7 3"),
+    "BPE-T": Style("#963315", "#c94f27", "horizontal lines", "---", "v", "7 3", True),
     "ASM": Style("#00974a", "#69b36f", "dots", "...", "D", "2 3"),
-    "CNN": Style("#6b367b", "#8648e5", "crosshatch", "xxx", "P", "9 3 2 3"),
+    "CNN": Style("#6b367b", "#8648e5", "crosshatch", "xxx", "P", "9 3 2 3", True),
     "ADP": Style("#e765a9", "#ff91bc", "north west lines", "\\\\\\\\", "X", ""),
-    "ADP-T": Style("#16181d", "#f7f7f7", "grid", "++", "*", ""),
+    "ADP-T": Style("#16181d", "#f7f7f7", "grid", "++", "*", "", True),
 }
 
 

@@ -59,7 +59,8 @@ def bar_chart(
             axes.text(place, 0.1, "no words", ha="center", fontsize=7, color="#6b6f7a")
     axes.set_xticks(range(len(bins)), [f"{b.name}\n{b.tokens:,}" for b in bins])
     axes.grid(axis="x", visible=False)
-    axes.legend(ncols=4, loc="upper right")
+    if models:
+        axes.legend(ncols=4, loc="upper right")
     return figure
 
 
@@ -203,18 +204,18 @@ def _bars(
     style: Style,
     label: str,
 ) -> None:
-    """Colour first, then the pattern in a colour that shows on it."""
-    is_dark = style.light == STYLES["ADP-T"].light
+    """Colour and pattern first; the outline apart, because a pattern has the edge's colour."""
     axes.bar(
         places,
         heights,
         width,
         color=style.light,
-        edgecolor="#ffffff" if is_dark else _INK,
+        edgecolor="#ffffff" if style.is_dark else _INK,
         hatch=style.hatch,
-        linewidth=0.6,
+        linewidth=0,
         label=label,
     )
+    axes.bar(places, heights, width, fill=False, edgecolor=_INK, linewidth=0.6)
 
 
 def _curves(study: Study) -> list[tuple[Row, Style]]:
