@@ -83,6 +83,39 @@ def prepare(
     typer.echo(summary(folder))
 
 
+@app.command()
+def train(
+    preset: Annotated[str, typer.Argument(help="What to train, e.g. wikitext-103/ADP-T.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to it, e.g. decoder.num_layers=8.")
+    ] = None,
+    *,
+    data: Annotated[str, typer.Option(help="The data folder, from `zipflm prepare`.")],
+    out: Annotated[str, typer.Option(help="The run folder to make, or to continue.")],
+    recipe: Annotated[
+        str, typer.Option(help="paper (as published) or modern (Muon, bfloat16, rotary ...).")
+    ] = "paper",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint, if any.")
+    ] = False,
+    keep: Annotated[
+        int, typer.Option(min=0, help="Checkpoints to keep besides the best; 0 keeps all.")
+    ] = 3,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+) -> None:
+    """Train a model; with torchrun, on many devices."""
+    from pathlib import Path
+
+    from zipflm.data.folder import DataFolder
+    from zipflm.recipes import resolve
+    from zipflm.training.trainer import train as run
+
+    folder = DataFolder.open(data)
+    config = resolve(preset, recipe, overrides or [], len(folder.vocabulary))
+    if not run(config, folder, Path(out), resume=resume, keep=keep, device=device):
+        typer.echo(f"stopped and saved in {out}; to go on, give the same command with --resume")
+
+
 def main() -> None:
     """Entry point of the console script."""
     try:

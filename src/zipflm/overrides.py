@@ -46,6 +46,7 @@ def override(config: T, assignments: Iterable[str]) -> T:
     """Apply `key.sub=value` assignments in order.
 
     All of one call are applied together, so that two fields that must agree can change at once.
+    `training.optimizer=AdamW` chooses a variant by its type, with that type's defaults.
     """
     changes: dict[str, Any] = {}
     for assignment in assignments:
@@ -54,7 +55,11 @@ def override(config: T, assignments: Iterable[str]) -> T:
             raise ValueError(
                 f"{assignment!r}: write an override as key=value, e.g. decoder.dim=512"
             )
-        _insert(config, changes, key, text)
+        *path, last = key.split(".")
+        if last in _variants(config, path) and text in (kinds := _variants(config, path)[last]):
+            config = _choose_variant(config, path, last, from_dict(kinds[text], {}, key + "."))
+        else:
+            _insert(config, changes, key, text)
     changed: T = _replace(config, changes)
     return changed
 
@@ -65,6 +70,27 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     close = get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(known)
     return f"unknown key {key}: {hint}"
+
+
+def _variants(config: Any, path: list[str]) -> dict[str, dict[str, type]]:
+    """The fields at `path` that hold one of several dataclasses, with these by name."""
+    for part in path:
+        config = getattr(config, part, None)
+    if not is_dataclass(config):
+        return {}
+    hints = get_type_hints(type(config))
+    return {
+        f.name: {option.__name__: option for option in get_args(hints[f.name])}
+        for f in fields(config)
+        if len(get_args(hints[f.name])) > 1 and all(map(is_dataclass, get_args(hints[f.name])))
+    }
+
+
+def _choose_variant(config: Any, path: list[str], last: str, value: Any) -> Any:
+    if not path:
+        return replace(config, **{last: value})
+    inner = _choose_variant(getattr(config, path[0]), path[1:], last, value)
+    return replace(config, **{path[0]: inner})
 
 
 def _insert(config: Any, changes: dict[str, Any], key: str, text: str) -> None:
@@ -80,7 +106,9 @@ def _insert(config: Any, changes: dict[str, Any], key: str, text: str) -> None:
     _require_field(node, last, where)
     if is_dataclass(getattr(node, last)):
         inner = ", ".join(f"{key}.{f.name}" for f in fields(getattr(node, last)))
-        raise ValueError(f"{key}={text}: set one of its fields: {inner}")
+        kinds = ", ".join(_variants(node, []).get(last, {}))
+        hint = f"choose {kinds}, or set" if kinds else "set"
+        raise ValueError(f"{key}={text}: {hint} one of its fields: {inner}")
     target[last] = _parse(get_type_hints(type(node))[last], text, key)
 
 
@@ -147,7 +175,10 @@ def _parse_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _parse_tuple(options: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if isinstance(value, str):
-        value = [part for part in value.strip("()[]").split(",") if part.strip()]
+        # A tuple inside a tuple is written with colons: 0.3:128,0.8:256.
+        separator = "," if options[-1] is Ellipsis else ":"
+        value = [] if value == "none" else value.strip("()[]").split(separator)
+        value = [part for part in value if part.strip()]
     if not isinstance(value, list | tuple):
         raise ValueError(f"{where}={value!r}: expected a list, e.g. {where}=20000,60000")
     if options[-1] is Ellipsis:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 
@@ -38,21 +39,25 @@ class Codes:
         """Learn up to `num_merges` merges; fewer if no pair is left that occurs twice."""
         if num_merges < 1:
             raise ValueError(f"bpe={num_merges}: must be at least 1")
-        words = {word: n for word, n in sorted(counts.items()) if word not in SPECIALS}
-        alphabet = {character for word in words for character in word}
-        tokenizer = Tokenizer(models.BPE(end_of_word_suffix=_WORD_END))
+        words = {word: n for word, n in counts.items() if word not in SPECIALS}
+        stand_ins = _stand_ins(words)
+        tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer = trainers.BpeTrainer(
-            # Its size counts characters too, each alone and as the end of a word; ours does not.
-            vocab_size=num_merges + 2 * len(alphabet),
+            # Its size counts the characters too, ours does not.
+            vocab_size=num_merges + len({c for word in words for c in word}) + len(stand_ins),
             min_frequency=2,
             show_progress=False,
-            end_of_word_suffix=_WORD_END,
         )
-        tokenizer.train_from_iterator(_repeated(words), trainer)
+        marked = {word[:-1] + stand_ins[word[-1]]: count for word, count in words.items()}
+        tokenizer.train_from_iterator(_repeated(marked), trainer)
         merges = json.loads(tokenizer.to_str())["model"]["merges"]
+        endings = str.maketrans({mark: end + _WORD_END for end, mark in stand_ins.items()})
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
-        return cls([(left, right) for left, right in pairs][:num_merges])
+        return cls(
+            (left.translate(endings), right.translate(endings))
+            for left, right in islice(pairs, num_merges)
+        )
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Codes:
@@ -114,6 +119,17 @@ def _pieces(model: models.BPE, word: str) -> list[str]:
     if parts[-1].endswith(CONTINUES):
         parts[-1:] = [parts[-1][:-1], parts[-1][-1]]
     return [part + CONTINUES for part in parts[:-1]] + parts[-1:]
+
+
+def _stand_ins(words: Iterable[str]) -> dict[str, str]:
+    """For every character that ends a word, another one that stands for it there.
+
+    The trainer has a suffix for this, but numbers characters with it in an order that changes from
+    run to run, and breaks ties by these numbers; plain characters it numbers by code point.
+    """
+    taken = {character for word in words for character in word}
+    free = (mark for mark in map(chr, range(0xF0000, 0x110000)) if mark not in taken)
+    return dict(zip(sorted({word[-1] for word in words}), free, strict=False))
 
 
 def _repeated(counts: Mapping[str, int]) -> Iterator[str]:

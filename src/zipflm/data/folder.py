@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.bpe import CONTINUES
+from zipflm.data.bpe import CONTINUES, Codes
 from zipflm.data.tokens import TokenFile
 from zipflm.data.vocabulary import Vocabulary
 
 FORMAT = 1
 SPLITS = ("train", "valid", "test")
+
+CODES_FILE = "bpe.codes"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -78,6 +80,11 @@ class DataFolder:
             return np.ones(len(self.vocabulary), dtype=np.bool_)
         return np.array([not w.endswith(CONTINUES) for w in self.vocabulary.words], dtype=np.bool_)
 
+    @cached_property
+    def codes(self) -> Codes | None:
+        """The byte-pair codes with which words were split, if they were."""
+        return None if self.unit == "word" else Codes.load(self.path / CODES_FILE)
+
     def verify(self) -> None:
         """Read every token file and compare its hash with data.json; ValueError if one differs."""
         for split, facts in self.facts["splits"].items():
@@ -120,7 +127,7 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
     """A folder to fill that gets the name `out` on a clean exit, and vanishes on an error."""
     out = Path(out)
     refuse_existing(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    made = _make_parents(out)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.unfinished-", dir=out.parent))
     try:
         yield unfinished
@@ -128,6 +135,8 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
         os.rename(unfinished, out)
     except BaseException as error:
         shutil.rmtree(unfinished, ignore_errors=True)
+        for parent in made:
+            parent.rmdir()
         if isinstance(error, OSError) and error.errno in _FULL:
             raise OSError(
                 f"{out}: {os.strerror(error.errno or 0)} while writing it; nothing was kept; free "
@@ -135,6 +144,13 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
             ) from None
         raise
     _sync(out.parent)
+
+
+def _make_parents(path: Path) -> list[Path]:
+    """Make the folders above a path; those that were missing, innermost first."""
+    missing = [parent for parent in path.absolute().parents if not parent.exists()]
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    return missing
 
 
 def write_facts(folder: Path, facts: dict[str, Any]) -> None:

@@ -13,10 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zipflm.data.bpe import Codes
+from zipflm.data.encoding import Encoding
 from zipflm.data.folder import (
+    CODES_FILE,
     SPLITS,
     DataFolder,
     file_hash,
@@ -27,13 +28,11 @@ from zipflm.data.folder import (
 from zipflm.data.scan import Errors, Scan, scan
 from zipflm.data.text import expand, stored_size
 from zipflm.data.tokens import TokenWriter
-from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import SPECIALS, UNKNOWN, Vocabulary
 
 Text = str | PathLike[str]
 Report = Callable[[str, int, int | None], None]
 """Called with what is going on, the bytes just done, and all the bytes there are, if known."""
-
-CODES_FILE = "bpe.codes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +69,10 @@ class Options:
     def unit(self) -> str:
         return "word" if self.bpe is None and self.bpe_codes is None else "bpe"
 
+    @property
+    def resolved_min_count(self) -> int:
+        return self.min_count or (3 if self.unit == "word" else 1)
+
 
 def prepare(
     out: Text,
@@ -89,13 +92,18 @@ def prepare(
         raise ValueError(f"--processes {processes}: must be at least 1")
     refuse_existing(out)
     sources = _sources(splits, options)
+    # What was given is read first: a fault in it should not show after an hour.
+    given = None if options.vocabulary is None else Vocabulary.load(options.vocabulary)
+    codes = None if options.bpe_codes is None else Codes.load(options.bpe_codes)
     with new_folder(out) as folder, TemporaryDirectory(dir=folder, prefix="scan-") as spool:
         scans = {
             split: _scan(split, names, Path(spool), options.errors, processes, report)
             for split, names in sources.items()
         }
-        codes = _codes(options, scans, report)
-        vocabulary = _vocabulary(options, codes, scans)
+        if options.bpe is not None:
+            report("learning sub-words", 0, None)
+            codes = Codes.learn(scans["train"].words(), options.bpe)
+        vocabulary = given or _vocabulary(options, codes, scans["train"].words())
         vocabulary.save(folder / "vocabulary.txt")
         if codes is not None:
             codes.save(folder / CODES_FILE)
@@ -144,22 +152,10 @@ def _scan(
     return result
 
 
-def _codes(options: Options, scans: Mapping[str, Scan], report: Report) -> Codes | None:
-    if options.bpe_codes is not None:
-        return Codes.load(options.bpe_codes)
-    if options.bpe is None:
-        return None
-    report("learning sub-words", 0, None)
-    return Codes.learn(scans["train"].words(), options.bpe)
-
-
-def _vocabulary(options: Options, codes: Codes | None, scans: Mapping[str, Scan]) -> Vocabulary:
-    if options.vocabulary is not None:
-        return Vocabulary.load(options.vocabulary)
-    counts = scans["train"].words()
+def _vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:
     if codes is not None:
         counts = _piece_counts(codes, counts)
-    min_count = options.min_count or (3 if codes is None else 1)
+    min_count = options.resolved_min_count
     vocabulary = Vocabulary.from_counts(counts, min_count=min_count, max_size=options.max_size)
     if not vocabulary.num_words:
         raise ValueError(
@@ -174,33 +170,6 @@ def _piece_counts(codes: Codes, counts: Mapping[str, int]) -> dict[str, int]:
         for piece in pieces:
             total[piece] = total.get(piece, 0) + count
     return total
-
-
-class Encoding:
-    """Final ids of numbered words: word n has `lengths[n]` ids, from `starts[n]` in `flat`."""
-
-    def __init__(self, words: Iterable[str], vocabulary: Vocabulary, codes: Codes | None) -> None:
-        """A word of which a piece is unknown becomes one `<unk>`: words keep their boundaries."""
-        if codes is None:
-            ids = [[vocabulary.id(word)] for word in words]
-        else:
-            ids = [[vocabulary.id(piece) for piece in pieces] for pieces in codes.split(words)]
-        ids = [[UNKNOWN] if UNKNOWN in row else row for row in ids]
-        ids[0] = [END]  # number 0 is the end of a line
-        self.lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        self.flat = np.fromiter((i for row in ids for i in row), np.uint32, self.lengths.sum())
-        self.starts = np.cumsum(self.lengths) - self.lengths
-        self.is_plain = bool(self.lengths.max() == 1)
-
-    def apply(self, numbers: NDArray[Any]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """The ids of a run of words, and the positions just behind its line ends."""
-        line_ends = np.flatnonzero(numbers == 0)
-        if self.is_plain:
-            return self.flat[numbers], line_ends + 1
-        lengths = self.lengths[numbers]
-        ends = np.cumsum(lengths)
-        first = np.repeat(self.starts[numbers] - (ends - lengths), lengths)
-        return self.flat[first + np.arange(len(first))], ends[line_ends]
 
 
 def _encode(
@@ -220,7 +189,7 @@ def _encode(
             final, ends = encoding.apply(numbers[ids])
             writer.write(final, ends)
             unknown += int(np.count_nonzero(final == UNKNOWN))
-            report(f"writing {split}", len(ids), scanned.num_tokens)
+            report(f"writing {split}", 4 * len(ids), 4 * scanned.num_tokens)
     return {
         "file": path.name,
         "tokens": writer.num_tokens,
@@ -249,7 +218,7 @@ def _facts(
         },
         "splits": dict(splits),
         "options": {
-            "min_count": options.min_count,
+            "min_count": None if options.vocabulary else options.resolved_min_count,
             "max_size": options.max_size,
             "vocabulary": None if options.vocabulary is None else str(options.vocabulary),
             "bpe": options.bpe,

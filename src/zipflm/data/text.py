@@ -9,11 +9,12 @@ from __future__ import annotations
 import bz2
 import glob
 import gzip
+import io
 import lzma
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -24,6 +25,7 @@ MAX_LINE_BYTES = 1 << 24
 """No sentence is that long: such a file is not text, or has no line ends."""
 
 STDIN = "-"
+_STORED_BYTES = 1 << 16
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -71,9 +73,9 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
 
 
 def stored_size(names: Iterable[str]) -> int | None:
-    """Bytes on disk in all; None if standard input is among them."""
+    """Bytes on disk in all; None if standard input or a pipe is among them."""
     names = list(names)
-    if STDIN in names:
+    if not all(os.path.isfile(name) for name in names):
         return None
     return sum(os.path.getsize(name) for name in names)
 
@@ -108,7 +110,7 @@ def _pieces(name: str, size: int) -> Iterator[Chunk]:
             try:
                 data = file.read(size)
                 data += _rest_of_line(file, name, start) if data else b""
-            except (EOFError, zlib.error, lzma.LZMAError, _zstd_error()) as error:
+            except (EOFError, OSError, zlib.error, lzma.LZMAError, _zstd_error()) as error:
                 raise ValueError(f"{_shown(name)}: damaged or cut short: {error}") from None
             if not data:
                 return
@@ -149,15 +151,40 @@ def _decompressed(name: str, raw: IO[bytes]) -> Any:
     return raw
 
 
-def _zstd(name: str, raw: IO[bytes]) -> Any:
+def _zstd(name: str, raw: IO[bytes]) -> IO[bytes]:
     try:
         import zstandard
     except ImportError:
         raise ValueError(f"{name}: needs the package zstandard: pip install zstandard") from None
-    import io
+    return io.BufferedReader(_ZstdFrames(raw, zstandard.ZstdDecompressor))
 
-    reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-    return io.BufferedReader(reader)
+
+class _ZstdFrames(io.RawIOBase):
+    """Frames one after the other. The library's own reader takes a cut file for a whole one."""
+
+    def __init__(self, raw: IO[bytes], decompressor: Callable[[], Any]) -> None:
+        self._raw, self._new = raw, decompressor
+        self._frame: Any = None
+        self._stored = self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            self._stored = self._stored or self._raw.read(_STORED_BYTES)
+            if not self._stored:
+                if self._frame is not None:
+                    raise EOFError("it ends inside a frame")
+                return 0
+            self._frame = self._frame or self._new().decompressobj()
+            self._ready = self._frame.decompress(self._stored)
+            self._stored = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        taken = min(len(buffer), len(self._ready))
+        buffer[:taken], self._ready = self._ready[:taken], self._ready[taken:]
+        return taken
 
 
 def _zstd_error() -> type[Exception]:

@@ -7,7 +7,7 @@ loads to the same ids. Knows nothing of texts, token files or models.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -124,7 +124,7 @@ class Vocabulary:
         """The word's id, that of `<unk>` where it has none."""
         return self.index.get(word, UNKNOWN)
 
-    def ids(self, words: Sequence[str]) -> NDArray[np.int64]:
+    def ids(self, words: Collection[str]) -> NDArray[np.int64]:
         get = self.index.get
         return np.fromiter((get(word, UNKNOWN) for word in words), np.int64, len(words))
 

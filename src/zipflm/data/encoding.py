@@ -1,0 +1,60 @@
+"""Words to ids: one id per word, or those of its pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zipflm.data.bpe import Codes
+from zipflm.data.tokens import TokenArray
+from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
+
+
+class Encoding:
+    """Ids of numbered words, so that a text is encoded at the cost of one look-up per word type.
+
+    Word n has `lengths[n]` ids, from `starts[n]` on in `flat`. Number 0 is the end of a line.
+    """
+
+    def __init__(self, words: Collection[str], vocabulary: Vocabulary, codes: Codes | None) -> None:
+        """`words[0]` stands for the end of a line, whatever it is.
+
+        A word of which a piece is unknown becomes one `<unk>`, so that words keep their boundaries.
+        """
+        if codes is None:
+            self.lengths = np.ones(len(words), dtype=np.int64)
+            self.flat = vocabulary.ids(words).astype(np.uint32)
+        else:
+            _, *split = words
+            rows = [np.array([END]), *(vocabulary.ids(pieces) for pieces in codes.split(split))]
+            rows = [np.array([UNKNOWN]) if UNKNOWN in row else row for row in rows]
+            self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+            self.flat = np.concatenate(rows).astype(np.uint32)
+        self.flat[0] = END
+        self.starts = np.cumsum(self.lengths) - self.lengths
+
+    def apply(self, numbers: NDArray[Any]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """The ids of a run of words, and the positions just behind its line ends."""
+        line_ends = np.flatnonzero(numbers == 0)
+        if len(self.flat) == len(self.lengths):
+            return self.flat[numbers], line_ends + 1
+        lengths = self.lengths[numbers]
+        ends = np.cumsum(lengths)
+        first = np.repeat(self.starts[numbers] - (ends - lengths), lengths)
+        return self.flat[first + np.arange(len(first))], ends[line_ends]
+
+
+def encode(lines: Iterable[str], vocabulary: Vocabulary, codes: Codes | None = None) -> TokenArray:
+    """Text in memory to tokens: every line, also a blank one, ends with `</s>`."""
+    index: dict[str, int] = {"": 0}
+    numbers = [
+        number
+        for line in lines
+        for number in [*(index.setdefault(word, len(index)) for word in line.split()), 0]
+    ]
+    encoding = Encoding(index, vocabulary, codes)
+    ids, ends = encoding.apply(np.array(numbers, dtype=np.int64))
+    return TokenArray(ids.astype(np.int64), np.append(0, ends))

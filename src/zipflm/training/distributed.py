@@ -1,0 +1,137 @@
+"""One process or many, through torch's own engines only: DDP or FSDP2, NCCL or gloo.
+
+Both engines average gradients over the processes. The loss here is a sum over tokens, divided by
+their global number, so whoever uses the gradients multiplies by `world_size` (see `step`).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process among all of them, and its device."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+@contextmanager
+def started(device: str | None = None) -> Iterator[Process]:
+    """Join the processes that `torchrun` started, or be the only one.
+
+    `device` is `cpu` or `cuda`; by default a GPU where there is one.
+    """
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device={kind!r}: torch sees no GPU here; use --device cpu")
+    # The environment is how torchrun tells a process its place; nothing else is read from it.
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
+        yield Process(0, 1, torch.device(kind))
+        return
+    local_rank = int(os.environ["LOCAL_RANK"])
+    place = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    try:
+        yield Process(dist.get_rank(), world_size, place)
+    finally:
+        dist.destroy_process_group()
+
+
+def wrap(
+    scorer: nn.Module,
+    layers: nn.ModuleList,
+    process: Process,
+    parallel: Literal["ddp", "fsdp"],
+    compile: bool,
+) -> nn.Module:
+    """`scorer` on the device, compiled if asked, and in step with its copies if there are any.
+
+    `layers` are the parts that FSDP shards, gathers and compiles one by one.
+    """
+    scorer.to(process.device)
+    shards = process.world_size > 1 and parallel == "fsdp"
+    if compile:
+        for part in layers if shards else [scorer]:
+            part.compile()
+    if process.world_size == 1:
+        return scorer
+    if not shards:
+        ids = [process.device.index] if process.device.type == "cuda" else None
+        with warnings.catch_warnings():
+            # torch 2.13 renames `broadcast_buffers`; 2.11 knows only this name. Our buffers are
+            # constants, such as the spelling of every word, too large to send at every step.
+            warnings.simplefilter("ignore", FutureWarning)
+            return DistributedDataParallel(
+                scorer, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+    mesh = init_device_mesh(process.device.type, (process.world_size,))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(scorer, mesh=mesh)
+    return scorer
+
+
+def is_sharded(scorer: nn.Module) -> bool:
+    return isinstance(scorer, FSDPModule)
+
+
+@contextmanager
+def accumulating(scorer: nn.Module, is_last: bool) -> Iterator[None]:
+    """Run a micro-batch; gradients are exchanged after the last one of an update only."""
+    if isinstance(scorer, FSDPModule):
+        scorer.set_requires_gradient_sync(is_last)
+        yield
+        return
+    waits = isinstance(scorer, DistributedDataParallel) and not is_last
+    with scorer.no_sync() if waits else nullcontext():  # type: ignore[operator]
+        yield
+
+
+def add_up(tensor: Tensor, process: Process) -> Tensor:
+    """The sum over all processes, in place."""
+    if process.world_size > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def wait_for_all(process: Process) -> None:
+    if process.world_size > 1:
+        dist.barrier()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be sharded, on the CPU; every process must ask."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    return tensor.detach().cpu()
+
+
+def placed_like(full: Tensor, other: Tensor) -> Tensor:
+    """`full` on the device of `other`, and sharded as that is."""
+    if isinstance(other, DTensor):
+        full = full.to(other.device)
+        return distribute_tensor(full, other.device_mesh, other.placements)
+    return full.to(other.device)

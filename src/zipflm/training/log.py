@@ -1,0 +1,134 @@
+"""What a run tells: a line for people, an object in log.jsonl, TensorBoard if asked.
+
+The first process alone writes; the others have a log that stays silent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+
+class Log:
+    """Open with `with`; `report` for numbers, `say` for sentences."""
+
+    def __init__(
+        self, out: Path, max_updates: int, is_silent: bool = False, tensorboard: bool = False
+    ) -> None:
+        self._out, self._max_updates, self._is_silent = out, max_updates, is_silent
+        self._progress: Progress | None = None
+        self._events = _event_writer(out) if tensorboard and not is_silent else None
+
+    def __enter__(self) -> Self:
+        if not self._is_silent:
+            self._file = (self._out / "log.jsonl").open("a", encoding="utf-8")
+            if sys.stdout.isatty():
+                columns = BarColumn(), TextColumn("{task.description}")
+                self._progress = Progress(*columns, console=Console())
+                self._task = self._progress.add_task("", total=self._max_updates)
+                self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        if not self._is_silent:
+            self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+    def say(self, text: str) -> None:
+        """A sentence that is not part of the numbers."""
+        if self._is_silent:
+            return
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, flush=True)
+
+    def report(self, entry: Mapping[str, Any]) -> None:
+        """One object of the log, and its line."""
+        if self._is_silent:
+            return
+        self._file.write(json.dumps(_finite(entry)) + "\n")
+        self._file.flush()
+        line = as_line(entry, self._max_updates)
+        if self._progress is not None and "valid" not in entry:
+            self._progress.update(self._task, completed=entry["update"], description=line)
+        else:
+            self.say(line)
+        if self._events is not None:
+            for name, value in entry.get("valid", entry).items():
+                prefix = "valid" if "valid" in entry else "train"
+                if isinstance(value, int | float) and name != "update":
+                    self._events.add_scalar(f"{prefix}/{name}", value, entry["update"])
+
+
+def as_line(entry: Mapping[str, Any], max_updates: int) -> str:
+    """An entry of the log for people."""
+    start = f"update {entry['update']}/{max_updates}"
+    if "valid" in entry:
+        valid = entry["valid"]
+        return (
+            f"{start}  valid loss {valid['loss']:.4f}  "
+            f"perplexity {_perplexity(valid['perplexity'])} "
+            f"({valid['words']:,} words, {valid['break_mode']} blocks of {valid['block']}, "
+            f"context {valid['context']})"
+        )
+    parts = [
+        start,
+        f"epoch {entry['epoch']:.2f}",
+        f"loss {entry['loss']:.4f}",
+        f"perplexity {_perplexity(entry['perplexity'])}",
+        f"lr {entry['learning_rate']:.3g}",
+        f"norm {entry['grad_norm']:.3g}",
+        f"{entry['tokens_per_second']:,.0f} tokens/s",
+        f"{entry['memory'] / 2**30:.1f} GiB",
+        f"left {_duration(entry['seconds_left'])}",
+    ]
+    if "flop_utilisation" in entry:
+        parts.insert(-2, f"{entry['flop_utilisation']:.1%} of peak")
+    if entry["skipped"]:
+        parts.append(f"skipped {entry['skipped']}")
+    return "  ".join(parts)
+
+
+def _perplexity(value: float) -> str:
+    return f"{value:.2f}" if value < 1e6 else f"{value:.2e}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: null instead."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _event_writer(out: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError(
+            "training.tensorboard=true: the package is not installed; pip install "
+            "'zipflm[tensorboard]', or leave it off: log.jsonl has the same numbers"
+        ) from None
+    return SummaryWriter(out / "tensorboard")

@@ -1,0 +1,143 @@
+"""Which optimizer changes which weight, at which learning rate.
+
+Every optimizer here can skip an update on a word from the device: `found_inf`, a scalar tensor
+there, as torch's gradient scaler passes it to fused optimizers. Deciding on the host would make
+every update wait until its gradients are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from zipflm.config import AdamW, Muon, OptimizerConfig
+from zipflm.config import Nesterov as NesterovConfig
+from zipflm.training.distributed import placed_like, whole
+from zipflm.training.nesterov import Nesterov, local
+
+_TABLES = ("table", "embeddings", "tail_embeddings", "clusters", "bytes", "symbols")
+"""Parts of names whose weights hold one row per word, byte or class."""
+
+
+def build(config: OptimizerConfig, model: nn.Module) -> list[Optimizer]:
+    """The optimizers of a model; each group's `base_lr` is what the schedule multiplies."""
+    if isinstance(config, NesterovConfig):
+        group = {"params": list(model.parameters()), "base_lr": 1.0}
+        return [Nesterov([group], momentum=config.momentum, weight_decay=config.weight_decay)]
+    kinds = parameter_kinds(model)
+    optimizers: list[Optimizer] = []
+    if isinstance(config, Muon):
+        group = {"params": kinds.pop("matrices"), "base_lr": config.matrix_lr}
+        optimizers.append(
+            GuardedMuon(
+                [group],
+                lr=config.matrix_lr,
+                momentum=config.momentum,
+                weight_decay=config.matrix_weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    groups = [_adamw_group(config, kind, params) for kind, params in kinds.items() if params]
+    betas = (config.beta1, config.beta2)
+    return [*optimizers, torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=True)]
+
+
+def _adamw_group(config: AdamW, kind: str, params: list[nn.Parameter]) -> dict[str, Any]:
+    return {
+        "params": params,
+        "base_lr": config.table_lr if kind == "tables" else config.lr,
+        "weight_decay": 0.0 if kind == "vectors" else config.weight_decay,
+    }
+
+
+def parameter_kinds(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Every parameter once: matrices of the decoder's layers, tables, projections, vectors."""
+    kinds: dict[str, list[nn.Parameter]] = {
+        "matrices": [],
+        "tables": [],
+        "projections": [],
+        "vectors": [],
+    }
+    for name, param in model.named_parameters():
+        parts = name.split(".")
+        if param.ndim < 2:
+            kinds["vectors"].append(param)
+        elif any(part in _TABLES for part in parts):
+            kinds["tables"].append(param)
+        elif "layers" in parts and param.ndim == 2:
+            kinds["matrices"].append(param)
+        else:
+            kinds["projections"].append(param)
+    return kinds
+
+
+def set_rates(optimizers: Sequence[Optimizer], factor: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = factor * group["base_lr"]
+
+
+def step(optimizers: Sequence[Optimizer], bad: Tensor) -> None:
+    """One update, or none where `bad` (a scalar on the device) is true; forgets the gradients."""
+    for optimizer in optimizers:
+        optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def dump_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str, Tensor]:
+    """The state of all optimizers as `weight's name/what it is`; every process must ask."""
+    owners = _owners(optimizers)
+    return {
+        f"{name}/{key}": whole(value)
+        for name, param in model.named_parameters()
+        for key, value in owners[param].state[param].items()
+    }
+
+
+def load_tensors(
+    optimizers: Sequence[Optimizer], model: nn.Module, tensors: Mapping[str, Tensor]
+) -> None:
+    """Put back what `dump_tensors` gave."""
+    owners, params = _owners(optimizers), dict(model.named_parameters())
+    for place, tensor in tensors.items():
+        name, _, key = place.rpartition("/")
+        param = params[name]
+        like_param = tensor.shape == param.shape and tensor.ndim > 0
+        value = placed_like(tensor, param) if like_param else tensor.to(param.device)
+        owners[param].state[param][key] = value
+
+
+def _owners(optimizers: Sequence[Optimizer]) -> dict[Tensor, Optimizer]:
+    return {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
+
+
+class GuardedMuon(torch.optim.Muon):
+    """torch's Muon, which changes nothing where `found_inf` is not 0."""
+
+    found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        if self.found_inf is None:
+            super().step()  # type: ignore[no-untyped-call]
+            return
+        bad = self.found_inf != 0
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        # A copy of the weights: by now the activations, which take far more, have been freed.
+        before = [local(p).clone() for p in params]
+        for p in params:
+            assert p.grad is not None
+            grad = local(p.grad)
+            if "momentum_buffer" in self.state[p]:
+                # The buffer moves towards the gradient: towards itself it stays, bit for bit.
+                grad.copy_(torch.where(bad, local(self.state[p]["momentum_buffer"]), grad))
+            else:
+                grad.masked_fill_(bad, 0.0)
+        super().step()  # type: ignore[no-untyped-call]
+        for p, old in zip(params, before, strict=True):
+            local(p).copy_(torch.where(bad, old, local(p)))

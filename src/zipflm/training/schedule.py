@@ -1,0 +1,49 @@
+"""Learning rates as pure functions of the number of updates done.
+
+The n-th update, counted from 1, runs at `learning_rate(schedule, n - 1, ...)`: the paper's first
+update therefore runs at 1e-7, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+import math
+
+from zipflm.config import CosineCycles, ScheduleConfig, WarmupDecay
+
+
+def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> float:
+    """The factor of every group's learning rate after `update` updates have been done.
+
+    >>> [learning_rate(CosineCycles(), update, 286_000) for update in (0, 16_000, 34_000)]
+    [1e-07, 1.0, 0.75]
+    >>> [learning_rate(WarmupDecay(warmup=0.2, decay=0.4), update, 10) for update in (0, 1, 6, 8)]
+    [0.5, 1.0, 1.0, 0.5]
+    """
+    if isinstance(schedule, CosineCycles):
+        return _cosine_cycles(schedule, update)
+    return _warmup_decay(schedule, update, max_updates)
+
+
+def _cosine_cycles(schedule: CosineCycles, update: int) -> float:
+    since = update - schedule.warmup_updates
+    if since < 0:
+        step = (schedule.max_lr - schedule.warmup_from) / schedule.warmup_updates
+        return schedule.warmup_from + update * step
+    length, height = schedule.first_cycle, 1.0
+    while since >= length:
+        since, length, height = since - length, 2 * length, height * schedule.shrink
+    low, high = height * schedule.min_lr, height * schedule.max_lr
+    return low + 0.5 * (high - low) * (1 + math.cos(math.pi * since / length))
+
+
+def _warmup_decay(schedule: WarmupDecay, update: int, max_updates: int) -> float:
+    warmup, decay = schedule.warmup * max_updates, schedule.decay * max_updates
+    if update + 1 < warmup:
+        return (update + 1) / warmup
+    left = max_updates - update
+    if left >= decay:
+        return 1.0
+    remaining = max(left, 0) / decay
+    if schedule.shape == "cosine":
+        remaining = 0.5 * (1 - math.cos(math.pi * remaining))
+    return schedule.final + (1 - schedule.final) * remaining

@@ -1,0 +1,240 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zipflm.data.batches import Batches, cut, group
+from zipflm.data.tokens import TokenArray
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "data"
+MODES = {"none": "none", "complete": "complete", "sentence": "eos"}
+
+SENTENCES = st.lists(st.integers(1, 12), min_size=1, max_size=20)
+
+
+def stream(lengths):
+    """Every token has an id of its own, from 10 on, so that each can be told from all others."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return TokenArray(np.arange(10, 10 + offsets[-1], dtype=np.int64), offsets)
+
+
+@st.composite
+def plans(draw):
+    tokens = stream(draw(SENTENCES))
+    block = draw(st.integers(1, 14))
+    return tokens, {
+        "break_mode": draw(st.sampled_from(list(MODES))),
+        "block": block,
+        "context": draw(st.integers(0, block - 1)),
+        "max_tokens": draw(st.integers(block, 40)),
+        "seed": draw(st.integers(0, 5)),
+        "shuffle": draw(st.booleans()),
+    }
+
+
+def golden_tokens(split):
+    blocks = np.load(GOLDEN / "blocks.npz")
+    offsets = np.concatenate([[0], np.cumsum(blocks[f"{split}.sizes"])])
+    return blocks, TokenArray(blocks[f"{split}.ids"], offsets)
+
+
+@pytest.mark.parametrize("size", [64, 16])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_blocks_are_those_of_the_published_code(split, mode, size):
+    blocks, tokens = golden_tokens(split)
+    name = f"{split}.{MODES[mode]}.{64 if mode == 'sentence' else size}"
+    bounds = cut(tokens, mode, size)
+    assert np.array_equal(np.stack([bounds[:-1], bounds[1:]], axis=1), blocks[f"{name}.slices"])
+    batches = Batches(tokens, break_mode=mode, block=size, max_tokens=200, shuffle=False)
+    rows = sorted(
+        (int(windows.start[i]), batch.words[i], batch.targets[i], batch.scored[i])
+        for number, batch in enumerate(batches.epoch(0))
+        for windows in [batches.windows(0, number)]
+        for i in range(len(batch.words))
+    )
+    sources = torch.cat([words[scored] for _, words, _, scored in rows])
+    targets = torch.cat([targets[scored] for _, _, targets, scored in rows])
+    assert np.array_equal(sources, blocks[f"{name}.source"])
+    assert np.array_equal(targets, blocks[f"{name}.target"])
+
+
+@pytest.mark.parametrize("name", json.loads((GOLDEN / "context_window_valid.json").read_text()))
+def test_context_windows_are_those_of_the_published_code(name):
+    golden = json.loads((GOLDEN / "context_window_valid.json").read_text())[name]
+    wanted = [
+        (src[:length], target[:length], start)
+        for batch in golden
+        for src, length, target, start in zip(
+            batch["src_tokens"],
+            batch["src_lengths"],
+            batch["target"],
+            batch["start_indices"],
+            strict=True,
+        )
+    ]
+    mode, block, context, _ = name.split(".")
+    batches = Batches(
+        golden_tokens("valid")[1],
+        break_mode=mode,
+        block=int(block.removeprefix("tps")),
+        context=int(context.removeprefix("ctx")),
+        max_tokens=256,
+        shuffle=False,
+    )
+    found = []
+    for number, batch in enumerate(batches.epoch(0)):
+        windows = batches.windows(0, number)
+        for row, length in enumerate(windows.end - windows.first):
+            scored = batch.scored[row, :length]
+            start = int(windows.start[row] - windows.first[row])
+            assert scored.tolist() == [place >= start for place in range(length)]
+            target = batch.targets[row, :length].masked_fill(~scored, 1).tolist()
+            found.append((batch.words[row, :length].tolist(), target, start))
+    assert found == wanted
+
+
+@given(plans(), st.integers(1, 4), st.integers(0, 3))
+def test_every_target_is_scored_once_over_all_ranks(plan, world_size, epoch):
+    tokens, arguments = plan
+    scored, lengths = [], set()
+    for rank in range(world_size):
+        batches = Batches(tokens, **arguments, rank=rank, world_size=world_size)
+        found = list(batches.epoch(epoch))
+        lengths |= {len(batches), len(found)}
+        scored += [batch.targets[batch.scored] for batch in found]
+    assert sorted(torch.cat(scored).tolist()) == tokens.ids.tolist()
+    assert len(lengths) == 1
+
+
+@given(plans())
+def test_rows_are_the_stream_with_its_context(plan):
+    tokens, arguments = plan
+    batches = Batches(tokens, **arguments)
+    shifted = [2, *tokens.ids.tolist()]
+    for number, batch in enumerate(batches.epoch(3)):
+        windows = batches.windows(3, number)
+        for row, (first, start, end) in enumerate(
+            zip(windows.first, windows.start, windows.end, strict=True)
+        ):
+            length = end - first
+            assert batch.words[row, :length].tolist() == shifted[first:end]
+            assert batch.targets[row, :length].tolist() == shifted[first + 1 : end + 1]
+            assert set(batch.words[row, length:].tolist()) <= {1}
+            assert set(batch.targets[row, length:].tolist()) <= {1}
+            assert not batch.scored[row, length:].any()
+            # As much context as there is room for, and no less.
+            room = max(0, arguments["block"] - (end - start))
+            assert start - first == min(arguments["context"], room, start)
+
+
+@given(plans())
+def test_padded_size_stays_within_the_budget_unless_a_row_is_alone(plan):
+    tokens, arguments = plan
+    for batch in Batches(tokens, **arguments).epoch(0):
+        assert batch.words.numel() <= arguments["max_tokens"] or len(batch.words) == 1
+        assert batch.words.shape == batch.targets.shape == batch.scored.shape
+
+
+@given(plans(), st.integers(0, 3), st.integers(0, 30), st.integers(1, 3))
+def test_plan_is_a_pure_function_that_two_integers_resume(plan, epoch, start, world_size):
+    tokens, arguments = plan
+    arguments = arguments | {"world_size": world_size, "rank": world_size - 1}
+    whole = list(Batches(tokens, **arguments).epoch(epoch))
+    used = Batches(tokens, **arguments)
+    list(used.epoch(epoch + 1))
+    resumed = list(used.epoch(epoch, start))
+    assert len(resumed) == max(0, len(whole) - start)
+    for one, other in zip(whole[start:], resumed, strict=True):
+        assert torch.equal(one.words, other.words)
+        assert torch.equal(one.targets, other.targets)
+        assert torch.equal(one.scored, other.scored)
+
+
+@given(SENTENCES, st.integers(1, 14))
+def test_complete_blocks_hold_as_many_sentences_as_fit(lengths, size):
+    tokens = stream(lengths)
+    bounds = cut(tokens, "complete", size)
+    assert set(bounds) <= set(tokens.offsets.tolist())
+    assert (bounds[0], bounds[-1]) == (0, len(tokens))
+    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        inside = tokens.offsets[(tokens.offsets > start) & (tokens.offsets <= end)]
+        assert end - start <= size or len(inside) == 1
+        after = tokens.offsets[tokens.offsets > end]
+        assert len(after) == 0 or after[0] - start > size
+
+
+@given(st.lists(st.integers(1, 20), min_size=1), st.integers(1, 50))
+def test_groups_are_greedy(lengths, max_tokens):
+    bounds = group(np.array(lengths, dtype=np.uint16), max_tokens)
+    assert (bounds[0], bounds[-1]) == (0, len(lengths))
+    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        assert end == start + 1 or max(lengths[start:end]) * (end - start) <= max_tokens
+        assert end == len(lengths) or max(lengths[start : end + 1]) * (end + 1 - start) > max_tokens
+
+
+def test_groups_are_those_of_the_published_code():
+    golden = json.loads((GOLDEN / "dataset.json").read_text())["batch_by_size"]
+    lengths = np.array(golden["sizes"])[golden["order"]]
+    bounds = group(lengths, golden["max_tokens"])
+    wanted = np.cumsum([0] + [len(batch) for batch in golden["batches_multiple1"]])
+    assert bounds.tolist() == wanted.tolist()
+
+
+def test_shuffling_changes_with_seed_and_epoch_and_not_otherwise():
+    tokens = stream([7] * 100)
+
+    def first(seed, epoch, shuffle=True):
+        batches = Batches(
+            tokens, break_mode="none", block=7, max_tokens=14, seed=seed, shuffle=shuffle
+        )
+        return torch.cat([batch.targets.flatten() for batch in batches.epoch(epoch)]).tolist()
+
+    assert first(1, 0) == first(1, 0)
+    assert first(1, 0) != first(1, 1)
+    assert first(1, 0) != first(2, 0)
+    assert first(1, 0, shuffle=False) == first(2, 5, shuffle=False) == tokens.ids.tolist()
+
+
+def test_shuffled_sentences_are_batched_by_length_with_changing_neighbours():
+    tokens = stream([3, 9] * 50)
+    batches = Batches(tokens, break_mode="sentence", block=64, max_tokens=27, shuffle=True)
+    widths = [batch.words.shape[1] for batch in batches.epoch(0)]
+    assert set(widths) == {3, 9}
+    assert widths != sorted(widths)
+    rows = [{frozenset(b.targets[:, 0].tolist()) for b in batches.epoch(e)} for e in (0, 1)]
+    assert rows[0] != rows[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"break_mode": "eos"}, "break_mode"),
+        ({"context": 5}, "context"),
+        ({"block": 0}, "block"),
+        ({"max_tokens": 4}, "max_tokens"),
+        ({"rank": 2, "world_size": 2}, "rank"),
+    ],
+)
+def test_impossible_arguments_are_refused(changes, message):
+    arguments = {"break_mode": "none", "block": 5, "max_tokens": 10, "shuffle": False} | changes
+    with pytest.raises(ValueError, match=message):
+        Batches(stream([4, 4]), **arguments)
+
+
+def test_split_without_tokens_is_refused():
+    with pytest.raises(ValueError, match="no token"):
+        Batches(TokenArray.of([]), break_mode="none", block=5, max_tokens=10, shuffle=False)
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(["none", "complete", "sentence"]))
+def test_dtypes_are_those_of_the_interface(mode):
+    batch = next(Batches(stream([3, 4]), break_mode=mode, block=5, max_tokens=9, shuffle=False)
+                 .epoch(0))  # fmt: skip
+    assert (batch.words.dtype, batch.targets.dtype) == (torch.int64, torch.int64)
+    assert batch.scored.dtype == torch.bool

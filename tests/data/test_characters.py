@@ -1,0 +1,22 @@
+import numpy as np
+import pytest
+
+from zipflm.data.characters import spellings
+from zipflm.data.vocabulary import SPECIALS, Vocabulary
+
+
+def test_spelling_is_bytes_plus_one_cut_and_padded():
+    words = ["the", "\u00e9t\u00e9", "incomprehensibilities", "madeupword0000"]
+    vocabulary = Vocabulary([*SPECIALS, *words], [0] * 4 + [3, 2, 1, 0])
+    table = spellings(vocabulary, 8)
+    assert table.shape == (8, 8)
+    assert not table[:4].any()
+    for row, word in zip(table[4:], words, strict=True):
+        spelled = [byte + 1 for byte in word.encode()[:8]]
+        assert row.tolist() == spelled + [0] * (8 - len(spelled))
+    assert table.dtype == np.int16
+
+
+def test_no_room_for_a_byte_is_refused():
+    with pytest.raises(ValueError, match="max_bytes=0"):
+        spellings(Vocabulary(SPECIALS, [0] * 4), 0)

@@ -1,0 +1,55 @@
+import threading
+
+import pytest
+import torch
+
+from zipflm.data.batches import Batches
+from zipflm.data.loader import Loader
+from zipflm.data.tokens import TokenArray
+
+
+@pytest.fixture
+def batches():
+    tokens = TokenArray.of([[5, 6, 7, 2]] * 40)
+    return Batches(tokens, break_mode="none", block=8, max_tokens=16, seed=1, shuffle=True)
+
+
+def loader_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "zipflm-loader"]
+
+
+@pytest.mark.parametrize("start", [0, 3, 10])
+def test_loader_yields_the_plan(batches, start):
+    loader = Loader(batches, "cpu", ahead=2)
+    assert len(loader) == len(batches)
+    pairs = zip(loader.epoch(2, start), batches.epoch(2, start), strict=True)
+    assert all(torch.equal(one.words, other.words) for one, other in pairs)
+    assert not loader_threads()
+
+
+def test_leaving_early_ends_the_thread(batches):
+    epoch = Loader(batches, "cpu", ahead=1).epoch(0)
+    next(epoch)
+    epoch.close()
+    assert not loader_threads()
+
+
+def test_an_error_in_the_background_reaches_the_consumer(batches, monkeypatch):
+    def fail(epoch, index):
+        raise OSError("the disk went away")
+
+    monkeypatch.setattr(batches, "batch", fail)
+    with pytest.raises(OSError, match="the disk went away"):
+        next(Loader(batches, "cpu").epoch(0))
+
+
+def test_no_batch_ahead_is_refused(batches):
+    with pytest.raises(ValueError, match="ahead=0"):
+        Loader(batches, "cpu", ahead=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_batches_arrive_on_the_device(batches):
+    pairs = zip(Loader(batches, "cuda").epoch(0), batches.epoch(0), strict=True)
+    assert all(torch.equal(one.words.cpu(), other.words) for one, other in pairs)

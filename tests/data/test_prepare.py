@@ -1,0 +1,211 @@
+import errno
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zipflm.data import prepare as module
+from zipflm.data.bpe import join
+from zipflm.data.encoding import encode
+from zipflm.data.folder import DataFolder
+from zipflm.data.prepare import Options, prepare
+from zipflm.data.tokens import TokenFile, TokenWriter
+from zipflm.data.vocabulary import Vocabulary
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "data"
+TEXTS = {split: [GOLDEN / "text" / f"{split}.txt"] for split in ("train", "valid", "test")}
+
+
+def lines(split):
+    return TEXTS[split][0].read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_golden_text_gives_the_published_ids(tmp_path, processes):
+    folder = prepare(tmp_path / "d", TEXTS, Options(min_count=1), processes=processes)
+    facts = json.loads((GOLDEN / "dataset.json").read_text())
+    blocks = np.load(GOLDEN / "blocks.npz")
+    assert (folder.path / "vocabulary.txt").read_bytes() == (GOLDEN / "dict.txt").read_bytes()
+    for split in TEXTS:
+        tokens = folder.tokens(split)
+        assert np.array_equal(tokens.ids, blocks[f"{split}.ids"])
+        assert np.array_equal(np.diff(tokens.offsets.astype(int)), blocks[f"{split}.sizes"])
+        assert folder.facts["splits"][split]["unknown"] == facts[split]["unk"]
+        assert tokens.num_sentences == facts[split]["lines"]
+    assert folder.ends_word.all() and len(folder.ends_word) == 496
+    folder.verify()
+
+
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    [("threshold3", Options()), ("nwords100", Options(min_count=1, max_size=100))],
+)
+def test_golden_variants_have_the_published_unknowns(tmp_path, variant, options):
+    golden = json.loads((GOLDEN / "dataset.json").read_text())["variants"][variant]
+    folder = prepare(tmp_path / "d", TEXTS, options)
+    assert len(folder.vocabulary) == golden["size"]
+    splits = folder.facts["splits"]
+    assert {split: splits[split]["tokens"] for split in TEXTS} == golden["tokens"]
+    assert {split: splits[split]["unknown"] for split in TEXTS} == golden["unk"]
+
+
+def test_existing_dictionary_needs_no_training_text(tmp_path):
+    options = Options(vocabulary=GOLDEN / "dict.txt")
+    folder = prepare(tmp_path / "d", {"test": TEXTS["test"]}, options)
+    assert np.array_equal(folder.tokens("test").ids, np.load(GOLDEN / "blocks.npz")["test.ids"])
+    with pytest.raises(ValueError, match="no split 'valid'; it has test"):
+        folder.tokens("valid")
+
+
+def test_same_text_gives_the_same_bytes(tmp_path):
+    for name, processes in (("a", 1), ("b", 2)):
+        prepare(tmp_path / name, TEXTS, processes=processes)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+def test_sub_words_join_back_to_the_words(tmp_path):
+    folder = prepare(tmp_path / "d", TEXTS, Options(bpe=200))
+    assert folder.unit == "bpe"
+    vocabulary, ends = folder.vocabulary, folder.ends_word
+    for split in TEXTS:
+        ids = folder.tokens(split).ids.astype(int)
+        wanted = [w for line in lines(split) for w in [*line.split(), "</s>"]]
+        found = np.split(ids, np.flatnonzero(ends[ids]) + 1)[:-1]
+        assert len(found) == len(wanted) == folder.facts["splits"][split]["words"]
+        words = [join(vocabulary.words[i] for i in pieces) for pieces in found]
+        known = [w if 3 not in pieces else "<unk>" for w, pieces in zip(wanted, found, strict=True)]
+        assert words == known
+    assert folder.facts["splits"]["train"]["unknown"] == sum(
+        line.split().count("<unk>") for line in lines("train")
+    )
+    again = prepare(tmp_path / "e", TEXTS, Options(bpe_codes=folder.path / "bpe.codes"))
+    assert again.vocabulary == folder.vocabulary
+
+
+@pytest.mark.parametrize("options", [Options(), Options(bpe=200)])
+def test_text_in_memory_is_encoded_like_a_file(tmp_path, options):
+    folder = prepare(tmp_path / "d", TEXTS, options)
+    tokens, wanted = encode(lines("valid"), folder.vocabulary, folder.codes), folder.tokens("valid")
+    assert np.array_equal(tokens.ids, wanted.ids)
+    assert np.array_equal(tokens.offsets, wanted.offsets)
+
+
+def test_report_covers_all_bytes(tmp_path):
+    done: dict[str, int] = {}
+    totals: dict[str, int | None] = {}
+
+    def report(what, size, total):
+        done[what] = done.get(what, 0) + size
+        totals[what] = total
+
+    prepare(tmp_path / "d", TEXTS, report=report)
+    assert done == totals
+    assert done["reading train"] == TEXTS["train"][0].stat().st_size
+
+
+BAD_TEXTS = [
+    ("empty.txt", b"", "empty.txt: empty"),
+    ("blank.txt", b"\n \n", "blank.txt: no word in the valid split"),
+    ("binary.txt", b"a\0b\n", "binary.txt: a NUL byte at byte 1"),
+    ("latin.txt", b"caf\xe9\n", "latin.txt: not UTF-8 at byte 3"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "message"), BAD_TEXTS)
+def test_bad_text_leaves_nothing_behind(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=message):
+        prepare(tmp_path / "new" / "d", TEXTS | {"valid": [tmp_path / name]})
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    def write(self, ids, ends):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(TokenWriter, "write", write)
+    with pytest.raises(OSError, match="d: No space left on device while writing it"):
+        prepare(tmp_path / "d", TEXTS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_finished_folder_is_never_overwritten(tmp_path):
+    prepare(tmp_path / "d", TEXTS)
+    with pytest.raises(FileExistsError, match="exists already"):
+        prepare(tmp_path / "d", TEXTS)
+    (tmp_path / "e").mkdir()
+    prepare(tmp_path / "e", TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bpe": 10, "bpe_codes": "x"}, "not both"),
+        ({"vocabulary": "x", "min_count": 2}, "taken as it is"),
+        ({"min_count": 0}, "--min-count 0"),
+        ({"max_size": 4}, "--max-size 4"),
+        ({"bpe": 0}, "--bpe 0"),
+        ({"errors": "ignore"}, "--errors ignore"),
+    ],
+)
+def test_impossible_options_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Options(**arguments)
+
+
+def test_wrong_splits_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="split 'dev'"):
+        prepare(tmp_path / "d", {"dev": TEXTS["valid"]})
+    with pytest.raises(ValueError, match="no training text"):
+        prepare(tmp_path / "d", {"valid": TEXTS["valid"]})
+    with pytest.raises(ValueError, match="no text"):
+        prepare(tmp_path / "d", {}, Options(vocabulary=GOLDEN / "dict.txt"))
+    with pytest.raises(ValueError, match="no word occurs 99999 times"):
+        prepare(tmp_path / "d", TEXTS, Options(min_count=99999))
+
+
+def test_given_vocabulary_is_read_before_the_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_scan", lambda *arguments: pytest.fail("text was read"))
+    (tmp_path / "v.txt").write_text("a 1\nb 2\n")
+    with pytest.raises(ValueError, match="line 2"):
+        prepare(tmp_path / "d", TEXTS, Options(vocabulary=tmp_path / "v.txt"))
+
+
+def test_token_file_of_another_vocabulary_is_refused(tmp_path):
+    one = prepare(tmp_path / "one", TEXTS)
+    other = prepare(tmp_path / "other", TEXTS, Options(min_count=1))
+    (one.path / "train.tokens").write_bytes((other.path / "train.tokens").read_bytes())
+    with pytest.raises(ValueError, match=f"{other.vocabulary.hash}.*{one.vocabulary.hash}"):
+        DataFolder.open(one.path).tokens("train")
+    with pytest.raises(ValueError, match="SHA-256"):
+        one.verify()
+
+
+def test_folder_with_a_changed_vocabulary_is_refused(tmp_path):
+    folder = prepare(tmp_path / "d", TEXTS)
+    Vocabulary.from_counts({"a": 3}).save(folder.path / "vocabulary.txt")
+    with pytest.raises(ValueError, match=folder.vocabulary.hash):
+        DataFolder.open(folder.path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 1}', '{"format": 99}'])
+def test_damaged_facts_are_refused(tmp_path, content):
+    folder = prepare(tmp_path / "d", TEXTS)
+    (folder.path / "data.json").write_text(content)
+    with pytest.raises(ValueError, match="data.json"):
+        DataFolder.open(folder.path)
+
+
+def test_folder_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no data folder"):
+        DataFolder.open(tmp_path)
+
+
+def test_token_files_are_mapped_not_read(tmp_path):
+    folder = prepare(tmp_path / "d", TEXTS)
+    tokens = folder.tokens("train")
+    assert isinstance(tokens, TokenFile)
+    assert isinstance(tokens.ids, np.memmap) and not tokens.ids.flags.owndata

@@ -1,0 +1,81 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zipflm.data import text
+from zipflm.data.scan import decode, scan
+from zipflm.data.text import Chunk
+
+# All that split() takes for white space, line ends apart, and a few words.
+PARTS = st.sampled_from([" ", "\t", "\u00a0", "\u2028", "\x85", "\x1c", "\n", "\r\n", "\r", "a",
+                         "bc", "</s>", "\u00e9", "\U0001f600", "<unk>"])  # fmt: skip
+
+
+def chunk(data, start=5):
+    return Chunk("x.txt", start, len(data), data, len(data))
+
+
+def plain_words(content):
+    """The reference: lines as a text file has them, words by split()."""
+    lines = content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return [[*line.split(), "\0"] for line in (lines if lines[-1] else lines[:-1])]
+
+
+@settings(max_examples=60)
+@given(st.lists(PARTS, min_size=1).map("".join))
+def test_scan_agrees_with_a_plain_loop(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("scan")
+    (folder / "x.txt").write_text(content, encoding="utf-8", newline="")
+    result = scan([str(folder / "x.txt")], folder, processes=1)
+    wanted = [word for line in plain_words(content) for word in line]
+    words = list(result.index)
+    found = [words[numbers[i]] for ids, numbers in result.provisional() for i in ids]
+    assert found == wanted
+    assert result.words() == Counter(word for word in wanted if word != "\0")
+    assert result.num_tokens == len(wanted)
+
+
+def test_chunks_and_processes_do_not_change_the_result(tmp_path, monkeypatch):
+    lines = [f"w{number % 97} v{number % 31} {'x' * (number % 7)}" for number in range(3000)]
+    path = tmp_path / "x.txt"
+    path.write_text("\n".join(lines))
+    results = []
+    for processes, size in ((1, 1 << 20), (1, 999), (2, 999)):
+        monkeypatch.setattr(text.chunks, "__defaults__", (size,))
+        spool = tmp_path / f"{processes}-{size}"
+        spool.mkdir()
+        result = scan([str(path)] * 2, spool, processes=processes)
+        ids = [numbers[ids] for ids, numbers in result.provisional()]
+        results.append((len(ids), np.concatenate(ids), result.words()))
+    assert [result[0] for result in results[1:]] == [results[1][0]] * 2
+    assert results[0][0] == 2 < results[1][0]
+    for _, ids, words in results[1:]:
+        assert np.array_equal(ids, results[0][1])
+        assert words == results[0][2]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_invalid_text_is_named_by_file_and_byte(tmp_path, processes):
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"good line\n" * 10 + b"bad \xff byte\n")
+    with pytest.raises(ValueError, match="x.txt: not UTF-8 at byte 104; .*--errors replace"):
+        scan([str(path)], tmp_path, processes=processes)
+
+
+def test_position_counts_from_the_start_of_the_source():
+    with pytest.raises(ValueError, match="x.txt: a NUL byte at byte 7"):
+        decode(chunk(b"ab\0c"), b"ab\0c", "strict")
+
+
+def test_replacing_goes_on():
+    data = b"a\0b \xc3( \xe2\x82\n"
+    assert decode(chunk(data), data, "replace") == "a\ufffdb \ufffd( \ufffd\n"
+
+
+def test_byte_order_mark_is_no_part_of_the_first_word():
+    data = "\ufeffa \ufeffb".encode()
+    assert decode(chunk(data, 0), data, "strict") == "a \ufeffb\n"
+    assert decode(chunk(data, 5), data, "strict") == "\ufeffa \ufeffb\n"

@@ -1,0 +1,82 @@
+"""Short runs for the tests: in this process, or as the command a user gives."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import zipflm
+from zipflm.recipes import resolve
+from zipflm.training import checkpoint
+from zipflm.training.trainer import train
+
+SMALL = [
+    "decoder.dim=16",
+    "decoder.ffn_dim=32",
+    "decoder.num_layers=1",
+    "decoder.num_heads=2",
+    "input.dim=16",
+    "output.dim=16",
+    "batches.block=16",
+    "batches.tokens=64",
+    "batches.eval_block=16",
+    "training.tokens_per_update=128",
+    "training.schedule.warmup_updates=4",
+    "training.report_every=5",
+]
+"""A model that makes an update in a few milliseconds, of two accumulated batches."""
+
+
+def config_of(data, *overrides, preset="tiny/ADP-T", recipe="paper", base=SMALL):
+    return resolve(preset, recipe, [*base, *overrides], len(data.vocabulary))
+
+
+def run(data, out, *overrides, recipe="paper", base=SMALL, **options):
+    config = config_of(data, *overrides, recipe=recipe, base=base)
+    return train(config, data, out, device="cpu", **options)
+
+
+def weights(out: Path, update: int | None = None) -> dict[str, torch.Tensor]:
+    folders = checkpoint.newest_first(out)
+    folder = folders[0] if update is None else out / "checkpoints" / f"update-{update:08d}"
+    read = checkpoint.load(folder)
+    return read.weights | read.optimizer
+
+
+def assert_same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+def assert_close(ours, theirs, **tolerance):
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], msg=name, **tolerance)
+
+
+def command(*arguments, processes=1):
+    """The command line of `zipflm`, under torchrun for several processes."""
+    start = [sys.executable, "-m"]
+    if processes > 1:
+        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    return [*start, "zipflm", *map(str, arguments)]
+
+
+def environment():
+    """So that a child finds this package, and keeps to its core."""
+    source = str(Path(zipflm.__file__).parents[1])
+    return os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+
+
+def train_command(data, out, *overrides, base=SMALL, processes=1):
+    arguments = ["train", "tiny/ADP-T", "--data", data.path, "--out", out, "--device", "cpu"]
+    return command(*arguments, *base, *overrides, processes=processes)
+
+
+def call(arguments, **options):
+    return subprocess.run(
+        arguments, env=environment(), capture_output=True, text=True, timeout=120, **options
+    )

@@ -1,0 +1,37 @@
+"""Every factorization can learn 200 sentences by heart."""
+
+import pytest
+
+from zipflm.presets import FACTORIZATIONS
+from zipflm.recipes import resolve
+from zipflm.training.run_folder import read_log
+from zipflm.training.trainer import train
+
+OVERRIDES = [
+    "training.max_updates=70",
+    "training.report_every=10",
+    "training.optimizer.matrix_lr=0.02",
+    "training.optimizer.table_lr=0.03",
+    "training.optimizer.lr=0.02",
+    "decoder.dropout=0",
+    "batches.block=32",
+    "batches.tokens=2048",
+    "training.tokens_per_update=2048",
+]
+EXTRA = {
+    # Its words are short: wider windows hold padding only, and cost as much.
+    "CNN": ["input.max_bytes=8", "output.tail_dropout=0"],
+    **{name: ["output.tail_dropout=0"] for name in ("ASM", "ADP", "ADP-T")},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factorization", FACTORIZATIONS)
+def test_a_tiny_model_overfits_200_sentences(factorization, word_data, bpe_data, tmp_path):
+    data = bpe_data if factorization.startswith("BPE") else word_data
+    overrides = OVERRIDES + EXTRA.get(factorization, [])
+    config = resolve(f"tiny/{factorization}", "modern", overrides, len(data.vocabulary))
+    assert train(config, data, tmp_path / "run", device="cpu")
+    losses = [entry["loss"] for entry in read_log(tmp_path / "run") if "loss" in entry]
+    assert losses[0] > 3
+    assert losses[-1] < 0.2

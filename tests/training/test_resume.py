@@ -1,0 +1,145 @@
+"""Interrupted and resumed, a run ends where it would have ended."""
+
+import json
+import shutil
+
+import pytest
+from runs import SMALL, assert_close, assert_same, config_of, run, weights
+
+from zipflm.config import Config
+from zipflm.overrides import from_dict
+from zipflm.training import checkpoint
+from zipflm.training.run_folder import read_log
+
+
+@pytest.mark.parametrize("recipe", ["paper", "modern"])
+def test_ten_and_ten_updates_are_twenty(word_data, tmp_path, recipe):
+    # Without decay the modern schedule does not depend on the length of the run.
+    modern = ["training.schedule.decay=0", "training.schedule.warmup=0", *SMALL[:-2]]
+    options = {"recipe": recipe, "base": SMALL if recipe == "paper" else modern}
+    run(word_data, tmp_path / "whole", "training.max_updates=20", **options)
+    run(word_data, tmp_path / "halves", "training.max_updates=10", **options)
+    run(word_data, tmp_path / "halves", "training.max_updates=20", resume=True, **options)
+    assert_same(weights(tmp_path / "halves"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_sixteen_bits_resume_bit_for_bit(word_data, tmp_path, precision):
+    override = f"training.precision={precision}"
+    run(word_data, tmp_path / "whole", override, "training.max_updates=8")
+    run(word_data, tmp_path / "halves", override, "training.max_updates=3")
+    run(word_data, tmp_path / "halves", override, "training.max_updates=8", resume=True)
+    assert_same(weights(tmp_path / "halves"), weights(tmp_path / "whole"))
+
+
+def test_resuming_goes_through_epochs_and_stages(word_data, tmp_path):
+    """Some 18 batches an epoch: 13 updates of two end amid the second, after a change of block."""
+    stages = "training.stages=0.3:8,0.6:12"
+    common = ["training.max_updates=20", "training.checkpoint_every=13", stages]
+    run(word_data, tmp_path / "whole", *common, keep=0)
+    assert (place := state_of(tmp_path / "whole", 13)["place"])["epoch"] == 1
+    assert 0 < place["consumed"] < place["total"]
+    shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    shutil.rmtree(tmp_path / "part" / "checkpoints" / "update-00000020")
+    run(word_data, tmp_path / "part", *common, resume=True)
+    assert_same(weights(tmp_path / "part"), weights(tmp_path / "whole"))
+
+
+def state_of(out, update):
+    path = out / "checkpoints" / f"update-{update:08d}" / "state.json"
+    return json.loads(path.read_text())
+
+
+def test_the_log_has_every_update_once_after_resuming(word_data, tmp_path):
+    every = ["training.report_every=1", "training.checkpoint_every=4", "training.max_updates=6"]
+    run(word_data, tmp_path / "run", *every)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "update-00000006")
+    with (tmp_path / "run" / "log.jsonl").open("a") as log:
+        log.write('{"update": 6, "lo')
+    run(word_data, tmp_path / "run", *every, resume=True)
+    reports = [entry["update"] for entry in read_log(tmp_path / "run") if "loss" in entry]
+    assert reports == [1, 2, 3, 4, 5, 6]
+
+
+def test_resuming_nothing_starts_from_the_beginning(word_data, tmp_path):
+    assert run(word_data, tmp_path / "run", "training.max_updates=2", resume=True)
+
+
+def test_resuming_a_finished_run_changes_nothing(word_data, tmp_path):
+    run(word_data, tmp_path / "run", "training.max_updates=2")
+    before = weights(tmp_path / "run")
+    assert run(word_data, tmp_path / "run", "training.max_updates=2", resume=True)
+    assert_same(weights(tmp_path / "run"), before)
+
+
+def test_the_random_state_is_a_function_of_seed_and_update(word_data, tmp_path):
+    run(word_data, tmp_path / "a", "training.max_updates=3", "training.seed=5")
+    run(word_data, tmp_path / "b", "training.max_updates=3", "training.seed=5")
+    run(word_data, tmp_path / "c", "training.max_updates=3", "training.seed=6")
+    assert_same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    with pytest.raises(AssertionError):
+        assert_close(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(word_data, tmp_path, capsys):
+    common = ["training.max_updates=6", "training.checkpoint_every=2"]
+    run(word_data, tmp_path / "run", *common)
+    expected = weights(tmp_path / "run")
+    damaged = tmp_path / "run" / "checkpoints" / "update-00000006" / "weights.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    capsys.readouterr()
+    run(word_data, tmp_path / "run", *common, resume=True)
+    said = capsys.readouterr().out
+    assert str(damaged) in said and "resuming after update 4" in said
+    assert_same(weights(tmp_path / "run"), expected)
+
+
+def test_an_unfinished_checkpoint_is_not_seen_and_removed(word_data, tmp_path):
+    run(word_data, tmp_path / "run", "training.max_updates=2")
+    left = tmp_path / "run" / "checkpoints" / ".update-00000003.77"
+    left.mkdir()
+    assert [folder.name for folder in checkpoint.newest_first(tmp_path / "run")] == [
+        "update-00000002"
+    ]
+    run(word_data, tmp_path / "run", "training.max_updates=3", resume=True)
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("keep", [1, 2, 0])
+def test_the_newest_and_the_best_are_kept(word_data, tmp_path, keep):
+    every = ["training.checkpoint_every=2", "training.validate_every=2", "training.max_updates=10"]
+    run(word_data, tmp_path / "run", *every, keep=keep)
+    kept = {folder.name for folder in checkpoint.newest_first(tmp_path / "run")}
+    best = checkpoint.best(tmp_path / "run")
+    newest = [f"update-{number:08d}" for number in (10, 8, 6, 4, 2)][: keep or 5]
+    assert kept == {*newest, best.name}
+
+
+def test_the_model_of_a_run_cannot_change(word_data, tmp_path):
+    run(word_data, tmp_path / "run", "training.max_updates=1")
+    with pytest.raises(ValueError, match="decoder.num_layers=1, not the 2 asked for"):
+        run(word_data, tmp_path / "run", "decoder.num_layers=2", resume=True)
+    with pytest.raises(ValueError, match="optimizer=Nesterov, not the AdamW"):
+        run(word_data, tmp_path / "run", "training.optimizer=AdamW", resume=True)
+
+
+def test_a_folder_with_another_vocabulary_is_refused(word_data, other_data, tmp_path):
+    run(word_data, tmp_path / "run", "training.max_updates=1")
+    hashes = word_data.vocabulary.hash[:12], other_data.vocabulary.hash[:12]
+    with pytest.raises(ValueError, match="|".join(hashes)):
+        run(other_data, tmp_path / "run", "training.max_updates=2", resume=True)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(word_data, tmp_path):
+    run(word_data, tmp_path / "run", "training.max_updates=1")
+    with pytest.raises(ValueError, match="already holds a run of tiny/ADP-T.*--resume"):
+        run(word_data, tmp_path / "run", "training.max_updates=1")
+
+
+def test_a_config_survives_its_file(word_data, tmp_path):
+    run(word_data, tmp_path / "run", "training.max_updates=1", "training.stages=0.5:8")
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    expected = config_of(word_data, "training.max_updates=1", "training.stages=0.5:8")
+    assert from_dict(Config, saved) == expected
