@@ -38,6 +38,12 @@ def prepare(
     ] = None,
     *,
     out: Annotated[str, typer.Option(help="The data folder to make.")],
+    corpus: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of texts: state-of-the-union, wikitext-2, wikitext-103 or billion-word."
+        ),
+    ] = None,
     valid: Annotated[list[str] | None, typer.Option(help="Validation text.")] = None,
     test: Annotated[list[str] | None, typer.Option(help="Test text.")] = None,
     min_count: Annotated[
@@ -60,9 +66,13 @@ def prepare(
     processes: Annotated[
         int | None, typer.Option(help="Processes that read text; all cores unless given.")
     ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(help="Where downloads are kept; .cache/zipflm at home unless given."),
+    ] = None,
 ) -> None:
-    """Make a data folder from text."""
-    from zipflm.data.prepare import Options
+    """Make a data folder from text, or from a corpus by name."""
+    from zipflm.data.prepare import Options, prepare_by_name
     from zipflm.data.prepare import prepare as make
     from zipflm.data.progress import progress_bar, summary
     from zipflm.data.scan import default_processes
@@ -76,10 +86,16 @@ def prepare(
         errors=errors,  # type: ignore[arg-type]  # checked there
     )
     splits = {"train": texts or [], "valid": valid or [], "test": test or []}
+    processes = default_processes() if processes is None else processes
     with progress_bar() as report:
-        folder = make(
-            out, splits, options, processes=processes or default_processes(), report=report
-        )
+        if corpus is None:
+            folder = make(out, splits, options, processes=processes, report=report)
+        elif any(splits.values()):
+            raise ValueError("--corpus brings its own texts: leave out the others")
+        else:
+            folder = prepare_by_name(
+                out, corpus, options, cache=cache, processes=processes, report=report
+            )
     typer.echo(summary(folder))
 
 

@@ -26,6 +26,7 @@ from zipflm.data.folder import (
     write_facts,
 )
 from zipflm.data.scan import Errors, Scan, scan
+from zipflm.data.sources import corpus_texts
 from zipflm.data.text import expand, stored_size
 from zipflm.data.tokens import TokenWriter
 from zipflm.data.vocabulary import SPECIALS, UNKNOWN, Vocabulary
@@ -80,12 +81,13 @@ def prepare(
     options: Options | None = None,
     *,
     processes: int = 1,
+    expected: Mapping[str, int] | None = None,
     report: Report = lambda what, done, total: None,
 ) -> DataFolder:
     """Make a data folder from the texts of `train`, `valid` and `test`.
 
-    Only `train` shapes the vocabulary. Raises ValueError or OSError for bad input, and leaves
-    nothing behind then.
+    Only `train` shapes the vocabulary. `expected` holds tokens, `</s>` included, that splits must
+    have. Raises ValueError or OSError for bad input, and leaves nothing behind then.
     """
     options = options or Options()
     if processes < 1:
@@ -100,6 +102,7 @@ def prepare(
             split: _scan(split, names, Path(spool), options.errors, processes, report)
             for split, names in sources.items()
         }
+        _check_sizes(scans, expected or {})
         if options.bpe is not None:
             report("learning sub-words", 0, None)
             codes = Codes.learn(scans["train"].words(), options.bpe)
@@ -109,11 +112,27 @@ def prepare(
             codes.save(folder / CODES_FILE)
         facts = {
             split: _encode(folder, split, scanned, vocabulary, codes, report)
-            | {"sources": sources[split]}
+            | {"sources": [Path(name).name for name in sources[split]]}
             for split, scanned in scans.items()
         }
         write_facts(folder, _facts(options, vocabulary, codes, facts))
     return DataFolder.open(out)
+
+
+def prepare_by_name(
+    out: Text,
+    corpus: str,
+    options: Options | None = None,
+    *,
+    cache: Text | None = None,
+    processes: int = 1,
+    report: Report = lambda what, done, total: None,
+) -> DataFolder:
+    """Make a data folder from an embedded or downloadable corpus; `cache` keeps downloads."""
+    refuse_existing(out)
+    place = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
+    with corpus_texts(corpus, place, report) as (splits, expected):
+        return prepare(out, splits, options, processes=processes, expected=expected, report=report)
 
 
 def _sources(splits: Mapping[str, Iterable[Text]], options: Options) -> dict[str, list[str]]:
@@ -150,6 +169,15 @@ def _scan(
     if result.num_tokens == result.num_sentences:
         raise ValueError(f"{', '.join(names)}: no word in the {split} split")
     return result
+
+
+def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None:
+    for split, wanted in expected.items():
+        if scans[split].num_tokens != wanted:
+            raise ValueError(
+                f"the {split} split has {scans[split].num_tokens:,} tokens where {wanted:,} are "
+                "published: another edition of the corpus, or a damaged one"
+            )
 
 
 def _vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:

@@ -1,0 +1,161 @@
+"""Corpora by name: where their text comes from and how many tokens it must have.
+
+The State of the Union text is part of the package; the others are downloaded once into a cache
+folder. Knows archives and splits, not how text becomes ids.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
+
+from zipflm.data.addresses import addresses, sentences, split_of
+from zipflm.data.download import fetch
+from zipflm.data.folder import SPLITS
+
+Report = Callable[[str, int, int | None], None]
+Splits = dict[str, list[Path]]
+
+EMBEDDED = "state-of-the-union"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A downloadable corpus."""
+
+    archive: str
+    mirrors: Sequence[str]
+    sha256: str
+    """Of the archive, as several independent public recipes state it."""
+    members: Mapping[str, str]
+    """The files of every split inside the archive, as patterns."""
+    tokens: Mapping[str, int]
+    """Published sizes of splits, one `</s>` a line included."""
+
+
+_METAMIND = "https://s3.amazonaws.com/research.metamind.io/wikitext"
+_SMERITY = "https://wikitext.smerity.com"
+_MXNET = "https://apache-mxnet.s3-accelerate.dualstack.amazonaws.com/gluon/dataset"
+_BENCHMARK = "1-billion-word-language-modeling-benchmark-r13output"
+
+
+def _wikitext(number: int, sha256: str, train_tokens: int) -> Corpus:
+    name = f"wikitext-{number}"
+    archive = f"{name}-v1.zip"
+    return Corpus(
+        archive=archive,
+        mirrors=(
+            f"{_SMERITY}/{archive}",
+            f"{_METAMIND}/{archive}",
+            f"{_MXNET}/{name}/{archive}",
+        ),
+        sha256=sha256,
+        members={split: f"{name}/wiki.{split}.tokens" for split in SPLITS},
+        tokens={"train": train_tokens, "valid": 217_646, "test": 245_569},
+    )
+
+
+CORPORA: dict[str, Corpus] = {
+    "wikitext-2": _wikitext(
+        2, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c", 2_088_628
+    ),
+    "wikitext-103": _wikitext(
+        103, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590", 103_227_021
+    ),
+    "billion-word": Corpus(
+        archive=f"{_BENCHMARK}.tar.gz",
+        mirrors=(
+            f"https://www.statmt.org/lm-benchmark/{_BENCHMARK}.tar.gz",
+            f"http://www.statmt.org/lm-benchmark/{_BENCHMARK}.tar.gz",
+        ),
+        sha256="01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+        # The benchmark's figures are for the first held-out shard; the second is for validation.
+        members={
+            "train": f"{_BENCHMARK}/training-monolingual.tokenized.shuffled/news.en-*-of-00100",
+            "valid": f"{_BENCHMARK}/heldout-monolingual.tokenized.shuffled/*-00001-of-00050",
+            "test": f"{_BENCHMARK}/heldout-monolingual.tokenized.shuffled/*-00000-of-00050",
+        },
+        # 768,648,884 words in 30,301,028 lines; the second shard's size is published nowhere.
+        tokens={"train": 798_949_912, "test": 159_658},
+    ),
+}
+
+NAMES = (EMBEDDED, *CORPORA)
+
+
+@contextmanager
+def corpus_texts(
+    name: str, cache: Path, report: Report = lambda what, done, total: None
+) -> Iterator[tuple[Splits, Mapping[str, int]]]:
+    """The text files of a corpus, for as long as the context lasts, and the tokens they must have.
+
+    Raises ValueError for an unknown name or a damaged archive, OSError if it cannot be downloaded.
+    """
+    if name not in NAMES:
+        raise ValueError(f"--corpus {name}: choose from {', '.join(NAMES)}")
+    if name == EMBEDDED:
+        with TemporaryDirectory(prefix="zipflm-") as folder:
+            yield _write_addresses(Path(folder)), {}
+        return
+    corpus = CORPORA[name]
+    archive = fetch(
+        cache / corpus.archive,
+        corpus.mirrors,
+        corpus.sha256,
+        lambda done, total: report(f"downloading {name}", done, total),
+    )
+    with TemporaryDirectory(prefix=".unpacked-", dir=cache) as folder:
+        yield _unpack(archive, corpus, Path(folder)), corpus.tokens
+
+
+def _write_addresses(folder: Path) -> Splits:
+    paths = {split: folder / f"{split}.txt" for split in SPLITS}
+    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for number, address in enumerate(addresses()):
+        texts[split_of(number)] += sentences(address.text)
+    for split, path in paths.items():
+        path.write_text("\n".join(texts[split]) + "\n", encoding="utf-8")
+    return {split: [path] for split, path in paths.items()}
+
+
+def _unpack(archive: Path, corpus: Corpus, folder: Path) -> Splits:
+    """Copy the members that are wanted, and only those, under names of our own making."""
+    splits: Splits = {split: [] for split in corpus.members}
+    try:
+        for name, file in _members(archive):
+            for split, pattern in corpus.members.items():
+                if fnmatchcase(name, pattern):
+                    path = folder / f"{split}-{name.rpartition('/')[2]}"
+                    with open(path, "wb") as copy:
+                        shutil.copyfileobj(file, copy, 1 << 20)
+                    splits[split].append(path)
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error) as error:
+        raise ValueError(f"{archive}: damaged: {error}; remove it and fetch it again") from None
+    for split, paths in splits.items():
+        if not paths:
+            raise ValueError(f"{archive}: no file {corpus.members[split]} in it")
+        paths.sort()
+    return splits
+
+
+def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as files:
+            for name in files.namelist():
+                with files.open(name) as file:
+                    yield name, file
+        return
+    with tarfile.open(archive, "r|gz") as stream:
+        for member in stream:
+            content = stream.extractfile(member) if member.isfile() else None
+            if content is not None:
+                yield member.name, content
