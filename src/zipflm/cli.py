@@ -132,6 +132,80 @@ def train(
         typer.echo(f"stopped and saved in {out}; to go on, give the same command with --resume")
 
 
+@app.command("import-fairseq")
+def import_fairseq(
+    checkpoint: Annotated[str, typer.Argument(help="A fairseq language model, *.pt.")],
+    *,
+    dictionary: Annotated[
+        str, typer.Option("--dict", help="The dict.txt of the data it was trained on.")
+    ],
+    out: Annotated[str, typer.Option(help="The run folder to make.")],
+    bpe_codes: Annotated[
+        str | None, typer.Option(help="subword-nmt codes of a sub-word model, to score raw text.")
+    ] = None,
+) -> None:
+    """Make a run folder from a model that fairseq trained."""
+    from zipflm.interop.fairseq_model import read_model
+    from zipflm.training.imported import write_run
+
+    model = read_model(checkpoint, dictionary, unit="bpe" if bpe_codes else None)
+    write_run(
+        out,
+        model.config,
+        model.weights,
+        model.vocabulary,
+        updates=model.updates,
+        origin=checkpoint,
+        bpe_codes=bpe_codes,
+    )
+    typer.echo(
+        f"{out}: {model.config.name}, {model.config.num_params():,} parameters, "
+        f"{model.config.vocab_size:,} entries of unit {model.config.batches.unit}"
+    )
+
+
+@app.command()
+def evaluate(
+    run: Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")],
+    *,
+    data: Annotated[str | None, typer.Option(help="The data folder to score.")] = None,
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    text: Annotated[
+        str | None, typer.Option(help="Instead of a data folder: a text, or - for stdin.")
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option(help="Tokens the model sees at once; the run's own unless given.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Of these, how many are context and not scored.")
+    ] = None,
+    break_mode: Annotated[
+        str | None,
+        typer.Option("--break", help="Cut at: none, complete (whole lines) or sentence (lines)."),
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens in one pass; bounds the memory.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+    precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+) -> None:
+    """Perplexity of a run on a split or a text, with any block and context."""
+    from zipflm.evaluation.evaluate import Setting, shown
+    from zipflm.evaluation.evaluate import evaluate as score
+
+    setting = Setting(
+        block=block,
+        context=context,
+        break_mode=break_mode,  # type: ignore[arg-type]  # checked there
+        batch_tokens=batch_tokens,
+        device=device,
+        precision=precision,  # type: ignore[arg-type]  # checked there
+    )
+    report = score(run, data=data, split=split, text=text, setting=setting).report()
+    typer.echo(shown(report, as_json))
+
+
 def main() -> None:
     """Entry point of the console script."""
     try:

@@ -121,6 +121,7 @@ class Batches:
         _check(break_mode, block, context, max_tokens, rank, world_size)
         if len(tokens.ids) == 0:
             raise ValueError("cannot cut batches from a split with no token")
+        self.tokens, self.break_mode, self.block, self.context = tokens, break_mode, block, context
         self._ids, self._block, self._context = tokens.ids, block, context
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size

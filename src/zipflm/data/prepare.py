@@ -211,12 +211,13 @@ def _encode(
     """Write a split's token file; its entry in data.json."""
     encoding = Encoding(scanned.index, vocabulary, codes)
     path = folder / f"{split}.tokens"
-    unknown = 0
+    unknown = blank = 0
     with TokenWriter(path, len(vocabulary), vocabulary.hash) as writer:
         for ids, numbers in scanned.provisional():
             final, ends = encoding.apply(numbers[ids])
             writer.write(final, ends)
             unknown += int(np.count_nonzero(final == UNKNOWN))
+            blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
             report(f"writing {split}", 4 * len(ids), 4 * scanned.num_tokens)
     return {
         "file": path.name,
@@ -224,10 +225,18 @@ def _encode(
         "words": scanned.num_tokens,
         "sentences": writer.num_sentences,
         "unknown": unknown,
+        "bytes": _text_bytes(scanned, blank),
         "types": len(scanned.index),
         "bytes_per_id": np.dtype(writer.dtype).itemsize,
         "sha256": file_hash(path),
     }
+
+
+def _text_bytes(scanned: Scan, blank: int) -> int:
+    """Bytes of the text in plain dress: one space between two words, one line end per line."""
+    words = sum(count * len(word.encode()) for word, count in scanned.words().items())
+    # Words and line ends are the tokens; the last word of a line has no space behind it.
+    return words + scanned.num_tokens - (scanned.num_sentences - blank)
 
 
 def _facts(

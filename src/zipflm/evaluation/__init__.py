@@ -1,1 +1,1 @@
-"""From a model and batches to scores."""
+"""Scores of texts under trained models: per-token nll, perplexity, run folders."""

@@ -1,7 +1,8 @@
 """fairseq language models as configs and weights of this package, without fairseq.
 
-Takes a model's options and its state dictionary, both already in memory; reads no file. Names
-translate by one table of templates; what is not understood is refused, never defaulted.
+Takes a model's options and its state dictionary, both already in memory; reads no file
+(`fairseq_file` does) and leaves the options of old versions to `fairseq_options`. Names translate
+by one table of templates; what is not understood is refused, never defaulted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from zipflm.config import (
@@ -25,6 +27,8 @@ from zipflm.config import (
     OutputConfig,
     Tie,
 )
+from zipflm.interop.fairseq_options import current
+from zipflm.model.language_model import LanguageModel
 
 # fairseq's name -> ours; {} is a number, the same on both sides. None: not a weight.
 _NAMES: dict[str, str | None] = {
@@ -33,6 +37,7 @@ _NAMES: dict[str, str | None] = {
     "adaptive_softmax.head._float_tensor": None,
     "embed_tokens._float_tensor": None,
     "embed_positions._float_tensor": None,
+    "embed_positions.weights": None,  # sinusoids, computed anew
     "embed_tokens.weight": "input.table",
     "project_in_dim.weight": "input.projection.weight",
     "embed_tokens.embeddings.{}.0.weight": "input.embeddings.{}",
@@ -54,6 +59,8 @@ _NAMES: dict[str, str | None] = {
             "self_attn.v_proj": "value",
             "self_attn.out_proj": "attention_out",
             "final_layer_norm": "ffn_norm",  # the norm before the feed-forward
+            "layer_norms.0": "attention_norm",
+            "layer_norms.2": "ffn_norm",  # 1 is for attention to an encoder
             "fc1": "ffn_in",
             "fc2": "ffn_out",
         }.items()
@@ -62,6 +69,7 @@ _NAMES: dict[str, str | None] = {
     "layer_norm.weight": "decoder.final_norm.weight",
     "layer_norm.bias": "decoder.final_norm.bias",
     "output_projection.weight": "output.table",
+    "embed_out": "output.table",
     "project_out_dim.weight": "output.projection.weight",
     "adaptive_softmax.head.class_proj.weight": "output.clusters",
     "adaptive_softmax.head.word_proj.weight": "output.embeddings.0",
@@ -70,8 +78,14 @@ _NAMES: dict[str, str | None] = {
 }
 
 
-def model_config(options: Mapping[str, Any], vocab_size: int) -> ModelConfig:
-    """The config of a model with these options (the `args` or `cfg.model` of a checkpoint)."""
+def model_config(
+    options: Mapping[str, Any], vocab_size: int, weights: Mapping[str, Tensor] | None = None
+) -> ModelConfig:
+    """The config of a model with these options (the `args` or `cfg.model` of a checkpoint).
+
+    With its `weights` also for files of old versions, whose options do not say everything.
+    """
+    options = current(options, weights or {})
     width = options["decoder_embed_dim"]
     decoder = DecoderConfig(
         dim=width,
@@ -97,7 +111,7 @@ def _input_config(options: Mapping[str, Any]) -> InputConfig:
     if options["character_embeddings"]:
         return CharacterInput(
             char_dim=options["character_embedding_dim"],
-            filters=tuple(map(tuple, ast.literal_eval(options["character_filters"]))),
+            filters=_filters(options["character_filters"]),
             highway_layers=options["char_embedder_highway_layers"],
         )
     if options["adaptive_input"]:
@@ -123,35 +137,124 @@ def _output_config(options: Mapping[str, Any]) -> OutputConfig:
 
 
 def _tie(options: Mapping[str, Any]) -> Tie:
-    if options["tie_adaptive_weights"]:
-        return Tie.PROJECTIONS if options["tie_adaptive_proj"] else Tie.EMBEDDINGS
-    return Tie.EMBEDDINGS if options["share_decoder_input_output_embed"] else Tie.NONE
+    # Each kind of output layer looks at its own option only.
+    if options["adaptive_softmax_cutoff"] is None:
+        return Tie.EMBEDDINGS if options["share_decoder_input_output_embed"] else Tie.NONE
+    if not options["tie_adaptive_weights"]:
+        return Tie.NONE
+    return Tie.PROJECTIONS if options["tie_adaptive_proj"] else Tie.EMBEDDINGS
 
 
 def _cutoffs(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except (ValueError, AttributeError):
+        raise ValueError(f"cutoffs {text!r}: expected numbers like '20000,60000'") from None
+
+
+def _filters(text: str) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple((int(size), int(features)) for size, features in ast.literal_eval(text))
+    except (ValueError, TypeError, SyntaxError):
+        raise ValueError(f"character_filters={text!r}: expected '[(1, 128), ...]'") from None
+
+
+def vocabulary_size(weights: Mapping[str, Tensor]) -> int:
+    """Number of words that a state dictionary has vectors for."""
+    for name in ("embed_tokens.weight", "output_projection.weight", "embed_out"):
+        if f"decoder.{name}" in weights:
+            return len(weights[f"decoder.{name}"])
+    bands = [len(t) for n, t in weights.items() if re.search(r"embed_tokens.embeddings.\d+.0", n)]
+    if bands:
+        return sum(bands)
+    tails = [len(t) for n, t in weights.items() if re.search(r"adaptive_softmax.tail.\d+.2", n)]
+    head = weights.get("decoder.adaptive_softmax.head.weight")
+    if head is None:
+        raise ValueError("no table of words among the weights; not a language model's")
+    return len(head) - len(tails) + sum(tails)  # the head has a row for every tail, too
 
 
 def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """fairseq's state dictionary under the names of `LanguageModel(config).state_dict()`."""
+    """fairseq's state dictionary under the names of `LanguageModel(config).state_dict()`.
+
+    Raises ValueError that lists weights which are unknown, missing, left over or misshapen, and
+    tied ones of which the copies differ.
+    """
     weights: dict[str, Tensor] = {}
     unknown = []
     for name, tensor in state.items():
-        short = name.removeprefix("decoder.")
-        if short == "adaptive_softmax.head.weight":
-            bands = config.output_bands
-            assert bands is not None
-            words, clusters = tensor[: bands.sizes[0]], tensor[bands.sizes[0] :]
-            weights |= {"output.embeddings.0": words, "output.clusters": clusters}
-            continue
-        known, ours = _translate(short)
-        if not known:
+        known = _named_parts(name.removeprefix("decoder."), tensor, config)
+        if known is None:
             unknown.append(name)
-        elif ours is not None:
-            weights[ours] = tensor
+        else:
+            weights |= known
     if unknown:
         raise ValueError(f"unknown weights: {', '.join(sorted(unknown))}")
-    return {name: tensor for name, tensor in weights.items() if not _is_shared(name, config.tie)}
+    shared = {name: weights.pop(name) for name in list(weights) if _is_shared(name, config.tie)}
+    _require_fit(weights, config)
+    _require_equal_copies(shared, weights)
+    return weights
+
+
+def _named_parts(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor] | None:
+    """Our weights that one of fairseq's holds; None if its name means nothing here."""
+    if name == "adaptive_softmax.head.weight" and config.output_bands is not None:
+        num_words = config.output_bands.sizes[0]
+        return {"output.embeddings.0": tensor[:num_words], "output.clusters": tensor[num_words:]}
+    if fused := re.fullmatch(r"layers\.(\d+)\.self_attn\.in_proj_(weight|bias)", name):
+        layer, kind = fused.groups()
+        names = (f"decoder.layers.{layer}.{part}.{kind}" for part in ("query", "key", "value"))
+        return dict(zip(names, tensor.chunk(3), strict=False))
+    known, ours = _translate(name)
+    if not known:
+        return None
+    return {} if ours is None else {ours: tensor}
+
+
+def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
+    """The names and shapes must be those of the model that the options describe."""
+    layers = {int(name.split(".")[2]) for name in weights if name.startswith("decoder.layers.")}
+    if layers != set(range(config.decoder.num_layers)):
+        raise ValueError(
+            f"decoder_layers={config.decoder.num_layers}: but there are weights for {len(layers)} "
+            "layers"
+        )
+    with torch.device("meta"):
+        expected = {n: tuple(t.shape) for n, t in LanguageModel(config).state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    wrong = {
+        "missing": sorted(expected.keys() - shapes.keys()),
+        "left over": sorted(shapes.keys() - expected.keys()),
+        "of another shape": [
+            f"{name} {shapes[name]}, not {shape}"
+            for name, shape in expected.items()
+            if shapes.get(name, shape) != shape
+        ],
+    }
+    if any(wrong.values()):
+        lists = "; ".join(f"{what}: {', '.join(names)}" for what, names in wrong.items() if names)
+        raise ValueError(f"weights do not fit the options: {lists}")
+
+
+def _require_equal_copies(shared: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    """A file holds a tied weight under both of its names; this package keeps one."""
+    for name, copy in shared.items():
+        original = _original(name)
+        if original not in weights or not torch.equal(copy, weights[original]):
+            raise ValueError(
+                f"{name} and {original} should be one weight, by the options, but differ; the "
+                "file was changed or its options are not its own"
+            )
+
+
+def _original(name: str) -> str:
+    """Which weight of the input layer a tied weight of the output layer is."""
+    if name == "output.table":
+        return "input.table"
+    kind, band = name.split(".")[1:]
+    if kind == "embeddings":
+        return f"input.embeddings.{band}"
+    return f"input.projections.{int(band) + 1}"  # of the tails alone, hence one further
 
 
 def _translate(name: str) -> tuple[bool, str | None]:

@@ -1,0 +1,228 @@
+"""`zipflm evaluate`: the perplexity of a run on a split of a data folder, or on a text.
+
+Finds the pieces, lets `perplexity` score and reports the numbers with their protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from zipflm.config import Config
+from zipflm.data.batches import Batches, BreakMode
+from zipflm.data.bpe import CONTINUES
+from zipflm.data.folder import CODES_FILE, DataFolder
+from zipflm.data.prepare import Options, prepare
+from zipflm.data.vocabulary import Vocabulary
+from zipflm.evaluation.perplexity import Precision, score
+from zipflm.evaluation.run import checkpoint_folder, load_run
+from zipflm.evaluation.scores import TokenScores
+
+Source = str | PathLike[str]
+
+# Tokens in one pass, enough to keep the device busy; on a CPU more would only cost memory.
+_CPU_TOKENS = 4_096
+_DEVICE_TOKENS = 32_768
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How to cut and compute; None means the run's own, or what suits the device."""
+
+    block: int | None = None
+    context: int | None = None
+    break_mode: BreakMode | None = None
+    batch_tokens: int | None = None
+    device: str | None = None
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        if self.break_mode is not None and self.break_mode not in get_args(BreakMode):
+            raise ValueError(
+                f"--break {self.break_mode}: choose from {', '.join(get_args(BreakMode))} "
+                "(fairseq's eos is sentence)"
+            )
+        if self.precision not in get_args(Precision):
+            raise ValueError(
+                f"--precision {self.precision}: choose from {', '.join(get_args(Precision))}"
+            )
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise ValueError(f"--batch-tokens {self.batch_tokens}: must be at least 1")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores and what a report says beside them."""
+
+    scores: TokenScores
+    seconds: float
+    text_bytes: int | None
+    """Bytes of the text: of every word, plus one per space between two words and per line end."""
+    facts: dict[str, Any]
+    """Where run and text came from, and on what it was computed."""
+
+    def report(self) -> dict[str, Any]:
+        """Plain JSON values. `nll` and `perplexity` are per word: perplexity = exp(nll)."""
+        scores, protocol = self.scores, asdict(self.scores.protocol)
+        unit = protocol.pop("unit")
+        size = self.text_bytes
+        return {
+            "perplexity": scores.perplexity,
+            "nll": scores.nll_sum / scores.num_words,
+            "nll_sum": scores.nll_sum,
+            "unit": "word",
+            "tokens": protocol.pop("tokens"),
+            "token_unit": unit,
+            "words": protocol.pop("words"),
+            "break": protocol.pop("break_mode"),
+            **protocol,
+            "seconds": self.seconds,
+            "tokens_per_second": scores.tokens / self.seconds,
+            "bits_per_byte": scores.bits_per_byte(size) if size else None,
+            "bytes": size,
+            **self.facts,
+        }
+
+
+def evaluate(
+    run: Source,
+    *,
+    data: Source | None = None,
+    split: str = "test",
+    text: Source | None = None,
+    setting: Setting | None = None,
+) -> Evaluation:
+    """Score a split of a data folder, or a text, with a run's newest or with one checkpoint."""
+    if (data is None) == (text is None):
+        raise ValueError("give either --data, a data folder, or --text, a file to score")
+    model, config, vocabulary = load_run(run)
+    setting = _completed(setting or Setting(), config)
+    with _opened(run, data, text) as folder:
+        _require_same_vocabulary(run, vocabulary, folder)
+        used_split = split if text is None else "test"
+        batches = _batches(folder, used_split, setting)
+        started = time.perf_counter()
+        scores = score(
+            model,
+            batches,
+            device=setting.device or "cpu",
+            ends_word=_ends_word(config, folder),
+            precision=setting.precision,
+        )
+        seconds = time.perf_counter() - started
+        facts = {
+            "run": str(run),
+            "checkpoint": checkpoint_folder(run).name,
+            "source": str(data if text is None else text),
+            "split": split if text is None else None,
+            "vocabulary": vocabulary.hash,
+            "device": _device_name(setting.device or "cpu"),
+        }
+        return Evaluation(scores, seconds, folder.facts["splits"][used_split].get("bytes"), facts)
+
+
+def _completed(setting: Setting, config: Config) -> Setting:
+    """Nothing left open, and nothing impossible."""
+    device = setting.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    block = config.batches.eval_block if setting.block is None else setting.block
+    # The run's own context belongs to its own block.
+    own = config.batches.eval_context if setting.block is None else 0
+    context = own if setting.context is None else setting.context
+    if block < 1 or not 0 <= context < block:
+        raise ValueError(
+            f"--context {context}: must leave room for scored tokens in --block {block}; give 0 "
+            f"to {block - 1}"
+        )
+    room = _CPU_TOKENS if device == "cpu" else _DEVICE_TOKENS
+    batch_tokens = max(room, block) if setting.batch_tokens is None else setting.batch_tokens
+    return replace(
+        setting,
+        device=device,
+        block=block,
+        context=context,
+        break_mode=setting.break_mode or config.batches.eval_break_mode,
+        batch_tokens=batch_tokens,
+    )
+
+
+def _batches(folder: DataFolder, split: str, setting: Setting) -> Batches:
+    assert setting.break_mode and setting.block and setting.batch_tokens
+    tokens = folder.tokens(split)
+    if len(tokens) == 0:
+        raise ValueError(f"{folder.path}: the split {split} has no tokens; prepare it again")
+    return Batches(
+        tokens,
+        break_mode=setting.break_mode,
+        block=setting.block,
+        context=setting.context or 0,
+        max_tokens=setting.batch_tokens,
+        shuffle=False,
+    )
+
+
+@contextmanager
+def _opened(run: Source, data: Source | None, text: Source | None) -> Iterator[DataFolder]:
+    """The data folder, or a passing one made from a text with the run's vocabulary."""
+    if data is not None:
+        yield DataFolder.open(data)
+        return
+    assert text is not None
+    checkpoint = checkpoint_folder(run)
+    codes = checkpoint / CODES_FILE
+    options = Options(
+        vocabulary=checkpoint / "vocabulary.txt", bpe_codes=codes if codes.is_file() else None
+    )
+    with tempfile.TemporaryDirectory(prefix="zipflm-") as place:
+        yield prepare(Path(place) / "data", {"test": [text]}, options)
+
+
+def _require_same_vocabulary(run: Source, vocabulary: Vocabulary, folder: DataFolder) -> None:
+    if vocabulary.hash != folder.vocabulary.hash:
+        raise ValueError(
+            f"{run} was trained with the vocabulary {vocabulary.hash} ({len(vocabulary)} words), "
+            f"but {folder.path} was prepared with {folder.vocabulary.hash} "
+            f"({len(folder.vocabulary)} words); prepare the text with --vocabulary "
+            f"{checkpoint_folder(run) / 'vocabulary.txt'}"
+        )
+
+
+def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
+    """By the run's unit: a text of pieces may have been prepared as if they were words."""
+    if folder.unit == "bpe" or config.batches.unit == "word":
+        return folder.ends_word
+    words = folder.vocabulary.words
+    return np.array([not word.endswith(CONTINUES) for word in words], dtype=np.bool_)
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+def shown(report: dict[str, Any], as_json: bool) -> str:
+    """A report for the terminal, or as JSON with every number."""
+    if as_json:
+        return json.dumps(report, indent=1)
+    per_byte = report["bits_per_byte"]
+    return "\n".join(
+        [
+            f"perplexity  {report['perplexity']:.4f} per word ({report['nll']:.5f} nats)",
+            f"scored      {report['tokens']:,} tokens, {report['words']:,} words, of these "
+            f"{report['eos']:,} line ends and {report['unk']:,} unknown",
+            f"protocol    block {report['block']}, context {report['context']}, break "
+            f"{report['break']}, {report['precision']}",
+            *([f"bits/byte   {per_byte:.4f}"] if per_byte is not None else []),
+            f"time        {report['seconds']:.1f} s on {report['device']}, "
+            f"{report['tokens_per_second']:,.0f} tokens/s",
+        ]
+    )

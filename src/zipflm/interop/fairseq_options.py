@@ -1,0 +1,162 @@
+"""fairseq's model options of all years in the words of its latest version.
+
+Old files spell options differently or lack them; what they then meant is written down here, one
+rule a line. An option that would change what the model computes and that this package does not
+offer is refused by name, and so is a model option that nobody here has heard of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+# Options that must have one of these values (or be absent): anything else is another model.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "task": ("language_modeling", None),
+    "activation_fn": ("relu",),
+    "decoder_learned_pos": (False,),
+    "no_token_positional_embeddings": (False,),
+    "no_scale_embedding": (False,),
+    "layernorm_embedding": (False,),
+    "add_bos_token": (False,),
+    "base_layers": (0,),
+    "scale_fc": (False,),
+    "scale_attn": (False,),
+    "scale_heads": (False,),
+    "scale_resids": (False,),
+    "decoder_xformers_att_config": (None,),
+    "decoder_layers_to_keep": (None,),
+    "quant_noise_scalar": (0,),  # unlike its sibling it also acts when the model is used
+    "self_target": (False,),
+    "future_target": (False,),
+    "past_target": (False,),
+    "output_dictionary_size": (-1,),
+}
+# What a file means that does not have the option, because its version had no choice there.
+_BEFORE: dict[str, Any] = {
+    "adaptive_input": False,
+    "adaptive_input_cutoff": None,
+    "adaptive_input_factor": 4,
+    "adaptive_softmax_cutoff": None,
+    "adaptive_softmax_factor": 4,
+    "adaptive_softmax_dropout": 0.0,
+    "tie_adaptive_weights": False,
+    "tie_adaptive_proj": False,
+    "character_embeddings": False,
+    "share_decoder_input_output_embed": False,
+    "no_decoder_final_norm": True,
+}
+_SIZES = (
+    "decoder_embed_dim",
+    "decoder_layers",
+    "decoder_attention_heads",
+    "decoder_ffn_embed_dim",
+)
+_NEEDED = (*_SIZES, "dropout", "attention_dropout")
+_NEEDED_BY_CHARACTERS = (
+    "character_filters",
+    "character_embedding_dim",
+    "char_embedder_highway_layers",
+)
+_TRANSLATED = (
+    "decoder_input_dim",
+    "decoder_output_dim",
+    "decoder_final_norm",
+)
+# Of no consequence for a trained model. Norms come first whatever decoder_normalize_before says.
+_IGNORED = (
+    "decoder_normalize_before",
+    "decoder_layerdrop",
+    "quant_noise_pq",
+    "quant_noise_pq_block_size",
+    "base_sublayers",
+    "base_shuffle",
+)
+# The names of model options begin like this; a flat `args` also holds a hundred others.
+_PREFIXES = (
+    "decoder_",
+    "encoder_",
+    "adaptive_",
+    "character_",
+    "char_",
+    "tie_",
+    "share_",
+    "scale_",
+    "base_",
+    "quant_noise_",
+    "layernorm_",
+)
+
+
+def current(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """All options that a config is made from, named as today; `weights` settle what they can.
+
+    Raises ValueError that lists the options which are missing or not understood.
+    """
+    _refuse(options)
+    _require(options)
+    now = _BEFORE | dict(options)
+    # The older name counts where the newer one is absent or 0.
+    dropout = options.get("activation_dropout") or options.get("relu_dropout")
+    now["activation_dropout"] = dropout or 0.0
+    for name in ("decoder_input_dim", "decoder_output_dim"):
+        now[name] = options.get(name) or options["decoder_embed_dim"]
+    now["no_decoder_final_norm"] = _has_no_final_norm(options, weights)
+    now["tie_adaptive_proj"] = _ties_projections(now, weights)
+    return now
+
+
+def _require(options: Mapping[str, Any]) -> None:
+    needed = [*_NEEDED, *(_NEEDED_BY_CHARACTERS if options.get("character_embeddings") else ())]
+    missing = [name for name in needed if name not in options]
+    if "activation_dropout" not in options and "relu_dropout" not in options:
+        missing.append("activation_dropout")
+    if missing:
+        raise ValueError(f"options missing from the checkpoint: {', '.join(missing)}")
+    for name in _SIZES:
+        if not isinstance(options[name], int) or options[name] < 1:
+            raise ValueError(f"{name}={options[name]!r}: expected a whole number above 0")
+
+
+def _refuse(options: Mapping[str, Any]) -> None:
+    known = {*_ONLY, *_BEFORE, *_NEEDED, *_NEEDED_BY_CHARACTERS, *_TRANSLATED, *_IGNORED}
+    foreign = [
+        f"{name}={value!r}"
+        for name, value in options.items()
+        if (name in _ONLY and not _is_one_of(value, _ONLY[name]))
+        or (name.startswith(_PREFIXES) and name not in known)
+    ]
+    arch = options.get("arch")
+    if arch is not None and not str(arch).startswith("transformer_lm"):
+        foreign.insert(0, f"arch={arch!r}")
+    if foreign:
+        raise ValueError(
+            f"options that zipflm has no model for: {', '.join(foreign)}; it imports "
+            "transformer_lm models with sinusoidal positions, ReLU and scaled embeddings"
+        )
+
+
+def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
+    return isinstance(value, str | int | float | None) and value in values
+
+
+def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
+    version = weights.get("decoder.version")
+    if weights and (version is None or float(version.flatten()[0]) <= 2):
+        return True  # the code that wrote such files had none
+    if "decoder_final_norm" in options:
+        return not options["decoder_final_norm"]
+    if "no_tie_adaptive_proj" in options:
+        return True
+    return bool(options.get("no_decoder_final_norm", _BEFORE["no_decoder_final_norm"]))
+
+
+def _ties_projections(now: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
+    """By the shape of the first tail's projection, which says it in files of every age."""
+    said = bool(now["tie_adaptive_proj"]) or now.get("no_tie_adaptive_proj") is False
+    tail = weights.get("decoder.adaptive_softmax.tail.0.0.weight")
+    if tail is None or tail.ndim != 2 or tail.shape[0] == tail.shape[1]:
+        return said
+    return bool(tail.shape[0] == now["decoder_output_dim"])

@@ -1,0 +1,246 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from fairseq_checkpoints import (
+    DICT,
+    NEWEST,
+    OLDEST,
+    as_v062,
+    contents,
+    options_of,
+    save_args,
+    state_of,
+)
+
+from zipflm.config import (
+    AdaptiveInput,
+    AdaptiveOutput,
+    CharacterInput,
+    DecoderConfig,
+    FixedInput,
+    FullOutput,
+    ModelConfig,
+    Tie,
+)
+from zipflm.data.characters import spellings
+from zipflm.data.vocabulary import Vocabulary
+from zipflm.interop.fairseq_model import read_model
+from zipflm.model.language_model import LanguageModel
+
+VOCABULARY = Vocabulary.load(DICT)
+SIZE = len(VOCABULARY)
+DECODER = DecoderConfig(dim=16, num_layers=2, num_heads=2, ffn_dim=24)
+BANDS = {"cutoffs": (60, 200), "dim": 16, "factor": 4}
+CHARACTERS = CharacterInput(char_dim=4, filters=((1, 4), (3, 6)), highway_layers=2)
+MODELS = {
+    "SM": (FixedInput(dim=8), FullOutput(dim=12), Tie.NONE),
+    "SM-T": (FixedInput(dim=8), FullOutput(dim=8), Tie.EMBEDDINGS),
+    "BPE-T": (FixedInput(dim=16), FullOutput(dim=16), Tie.EMBEDDINGS),
+    "ASM": (FixedInput(dim=8), AdaptiveOutput(**BANDS), Tie.NONE),
+    "ASM narrow": (FixedInput(dim=8), AdaptiveOutput(cutoffs=(60,), dim=8), Tie.NONE),
+    "CNN": (CHARACTERS, AdaptiveOutput(**BANDS), Tie.NONE),
+    "ADP": (AdaptiveInput(**BANDS), AdaptiveOutput(**BANDS), Tie.NONE),
+    "ADP tied embeddings": (AdaptiveInput(**BANDS), AdaptiveOutput(**BANDS), Tie.EMBEDDINGS),
+    "ADP-T": (AdaptiveInput(**BANDS), AdaptiveOutput(**BANDS), Tie.PROJECTIONS),
+}
+
+
+def build(kind, *, final_norm=False):
+    layer_in, layer_out, tie = MODELS[kind]
+    decoder = replace(DECODER, final_norm=final_norm)
+    config = ModelConfig(
+        vocab_size=SIZE, input=layer_in, decoder=decoder, output=layer_out, tie=tie
+    )
+    model = LanguageModel(config, torch.from_numpy(spellings(VOCABULARY, 50))).eval()
+    for parameter in model.parameters():  # so that no bias or gain is trivial
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def require_same(model, imported):
+    table = torch.from_numpy(spellings(VOCABULARY, 50))
+    again = LanguageModel(imported.config, table).eval()
+    again.load_state_dict(imported.weights)
+    words, targets = torch.randint(SIZE, (2, 2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(again.nll(words, targets), model.nll(words, targets))
+
+
+@pytest.mark.parametrize("final_norm", [False, True])
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_kind_of_model_comes_back(kind, final_norm, tmp_path):
+    model = build(kind, final_norm=final_norm)
+    path = save_args(tmp_path / "model.pt", options_of(model.config), state_of(model))
+    imported = read_model(path, DICT)
+    assert imported.config.tie == model.config.tie
+    assert imported.config.decoder.final_norm == final_norm
+    assert imported.config.num_params() == model.config.num_params()
+    require_same(model, imported)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "stream"])
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "ASM narrow"])
+def test_files_of_2019_come_back(kind, legacy, tmp_path):
+    model = build(kind)
+    options, state = as_v062(options_of(model.config), state_of(model))
+    imported = read_model(save_args(tmp_path / "old.pt", options, state, legacy=legacy), DICT)
+    assert not imported.config.decoder.final_norm
+    require_same(model, imported)
+
+
+@pytest.mark.parametrize("kind", ["ADP tied embeddings", "ADP-T"])
+@pytest.mark.parametrize("flag", [True, False, None])
+def test_the_shape_of_the_first_tail_says_whether_projections_are_tied(kind, flag, tmp_path):
+    model = build(kind)
+    options = options_of(model.config)
+    del options["tie_adaptive_proj"], options["no_decoder_final_norm"]
+    if flag is not None:
+        options["no_tie_adaptive_proj"] = flag
+    imported = read_model(save_args(tmp_path / "model.pt", options, state_of(model)), DICT)
+    assert imported.config.tie == model.config.tie
+    require_same(model, imported)
+
+
+@pytest.mark.parametrize("final_norm", [False, True])
+def test_the_older_flag_for_the_final_norm(final_norm, tmp_path):
+    model = build("ADP-T", final_norm=final_norm)
+    options = options_of(model.config) | {"decoder_final_norm": final_norm}
+    del options["no_decoder_final_norm"]
+    imported = read_model(save_args(tmp_path / "model.pt", options, state_of(model)), DICT)
+    assert imported.config.decoder.final_norm == final_norm
+
+
+def test_numbered_layer_norms_are_known(tmp_path):
+    model = build("ADP-T")
+    state = {
+        name.replace("self_attn_layer_norm", "layer_norms.0").replace(
+            "final_layer_norm", "layer_norms.2"
+        ): tensor
+        for name, tensor in state_of(model).items()
+    }
+    options, state = as_v062(options_of(model.config), state)
+    require_same(model, read_model(save_args(tmp_path / "m.pt", options, state), DICT))
+
+
+def test_half_precision_weights_become_float32(tmp_path):
+    model = build("ADP-T")
+    state = {name: tensor.half() for name, tensor in state_of(model).items()}
+    imported = read_model(save_args(tmp_path / "m.pt", options_of(model.config), state), DICT)
+    assert {tensor.dtype for tensor in imported.weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("path", [NEWEST, OLDEST], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation_fn": "gelu"},
+        {"decoder_learned_pos": True},
+        {"no_token_positional_embeddings": True},
+        {"no_scale_embedding": True, "layernorm_embedding": True},
+        {"base_layers": 1},
+        {"scale_fc": True, "scale_attn": True, "scale_heads": True, "scale_resids": True},
+        {"add_bos_token": True},
+        {"decoder_layers_to_keep": "0,2"},
+        {"decoder_moe_experts": 8},
+        {"encoder_layers": 6},
+        {"arch": "fconv_lm"},
+        {"task": "translation"},
+        {"future_target": True},
+        {"output_dictionary_size": 100},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_options_without_a_model_here_are_listed(path, changes, tmp_path):
+    whole = contents(path)
+    args = (
+        vars(whole["args"]) if whole["args"] else whole["cfg"]["model"] | {"arch": "transformer_lm"}
+    )
+    save_args(tmp_path / "m.pt", args | changes, whole["model"])
+    with pytest.raises(ValueError, match="m.pt: options that zipflm has no model for") as error:
+        read_model(tmp_path / "m.pt", DICT)
+    for name, value in changes.items():
+        assert f"{name}={value!r}" in str(error.value)
+
+
+def test_missing_options_are_listed(tmp_path):
+    model = build("CNN")
+    options = options_of(model.config)
+    gone = {"decoder_attention_heads", "dropout", "activation_dropout", "character_filters"}
+    options = {name: value for name, value in options.items() if name not in gone}
+    save_args(tmp_path / "m.pt", options, state_of(model))
+    with pytest.raises(ValueError, match="options missing from the checkpoint") as error:
+        read_model(tmp_path / "m.pt", DICT)
+    assert all(name in str(error.value) for name in gone)
+
+
+def weights_changed(change, tmp_path, kind="ADP-T"):
+    model = build(kind)
+    state = {name: tensor.clone() for name, tensor in state_of(model).items()}
+    change(state)
+    return save_args(tmp_path / "m.pt", options_of(model.config), state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.update({"decoder.extra": torch.zeros(1)}), "unknown weights: decoder.extra"),
+        (lambda s: s.pop("decoder.layers.1.fc1.bias"), "missing: decoder.layers.1.ffn_in.bias"),
+        (
+            lambda s: s.update({"decoder.layer_norm.weight": torch.ones(16)}),
+            "left over: decoder.final_norm.weight",
+        ),
+        (
+            lambda s: s.update({"decoder.layers.0.fc2.weight": torch.ones(16, 25)}),
+            r"of another shape: decoder.layers.0.ffn_out.weight \(16, 25\), not \(16, 24\)",
+        ),
+        (
+            lambda s: s.update({"decoder.layers.2.fc1.bias": torch.ones(24)}),
+            "decoder_layers=2: but there are weights for 3 layers",
+        ),
+        (
+            lambda s: s["decoder.adaptive_softmax.tail.1.2.weight"].add_(1),
+            "output.embeddings.2 and input.embeddings.2 should be one weight",
+        ),
+        (
+            lambda s: s["decoder.adaptive_softmax.tail.0.0.weight"].add_(1),
+            "output.tail_projections.0 and input.projections.1 should be one weight",
+        ),
+    ],
+    ids=["unknown", "missing", "left over", "shape", "layers", "tied table", "tied projection"],
+)
+def test_weights_that_do_not_fit_are_listed(change, message, tmp_path):
+    path = weights_changed(change, tmp_path)
+    with pytest.raises(ValueError, match=f"m.pt: .*{message}"):
+        read_model(path, DICT)
+
+
+def test_a_tied_softmax_that_differs_is_refused(tmp_path):
+    path = weights_changed(
+        lambda s: s["decoder.output_projection.weight"].add_(1), tmp_path, kind="SM-T"
+    )
+    with pytest.raises(ValueError, match="output.table and input.table should be one weight"):
+        read_model(path, DICT)
+
+
+@pytest.mark.parametrize("kind", ["SM-T", "ADP-T", "CNN"])
+@pytest.mark.parametrize("lines", [-8, +8])
+def test_a_dictionary_of_another_size_is_refused_with_both(kind, lines, tmp_path):
+    model = build(kind)
+    path = save_args(tmp_path / "m.pt", options_of(model.config), state_of(model))
+    entries = DICT.read_text().splitlines()
+    entries = entries[:lines] if lines < 0 else entries + [f"filler{i} 0" for i in range(lines)]
+    (tmp_path / "dict.txt").write_text("\n".join(entries) + "\n")
+    with pytest.raises(ValueError, match=rf"{SIZE} words, but .*dict.txt makes {SIZE + lines}"):
+        read_model(path, tmp_path / "dict.txt")
+
+
+def test_the_unit_is_seen_from_the_dictionary(tmp_path):
+    model = build("SM-T")
+    path = save_args(tmp_path / "m.pt", options_of(model.config), state_of(model))
+    assert read_model(path, DICT).config.batches.unit == "word"
+    assert read_model(path, DICT, unit="bpe").config.batches.unit == "bpe"
+    entries = DICT.read_text().splitlines()
+    pieces = [line.replace(" ", "@@ ") for line in entries[:100]] + entries[100:]
+    (tmp_path / "dict.txt").write_text("\n".join(pieces) + "\n")
+    assert read_model(path, tmp_path / "dict.txt").config.batches.unit == "bpe"
