@@ -20,18 +20,14 @@ def findings(study: Study) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def _mean(row: Row, split: str) -> float:
-    return row.perplexity[split].mean
-
-
 def _overall(study: Study) -> str:
-    ranked = sorted(study.finished, key=lambda row: _mean(row, study.split))
-    best, second, worst = ranked[0], ranked[1], ranked[-1]
+    ranked = sorted(study.finished, key=lambda row: study.headline(row).mean)
+    best, second, worst = (
+        f"{row.label} ({number(study.headline(row).mean)})" for row in (*ranked[:2], ranked[-1])
+    )
     return (
-        f"{best.label} has the lowest {study.split} perplexity, "
-        f"{number(_mean(best, study.split))}, before {second.label} "
-        f"({number(_mean(second, study.split))}); {worst.label} has the highest, "
-        f"{number(_mean(worst, study.split))}. The paper on WikiText-103: ADP-T lowest, SM highest."
+        f"{best} has the lowest {study.headline_name}, then {second}; {worst} has the highest. "
+        "The paper on WikiText-103: ADP-T lowest, SM highest."
     )
 
 
@@ -66,20 +62,20 @@ def _extremes(b: FrequencyBin) -> str:
 def _tying(study: Study) -> str:
     rows = {row.label: row for row in study.finished}
     changes = [
-        f"{plain} by {_change(rows[plain], rows[tied], study.split):+.1f} %"
+        f"{plain} by {_change(study, rows[plain], rows[tied]):+.1f} %"
         for plain, tied in TIED
         if plain in rows and tied in rows
     ]
     if not changes:
         return ""
     return (
-        f"Tying input and output weights changes the {study.split} perplexity of "
+        f"Tying input and output weights changes the {study.headline_name} of "
         f"{_join(changes)}. The paper on WikiText-103: SM -6.2 %, BPE -3.3 %, ADP -5.7 %."
     )
 
 
-def _change(old: Row, new: Row, split: str) -> float:
-    return 100 * (_mean(new, split) / _mean(old, split) - 1)
+def _change(study: Study, old: Row, new: Row) -> float:
+    return 100 * (study.headline(new).mean / study.headline(old).mean - 1)
 
 
 def _join(parts: Sequence[str]) -> str:

@@ -19,12 +19,16 @@ from zipflm.analysis.findings import findings
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.plots import paper_bins, style_of
 from zipflm.analysis.study import Row, Study
-from zipflm.analysis.tables import EMPTY, Column, columns, duration, millions, number
+from zipflm.analysis.tables import EMPTY, Column, columns, context_rows, duration, millions, number
 from zipflm.analysis.word_lists import WordDifference
 
 _DARK_PAGE = (
     "--page:#101216;--card:#16181d;--ink:#f0f1f4;--soft:#a6abb8;--line:#2c303a;--accent:#86b6ff;"
     "--mark:#1b2130;--bad:#ff9486;--outline:#16181d;--shadow:none;"
+)
+CONTEXT_CAPTION = (
+    "Perplexity with part of every block given as context that is not scored: each word then has "
+    "at least that many words before it."
 )
 _PAPER_NAMES = {
     "wikitext-103": "the paper, WikiText-103",
@@ -48,6 +52,7 @@ def render(study: Study) -> str:
         split=escape(study.split),
         word_bins=_bin_table(study, study.word_bins, "word"),
         previous_bins=_bin_table(study, study.previous_bins, "previous word"),
+        contexts=_contexts(study),
         words_caption=escape(words_caption(study)),
         words="\n".join(_word_cards(study)),
         protocol=_protocol(study),
@@ -125,13 +130,13 @@ def _tiles(study: Study) -> Iterable[str]:
     rows = study.finished
     if not rows:
         return []
-    best = min(rows, key=lambda row: row.perplexity[study.split].mean)
+    best = min(rows, key=lambda row: study.headline(row).mean)
     small = min(rows, key=lambda row: row.num_params)
     timed = [row for row in rows if row.seconds]
     tiles = [
         (
-            f"{best.label} {number(best.perplexity[study.split].mean)}",
-            f"lowest {study.split} perplexity",
+            f"{best.label} {number(study.headline(best).mean)}",
+            f"lowest {study.headline_name}",
         ),
         (f"{small.label} {millions(small.num_params)}", "fewest parameters"),
     ]
@@ -225,6 +230,22 @@ def _bin_table(study: Study, bins: Sequence[FrequencyBin], by: str) -> str:
         f'<details class="data"><summary>The numbers, by frequency of the {by}</summary>'
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody>'
         "</table></div></details>"
+    )
+
+
+def _contexts(study: Study) -> str:
+    if not study.contexts:
+        return ""
+    names, rows = context_rows(study)
+    head = "".join(f'<th scope="col" class="num">{escape(name)}</th>' for name in names)
+    body = "".join(
+        "<tr>" + "".join(f'<td class="num">{escape(cell)}</td>' for cell in row) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<section id="context"><h2>Context</h2><p class="caption">{escape(CONTEXT_CAPTION)}</p>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        "</div></section>"
     )
 
 

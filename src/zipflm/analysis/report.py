@@ -16,7 +16,7 @@ from zipflm.analysis.findings import findings
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.plots import figures, save_figures
 from zipflm.analysis.study import Study
-from zipflm.analysis.tables import EMPTY, columns, number, to_csv, to_json
+from zipflm.analysis.tables import EMPTY, columns, context_rows, number, to_csv, to_json
 from zipflm.analysis.word_lists import WordDifference
 
 _CAPTIONS = {
@@ -58,6 +58,8 @@ def markdown(study: Study) -> str:
     for title, bins in (("word", study.word_bins), ("previous word", study.previous_bins)):
         parts += [f"## Loss by frequency of the {title}", _bins(study, bins)]
     parts += [f"![{_CAPTIONS[name]}](figures/{name}.svg)" for name in figures(study)]
+    if study.contexts:
+        parts += ["## Context", page.CONTEXT_CAPTION, _table(*context_rows(study))]
     parts += ["## Words won and lost", page.words_caption(study), *_words(study)]
     parts += ["## Protocol", _facts(study), _protocol(study), f"The paper is {paper.SOURCE}."]
     return "\n\n".join(part for part in parts if part) + "\n"

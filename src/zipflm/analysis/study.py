@@ -145,6 +145,18 @@ class ScoredText:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContextScore:
+    """Perplexities of one model with one size of context (the paper's table 5)."""
+
+    label: str
+    train_block: int
+    block: int
+    """Tokens the model sees at once when scored, context included."""
+    context: int
+    perplexity: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """Everything that figures and reports show."""
 
@@ -161,10 +173,30 @@ class Study:
     vocabulary: Vocabulary
     facts: Mapping[str, Any]
     """Data, command and machine, for the reader."""
+    contexts: tuple[ContextScore, ...] = ()
 
     @property
     def finished(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.perplexity)
+
+    @property
+    def has_unknown(self) -> bool:
+        return any(b.name == "UNK" and b.tokens for b in self.word_bins)
+
+    def headline(self, row: Row) -> Summary:
+        """The perplexity that ranks the rows: on known words where the units of the models differ
+        and some words are unknown, since only word models may then say `<unk>`."""
+        units = {m.scores[self.split].protocol.get("unit") for r in self.finished
+                 for m in r.members if m.scores}  # fmt: skip
+        is_mixed = self.has_unknown and len(units) > 1
+        return (row.known_perplexity if is_mixed else row.perplexity)[self.split]
+
+    @property
+    def headline_name(self) -> str:
+        """What `headline` is, for sentences."""
+        row = self.finished[0]
+        is_known = self.headline(row) is row.known_perplexity[self.split]
+        return f"{self.split} perplexity" + (" on known words" if is_known else "")
 
 
 def build(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zipflm.analysis.paper import GPUS
+from zipflm.analysis.paper import CONTEXT, GPUS
 from zipflm.analysis.study import Member, Row, Study, Summary
 
 Value = str | int | float | None
@@ -42,7 +42,7 @@ def columns(study: Study) -> list[Column]:
         *(_count(part, _part(part)) for part in ("input", "decoder", "output")),
         *(_perplexity(split) for split in _splits(study)),
     ]
-    if any(b.name == "UNK" and b.tokens for b in study.word_bins):
+    if study.has_unknown:
         found.append(_perplexity(study.split, known=True))
     found += [
         Column(
@@ -134,7 +134,25 @@ def to_json(study: Study) -> dict[str, Any]:
         "loss_by_word_frequency": [asdict(b) for b in study.word_bins],
         "loss_by_previous_word_frequency": [asdict(b) for b in study.previous_bins],
         "words": {label: _words_of(study, label) for label in study.words},
+        "contexts": [asdict(context) for context in study.contexts],
     }
+
+
+def context_rows(study: Study) -> tuple[list[str], list[list[str]]]:
+    """The table of training block against context: names and rows, the paper's beside ours."""
+    splits = list(dict.fromkeys(split for c in study.contexts for split in c.perplexity))
+    names = ["model", "train block", "block", "context", *splits]
+    rows = [
+        [c.label, f"{c.train_block:,}", f"{c.block:,}", f"{c.context:,}"]
+        + [number(c.perplexity.get(split)) for split in splits]
+        for c in study.contexts
+    ]
+    if study.dataset != "wikitext-103":
+        return names, rows
+    for row, c in zip(rows, study.contexts, strict=True):
+        theirs = CONTEXT.get((c.train_block, c.context)) if c.label == "ADP-T" else None
+        row += [number(value) for value in theirs] if theirs else [EMPTY, EMPTY]
+    return [*names, "the paper's valid", "the paper's test"], rows
 
 
 def _words_of(study: Study, label: str) -> dict[str, list[dict[str, Any]]]:
