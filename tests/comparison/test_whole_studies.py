@@ -1,4 +1,4 @@
-"""Studies with the real trainer and evaluator, at toy size: totals, contexts, ablations, torchrun."""
+"""Studies with the real trainer and evaluator, at toy size; also with several processes."""
 
 import json
 import math

@@ -103,7 +103,8 @@ def run_plans(
         if process.is_first and (study.finished or stopped):
             page = write_report(study, out)
         distributed.wait_for_all(process)
-    if not study.finished and not stopped:
+    # Only the first process has scores.
+    if process.is_first and not study.finished and not stopped:
         raise ValueError(f"no member has a result; the first says: {study.rows[0].problem}")
     return Outcome(study, page, stopped)
 
