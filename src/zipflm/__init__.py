@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from zipflm.config import Config as Config
     from zipflm.config import ModelConfig as ModelConfig
     from zipflm.config import Tie as Tie
+    from zipflm.data.batches import Batches as Batches
+    from zipflm.data.folder import DataFolder as DataFolder
+    from zipflm.data.vocabulary import Vocabulary as Vocabulary
     from zipflm.model.bands import Bands as Bands
     from zipflm.model.inputs import AdaptiveEmbedding as AdaptiveEmbedding
     from zipflm.model.language_model import LanguageModel as LanguageModel
@@ -25,10 +28,13 @@ _HOME = {
     "AdaptiveEmbedding": "zipflm.model.inputs",
     "AdaptiveSoftmax": "zipflm.model.outputs",
     "Bands": "zipflm.model.bands",
+    "Batches": "zipflm.data.batches",
     "Config": "zipflm.config",
+    "DataFolder": "zipflm.data.folder",
     "LanguageModel": "zipflm.model.language_model",
     "ModelConfig": "zipflm.config",
     "Tie": "zipflm.config",
+    "Vocabulary": "zipflm.data.vocabulary",
     "preset": "zipflm.presets",
 }
 

@@ -157,6 +157,8 @@ class DecoderConfig:
     activation: Literal["relu", "relu_squared"] = "relu"
     norm: Literal["layer", "rms"] = "layer"
     """`rms` has no weights."""
+    bias: bool = True
+    """Biases in attention and feed-forward."""
 
     def __post_init__(self) -> None:
         _require_positive(
@@ -186,9 +188,9 @@ class DecoderConfig:
 
     @property
     def num_layer_params(self) -> int:
-        attention = 4 * (self.dim * self.dim + self.dim)
-        feed_forward = 2 * self.dim * self.ffn_dim + self.ffn_dim + self.dim
-        return attention + feed_forward + 2 * self.num_norm_params
+        matrices = 4 * self.dim * self.dim + 2 * self.dim * self.ffn_dim
+        biases = 5 * self.dim + self.ffn_dim if self.bias else 0
+        return matrices + biases + 2 * self.num_norm_params
 
 
 InputConfig = FixedInput | AdaptiveInput | CharacterInput

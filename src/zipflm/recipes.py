@@ -38,6 +38,7 @@ def modern(config: Config) -> Config:
         norm="rms",
         final_norm=True,
         init="zero-output",
+        bias=False,
         dropout=min(config.decoder.dropout, 0.1),
         attention_dropout=0.0,
         relu_dropout=0.0,

@@ -27,7 +27,7 @@ def test_csv_and_json_hold_the_same_values() -> None:
     for line, row in zip(lines, rows, strict=True):
         assert float(line["perplexity_test"]) == row["perplexity_test"]
         assert int(line["parameters_all"]) == row["parameters_all"]
-        assert float(line["the_paper's_test"]) == row["paper"]["test_perplexity"]
+        assert float(line["the_paper's_test"]) == row["paper"]["test"]
 
 
 def test_a_member_without_a_result_has_its_reason_and_no_number() -> None:

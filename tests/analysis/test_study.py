@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from analysis import example_study as example
 
-from zipflm.analysis.paper import BIN_MODELS, BINS, FACTORIZATIONS
+from zipflm.analysis.paper import comparison_row
+from zipflm.analysis.paper_bins import BIN_MODELS, BINS
 from zipflm.analysis.study import build
 
 
@@ -52,7 +53,7 @@ def test_a_study_of_nothing_but_failures_has_empty_tables() -> None:
 
 def test_the_papers_rows_are_found_for_its_datasets_only() -> None:
     row = example.study(dataset="wikitext-103").rows[-1]
-    assert row.paper is not None and row.paper.test_perplexity == 20.51
+    assert row.paper is not None and row.paper.test == 20.51
     assert example.study(dataset="tiny").rows[-1].paper is None
 
 
@@ -62,5 +63,5 @@ def test_the_papers_bins_average_to_its_test_perplexity() -> None:
     for i, model in enumerate(BIN_MODELS["wikitext-103"]):
         loss = np.array([b.loss[i] for b in BINS["wikitext-103"]])
         perplexity = np.exp((loss * tokens).sum() / tokens.sum())
-        printed = FACTORIZATIONS["wikitext-103"][model].test_perplexity
-        assert perplexity == pytest.approx(printed, abs=0.015)
+        row = comparison_row("wikitext-103", model)
+        assert row is not None and perplexity == pytest.approx(row.test, abs=0.015)

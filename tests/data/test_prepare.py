@@ -50,6 +50,23 @@ def test_golden_variants_have_the_published_unknowns(tmp_path, variant, options)
     assert {split: splits[split]["unknown"] for split in TEXTS} == golden["unk"]
 
 
+def test_chunk_with_more_words_than_16_bits_number(tmp_path):
+    words = [f"w{number}" for number in range(70_000)]
+    (tmp_path / "x.txt").write_text("\n".join(words + words[::-1]))
+    folder = prepare(tmp_path / "d", {"train": [tmp_path / "x.txt"]}, Options(min_count=1))
+    tokens = folder.tokens("train")
+    assert tokens.ids.dtype == np.uint32
+    found = [folder.vocabulary.words[i] for i in tokens.ids[::2]]
+    assert found == words + words[::-1] and set(tokens.ids[1::2].tolist()) == {2}
+
+
+def test_made_folder_is_the_one_that_opens(tmp_path):
+    made = prepare(tmp_path / "d", TEXTS, Options(bpe=50))
+    opened = DataFolder.open(tmp_path / "d")
+    assert opened.facts == made.facts
+    assert opened.vocabulary == made.vocabulary
+
+
 def test_existing_dictionary_needs_no_training_text(tmp_path):
     options = Options(vocabulary=GOLDEN / "dict.txt")
     folder = prepare(tmp_path / "d", {"test": TEXTS["test"]}, options)

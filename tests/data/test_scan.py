@@ -1,3 +1,4 @@
+import gzip
 from collections import Counter
 
 import numpy as np
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zipflm.data import text
-from zipflm.data.scan import decode, scan
+from zipflm.data.scan import clean, scan
 from zipflm.data.text import Chunk
 
 # All that split() takes for white space, line ends apart, and a few words.
@@ -65,17 +66,24 @@ def test_invalid_text_is_named_by_file_and_byte(tmp_path, processes):
         scan([str(path)], tmp_path, processes=processes)
 
 
+def test_invalid_text_in_a_stream_is_named_by_byte_too(tmp_path):
+    path = tmp_path / "x.txt.gz"
+    path.write_bytes(gzip.compress(b"good line\r\n\xef\xbb\xbf \xff\n"))
+    with pytest.raises(ValueError, match="x.txt.gz: not UTF-8 at byte 15"):
+        scan([str(path)], tmp_path, processes=1)
+
+
 def test_position_counts_from_the_start_of_the_source():
     with pytest.raises(ValueError, match="x.txt: a NUL byte at byte 7"):
-        decode(chunk(b"ab\0c"), b"ab\0c", "strict")
+        clean(chunk(b"ab\0c"), b"ab\0c", "strict")
 
 
 def test_replacing_goes_on():
     data = b"a\0b \xc3( \xe2\x82\n"
-    assert decode(chunk(data), data, "replace") == "a\ufffdb \ufffd( \ufffd\n"
+    assert clean(chunk(data), data, "replace").decode() == "a\ufffdb \ufffd( \ufffd\n"
 
 
 def test_byte_order_mark_is_no_part_of_the_first_word():
     data = "\ufeffa \ufeffb".encode()
-    assert decode(chunk(data, 0), data, "strict") == "a \ufeffb\n"
-    assert decode(chunk(data, 5), data, "strict") == "\ufeffa \ufeffb\n"
+    assert clean(chunk(data, 0), data, "strict").decode() == "a \ufeffb\n"
+    assert clean(chunk(data, 5), data, "strict").decode() == "\ufeffa \ufeffb\n"

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from runs import SMALL, assert_close, assert_same, config_of, run, weights
+from training_runs import SMALL, assert_close, assert_same, config_of, run, weights
 
 from zipflm.config import Config
 from zipflm.overrides import from_dict

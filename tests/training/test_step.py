@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from runs import config_of, run
 from safetensors.torch import load_file
+from training_runs import config_of, run
 
 from zipflm.config import AdamW, Muon, Nesterov
 from zipflm.data.batches import Batch, Batches

@@ -1,1 +1,1 @@
-"""From per-word losses to tables, figures and the report; knows no models."""
+"""Tables and figures from scores; no models."""

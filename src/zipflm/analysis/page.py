@@ -17,7 +17,8 @@ from typing import Any
 from zipflm.analysis import paper
 from zipflm.analysis.findings import findings
 from zipflm.analysis.frequency_bins import FrequencyBin
-from zipflm.analysis.plots import paper_bins, style_of
+from zipflm.analysis.paper_bins import BIN_MODELS
+from zipflm.analysis.plots import bins_of_paper, style_of
 from zipflm.analysis.study import Row, Study
 from zipflm.analysis.tables import EMPTY, Column, columns, context_rows, duration, millions, number
 from zipflm.analysis.word_lists import WordDifference
@@ -365,9 +366,9 @@ def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> l
         {
             "name": name,
             "reference": "ADP-T",
-            "bins": [asdict(b) for b in paper_bins(dataset, previous=previous)],
+            "bins": [asdict(b) for b in bins_of_paper(dataset, previous=previous)],
         }
         for dataset, name in _PAPER_NAMES.items()
-        if labels & set(paper.BIN_MODELS[dataset])
+        if labels & set(BIN_MODELS[dataset])
     ]
     return [ours, *theirs]

@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zipflm.analysis import paper
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.palette import STYLES, Style, styles
+from zipflm.analysis.paper_bins import BIN_MODELS, BINS
 from zipflm.analysis.study import Row, Study
 
 _INK = "#16181d"
@@ -115,18 +115,18 @@ def paper_bars(dataset: str, *, previous: bool) -> Figure:
     """The paper's own bar chart, drawn from its numbers."""
     by = "previous word" if previous else "word"
     return bar_chart(
-        paper_bins(dataset, previous=previous),
-        {label: STYLES[label] for label in paper.BIN_MODELS[dataset]},
+        bins_of_paper(dataset, previous=previous),
+        {label: STYLES[label] for label in BIN_MODELS[dataset]},
         title=f"The paper's: loss by frequency of the {by}, {_DATASETS[dataset]} test",
         xlabel=_bin_label(by),
     )
 
 
-def paper_bins(dataset: str, *, previous: bool) -> list[FrequencyBin]:
+def bins_of_paper(dataset: str, *, previous: bool) -> list[FrequencyBin]:
     """The paper's bins in the shape of our own."""
-    models = paper.BIN_MODELS[dataset]
+    models = BIN_MODELS[dataset]
     found = []
-    for b in paper.BINS[dataset]:
+    for b in BINS[dataset]:
         values = b.previous_loss if previous else b.loss
         loss: dict[str, float | None] = dict.fromkeys(models)
         loss.update(zip(models, values, strict=False))
@@ -158,7 +158,7 @@ def figures(study: Study) -> dict[str, Callable[[], Figure]]:
     if any(row.curve for row in study.rows):
         drawn["learning-curves"] = lambda: learning_curves(study)
         drawn["perplexity-against-time"] = lambda: perplexity_against_time(study)
-    if study.dataset in paper.BINS:
+    if study.dataset in BINS:
         drawn["paper-loss-by-word-frequency"] = lambda: paper_bars(study.dataset, previous=False)
         drawn["paper-loss-by-previous-word-frequency"] = lambda: paper_bars(
             study.dataset, previous=True

@@ -22,7 +22,7 @@ from zipflm.analysis.frequency_bins import (
     loss_by_bin,
     previous_words,
 )
-from zipflm.analysis.paper import FACTORIZATIONS, PaperRow
+from zipflm.analysis.paper import PaperModel, comparison_row
 from zipflm.analysis.word_lists import WordLists, word_lists
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 
@@ -114,7 +114,7 @@ class Row:
     tokens_per_second: Summary | None
     memory: int | None
     curve: tuple[CurvePoint, ...]
-    paper: PaperRow | None
+    paper: PaperModel | None
 
     @property
     def first(self) -> Member:
@@ -261,7 +261,7 @@ def _row(members: Sequence[Member], dataset: str) -> Row:
         tokens_per_second=Summary.of(rates),
         memory=max((m.memory for m in good if m.memory is not None), default=None),
         curve=_mean_curve([member.curve for member in members if member.curve]),
-        paper=FACTORIZATIONS.get(dataset, {}).get(first.factorization) if is_plain else None,
+        paper=comparison_row(dataset, first.factorization) if is_plain else None,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zipflm.analysis.paper import CONTEXT, GPUS
+from zipflm.analysis.paper import CONTEXT, GPUS, PaperModel
 from zipflm.analysis.study import Member, Row, Study, Summary
 
 Value = str | int | float | None
@@ -227,20 +227,18 @@ def _perplexity(split: str, *, known: bool = False) -> Column:
 
 
 def _paper_columns(study: Study) -> list[Column]:
-    def column(title: str, field: str, digits: int, unit: str = "") -> Column:
-        def value(row: Row) -> Value:
-            found: Value = getattr(row.paper, field) if row.paper else None
-            return found
-
-        def text(row: Row) -> str:
-            found = getattr(row.paper, field) if row.paper else None
-            return number(found, digits) + (unit if found is not None else "")
-
-        return Column(title, "the paper's", value, text, is_paper=True)
+    def column(title: str, value: Callable[[PaperModel], Value], text: str) -> Column:
+        return Column(
+            title,
+            "the paper's",
+            lambda row: value(row.paper) if row.paper else None,
+            lambda row: text.format(value(row.paper)) if row.paper else EMPTY,
+            is_paper=True,
+        )
 
     return [
-        column("parameters", "params_millions", 1, "M"),
-        column("valid", "valid_perplexity", 2),
-        column("test", "test_perplexity", 2),
-        column(f"hours on {GPUS[study.dataset]} GPUs", "hours", 0),
+        column("parameters", lambda model: float(model.params), "{}M"),
+        column("valid", lambda model: model.valid, "{:.2f}"),
+        column("test", lambda model: model.test, "{:.2f}"),
+        column(f"hours on {GPUS[study.dataset]} GPUs", lambda model: model.hours, "{}"),
     ]

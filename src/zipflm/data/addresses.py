@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from io import TextIOWrapper
+from itertools import zip_longest
 
 _FILE = "state_of_the_union.txt.xz"
 _HEADING = re.compile(r"= (\d{4}) (.+) =")
@@ -37,6 +38,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _ENDS = frozenset(".?!")
+_GOES_ON = frozenset(",;:.?!-\u2014")
 _CLOSES = frozenset("\"')]\u201d\u2019")
 
 
@@ -72,7 +74,7 @@ def sentences(text: str) -> Iterator[str]:
     """
     sentence: list[str] = []
     tokens = _TOKEN.findall(text)
-    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+    for token, following in zip_longest(tokens, tokens[1:], fillvalue=""):
         sentence.append(token)
         if following not in _CLOSES and _is_over(sentence, following):
             yield " ".join(sentence)
@@ -82,8 +84,9 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def _is_over(sentence: list[str], following: str) -> bool:
-    """A period, perhaps with quotes behind it, before what does not go on in lower case."""
+    """A period, perhaps with quotes behind it, unless lower case or a comma follows."""
     closed = len(sentence)
     while closed > 1 and sentence[closed - 1] in _CLOSES:
         closed -= 1
-    return sentence[closed - 1] in _ENDS and not following[:1].islower()
+    goes_on = following[:1].islower() or following in _GOES_ON
+    return sentence[closed - 1] in _ENDS and not goes_on

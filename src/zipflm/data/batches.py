@@ -122,7 +122,8 @@ class Batches:
         if len(tokens.ids) == 0:
             raise ValueError("cannot cut batches from a split with no token")
         self.tokens, self.break_mode, self.block, self.context = tokens, break_mode, block, context
-        self._ids, self._block, self._context = tokens.ids, block, context
+        # A plain view of the mapped file, for which NumPy indexes without detours.
+        self._ids, self._block, self._context = np.asarray(tokens.ids), block, context
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
         self._bounds = cut(tokens, break_mode, block - context)

@@ -36,14 +36,20 @@ class Encoding:
         self.flat[0] = END
         self.starts = np.cumsum(self.lengths) - self.lengths
 
-    def apply(self, numbers: NDArray[Any]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """The ids of a run of words, and the positions just behind its line ends."""
-        line_ends = np.flatnonzero(numbers == 0)
+    def apply(
+        self, numbers: NDArray[Any], places: NDArray[Any]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """The ids of the words `numbers[places]`, and the positions just behind their line ends.
+
+        `numbers` lists the words that a text has, the end of a line first; going through the list
+        keeps the look-up per token in the processor's cache.
+        """
+        line_ends = np.flatnonzero(places == 0)
         if len(self.flat) == len(self.lengths):
-            return self.flat[numbers], line_ends + 1
-        lengths = self.lengths[numbers]
+            return self.flat[numbers][places], line_ends + 1
+        lengths = self.lengths[numbers][places]
         ends = np.cumsum(lengths)
-        first = np.repeat(self.starts[numbers] - (ends - lengths), lengths)
+        first = np.repeat(self.starts[numbers][places] - (ends - lengths), lengths)
         return self.flat[first + np.arange(len(first))], ends[line_ends]
 
 
@@ -56,5 +62,5 @@ def encode(lines: Iterable[str], vocabulary: Vocabulary, codes: Codes | None = N
         for number in [*(index.setdefault(word, len(index)) for word in line.split()), 0]
     ]
     encoding = Encoding(index, vocabulary, codes)
-    ids, ends = encoding.apply(np.array(numbers, dtype=np.int64))
+    ids, ends = encoding.apply(np.arange(len(index)), np.array(numbers, dtype=np.int64))
     return TokenArray(ids.astype(np.int64), np.append(0, ends))

@@ -156,7 +156,7 @@ def _make_parents(path: Path) -> list[Path]:
 def write_facts(folder: Path, facts: dict[str, Any]) -> None:
     """Write data.json, the last file of a folder."""
     with open(folder / "data.json", "w", encoding="utf-8") as file:
-        json.dump({"format": FORMAT} | facts, file, indent=2, ensure_ascii=True)
+        json.dump(facts, file, indent=2, ensure_ascii=True)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())

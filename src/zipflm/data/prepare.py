@@ -18,6 +18,7 @@ from zipflm.data.bpe import Codes
 from zipflm.data.encoding import Encoding
 from zipflm.data.folder import (
     CODES_FILE,
+    FORMAT,
     SPLITS,
     DataFolder,
     file_hash,
@@ -110,13 +111,14 @@ def prepare(
         vocabulary.save(folder / "vocabulary.txt")
         if codes is not None:
             codes.save(folder / CODES_FILE)
-        facts = {
+        entries = {
             split: _encode(folder, split, scanned, vocabulary, codes, report)
             | {"sources": [Path(name).name for name in sources[split]]}
             for split, scanned in scans.items()
         }
-        write_facts(folder, _facts(options, vocabulary, codes, facts))
-    return DataFolder.open(out)
+        facts = _facts(options, vocabulary, codes, entries)
+        write_facts(folder, facts)
+    return DataFolder(Path(out), facts, vocabulary)
 
 
 def prepare_by_name(
@@ -214,7 +216,7 @@ def _encode(
     unknown = blank = 0
     with TokenWriter(path, len(vocabulary), vocabulary.hash) as writer:
         for ids, numbers in scanned.provisional():
-            final, ends = encoding.apply(numbers[ids])
+            final, ends = encoding.apply(numbers, ids)
             writer.write(final, ends)
             unknown += int(np.count_nonzero(final == UNKNOWN))
             blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
@@ -247,6 +249,7 @@ def _facts(
 ) -> dict[str, Any]:
     """What data.json says; `words` and `types` count `</s>`, once a line and once."""
     facts: dict[str, Any] = {
+        "format": FORMAT,
         "unit": options.unit,
         "vocabulary": {
             "size": len(vocabulary),

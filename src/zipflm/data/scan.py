@@ -8,6 +8,7 @@ cache, and workers share nothing, so the result does not depend on their number.
 
 from __future__ import annotations
 
+import codecs
 import os
 import signal
 import threading
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +30,16 @@ from zipflm.data.text import Chunk, chunks
 Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
 
+Word = TypeVar("Word", str, bytes)
+
 # The word that stands for the end of a line; NUL cannot come from a text, which is refused with it.
 LINE_END = "\0"
-_BOM = "\ufeff"
 
 
-class _Numbering(dict[str, int]):
+class _Numbering(dict[Word, int]):
     """Gives a word that it has not seen the next number."""
 
-    def __missing__(self, word: str) -> int:
+    def __missing__(self, word: Word) -> int:
         number = self[word] = len(self)
         return number
 
@@ -58,7 +60,7 @@ class ScannedChunk:
 class Scan:
     """One split: its words with counts, and its chunks as provisional ids."""
 
-    index: _Numbering = field(default_factory=lambda: _Numbering({LINE_END: 0}))
+    index: _Numbering[str] = field(default_factory=lambda: _Numbering({LINE_END: 0}))
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     pieces: list[tuple[Path, int, Path]] = field(default_factory=list)
 
@@ -117,36 +119,62 @@ def scan(
 
 def scan_chunk(chunk: Chunk, path: Path, errors: Errors) -> ScannedChunk:
     """Number a chunk's words and write the numbers to `path`."""
-    text = decode(chunk, chunk.read(), errors)
-    words = text.replace("\n", f" {LINE_END} ").split()
-    table = _Numbering({LINE_END: 0})
-    numbers = np.fromiter(map(table.__getitem__, words), np.uint32, len(words))
-    counts = np.bincount(numbers, minlength=len(table))
-    width = 2 if len(table) <= 1 << 16 else 4
+    data = clean(chunk, chunk.read(), errors)
+    words, numbers = _number(data)
+    try:
+        joined = words.decode("utf-8")
+    except UnicodeDecodeError:
+        raise _invalid(chunk) from None
+    if joined.split() != joined.split(" "):
+        # White space beyond ASCII, at which bytes do not split: seldom, and worth a second pass.
+        words, numbers = _number(_plain_spaces(data))
+        joined = words.decode("utf-8")
+    counts = np.bincount(numbers)
+    width = 2 if len(counts) <= 1 << 16 else 4
     with open(path, "wb") as file:
         file.write(numbers.astype(f"u{width}").tobytes())
-    return ScannedChunk(path, width, " ".join(table), counts)
+    return ScannedChunk(path, width, joined, counts)
 
 
-def decode(chunk: Chunk, data: bytes, errors: Errors) -> str:
-    """The text with `\\n` behind every line, the last one too.
+def _number(data: bytes) -> tuple[bytes, NDArray[np.uint32]]:
+    """The distinct words, joined by spaces, and the number of every word.
 
-    Raises ValueError, naming source and byte, for a NUL or what is not UTF-8; `errors="replace"`
-    puts U+FFFD in its place.
+    On bytes, because splitting text with a single letter beyond Latin-1 takes twice as long.
     """
-    if (nul := data.find(0)) >= 0:
-        if errors == "strict":
-            raise _bad(chunk, nul, "a NUL byte")
-        data = data.replace(b"\0", "\ufffd".encode())
-    try:
-        text = data.decode("utf-8", errors)
-    except UnicodeDecodeError as error:
-        raise _bad(chunk, error.start, "not UTF-8") from None
+    words = data.replace(b"\n", f" {LINE_END} ".encode()).split()
+    table = _Numbering({LINE_END.encode(): 0})
+    numbers = np.fromiter(map(table.__getitem__, words), np.uint32, len(words))
+    return b" ".join(table), numbers
+
+
+def _plain_spaces(data: bytes) -> bytes:
+    lines = data.decode("utf-8").split("\n")
+    return "\n".join(" ".join(line.split()) for line in lines).encode()
+
+
+def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
+    """The text with `\\n` behind every line, the last one too, and no byte order mark.
+
+    Raises ValueError, naming source and byte, for a NUL; `errors="replace"` puts U+FFFD in place of
+    it and of what is not UTF-8.
+    """
+    if (nul := data.find(0)) >= 0 and errors == "strict":
+        raise _bad(chunk, nul, "a NUL byte")
+    if errors == "replace":
+        data = data.decode("utf-8", "replace").replace(LINE_END, "\ufffd").encode()
     if chunk.start == 0:
-        text = text.removeprefix(_BOM)
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text if text.endswith("\n") else text + "\n"
+        data = data.removeprefix(codecs.BOM_UTF8)
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return data if data.endswith(b"\n") else data + b"\n"
+
+
+def _invalid(chunk: Chunk) -> ValueError:
+    try:
+        chunk.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        return _bad(chunk, error.start, "not UTF-8")
+    raise AssertionError("words are invalid in a valid text")
 
 
 def _bad(chunk: Chunk, position: int, what: str) -> ValueError:

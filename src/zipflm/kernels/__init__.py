@@ -6,13 +6,13 @@ wherever it runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from zipflm.kernels import linear_nll as _linear_nll
-from zipflm.kernels import reference
+from zipflm.kernels import linear_nll_chunked, reference
 from zipflm.kernels.ids import checked_ids as checked_ids
 
 Impl = Literal["auto", "reference", "fused"]
@@ -33,5 +33,15 @@ def linear_nll(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden_NE, weight_VE = hidden_NE.to(dtype), weight_VE.to(dtype)
-    compute = reference.linear_nll if impl == "reference" else _linear_nll.linear_nll
-    return compute(hidden_NE, weight_VE, targets_N, active_N)
+    return _choose(hidden_NE, impl)(hidden_NE, weight_VE, targets_N, active_N)
+
+
+def _choose(hidden_NE: Tensor, impl: Impl) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    if impl == "reference":
+        return reference.linear_nll
+    if hidden_NE.is_cuda and hidden_NE.dtype != torch.float64:
+        from zipflm.kernels import linear_nll_triton
+
+        if hidden_NE.shape[1] <= linear_nll_triton.MAX_WIDTH:
+            return linear_nll_triton.linear_nll
+    return linear_nll_chunked.linear_nll

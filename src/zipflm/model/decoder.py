@@ -39,7 +39,7 @@ class Decoder(nn.Module):
             table_TD = sinusoids(length, config.dim, device)
             hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
         else:
-            rotation = rotations(length, config.dim // config.num_heads, device)
+            rotation = _opaque_rotations(embedded_BTD.detach(), config.dim // config.num_heads)
         hidden_BTD = F.dropout(hidden_BTD, config.dropout, self.training)
         for layer in self.layers:
             hidden_BTD = layer(hidden_BTD, rotation)
@@ -53,13 +53,13 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: DecoderConfig):
         super().__init__()
         self.config = config
-        dim, ffn_dim = config.dim, config.ffn_dim
+        dim, ffn_dim, bias = config.dim, config.ffn_dim, config.bias
         self.attention_norm = _norm(config)
-        self.query, self.key, self.value = (nn.Linear(dim, dim) for _ in range(3))
-        self.attention_out = nn.Linear(dim, dim)
+        self.query, self.key, self.value = (nn.Linear(dim, dim, bias) for _ in range(3))
+        self.attention_out = nn.Linear(dim, dim, bias)
         self.ffn_norm = _norm(config)
-        self.ffn_in = nn.Linear(dim, ffn_dim)
-        self.ffn_out = nn.Linear(ffn_dim, dim)
+        self.ffn_in = nn.Linear(dim, ffn_dim, bias)
+        self.ffn_out = nn.Linear(ffn_dim, dim, bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -67,11 +67,11 @@ class DecoderLayer(nn.Module):
         for projection in (self.query, self.key, self.value):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.attention_out.weight)
-        nn.init.zeros_(self.attention_out.bias)
+        _zero_bias(self.attention_out)
         if self.config.init == "fairseq":
             return  # feed-forward and the other biases keep PyTorch's own initialisation
         for linear in (self.query, self.key, self.value, self.ffn_in, self.ffn_out):
-            nn.init.zeros_(linear.bias)
+            _zero_bias(linear)
         for linear in (self.ffn_in, self.ffn_out):
             nn.init.xavier_uniform_(linear.weight)
         if self.config.init == "zero-output":
@@ -88,7 +88,7 @@ class DecoderLayer(nn.Module):
     def _attend(self, normed_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         config = self.config
         query, key, value = (
-            projection(normed_BTD).unflatten(-1, (config.num_heads, -1)).transpose(1, 2)
+            projection(normed_BTD).unflatten(-1, (config.num_heads, -1))  # B, T, H, K
             for projection in (self.query, self.key, self.value)
         )
         if config.qk_norm:
@@ -96,9 +96,9 @@ class DecoderLayer(nn.Module):
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         attended_BHTK = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
             is_causal=True,
             dropout_p=config.attention_dropout if self.training else 0.0,
         )
@@ -129,18 +129,37 @@ def sinusoids(length: int, dim: int, device: torch.device | str = "cpu") -> Tens
 
 
 def rotations(length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, head_dim / 2] for `rotate`, in float32."""
+    """Cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     positions = torch.arange(length, dtype=torch.float32, device=device)
-    angles = positions.unsqueeze(1) * 10_000**-exponents
+    angles = positions.view(-1, 1, 1) * 10_000**-exponents
     return angles.cos(), angles.sin()
 
 
-def rotate(vectors_BHTK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+# An operator of its own, or a compiler would compute powers, sines and cosines anew for every
+# element of every head.
+@torch.library.custom_op("zipflm::rotations", mutates_args=())
+def _opaque_rotations(hidden_BTD: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    return rotations(hidden_BTD.shape[1], head_dim, hidden_BTD.device)
+
+
+@_opaque_rotations.register_fake
+def _(hidden_BTD: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    shape = (hidden_BTD.shape[1], 1, head_dim // 2)
+    cos = hidden_BTD.new_empty(shape, dtype=torch.float32)
+    return cos, torch.empty_like(cos)
+
+
+def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair (k, k + K/2) by its position's angle, so that products see distances."""
-    cos, sin = (part.to(vectors_BHTK.dtype) for part in rotation)
-    first, second = vectors_BHTK.chunk(2, dim=-1)
+    cos, sin = (part.to(vectors_BTHK.dtype) for part in rotation)
+    first, second = vectors_BTHK.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _zero_bias(linear: nn.Linear) -> None:
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
 
 
 def _norm(config: DecoderConfig) -> nn.Module:

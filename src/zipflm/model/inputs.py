@@ -37,7 +37,7 @@ class FixedEmbedding(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         words = checked_ids("words", words, self.vocab_size)
-        hidden: Tensor = F.embedding(words, self.table)
+        hidden: Tensor = F.embedding(words, self.table, self.padding_idx)
         return hidden if self.projection is None else self.projection(hidden)
 
 
@@ -50,8 +50,8 @@ class AdaptiveEmbedding(nn.Module):
     """
 
     def __init__(self, bands: Bands, out_dim: int | None = None, *, padding_idx: int | None = None):
-        """`out_dim` is the width of the result, `bands.dim` by default; `padding_idx` a word of
-        the head that starts at zero."""
+        """`out_dim` is the width of the result, `bands.dim` by default; `padding_idx`, a word of
+        the head, starts at zero and learns nothing, as in `nn.Embedding`."""
         super().__init__()
         self.bands, self.padding_idx = bands, padding_idx
         self.out_dim = bands.dim if out_dim is None else out_dim
@@ -85,7 +85,8 @@ class AdaptiveEmbedding(nn.Module):
         for band, table in enumerate(self.embeddings):
             local = words - self.bands.edges[band]
             inside = (local >= 0) & (local < len(table))
-            rows = F.embedding(local.where(inside, 0), table)
+            padding_idx = self.padding_idx if band == 0 else None
+            rows = F.embedding(local.where(inside, 0), table, padding_idx)
             slices.append(rows.masked_fill(~inside.unsqueeze(-1), 0.0))
         hidden: Tensor = F.linear(torch.cat(slices, dim=-1), torch.cat(list(self.projections), 1))
         return hidden

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from zipflm.config import AdamW, Muon, OptimizerConfig
+from zipflm.config import AdamW, OptimizerConfig
+from zipflm.config import Muon as MuonConfig
 from zipflm.config import Nesterov as NesterovConfig
 from zipflm.training.distributed import placed_like, whole
-from zipflm.training.nesterov import Nesterov, local
+from zipflm.training.muon import Muon
+from zipflm.training.nesterov import Nesterov
 
 _TABLES = ("table", "embeddings", "tail_embeddings", "clusters", "bytes", "symbols")
 """Parts of names whose weights hold one row per word, byte or class."""
@@ -30,10 +32,10 @@ def build(config: OptimizerConfig, model: nn.Module) -> list[Optimizer]:
         return [Nesterov([group], momentum=config.momentum, weight_decay=config.weight_decay)]
     kinds = parameter_kinds(model)
     optimizers: list[Optimizer] = []
-    if isinstance(config, Muon):
+    if isinstance(config, MuonConfig):
         group = {"params": kinds.pop("matrices"), "base_lr": config.matrix_lr}
         optimizers.append(
-            GuardedMuon(
+            Muon(
                 [group],
                 lr=config.matrix_lr,
                 momentum=config.momentum,
@@ -114,30 +116,3 @@ def load_tensors(
 
 def _owners(optimizers: Sequence[Optimizer]) -> dict[Tensor, Optimizer]:
     return {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
-
-
-class GuardedMuon(torch.optim.Muon):
-    """torch's Muon, which changes nothing where `found_inf` is not 0."""
-
-    found_inf: Tensor | None = None
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        if self.found_inf is None:
-            super().step()  # type: ignore[no-untyped-call]
-            return
-        bad = self.found_inf != 0
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        # A copy of the weights: by now the activations, which take far more, have been freed.
-        before = [local(p).clone() for p in params]
-        for p in params:
-            assert p.grad is not None
-            grad = local(p.grad)
-            if "momentum_buffer" in self.state[p]:
-                # The buffer moves towards the gradient: towards itself it stays, bit for bit.
-                grad.copy_(torch.where(bad, local(self.state[p]["momentum_buffer"]), grad))
-            else:
-                grad.masked_fill_(bad, 0.0)
-        super().step()  # type: ignore[no-untyped-call]
-        for p, old in zip(params, before, strict=True):
-            local(p).copy_(torch.where(bad, old, local(p)))

@@ -16,12 +16,15 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from zipflm.kernels.reference import statistics_dtype
 
 # Logits held at once: on a CPU about what its caches hold, on a device enough to fill it.
 _CPU_LOGITS = 1 << 22
 _DEVICE_LOGITS = 1 << 28
+# A GPU multiplies at full speed only matrices whose sides are multiples of this.
+_ALIGNMENT = 128
 
 
 @torch.library.custom_op("zipflm::linear_nll", mutates_args=())
@@ -32,9 +35,10 @@ def _forward(
     dtype = statistics_dtype(hidden_NE.dtype)
     nll_N = torch.zeros(len(hidden_NE), dtype=dtype, device=hidden_NE.device)
     lse_N = torch.zeros_like(nll_N)
+    num_words, weight_VE = len(weight_VE), _aligned(weight_VE)
     for rows in _row_chunks(active_N, len(weight_VE)):
         logits_RV = _logits(hidden_NE[rows], weight_VE)
-        lse_R = logits_RV.logsumexp(dim=-1)
+        lse_R = _lse(logits_RV, num_words)
         lse_N[rows] = lse_R
         nll_N[rows] = lse_R - logits_RV.gather(1, targets_N[rows].unsqueeze(1)).squeeze(1)
     return nll_N.where(active_N, 0.0), lse_N
@@ -51,19 +55,25 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of hidden and weight: (softmax - onehot) times the gradient of each row."""
     grad_N = grad_N.where(active_N, 0.0)
+    num_words, weight_VE = len(weight_VE), _aligned(weight_VE)
     d_hidden_NE = torch.zeros_like(hidden_NE)
     d_weight_VE = torch.zeros_like(weight_VE, dtype=lse_N.dtype)
     for rows in _row_chunks(active_N, len(weight_VE)):
         hidden_RE = hidden_NE[rows]
-        d_logits_RV = _logits(hidden_RE, weight_VE)
-        d_logits_RV.sub_(lse_N[rows].unsqueeze(1)).exp_()
-        minus_one = d_logits_RV.new_full((1, 1), -1.0).expand(len(hidden_RE), 1)
-        d_logits_RV.scatter_add_(1, targets_N[rows].unsqueeze(1), minus_one)
-        d_logits_RV.mul_(grad_N[rows].unsqueeze(1))
-        d_low_RV = d_logits_RV.to(hidden_NE.dtype)
-        d_hidden_NE[rows] = d_low_RV @ weight_VE
-        d_weight_VE += d_low_RV.T @ hidden_RE
-    return d_hidden_NE, d_weight_VE.to(weight_VE.dtype)
+        logits_RV = _logits(hidden_RE, weight_VE)
+        d_logits_RV = _gradient(
+            logits_RV, num_words, lse_N[rows], targets_N[rows], grad_N[rows], hidden_NE.dtype
+        )
+        d_hidden_NE[rows] = d_logits_RV @ weight_VE
+        d_weight_VE += d_logits_RV.T @ hidden_RE
+    return d_hidden_NE, d_weight_VE[:num_words].to(weight_VE.dtype)
+
+
+def _aligned(weight_VE: Tensor) -> Tensor:
+    """On a GPU with rows of zeros behind the words; whoever reads logits leaves theirs out."""
+    if not weight_VE.is_cuda:
+        return weight_VE
+    return F.pad(weight_VE, (0, 0, 0, -len(weight_VE) % _ALIGNMENT))
 
 
 def _row_chunks(active_N: Tensor, num_words: int) -> Iterator[Tensor | slice]:
@@ -82,6 +92,38 @@ def _logits(hidden_RE: Tensor, weight_VE: Tensor) -> Tensor:
         # The products accumulate in float32 anyway; do not round them on the way out.
         return torch.mm(hidden_RE, weight_VE.T, out_dtype=dtype)
     return (hidden_RE @ weight_VE.T).to(dtype)
+
+
+def _lse(logits_RV: Tensor, num_words: int) -> Tensor:
+    if _has_row_kernels(logits_RV):
+        from zipflm.kernels.softmax_rows_triton import row_lse
+
+        return row_lse(logits_RV, num_words)
+    return logits_RV[:, :num_words].logsumexp(dim=-1)
+
+
+def _gradient(
+    logits_RV: Tensor,
+    num_words: int,
+    lse_R: Tensor,
+    targets_R: Tensor,
+    grad_R: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """(softmax - onehot) times the gradient of each row; `logits_RV` may be overwritten."""
+    if _has_row_kernels(logits_RV):
+        from zipflm.kernels.softmax_rows_triton import row_gradient
+
+        return row_gradient(logits_RV, num_words, lse_R, targets_R, grad_R, dtype)
+    logits_RV.sub_(lse_R.unsqueeze(1)).exp_()
+    logits_RV[:, num_words:] = 0.0
+    minus_one = logits_RV.new_full((1, 1), -1.0).expand(len(logits_RV), 1)
+    logits_RV.scatter_add_(1, targets_R.unsqueeze(1), minus_one)
+    return logits_RV.mul_(grad_R.unsqueeze(1)).to(dtype)
+
+
+def _has_row_kernels(logits_RV: Tensor) -> bool:
+    return logits_RV.is_cuda and logits_RV.dtype == torch.float32
 
 
 @_forward.register_fake

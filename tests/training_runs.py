@@ -1,13 +1,17 @@
 """Short runs for the tests: in this process, or as the command a user gives."""
 
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
 
 import zipflm
+from zipflm.data.folder import DataFolder
 from zipflm.recipes import resolve
 from zipflm.training import checkpoint
 from zipflm.training.trainer import train
@@ -80,3 +84,37 @@ def call(arguments, **options):
     return subprocess.run(
         arguments, env=environment(), capture_output=True, text=True, timeout=120, **options
     )
+
+
+def child(path, out, overrides, **place):
+    """A process that resumes a run; `place` is what torchrun would put into its environment.
+
+    Importing torch takes seconds, so it is forked from one that has done it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["zipflm.training.trainer", "torch._dynamo"])
+    return context.Process(target=_run_quietly, args=(path, out, overrides, place))
+
+
+def _run_quietly(path, out, overrides, place):
+    os.environ.update(place)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        run(DataFolder.open(path), out, *overrides, resume=True)
+
+
+def run_together(data, out, *overrides, processes=2):
+    """A run in several processes that talk through gloo."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    children = [
+        child(data.path, out, overrides, RANK=str(rank), LOCAL_RANK=str(rank), **place)
+        for rank in range(processes)
+    ]
+    for process in children:
+        process.start()
+    for process in children:
+        process.join(100)
+        process.kill()
+    assert [process.exitcode for process in children] == [0] * processes

@@ -1,0 +1,187 @@
+"""`zipflm prepare` as a user meets it: in a process of its own."""
+
+import contextlib
+import os
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from zipflm.data.folder import DataFolder
+
+ROOT = Path(__file__).parent.parent.parent
+TEXT = ROOT / "tests" / "golden" / "data" / "text"
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def zipflm(*arguments, **keywords):
+    return subprocess.run(
+        [sys.executable, "-m", "zipflm", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=120,
+        **keywords,
+    )
+
+
+def test_summary_names_sizes(tmp_path):
+    done = zipflm(
+        "prepare", TEXT / "tr*.txt", "--valid", TEXT / "valid.txt", "--out", tmp_path / "d"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "208 ids (word)" in done.stdout and "8,396 tokens" in done.stdout
+    assert done.stderr == ""
+    assert DataFolder.open(tmp_path / "d").splits == ("train", "valid")
+
+
+def test_standard_input_is_a_text(tmp_path):
+    text = (TEXT / "train.txt").read_text(encoding="utf-8")
+    done = zipflm("prepare", "-", "--out", tmp_path / "d", "--processes", 2, input=text)
+    assert done.returncode == 0, done.stderr
+    assert len(DataFolder.open(tmp_path / "d").tokens("train")) == 8396
+
+
+def bad_lines():
+    return {
+        "empty": b"",
+        "nul": b"a\0b\n",
+        "latin": b"caf\xe9 caf\xe9 caf\xe9\n",
+        "long": b"word " * 10_000_000,
+        "vocabulary": b"a 1\nb 2\n",
+        "duplicate": b"b 2\nb 2\n",
+        "codes": b"a b c\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{empty}"], "empty: empty"),
+        (["{nul}"], "nul: a NUL byte at byte 1"),
+        (["{latin}"], "latin: not UTF-8 at byte 3; .*--errors replace"),
+        (["{long}"], "long: a line at or after byte 0 is longer"),
+        (["no-such-file"], "no-such-file: no such file"),
+        (["{train}", "--vocabulary", "{vocabulary}"], "vocabulary: line 2: count 2"),
+        (["{train}", "--vocabulary", "{duplicate}"], "duplicate: line 2: 'b' is already"),
+        (["{train}", "--bpe-codes", "{codes}"], "codes: first line"),
+        (["{train}", "--valid", "{empty}"], "empty: empty"),
+        (["{train}", "--errors", "ignore"], "--errors ignore: choose from strict, replace"),
+        (["{train}", "--processes", "0"], "--processes 0"),
+        (["{train}", "--corpus", "wikitext-2"], "leave out the others"),
+        (["--corpus", "wikitext-4"], "choose from state-of-the-union"),
+        ([], "no training text"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_status_2(tmp_path, arguments, message):
+    names = {"train": str(TEXT / "train.txt")}
+    for name, data in bad_lines().items():
+        names[name] = str(tmp_path / name)
+        if f"{{{name}}}" in arguments:
+            Path(names[name]).write_bytes(data)
+    before = sorted(tmp_path.rglob("*"))
+    done = zipflm(
+        "prepare", *(a.format(**names) for a in arguments), "--out", tmp_path / "new" / "d"
+    )
+    assert done.returncode == 2
+    assert re.search(message, done.stderr) and done.stderr.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_replacing_goes_on_past_bad_bytes(tmp_path):
+    (tmp_path / "latin").write_bytes(b"caf\xe9 caf\xe9 caf\xe9\n")
+    done = zipflm("prepare", tmp_path / "latin", "--errors", "replace", "--out", tmp_path / "d")
+    assert done.returncode == 0, done.stderr
+    assert DataFolder.open(tmp_path / "d").vocabulary.words[4] == "caf\ufffd"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path, processes):
+    (tmp_path / "big.txt").write_text("some words that repeat\n" * 20_000)
+
+    def limit():
+        # A file that may not grow fails like a disk that is full; the signal would kill.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    done = zipflm(
+        "prepare", tmp_path / "big.txt", "--out", tmp_path / "d", "--processes", processes,
+        preexec_fn=limit,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "d: File too large while writing it; nothing was kept" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["big.txt"]
+
+
+def test_terminal_gets_a_progress_bar_with_a_rate(tmp_path):
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "zipflm", "prepare", *[str(TEXT / "train.txt")] * 4]
+    command += ["--out", str(tmp_path / "d"), "--processes", "1"]
+    environment = ENVIRONMENT | {"TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environment) as p:
+        os.close(theirs)
+        shown = b""
+        # Reading the terminal of a process that has ended is an error on Linux.
+        with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:
+            while data := terminal.read(1000):
+                shown += data
+        assert p.wait() == 0
+    assert b"reading train" in shown and b"writing train" in shown and b"B/s" in shown
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_kill_in_the_middle_leaves_nothing_that_looks_finished(tmp_path):
+    text = tmp_path / "big.txt"
+    text.write_text("".join(f"word{n} and word{n % 7919}\n" for n in range(300_000)))
+    command = [sys.executable, "-m", "zipflm", "prepare", str(text)]
+    command += ["--out", str(tmp_path / "d"), "--processes", "2"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    started, workers = time.monotonic(), []
+    while not list(tmp_path.glob(".d.unfinished-*/scan-*/train/*.ids")):
+        assert process.poll() is None and time.monotonic() - started < 60
+        workers = children.read_text().split()
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "d").exists()
+    with pytest.raises(ValueError, match="no data folder"):
+        DataFolder.open(next(tmp_path.glob(".d.unfinished-*")))
+    # Workers see that their parent is gone.
+    while any(is_running(pid) for pid in workers):
+        assert time.monotonic() - started < 60
+        time.sleep(0.05)
+    # What is left does not stand in the way of another try.
+    assert zipflm("prepare", TEXT / "train.txt", "--out", tmp_path / "d").returncode == 0
+
+
+def test_commands_of_the_readme_run(tmp_path):
+    section = (ROOT / "README.md").read_text().split("## Data\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines() if line]
+    assert len(commands) >= 4
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_bytes((TEXT / f"{split}.txt").read_bytes())
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        assert words[:2] == ["zipflm", "prepare"], command
+        if "wikitext-103" in words:
+            continue  # needs the network; downloads are tested against a local server
+        words = ["200" if word == "32000" else word for word in words]
+        done = zipflm(*words[1:], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        DataFolder.open(tmp_path / words[words.index("--out") + 1])

@@ -1,0 +1,79 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from golden_files import load
+from numerics import assert_close
+
+from zipflm.config import DecoderConfig
+from zipflm.model.decoder import Decoder, rotate, rotations, sinusoids
+
+PLAIN = DecoderConfig(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
+MODERN = replace(
+    PLAIN, positions="rotary", qk_norm=True, activation="relu_squared", norm="rms", bias=False
+)
+
+
+@pytest.mark.parametrize("dim", [32, 33, 1024])
+def test_sinusoids_equal_the_published_table(dim):
+    table = load("modules/sinusoidal.npz")[f"table_dim{dim}_pad1"]
+    # Rows 0 and 1 of theirs belong to no word: the first word stands at 2.
+    assert torch.equal(sinusoids(62, dim), table[2:])
+
+
+def test_long_sequences_need_no_larger_table():
+    golden = load("modules/sinusoidal.npz")
+    table = sinusoids(3000, 32)
+    assert torch.equal(table[-1], golden["long_last_row"])
+
+
+@pytest.mark.parametrize("config", [PLAIN, MODERN, replace(PLAIN, final_norm=True)])
+def test_changing_a_word_changes_nothing_before_it(config):
+    decoder = Decoder(config).eval()
+    words = torch.randn(2, 9, 32)
+    changed = words.clone()
+    changed[:, 5] = torch.randn(2, 32)
+    before, after = decoder(words), decoder(changed)
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert (before[:, 5:] != after[:, 5:]).any(dim=-1).all()
+
+
+def test_padding_to_the_right_changes_nothing():
+    decoder = Decoder(PLAIN).eval()
+    words = torch.randn(1, 6, 32)
+    padded = torch.cat([words, torch.zeros(1, 4, 32)], dim=1)
+    assert_close(decoder(padded)[:, :6], decoder(words), 1e-6)
+
+
+def test_rotary_products_depend_on_distance_alone():
+    query, key = torch.randn(2, 1, 1, 1, 16)
+    rotation = rotations(50, 16, torch.device("cpu"))
+    queries, keys = (rotate(x.expand(1, 50, 1, 16), rotation)[0, :, 0] for x in (query, key))
+    products = queries @ keys.T
+    for distance in (0, 1, 7):
+        diagonal = products.diagonal(-distance)
+        assert_close(diagonal, diagonal[:1].expand_as(diagonal), 1e-4)
+
+
+def test_evaluation_is_free_of_dropout_and_training_is_not():
+    decoder = Decoder(PLAIN)
+    words = torch.randn(1, 4, 32)
+    assert not torch.equal(decoder(words), decoder(words))
+    decoder.eval()
+    assert torch.equal(decoder(words), decoder(words))
+
+
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "relu_dropout"])
+def test_each_of_the_three_dropouts_acts_alone(rate):
+    off = {"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
+    words = torch.randn(1, 4, 32)
+    quiet = Decoder(replace(PLAIN, **off))
+    assert torch.equal(quiet(words), quiet(words))
+    noisy = Decoder(replace(PLAIN, **off | {rate: 0.5}))
+    assert not torch.equal(noisy(words), noisy(words))
+
+
+def test_zero_output_layers_start_as_the_identity():
+    config = replace(MODERN, init="zero-output", dropout=0.0)
+    words = torch.randn(1, 4, 32)
+    assert_close(Decoder(config)(words), words * 32**0.5, 1e-6)

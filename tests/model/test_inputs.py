@@ -1,0 +1,148 @@
+import pytest
+import torch
+from golden_files import load
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numerics import assert_close
+
+from zipflm import AdaptiveEmbedding, Bands
+from zipflm.model.inputs import CharacterEmbedding, FixedEmbedding
+
+BANDS = Bands(vocab_size=100, cutoffs=(10, 40), dim=16, factor=4)
+
+
+@pytest.mark.parametrize("case", ["same", "proj", "exact"])
+def test_adaptive_embedding_equals_the_published_code(case):
+    golden = load("modules/adaptive_input.npz")[case]
+    bands = Bands(
+        golden["vocab_size"], tuple(golden["cutoff"]), golden["initial_dim"], golden["factor"]
+    )
+    layer = AdaptiveEmbedding(
+        bands, golden["output_dim"], padding_idx=golden["padding_idx"]
+    ).double()
+    names = {
+        f"{kind}.{band}": f"embeddings.{band}.{index}.weight"
+        for band in range(bands.num_bands)
+        for index, kind in enumerate(("embeddings", "projections"))
+    }
+    layer.load_state_dict({ours: golden["state_dict"][theirs] for ours, theirs in names.items()})
+    output = layer(golden["ids"])
+    assert_close(output, golden["output"], 1e-12)
+    output.backward(golden["upstream"])
+    for ours, theirs in names.items():
+        assert_close(layer.get_parameter(ours).grad, golden["grads"][theirs], 1e-10, ours)
+
+
+def look_up_one(layer, word):
+    band = sum(word >= cutoff for cutoff in layer.bands.cutoffs)
+    table, projection = layer.band_weights(band)
+    return projection @ table[word - layer.bands.edges[band]]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=12))
+def test_equals_looking_words_up_one_by_one(words):
+    layer = AdaptiveEmbedding(BANDS, 24).double()
+    expected = torch.stack([look_up_one(layer, word) for word in words])
+    assert_close(layer(torch.tensor(words)), expected, 1e-12)
+
+
+@pytest.mark.parametrize("words", [[0], [99], [0, 9], [10, 39], [40, 99], [0, 10, 40]])
+def test_bands_that_are_empty_single_or_full_all_get_gradients(words):
+    layer = AdaptiveEmbedding(BANDS)
+    layer(torch.tensor(words)).sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+    touched = torch.cat([table.grad.abs().sum(1) > 0 for table in layer.embeddings])
+    assert touched.nonzero().flatten().tolist() == sorted(words)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (2, 1, 4)])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.uint8])
+def test_any_leading_dimensions_and_integer_type(shape, dtype):
+    words = torch.randint(100, shape).to(dtype)
+    assert AdaptiveEmbedding(BANDS, 24)(words).shape == (*shape, 24)
+
+
+def test_the_padding_word_starts_at_zero():
+    layer = AdaptiveEmbedding(BANDS, padding_idx=1)
+    assert layer(torch.tensor(1)).abs().max() == 0
+    assert (layer.embeddings[1] != 0).all()  # only the head has a padding word
+
+
+@pytest.mark.parametrize("layer", [AdaptiveEmbedding(BANDS), FixedEmbedding(100, 8, 16)])
+@pytest.mark.parametrize("word", [-1, 100])
+def test_an_id_outside_the_vocabulary_is_refused(layer, word):
+    with pytest.raises(ValueError, match=f"words={word}: outside the vocabulary of 100 words"):
+        layer(torch.tensor([[3, word]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+def test_ids_that_are_not_integers_are_refused(dtype):
+    with pytest.raises(ValueError, match=r"words.dtype=.*integers.*words.long\(\)"):
+        AdaptiveEmbedding(BANDS)(torch.zeros(3, dtype=dtype))
+
+
+def test_a_padding_word_outside_the_head_is_refused():
+    with pytest.raises(ValueError, match="padding_idx=10: must be a word of the head"):
+        AdaptiveEmbedding(BANDS, padding_idx=10)
+
+
+def character_layer(golden):
+    spellings = torch.zeros(400, 50, dtype=torch.int16)
+    spellings[golden["ids"].flatten()] = golden["chars"].flatten(0, 1).to(torch.int16)
+    filters = ((1, 8), (2, 16), (3, 24), (4, 32), (5, 32), (6, 32), (7, 32))
+    return CharacterEmbedding(spellings, 20, char_dim=12, filters=filters, highway_layers=2)
+
+
+def test_character_embedding_equals_the_published_code():
+    golden = load("modules/char_embedder.npz")["highway2"]
+    layer = character_layer(golden).double()
+    names = {"bytes": "char_embeddings.weight", "symbols": "symbol_embeddings"}
+    names |= {name: name for name in golden["state_dict"] if name.startswith(("conv", "proj"))}
+    names |= {
+        name.replace("layers.", ""): name
+        for name in golden["state_dict"]
+        if name.startswith("highway")
+    }
+    layer.load_state_dict({ours: golden["state_dict"][theirs] for ours, theirs in names.items()})
+    output = layer(golden["ids"])
+    assert_close(output, golden["output"], 1e-12)
+    output.backward(golden["upstream"])
+    for ours, theirs in names.items():
+        assert_close(layer.get_parameter(ours).grad, golden["grads"][theirs], 1e-10, ours)
+
+
+def test_character_embedding_starts_like_the_published_code():
+    torch.manual_seed(0)
+    golden = load("modules/char_embedder.npz")["init_stats"]
+    spellings = torch.zeros(10, 50, dtype=torch.int16)
+    layer = CharacterEmbedding(
+        spellings, 256, char_dim=128, filters=((1, 128), (2, 256)), highway_layers=1
+    )
+    theirs = {
+        "bytes": "char_embeddings.weight",
+        "symbols": "symbol_embeddings",
+        "convolutions.1.weight": "convolutions.1.weight",
+        "highway.0.weight": "highway.layers.0.weight",
+        "highway.0.bias": "highway.layers.0.bias",
+        "projection.weight": "projection.weight",
+        "projection.bias": "projection.bias",
+    }
+    for ours, name in theirs.items():
+        parameter = layer.get_parameter(ours)
+        assert list(parameter.shape) == golden[name]["shape"]
+        # 512 draws for the symbols: their deviation is known to a few per cent only.
+        assert parameter.std().item() == pytest.approx(golden[name]["std"], rel=0.08, abs=1e-9), (
+            ours
+        )
+        assert parameter.mean().item() == pytest.approx(golden[name]["mean"], abs=0.01), ours
+
+
+def test_words_of_the_same_spelling_get_the_same_vector():
+    golden = load("modules/char_embedder.npz")["highway2"]
+    layer = character_layer(golden)
+    layer.spellings_VC[50] = layer.spellings_VC[4]
+    vectors = layer(torch.tensor([4, 50, 5]))
+    assert torch.equal(vectors[0], vectors[1])
+    assert not torch.equal(vectors[0], vectors[2])

@@ -1,0 +1,286 @@
+import math
+
+import pytest
+import torch
+from golden_files import load
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numerics import assert_as_good_as_plain, assert_close
+from torch import nn
+from torch.nn import functional as F
+
+from zipflm import AdaptiveEmbedding, AdaptiveSoftmax, Bands, Tie
+from zipflm.model.inputs import FixedEmbedding
+from zipflm.model.outputs import FullSoftmax
+
+BANDS = Bands(vocab_size=100, cutoffs=(10, 40), dim=16, factor=4)
+TIES = list(Tie)
+
+
+def make_softmax(tie=Tie.NONE, bands=BANDS, in_dim=None, **options):
+    tied_to = AdaptiveEmbedding(bands, in_dim) if tie != Tie.NONE else None
+    return AdaptiveSoftmax(bands, in_dim, tied_to=tied_to, tie=tie, **options), tied_to
+
+
+def parameters_of(softmax, tied_to):
+    own = dict(softmax.named_parameters())
+    shared = dict(tied_to.named_parameters()) if tied_to is not None else {}
+    return own | {f"tied.{name}": parameter for name, parameter in shared.items()}
+
+
+@pytest.mark.parametrize(
+    ("case", "tie"),
+    [("untied", Tie.NONE), ("tied_emb", Tie.EMBEDDINGS), ("tied_emb_proj", Tie.PROJECTIONS)],
+)
+def test_adaptive_softmax_equals_the_published_code(case, tie):
+    golden = load("modules/adaptive_softmax.npz")[case]
+    bands = Bands(golden["vocab_size"], tuple(golden["cutoff"]), golden["input_dim"], 4)
+    tied_to = AdaptiveEmbedding(bands).double() if tie != Tie.NONE else None
+    # Their targets hold padding, which costs nothing.
+    softmax = AdaptiveSoftmax(
+        bands, tied_to=tied_to, tie=tie, ignore_index=1, reduction="sum"
+    ).double()
+    state, grads = golden["state_dict"], golden["grads"]
+    if tied_to is None:
+        names = split_head(state, bands)
+    else:
+        names = {"clusters": state["head.class_proj.weight"]}
+        shared = golden["input_state_dict"]
+        tied_to.load_state_dict(
+            {f"embeddings.{band}": shared[f"embeddings.{band}.0.weight"] for band in range(3)}
+            | {f"projections.{band}": shared[f"embeddings.{band}.1.weight"] for band in range(3)}
+        )
+    for tail in range(2) if tie != Tie.PROJECTIONS else ():
+        names[f"tail_projections.{tail}"] = state[f"tail.{tail}.0.weight"]
+    softmax.load_state_dict(names)
+    hidden = golden["x"].clone().requires_grad_()
+    assert_close(softmax.log_probs(hidden), golden["log_probs"], 1e-12)
+    loss = softmax(hidden, golden["target"])
+    assert loss.item() == pytest.approx(golden["loss_sum"], abs=1e-10)
+    loss.backward()
+    assert_close(hidden.grad, golden["grad_x"], 1e-10)
+    if tied_to is None:
+        for name, expected in split_head(grads, bands).items():
+            assert_close(softmax.get_parameter(name).grad, expected, 1e-10, name)
+    else:
+        assert_close(softmax.clusters.grad, grads["head.class_proj.weight"], 1e-10)
+        assert_close(tied_to.embeddings[0].grad, grads["head.word_proj.weight"], 1e-10)
+        assert_close(tied_to.embeddings[2].grad, grads["tail.1.2.weight"], 1e-10)
+        tails = tied_to.projections[1:] if tie == Tie.PROJECTIONS else softmax.tail_projections
+        for band, projection in enumerate(tails):
+            assert_close(projection.grad, grads[f"tail.{band}.0.weight"], 1e-10)
+
+
+def split_head(state, bands):
+    words, clusters = state["head.weight"].split([bands.sizes[0], bands.num_tails])
+    tails = {f"embeddings.{i + 1}": state[f"tail.{i}.2.weight"] for i in range(bands.num_tails)}
+    return {"embeddings.0": words, "clusters": clusters} | tails
+
+
+@pytest.mark.parametrize("tie", TIES)
+def test_probabilities_sum_to_one_and_agree_with_nll(tie):
+    softmax, _ = make_softmax(tie)
+    hidden = torch.randn(1, 16).double()
+    softmax.double()
+    if (tied := softmax._tied_to[0]) is not None:
+        tied.double()
+    everything = softmax.nll(hidden.expand(100, 16), torch.arange(100))
+    assert everything.neg().exp().sum().item() == pytest.approx(1, abs=1e-12)
+    assert_close(-everything, softmax.log_probs(hidden)[0], 1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.integers(0, 99), min_size=1, max_size=20), st.sampled_from(TIES), st.integers(0, 99)
+)
+def test_every_token_keeps_its_place(targets, tie, seed):
+    torch.manual_seed(seed)
+    softmax, _ = make_softmax(tie)
+    hidden, targets = torch.randn(len(targets), 16), torch.tensor(targets)
+    one_by_one = torch.stack([softmax.nll(h, t) for h, t in zip(hidden, targets, strict=True)])
+    assert_close(softmax.nll(hidden, targets), one_by_one, 1e-5)
+
+
+@pytest.mark.parametrize("tie", TIES)
+@pytest.mark.parametrize("targets", [[0, 9], [10], [40, 99, 41], [3, 12, 77]])
+def test_every_parameter_gets_a_gradient_also_of_bands_without_tokens(tie, targets):
+    softmax, tied_to = make_softmax(tie)
+    softmax(torch.randn(len(targets), 16), torch.tensor(targets)).backward()
+    for name, parameter in parameters_of(softmax, tied_to).items():
+        # The head's own projection is an input weight unless the output uses it.
+        if not (name == "tied.projections.0" and tie != Tie.HEAD) and not (
+            name.startswith("tied.projections") and tie == Tie.EMBEDDINGS
+        ):
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("cutoffs", [(10, 40), (50,), (5, 10, 20, 60)])
+def test_losses_equal_pytorchs_module_both_ways(cutoffs):
+    theirs = nn.AdaptiveLogSoftmaxWithLoss(32, 100, cutoffs, div_value=2.0).double()
+    ours = AdaptiveSoftmax.from_torch(theirs)
+    hidden, targets = torch.randn(50, 32).double(), torch.randint(100, (50,))
+    output, loss = theirs(hidden, targets)
+    assert_close(-ours.nll(hidden, targets), output, 1e-12)
+    assert ours(hidden, targets).item() == pytest.approx(loss.item(), abs=1e-12)
+    assert_close(ours.log_probs(hidden), theirs.log_prob(hidden), 1e-12)
+    back = ours.to_torch()
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(tensor, back.state_dict()[name]), name
+
+
+def test_what_pytorchs_module_cannot_hold_is_refused():
+    with pytest.raises(ValueError, match="head_bias=True"):
+        AdaptiveSoftmax.from_torch(nn.AdaptiveLogSoftmaxWithLoss(8, 20, (5,), head_bias=True))
+    with pytest.raises(ValueError, match="tie='embeddings'.*no tied weights"):
+        make_softmax(Tie.EMBEDDINGS)[0].to_torch()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ignored_positions_cost_and_teach_exactly_nothing(reduction):
+    softmax, _ = make_softmax(reduction=reduction, ignore_index=-1)
+    hidden = torch.randn(2, 3, 16, requires_grad=True)
+    targets = torch.tensor([[5, -1, 50], [-1, 12, -1]])
+    loss = softmax(hidden, targets)
+    kept = softmax.nll(hidden[targets >= 0], targets[targets >= 0])
+    if reduction == "none":
+        assert loss.shape == targets.shape
+        assert (loss[targets < 0] == 0).all()
+        assert torch.equal(loss[targets >= 0], kept)
+    else:
+        assert loss.item() == pytest.approx(getattr(kept, reduction)().item(), rel=1e-6)
+    loss.sum().backward()
+    assert (hidden.grad[targets < 0] == 0).all()
+    assert (hidden.grad[targets >= 0] != 0).any(dim=-1).all()
+
+
+def test_nothing_but_ignored_positions_is_a_loss_of_zero():
+    softmax, _ = make_softmax()
+    loss = softmax(torch.randn(4, 16), torch.full((4,), -100))
+    assert loss.item() == 0
+    loss.backward()
+    assert all((p.grad == 0).all() for p in softmax.parameters())
+
+
+def test_tail_dropout_spares_the_head_and_evaluation():
+    torch.manual_seed(0)
+    softmax, _ = make_softmax(tail_dropout=0.5)
+    hidden = torch.randn(1, 16).expand(64, 16)
+    head, tail = torch.full((64,), 3), torch.full((64,), 50)
+    assert softmax.nll(hidden, head).unique().numel() == 1
+    assert softmax.nll(hidden, tail).unique().numel() > 1
+    softmax.eval()
+    assert softmax.nll(hidden, tail).unique().numel() == 1
+
+
+def test_input_dropout_reaches_the_head():
+    softmax, _ = make_softmax(input_dropout=0.5)
+    hidden = torch.randn(1, 16).expand(64, 16)
+    assert softmax.nll(hidden, torch.full((64,), 3)).unique().numel() > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tie", TIES)
+def test_low_precision_keeps_float32_statistics(dtype, tie):
+    torch.manual_seed(0)
+    softmax, tied_to = make_softmax(tie, Bands(1000, (100, 400), 64))
+    hidden, targets = torch.randn(40, 64), torch.randint(1000, (40,))
+    low = nn.ModuleList([softmax, tied_to]) if tied_to is not None else softmax
+    low.to(dtype)
+    nll = softmax.nll(hidden.to(dtype), targets)
+    assert nll.dtype == torch.float32
+    softmax.impl = "reference"
+    plain = softmax.nll(hidden.to(dtype), targets)
+    low.double()
+    truth = softmax.nll(hidden.to(dtype).double(), targets)
+    assert_as_good_as_plain(truth, plain, nll)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_lowers_the_products_and_keeps_the_statistics(dtype):
+    softmax, _ = make_softmax(Tie.PROJECTIONS)
+    hidden, targets = torch.randn(40, 16, requires_grad=True), torch.randint(100, (40,))
+    with torch.autocast("cpu", dtype):
+        nll = softmax.nll(hidden, targets)
+    assert nll.dtype == torch.float32
+    assert_close(nll, softmax.nll(hidden, targets), 2e-2)
+    nll.sum().backward()
+    assert hidden.grad.dtype == torch.float32
+    assert softmax.clusters.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("target", [-1, 100])
+@pytest.mark.parametrize("make", [lambda: make_softmax()[0], lambda: FullSoftmax(100, 8, 16)])
+def test_a_target_outside_the_vocabulary_is_refused(make, target):
+    with pytest.raises(ValueError, match=f"targets={target}: outside the vocabulary of 100 words"):
+        make().nll(torch.randn(2, 16), torch.tensor([3, target]))
+
+
+def test_targets_of_another_shape_or_type_are_refused():
+    softmax, _ = make_softmax()
+    with pytest.raises(ValueError, match=r"targets.shape=\(3,\)"):
+        softmax(torch.randn(2, 16), torch.zeros(3, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"targets.dtype=torch.float32"):
+        softmax(torch.randn(3, 16), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tie": "embeddings"}, "tying needs both `tied_to`"),
+        ({"tied_to": AdaptiveEmbedding(BANDS)}, "tying needs both `tied_to`"),
+        (
+            {"tied_to": AdaptiveEmbedding(Bands(100, (10, 50), 16)), "tie": "head"},
+            "tied_to: its bands .*50.* do not fit",
+        ),
+        (
+            {"tied_to": AdaptiveEmbedding(BANDS, 24), "tie": "projections", "in_dim": 24},
+            "bands.dim=16 must be in_dim=24; or use tie='head'",
+        ),
+        ({"tie": "words"}, "'words' is not a valid Tie"),
+        ({"tail_dropout": 1.0}, "tail_dropout=1.0"),
+        ({"reduction": "max"}, "reduction='max'"),
+    ],
+)
+def test_ties_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        AdaptiveSoftmax(BANDS, **options)
+
+
+@pytest.mark.parametrize("dim", [16, 8])
+@pytest.mark.parametrize("tied", [False, True])
+def test_full_softmax_is_cross_entropy(dim, tied):
+    embedding = FixedEmbedding(50, dim, 16) if tied else None
+    softmax = FullSoftmax(50, dim, 16, tied_to=embedding)
+    hidden, targets = torch.randn(3, 7, 16), torch.randint(50, (3, 7))
+    projected = hidden if softmax.projection is None else softmax.projection(hidden)
+    logits = projected @ (embedding.table if tied else softmax.table).T
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    assert_close(softmax.nll(hidden, targets), expected.view(3, 7), 1e-5)
+    assert_close(softmax.log_probs(hidden), logits.log_softmax(-1), 1e-5)
+
+
+def test_adaptive_softmax_starts_like_the_published_code():
+    torch.manual_seed(0)
+    golden = load("modules/adaptive_softmax.npz")["init_stats"]
+    softmax = AdaptiveSoftmax(Bands(30_000, (2000, 10_000), 256))
+    for ours, theirs in {
+        "embeddings.0": "head.weight",
+        "clusters": "head.weight",
+        "tail_projections.0": "tail.0.0.weight",
+        "embeddings.1": "tail.0.2.weight",
+        "tail_projections.1": "tail.1.0.weight",
+        "embeddings.2": "tail.1.2.weight",
+    }.items():
+        parameter = softmax.get_parameter(ours)
+        assert parameter.std().item() == pytest.approx(golden[theirs]["std"], rel=0.06), ours
+        assert parameter.abs().max().item() == pytest.approx(golden[theirs]["absmax"], rel=0.02)
+
+
+def test_a_single_band_is_a_full_softmax():
+    softmax = AdaptiveSoftmax(Bands(20, (), 8))
+    hidden = torch.randn(1, 8)
+    assert softmax.nll(hidden.expand(20, 8), torch.arange(20)).neg().exp().sum().item() == (
+        pytest.approx(1, abs=1e-6)
+    )
+    assert math.isclose(softmax.clusters.numel(), 0)

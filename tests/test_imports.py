@@ -1,0 +1,94 @@
+"""Who may import whom (docs/architecture.md); the table here is the rule."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import zipflm
+
+ROOT = Path(zipflm.__file__).parent
+
+# Longest matching prefix wins. A part may always import itself.
+ALLOWED = {
+    "__init__": {"__all__"},
+    "__main__": {"cli"},
+    "cli": {"__all__"},
+    "config": {"model.bands"},
+    "overrides": set(),
+    "presets": {"config", "overrides"},
+    "recipes": {"config", "overrides", "presets"},
+    "sizes": {"config", "presets", "analysis.paper"},
+    "kernels": set(),
+    "model": {"config", "kernels"},
+    "model.bands": set(),
+    "data": {"config"},
+    "data.vocabulary": set(),
+    "evaluation": {"model", "data", "config", "overrides"},
+    "training": {"evaluation", "model", "data", "config", "overrides", "presets"},
+    "analysis": {"evaluation.scores", "data.vocabulary"},
+    "analysis.paper": set(),
+    "comparison": {"analysis", "training", "evaluation", "data", "config", "presets", "recipes"}
+    | {"overrides"},
+    "interop": {"model", "config", "overrides", "data.vocabulary"},
+}
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def part_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "zipflm":
+            for name in node.names:
+                yield f"{node.module}.{name.name}"
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] == "zipflm")
+
+
+def rule_of(part):
+    prefixes = [key for key in ALLOWED if part == key or part.startswith(key + ".")]
+    assert prefixes, f"{part} is in no row of the import table"
+    return max(prefixes, key=len)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=part_of)
+def test_modules_import_what_the_table_allows(path):
+    rule = rule_of(part_of(path))
+    allowed = ALLOWED[rule] | {rule.split(".")[0] if rule in ("model", "data") else rule}
+    for name in imports_of(path):
+        target = name.removeprefix("zipflm").removeprefix(".")
+        fits = any(target == key or target.startswith(key + ".") for key in allowed)
+        assert "__all__" in allowed or fits or target == "__version__", f"imports {name}"
+
+
+@pytest.mark.parametrize("leaf", ["config", "model.bands"])
+def test_leaves_need_the_standard_library_alone(leaf):
+    code = f"import sys, zipflm.{leaf}; print({{'torch', 'numpy'}} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+def test_the_pair_needs_torch_alone():
+    blocked = ["numpy", "typer", "rich", "matplotlib", "safetensors", "tokenizers"]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        "import warnings; warnings.simplefilter('ignore')\n"  # torch without numpy says so
+        "import torch, zipflm\n"
+        "bands = zipflm.Bands(100, (10,), 8)\n"
+        "pair = zipflm.AdaptiveEmbedding(bands), zipflm.AdaptiveSoftmax(bands)\n"
+        "print(pair[1](pair[0](torch.tensor([5, 50])), torch.tensor([5, 50])).shape)\n"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "torch.Size([])\n"
+
+
+def test_public_names_exist_and_are_sorted():
+    assert list(zipflm.__all__) == sorted(zipflm.__all__)
+    for name in zipflm.__all__:
+        assert getattr(zipflm, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = zipflm.nonsense

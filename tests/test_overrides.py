@@ -1,0 +1,94 @@
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from zipflm import Config, Tie, preset
+from zipflm.overrides import from_dict, override, to_dict
+from zipflm.presets import DATASETS, FACTORIZATIONS
+
+CONFIG = preset("tiny", "ADP-T")
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("factorization", FACTORIZATIONS)
+def test_a_config_survives_json(dataset, factorization):
+    config = preset(dataset, factorization)
+    assert from_dict(Config, json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_overrides_are_parsed_by_the_fields_type():
+    changed = override(
+        CONFIG,
+        [
+            "decoder.num_layers=1_000",
+            "decoder.dropout=0.25",
+            "decoder.final_norm=true",
+            "tie=none",
+            "output.cutoffs=100,200,300",
+            "decoder.positions=rotary",
+        ],
+    )
+    assert changed.decoder.num_layers == 1000
+    assert changed.decoder.dropout == 0.25
+    assert changed.decoder.final_norm is True
+    assert changed.tie is Tie.NONE
+    assert changed.output.cutoffs == (100, 200, 300)
+    assert changed.decoder.positions == "rotary"
+    assert changed.input == CONFIG.input
+
+
+def test_fields_that_must_agree_can_change_together():
+    changed = override(CONFIG, ["input.cutoffs=9,99", "output.cutoffs=9,99"])
+    assert changed.output_bands == changed.input_bands
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("decoder.num_layer=3", "unknown key decoder.num_layer: did you mean decoder.num_layers?"),
+        ("decodr.num_layers=3", "unknown key decodr: did you mean decoder?"),
+        ("decoder.num_layers=three", "decoder.num_layers='three': expected a whole number"),
+        ("decoder.num_layers=2.5", "decoder.num_layers='2.5': expected a whole number"),
+        ("decoder.dropout=high", "decoder.dropout='high': expected a number"),
+        ("decoder.final_norm=maybe", "write true or false"),
+        ("decoder.positions=learned", "choose from sinusoidal, rotary"),
+        ("tie=all", "choose from none, embeddings, projections, head"),
+        ("decoder=5", "set one of its fields: decoder.dim"),
+        ("vocab_size.x=5", "vocab_size has no fields of its own"),
+        ("decoder.num_layers", "write an override as key=value"),
+        ("decoder.num_heads=5", "num_heads=5: must divide dim=64"),
+    ],
+)
+def test_a_wrong_override_says_what_is_right(assignment, message):
+    with pytest.raises(ValueError) as error:
+        override(CONFIG, [assignment])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"decoderr": {}}, "unknown key decoderr: did you mean decoder?"),
+        ({"input": {"kind": "Words", "dim": 3}}, "input: kind='Words': choose from FixedInput"),
+        ({"vocab_size": "many"}, "vocab_size='many': expected a whole number"),
+        ({"vocab_size": None}, "vocab_size=None: expected a whole number"),
+        ({"decoder": 3}, "decoder=3: expected the fields of DecoderConfig"),
+        ({"output": {"kind": "AdaptiveOutput", "dim": 64}}, "missing"),
+    ],
+)
+def test_a_damaged_file_says_where(change, message):
+    with pytest.raises(ValueError) as error:
+        from_dict(Config, to_dict(CONFIG) | change)
+    assert message in str(error.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optional:
+    limit: int | None = None
+
+
+def test_optional_fields_take_none():
+    assert override(Optional(limit=3), ["limit=none"]).limit is None
+    assert override(Optional(), ["limit=4"]).limit == 4
+    assert from_dict(Optional, {"limit": None}).limit is None

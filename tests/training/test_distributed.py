@@ -1,0 +1,74 @@
+"""Two processes do what one does, through gloo on the CPU."""
+
+import json
+
+import pytest
+import torch
+from training_runs import assert_close, call, run, run_together, train_command, weights
+
+from zipflm.training import checkpoint
+from zipflm.training.distributed import Process, add_up, started
+from zipflm.training.run_folder import read_log
+from zipflm.training.trainer import accumulation
+
+pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
+
+# Sums in another order: float32 rounding, amplified by some updates.
+TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
+
+# Without dropout, which draws differently in each process.
+SAME = ["decoder.dropout=0", "output.tail_dropout=0", "training.max_updates=6"]
+OPTIMIZERS = {
+    "Nesterov": [],
+    "AdamW": ["training.optimizer=AdamW", "training.clip_norm=1"],
+    "Muon": ["training.optimizer=Muon", "training.clip_norm=1"],
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_equal_one(word_data, tmp_path, parallel, optimizer):
+    """One process accumulates four batches an update, two accumulate two each."""
+    overrides = [*SAME, "training.tokens_per_update=256", *OPTIMIZERS[optimizer]]
+    run(word_data, tmp_path / "one", *overrides)
+    run_together(word_data, tmp_path / "two", *overrides, f"training.parallel={parallel}")
+    assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), **TOLERANCE)
+    ours, theirs = (read_log(tmp_path / name)[-1]["valid"] for name in ("two", "one"))
+    assert (ours["tokens"], ours["words"]) == (theirs["tokens"], theirs["words"])
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_run_goes_on_with_another_number_of_processes(word_data, tmp_path, parallel):
+    """The same batches make up the same updates, so the result is that of one process."""
+    long, short = [*SAME, "training.max_updates=9"], [*SAME, "training.max_updates=3"]
+    middle = [*SAME, "training.max_updates=6", f"training.parallel={parallel}"]
+    run(word_data, tmp_path / "one", *long)
+    run(word_data, tmp_path / "mixed", *short)
+    run_together(word_data, tmp_path / "mixed", *middle)
+    run(word_data, tmp_path / "mixed", *long, resume=True)
+    assert_close(weights(tmp_path / "mixed"), weights(tmp_path / "one"), **TOLERANCE)
+
+
+def test_torchrun_trains_and_the_first_process_alone_speaks(word_data, tmp_path):
+    out = tmp_path / "run"
+    done = call(train_command(word_data, out, "training.max_updates=2", processes=2))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 device(s) x 64 tokens x 1 accumulated") == 1
+    state = json.loads((checkpoint.newest_first(out)[0] / "state.json").read_text())
+    assert state["world_size"] == 2
+
+
+def test_tokens_per_update_must_be_reachable(word_data):
+    from training_runs import config_of
+
+    config = config_of(word_data, "training.tokens_per_update=128")
+    assert accumulation(config, Process(0, 2, torch.device("cpu"))) == 1
+    with pytest.raises(ValueError, match="use training.tokens_per_update=192"):
+        accumulation(config, Process(0, 3, torch.device("cpu")))
+
+
+def test_one_process_needs_no_engine():
+    with started("cpu") as process:
+        assert process == Process(0, 1, torch.device("cpu"))
+        assert add_up(torch.tensor(3), process) == 3

@@ -1,0 +1,91 @@
+"""Whatever moment a run is killed, stopped or cannot write: nothing that was saved is lost."""
+
+import random
+import resource
+import signal
+import subprocess
+import time
+
+import pytest
+from training_runs import assert_same, call, child, environment, run, train_command, weights
+
+from zipflm.training import checkpoint
+from zipflm.training.run_folder import read_log
+
+LONG = ["training.max_updates=100000", "training.checkpoint_every=20", "training.report_every=10"]
+
+
+def start(arguments, log):
+    return subprocess.Popen(arguments, env=environment(), stdout=log, stderr=subprocess.STDOUT)
+
+
+def wait_for(condition, process, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end, "it ended or hangs"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_killed_at_ten_moments_it_ends_with_the_same_weights(word_data, tmp_path):
+    """One run, killed ten times: before its first checkpoint, amid updates, amid saving."""
+    length = ["training.max_updates=150", "training.checkpoint_every=3", "training.report_every=50"]
+    run(word_data, tmp_path / "whole", *length)
+    out, draw, reached = tmp_path / "killed", random.Random(7), set()
+    for _ in range(10):
+        process = child(word_data.path, out, length)
+        process.start()
+        time.sleep(draw.uniform(0.1, 0.6))
+        process.kill()
+        process.join()
+        for folder in checkpoint.newest_first(out):
+            checkpoint.verify(folder)
+            reached.add(folder.name)
+    assert reached, "all ten came before the first checkpoint"
+    run(word_data, out, *length, resume=True)
+    assert_same(weights(out), weights(tmp_path / "whole"))
+    logged = [entry["update"] for entry in read_log(out) if "loss" in entry]
+    assert logged == sorted(set(logged)) and logged[-1] == 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+def test_a_signal_saves_and_says_how_to_go_on(word_data, tmp_path, number):
+    out = tmp_path / "run"
+    with (tmp_path / "log").open("w") as log:
+        process = start(train_command(word_data, out, *LONG), log)
+        wait_for(lambda: (out / "log.jsonl").exists() and read_log(out), process)
+        process.send_signal(number)
+        assert process.wait(30) == 0
+    said = (tmp_path / "log").read_text()
+    assert "--resume" in said.splitlines()[-1]
+    assert "Traceback" not in said
+    saved = checkpoint.load(checkpoint.newest_first(out)[0]).state["update"]
+    length = ["training.max_updates=" + str(saved + 2)]
+    assert run(word_data, out, *length, resume=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_keeps_the_last_good_checkpoint_and_says_so(word_data, tmp_path):
+    """A limit on the size of files stands in for the disk: the weights no longer fit."""
+    out = tmp_path / "run"
+    run(word_data, out, "training.max_updates=4")
+    good = weights(out)
+    largest = max(path.stat().st_size for path in out.rglob("*.safetensors"))
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest // 2, largest // 2))
+
+    length = ["training.max_updates=8", "training.checkpoint_every=2"]
+    done = call([*train_command(word_data, out, *length), "--resume"], preexec_fn=limit)
+    assert done.returncode == 2
+    assert "could not save update 6" in done.stdout and "goes on" in done.stdout
+    assert "could not save update 8" in done.stderr
+    assert str(out / "checkpoints" / "update-00000004") in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [folder.name for folder in checkpoint.newest_first(out)] == ["update-00000004"]
+    assert not list((out / "checkpoints").glob(".*"))
+    assert_same(weights(out), good)
+    run(word_data, out, *length, resume=True)
+    run(word_data, tmp_path / "whole", *length)
+    assert_same(weights(out), weights(tmp_path / "whole"))
