@@ -6,6 +6,7 @@ from analysis import example_study as example
 
 from zipflm.analysis.paper import comparison_row
 from zipflm.analysis.paper_bins import BIN_MODELS, BINS
+from zipflm.analysis.report import markdown
 from zipflm.analysis.study import build
 
 
@@ -55,6 +56,25 @@ def test_the_papers_rows_are_found_for_its_datasets_only() -> None:
     row = example.study(dataset="wikitext-103").rows[-1]
     assert row.paper is not None and row.paper.test == 20.51
     assert example.study(dataset="tiny").rows[-1].paper is None
+
+
+@pytest.mark.parametrize(
+    ("label", "valid"),
+    [
+        ("ADP-T bands 5k/155k/100k", 20.06),
+        ("ADP-T bands 20K/40K/200K", 19.79),
+        ("ADP tail dropout 0.2", 21.23),
+        ("ADP-T bands 1k/9k", None),
+        ("ADP-T tail dropout 0.2", None),
+    ],
+)
+def test_the_papers_ablations_are_found_by_their_setting(label: str, valid: float | None) -> None:
+    study = build(
+        [example.member(label)], example.text(), title="t", dataset="wikitext-103", facts={}
+    )
+    row = study.rows[0].paper
+    assert (row.valid if row else None) == valid
+    assert "-" in markdown(study)
 
 
 def test_the_papers_bins_average_to_its_test_perplexity() -> None:

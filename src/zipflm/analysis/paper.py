@@ -22,7 +22,7 @@ class PaperModel:
     preset: str
     """Our name of the same model."""
     params: str
-    """Millions of parameters, with the digits the paper prints."""
+    """Millions of parameters, with the digits the paper prints; empty where it prints none."""
     valid: float | None = None
     test: float | None = None
     hours: int | None = None
@@ -113,3 +113,22 @@ BANDS: dict[tuple[int, ...], float] = {
 
 # Dropout in the tail bands -> valid perplexity of the paper's "ADP" row on WikiText-103.
 TAIL_DROPOUT: dict[float, float] = {0.0: 24.74, 0.2: 21.23}
+
+
+def setting_row(dataset: str, label: str) -> PaperModel | None:
+    """The paper's figure for one setting of an ablation, e.g. `ADP-T bands 5k/155k/100k`.
+
+    >>> setting_row("wikitext-103", "ADP-T bands 5k/155k/100k").valid
+    20.06
+    """
+    model, _, setting = label.partition(" ")
+    if dataset != _WIKI:
+        return None
+    for sizes, valid in BANDS.items():
+        name = "/".join(f"{size}k" for size in sizes)
+        if (model, setting.lower()) == ("ADP-T", f"bands {name}"):
+            return PaperModel("Table 8 (bands)", label, f"{_WIKI}/ADP-T", "", valid)
+    for rate, valid in TAIL_DROPOUT.items():
+        if (model, setting) == ("ADP", f"tail dropout {rate:g}"):
+            return PaperModel("Table 6 (tail dropout)", label, f"{_WIKI}/ADP", "", valid)
+    return None

@@ -22,7 +22,7 @@ from zipflm.analysis.frequency_bins import (
     loss_by_bin,
     previous_words,
 )
-from zipflm.analysis.paper import PaperModel, comparison_row
+from zipflm.analysis.paper import PaperModel, comparison_row, setting_row
 from zipflm.analysis.word_lists import WordLists, word_lists
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 
@@ -251,7 +251,7 @@ def _row(members: Sequence[Member], dataset: str) -> Row:
     known = {s: Summary.of([m.scores[s].known_perplexity for m in good]) for s in splits}
     rates = [m.tokens_per_second for m in good if m.tokens_per_second is not None]
     first = members[0]
-    is_plain = first.label == first.factorization
+    find = comparison_row if first.label == first.factorization else setting_row
     return Row(
         label=first.label,
         members=tuple(members),
@@ -261,7 +261,7 @@ def _row(members: Sequence[Member], dataset: str) -> Row:
         tokens_per_second=Summary.of(rates),
         memory=max((m.memory for m in good if m.memory is not None), default=None),
         curve=_mean_curve([member.curve for member in members if member.curve]),
-        paper=comparison_row(dataset, first.factorization) if is_plain else None,
+        paper=find(dataset, first.label),
     )
 
 

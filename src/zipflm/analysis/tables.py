@@ -228,17 +228,18 @@ def _perplexity(split: str, *, known: bool = False) -> Column:
 
 def _paper_columns(study: Study) -> list[Column]:
     def column(title: str, value: Callable[[PaperModel], Value], text: str) -> Column:
-        return Column(
-            title,
-            "the paper's",
-            lambda row: value(row.paper) if row.paper else None,
-            lambda row: text.format(value(row.paper)) if row.paper else EMPTY,
-            is_paper=True,
-        )
+        def found(row: Row) -> Value:
+            return value(row.paper) if row.paper else None
 
+        def shown(row: Row) -> str:
+            return EMPTY if found(row) is None else text.format(found(row))
+
+        return Column(title, "the paper's", found, shown, is_paper=True)
+
+    hours = f"hours on {GPUS[study.dataset]} GPUs"
     return [
-        column("parameters", lambda model: float(model.params), "{}M"),
+        column("parameters", lambda model: float(model.params) if model.params else None, "{}M"),
         column("valid", lambda model: model.valid, "{:.2f}"),
         column("test", lambda model: model.test, "{:.2f}"),
-        column(f"hours on {GPUS[study.dataset]} GPUs", lambda model: model.hours, "{}"),
+        column(hours, lambda model: model.hours, "{}"),
     ]

@@ -61,7 +61,7 @@ def compare(
         request.out,
         title=f"Factorizations of {request.data.name or request.data}",
         dataset=request.preset.partition("/")[0],
-        facts={"preset": request.preset, "recipe": request.recipe}
+        facts={"preset": request.preset, "recipe": _recipe(request)}
         | ({"overrides": " ".join(request.overrides)} if request.overrides else {}),
         device=device,
         train=train,
@@ -214,7 +214,8 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
     return {
         "data": f"{words.path} ({len(words.vocabulary):,} ids, hash {words.vocabulary.hash[:16]})",
         "training": (
-            f"{training.max_updates:,} updates of {training.tokens_per_update:,} tokens each"
+            f"{training.max_updates:,} updates of {training.tokens_per_update:,} tokens each, "
+            f"{type(training.optimizer).__name__}"
         ),
         "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
         "device": f"{process.world_size} x {name}, {torch.get_num_threads()} threads each",
@@ -223,6 +224,10 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
         "zipflm": __version__,
         "torch": torch.__version__,
     }
+
+
+def _recipe(request: Request) -> str:
+    return "the preset's own" if request.recipe == "paper" else request.recipe
 
 
 def _update(checkpoint: Path) -> int:
