@@ -12,10 +12,9 @@ from pathlib import Path
 
 import torch
 
-from zipflm import __version__
 from zipflm.analysis.report import write_report
 from zipflm.analysis.study import ContextScore, Member, Study, build
-from zipflm.comparison.compare import Outcome, run_plans, scored_splits, scored_text
+from zipflm.comparison.compare import PROTOCOL_FACTS, Outcome, run_plans, scored_splits, scored_text
 from zipflm.comparison.plan import Plan, open_twin, open_words, seeded, settings
 from zipflm.comparison.runs import WordScores, make_member, score_run
 from zipflm.config import Config
@@ -55,12 +54,7 @@ def analyse(
         scored_text(words, splits[-1]),
         title=f"{len(members)} runs on {words.path.name or words.path}",
         dataset=_dataset(opened),
-        facts={
-            "data": f"{words.path} ({len(words.vocabulary):,} ids)",
-            "losses": "natural logarithm, per word; the end of a sentence counts as a word",
-            "zipflm": __version__,
-            "torch": torch.__version__,
-        },
+        facts={"data": f"{words.path} ({len(words.vocabulary):,} ids)"} | PROTOCOL_FACTS,
     )
     contexts = [
         context for run in opened for context in _contexts(run, context_sizes, splits, setting)

@@ -37,6 +37,16 @@ Train = Callable[[Config, DataFolder, Path], bool]
 """Trains, or goes on training, into a run folder; False if a signal ended it."""
 Score = Callable[[Path, Path, str, Setting], WordScores]
 
+PROTOCOL_FACTS = {
+    "losses": "natural logarithm, per word; the end of a sentence counts as a word (column eos)",
+    "unknown words": (
+        "scored like any other: as the one symbol <unk> by word models (column unk), letter by "
+        "letter by sub-word models, unless the text itself says <unk>"
+    ),
+    "zipflm": __version__,
+    "torch": torch.__version__,
+}
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -220,10 +230,7 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
         "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
         "device": f"{process.world_size} x {name}, {torch.get_num_threads()} threads each",
         "memory": "peak of the GPU's allocator" if name != "CPU" else "peak of the whole process",
-        "losses": "natural logarithm, per word; the end of a sentence counts as a word",
-        "zipflm": __version__,
-        "torch": torch.__version__,
-    }
+    } | PROTOCOL_FACTS
 
 
 def _recipe(request: Request) -> str:
