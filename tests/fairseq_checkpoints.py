@@ -6,6 +6,8 @@ from pathlib import Path
 import torch
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, CharacterInput, FixedInput, Tie
+from zipflm.interop.fairseq_model import read_model
+from zipflm.training.imported import write_run
 
 GOLDEN = Path(__file__).parent / "golden"
 CHECKPOINTS = sorted((GOLDEN / "checkpoints").glob("*.pt"))
@@ -167,3 +169,17 @@ def save_args(path, options, state, *, legacy=False):
 
 def _joined(layer):
     return ",".join(map(str, layer.cutoffs))
+
+
+def import_run(checkpoint, out):
+    """A run folder, as `zipflm import-fairseq` makes it."""
+    model = read_model(checkpoint, DICT)
+    write_run(
+        out,
+        model.config,
+        model.weights,
+        model.vocabulary,
+        updates=model.updates,
+        origin=checkpoint.name,
+    )
+    return out

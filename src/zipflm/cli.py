@@ -170,8 +170,23 @@ def train(
 
     folder = DataFolder.open(data)
     config = resolve(preset, recipe, overrides or [], len(folder.vocabulary))
-    if not run(config, folder, Path(out), resume=resume, keep=keep, device=device):
-        typer.echo(f"stopped and saved in {out}; to go on, give the same command with --resume")
+    run(config, folder, Path(out), resume=resume, keep=keep, device=device)
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[str], typer.Argument(help="Run folders.")],
+    *,
+    out: Annotated[str, typer.Option(help="The picture: .png, .svg or .pdf.")] = "curves.png",
+    x: Annotated[str, typer.Option(help="update, seconds or epoch.")] = "update",
+) -> None:
+    """Draw the curves of several runs into one picture."""
+    from pathlib import Path
+
+    from zipflm.training.curves import plot as draw
+
+    draw([Path(run) for run in runs], Path(out), x)
+    typer.echo(out)
 
 
 @app.command("import-fairseq")

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zipflm.data import batches as batches_module
 from zipflm.data.batches import Batches, cut, group
 from zipflm.data.tokens import TokenArray
 
@@ -153,6 +154,14 @@ def test_plan_is_a_pure_function_that_two_integers_resume(plan, epoch, start, wo
         assert torch.equal(one.words, other.words)
         assert torch.equal(one.targets, other.targets)
         assert torch.equal(one.scored, other.scored)
+
+
+@given(SENTENCES, st.integers(1, 14), st.integers(1, 5))
+def test_packing_sentences_piecemeal_changes_nothing(lengths, size, at_once):
+    whole = cut(stream(lengths), "complete", size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches_module, "_SENTENCES", at_once)
+        assert cut(stream(lengths), "complete", size).tolist() == whole.tolist()
 
 
 @given(SENTENCES, st.integers(1, 14))

@@ -109,6 +109,17 @@ def test_text_in_memory_is_encoded_like_a_file(tmp_path, options):
     assert np.array_equal(tokens.offsets, wanted.offsets)
 
 
+@pytest.mark.parametrize("options", [Options(min_count=1), Options(bpe=5)])
+def test_specials_spelled_in_a_text_are_themselves_but_never_padding(tmp_path, options):
+    (tmp_path / "x.txt").write_text("a <unk> b <pad> </s> <s>\n")
+    folder = prepare(tmp_path / "d", {"train": [tmp_path / "x.txt"]}, options)
+    a, b = folder.vocabulary.id("a"), folder.vocabulary.id("b")
+    tokens = folder.tokens("train")
+    assert tokens.ids.tolist() == [a, 3, b, 3, 2, 0, 2]
+    # Sentences end where lines do, whatever the text spells.
+    assert tokens.offsets.tolist() == [0, 7]
+
+
 def test_report_covers_all_bytes(tmp_path):
     done: dict[str, int] = {}
     totals: dict[str, int | None] = {}

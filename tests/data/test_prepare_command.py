@@ -3,9 +3,7 @@
 import contextlib
 import os
 import re
-import resource
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -20,9 +18,9 @@ TEXT = ROOT / "tests" / "golden" / "data" / "text"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
 
-def zipflm(*arguments, **keywords):
+def zipflm(*arguments, before=(), **keywords):
     return subprocess.run(
-        [sys.executable, "-m", "zipflm", *map(str, arguments)],
+        [*before, sys.executable, "-m", "zipflm", *map(str, arguments)],
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
@@ -105,15 +103,12 @@ def test_replacing_goes_on_past_bad_bytes(tmp_path):
 def test_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path, processes):
     (tmp_path / "big.txt").write_text("some words that repeat\n" * 20_000)
 
-    def limit():
-        # A file that may not grow fails like a disk that is full; the signal would kill.
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-
+    # A file that may not grow fails like a disk that is full.
+    limited = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh"]
     done = zipflm(
-        "prepare", tmp_path / "big.txt", "--out", tmp_path / "d", "--processes", processes,
-        preexec_fn=limit,
-    )  # fmt: skip
+        *("prepare", tmp_path / "big.txt", "--out", tmp_path / "d", "--processes", processes),
+        before=limited,
+    )
     assert done.returncode == 2
     assert "d: File too large while writing it; nothing was kept" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -1,4 +1,6 @@
 import gzip
+import os
+import signal
 from collections import Counter
 
 import numpy as np
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zipflm.data import text
-from zipflm.data.scan import clean, scan
+from zipflm.data.scan import _ordered, clean, scan
 from zipflm.data.text import Chunk
 
 # All that split() takes for white space, line ends apart, and a few words.
@@ -64,6 +66,15 @@ def test_invalid_text_is_named_by_file_and_byte(tmp_path, processes):
     path.write_bytes(b"good line\n" * 10 + b"bad \xff byte\n")
     with pytest.raises(ValueError, match="x.txt: not UTF-8 at byte 104; .*--errors replace"):
         scan([str(path)], tmp_path, processes=processes)
+
+
+def die(chunk, path):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_killed_worker_is_an_error_not_a_wait(tmp_path):
+    with pytest.raises(ChildProcessError, match="a worker process was killed"):
+        list(_ordered(die, [(chunk(b"a\n"), tmp_path / "x")], processes=2))
 
 
 def test_invalid_text_in_a_stream_is_named_by_byte_too(tmp_path):

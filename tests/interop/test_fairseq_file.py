@@ -110,6 +110,7 @@ def test_foreign_bytes_are_refused(data, tmp_path):
         ({"args": None, "model": {}}, "args holds no options, but NoneType"),
         ({"cfg": {"model": None}, "model": {}}, "cfg.model holds no options"),
         ({"args": {"arch": "x"}}, "no weights under model"),
+        ({"args": {"arch": "x"}, "model": {"a": torch.tensor(1)}}, r"\['a'\] has the shape \(\)"),
         ({"args": {"arch": "x"}, "model": {"a": 3}}, r"model\['a'\] is a int, not a tensor"),
     ],
 )

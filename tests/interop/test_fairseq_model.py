@@ -174,6 +174,17 @@ def test_missing_options_are_listed(tmp_path):
     assert all(name in str(error.value) for name in gone)
 
 
+@pytest.mark.parametrize(
+    "name", ["dropout", "decoder_layers", "decoder_input_dim", "tie_adaptive_proj"]
+)
+@pytest.mark.parametrize("value", ["x", [1], -1, 10**30, torch.zeros(2)], ids=str)
+def test_options_of_another_kind_are_refused(name, value, tmp_path):
+    model = build("ADP-T")
+    save_args(tmp_path / "m.pt", options_of(model.config) | {name: value}, state_of(model))
+    with pytest.raises(ValueError, match=f"m.pt: options that zipflm has no model for: .*{name}="):
+        read_model(tmp_path / "m.pt", DICT)
+
+
 def weights_changed(change, tmp_path, kind="ADP-T"):
     model = build(kind)
     state = {name: tensor.clone() for name, tensor in state_of(model).items()}

@@ -3,9 +3,19 @@
 import random
 
 import pytest
+import torch
 
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small only wait for a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def sentences(seed, number=200):

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from training_runs import assert_close, call, run, run_together, train_command, weights
+from training_runs import assert_close, call, config_of, run, run_together, train_command, weights
 
 from zipflm.training import checkpoint
 from zipflm.training.distributed import Process, add_up, started
 from zipflm.training.run_folder import read_log
-from zipflm.training.trainer import accumulation
+from zipflm.training.setup import accumulation
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 
@@ -18,20 +18,24 @@ TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
 
 # Without dropout, which draws differently in each process.
 SAME = ["decoder.dropout=0", "output.tail_dropout=0", "training.max_updates=6"]
-OPTIMIZERS = {
-    "Nesterov": [],
-    "AdamW": ["training.optimizer=AdamW", "training.clip_norm=1"],
-    "Muon": ["training.optimizer=Muon", "training.clip_norm=1"],
+# AdamW divides by the gradient's size: the gradient of a key's bias is 0 but for rounding, and
+# would become a step of full length.
+ADAMW = ["training.clip_norm=1", "training.optimizer.eps=1e-3"]
+CASES = {
+    "ddp": [],
+    "ddp, Muon": ["training.optimizer=Muon", *ADAMW],
+    "fsdp": ["training.parallel=fsdp"],
+    # Not Muon: torch orthogonalises in bfloat16, where sharded products round differently.
+    "fsdp, AdamW": ["training.parallel=fsdp", "training.optimizer=AdamW", *ADAMW],
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_equal_one(word_data, tmp_path, parallel, optimizer):
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_equal_one(word_data, tmp_path, case):
     """One process accumulates four batches an update, two accumulate two each."""
-    overrides = [*SAME, "training.tokens_per_update=256", *OPTIMIZERS[optimizer]]
+    overrides = [*SAME, "training.tokens_per_update=256", *CASES[case]]
     run(word_data, tmp_path / "one", *overrides)
-    run_together(word_data, tmp_path / "two", *overrides, f"training.parallel={parallel}")
+    run_together(word_data, tmp_path / "two", *overrides)
     assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), **TOLERANCE)
     ours, theirs = (read_log(tmp_path / name)[-1]["valid"] for name in ("two", "one"))
     assert (ours["tokens"], ours["words"]) == (theirs["tokens"], theirs["words"])
@@ -60,8 +64,6 @@ def test_torchrun_trains_and_the_first_process_alone_speaks(word_data, tmp_path)
 
 
 def test_tokens_per_update_must_be_reachable(word_data):
-    from training_runs import config_of
-
     config = config_of(word_data, "training.tokens_per_update=128")
     assert accumulation(config, Process(0, 2, torch.device("cpu"))) == 1
     with pytest.raises(ValueError, match="use training.tokens_per_update=192"):

@@ -8,7 +8,7 @@ from zipflm.training.run_folder import read_log
 from zipflm.training.trainer import train
 
 OVERRIDES = [
-    "training.max_updates=70",
+    "training.max_updates=100",
     "training.report_every=10",
     "training.optimizer.matrix_lr=0.02",
     "training.optimizer.table_lr=0.03",

@@ -138,6 +138,13 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(word_data, tmp_path):
         run(word_data, tmp_path / "run", "training.max_updates=1")
 
 
+def test_a_run_that_never_began_may_be_started_again(word_data, tmp_path):
+    run(word_data, tmp_path / "run", "training.max_updates=1")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "log.jsonl").unlink()
+    assert run(word_data, tmp_path / "run", "training.max_updates=1", "batches.tokens=32")
+
+
 def test_a_config_survives_its_file(word_data, tmp_path):
     run(word_data, tmp_path / "run", "training.max_updates=1", "training.stages=0.5:8")
     saved = json.loads((tmp_path / "run" / "config.json").read_text())

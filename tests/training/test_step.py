@@ -10,8 +10,8 @@ from zipflm.data.batches import Batch, Batches
 from zipflm.training import optimizers, step
 from zipflm.training.distributed import Process
 from zipflm.training.run_folder import read_log
+from zipflm.training.setup import build_learner, build_model
 from zipflm.training.tally import Tally
-from zipflm.training.trainer import build_learner
 
 CPU = Process(0, 1, torch.device("cpu"))
 OPTIMIZERS = [Nesterov(), AdamW(weight_decay=0.1), Muon(weight_decay=0.1, matrix_weight_decay=0.1)]
@@ -19,7 +19,7 @@ OPTIMIZERS = [Nesterov(), AdamW(weight_decay=0.1), Muon(weight_decay=0.1, matrix
 
 def make_learner(data, *overrides):
     config = config_of(data, "decoder.dropout=0", "output.tail_dropout=0", *overrides)
-    return build_learner(config, data, CPU)
+    return build_learner(config, build_model(config, data), CPU)
 
 
 def some_batches(data, number=4):
@@ -63,7 +63,7 @@ def test_accumulating_equals_one_large_batch(word_data):
 def test_the_norm_is_that_of_the_mean_and_clipping_bounds_the_step(word_data):
     learner = make_learner(word_data, "training.clip_norm=0.1", "training.optimizer.momentum=0")
     before = snapshot(learner)
-    model = build_learner(config_of(word_data), word_data, CPU).model.eval()
+    model = build_model(config_of(word_data), word_data).eval()
     (batch,) = some_batches(word_data, 1)
     model.nll(batch.words, batch.targets, batch.scored).mean().backward()
     mean_norm = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()]))

@@ -29,8 +29,8 @@ from zipflm.evaluation.evaluate import Setting
 from zipflm.training import distributed, run_folder
 from zipflm.training.checkpoint import newest_first
 from zipflm.training.distributed import Process
+from zipflm.training.setup import accumulation, check_data
 from zipflm.training.throughput import reset_peak_memory
-from zipflm.training.trainer import accumulation, check_data
 from zipflm.training.trainer import train as train_run
 
 Train = Callable[[Config, DataFolder, Path], bool]

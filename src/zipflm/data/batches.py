@@ -10,6 +10,7 @@ window is 1-6, in which the targets 3, 4 and 5 are scored.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -24,6 +25,8 @@ from zipflm.data.vocabulary import END, PAD
 
 BreakMode = Literal["none", "complete", "sentence"]
 Positions = NDArray[np.int64]
+
+_SENTENCES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -57,26 +60,36 @@ class Windows:
     end: Positions
 
 
-def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> Positions:
+def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
     """Boundaries of the parts: ascending, from 0 to the number of tokens.
 
     `none`: every `size` tokens, the last part shorter. `complete`: as many whole sentences as fit
     into `size`, a longer one alone. `sentence`: every sentence, whatever `size` is.
     """
-    total = len(tokens.ids)
     if break_mode == "none":
+        total = len(tokens.ids)
         return np.append(np.arange(0, total, size, dtype=np.int64), total)
-    offsets = np.asarray(tokens.offsets).astype(np.int64)
+    offsets = np.asarray(tokens.offsets)
     if break_mode == "sentence":
         return offsets
-    # The sentence at which a part must end that begins with sentence i, for all i at once.
-    ends = np.searchsorted(offsets, offsets[:-1] + size, side="right") - 1
-    ends = np.maximum(ends, np.arange(1, len(offsets)))
-    bounds, sentence = [0], 0
-    while sentence < len(ends):
-        sentence = int(ends[sentence])
-        bounds.append(sentence)
-    return offsets[bounds]
+    firsts = _pack(offsets, size)
+    return offsets[firsts].astype(np.int64)
+
+
+def _pack(offsets: NDArray[Any], size: int) -> Positions:
+    """The first sentence of every part of whole sentences, and the number of sentences."""
+    firsts, sentence, total = array("q", [0]), 0, len(offsets) - 1
+    while sentence < total:
+        # Where a part must end that begins with sentence i, for many i at once; not for all,
+        # because a billion words have thirty million sentences.
+        start, stop = sentence, min(sentence + _SENTENCES, total)
+        limits = offsets[start:stop] + np.asarray(size, dtype=offsets.dtype)
+        ends = np.searchsorted(offsets, limits, side="right") - 1
+        ends = np.maximum(ends, np.arange(start + 1, stop + 1))
+        while sentence < stop:
+            sentence = int(ends[sentence - start])
+            firsts.append(sentence)
+    return np.array(firsts, dtype=np.int64)
 
 
 def group(lengths: NDArray[Any], max_tokens: int) -> Positions:
@@ -171,16 +184,19 @@ class Batches:
         surplus = place >= self.num_batches
         number = int(turns[0 if surplus else place])
         rows = order[self._groups[number] : self._groups[number + 1]].astype(np.int64)
-        start, end = self._bounds[rows], self._bounds[rows + 1]
+        start, end = (self._bounds[at].astype(np.int64) for at in (rows, rows + 1))
         return Windows(end - self._lengths[rows], end if surplus else start, end)
 
     def _window_lengths(self) -> NDArray[Any]:
-        """Tokens of every part with its context, in a type that sorts fast."""
-        parts = np.diff(self._bounds)
-        room = np.clip(self._block - parts, 0, self._context)
-        lengths = parts + np.minimum(room, self._bounds[:-1])
-        narrow: type[np.integer[Any]] = np.uint16 if lengths.max() < 1 << 16 else np.int64
-        return np.asarray(lengths, dtype=narrow)
+        """Tokens of every part with its context, in a type that is small and sorts fast."""
+        lengths = np.diff(self._bounds)
+        longest = max(int(lengths.max()), self._block)
+        lengths = lengths.astype(np.uint16 if longest < 1 << 16 else np.int64)
+        if self._context:
+            room = np.clip(self._block - lengths.astype(np.int64), 0, self._context)
+            room = np.minimum(room, self._bounds[:-1].astype(np.int64))
+            lengths = lengths + room.astype(lengths.dtype)
+        return lengths
 
     def _plan(self, epoch: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """The order of the rows and of the batches; the last one asked for is kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from zipflm.data.bpe import Codes
 from zipflm.data.tokens import TokenArray
-from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import END, PAD, UNKNOWN, Vocabulary
 
 
 class Encoding:
@@ -29,11 +30,13 @@ class Encoding:
             self.flat = vocabulary.ids(words).astype(np.uint32)
         else:
             _, *split = words
-            rows = [np.array([END]), *(vocabulary.ids(pieces) for pieces in codes.split(split))]
-            rows = [np.array([UNKNOWN]) if UNKNOWN in row else row for row in rows]
+            rows = [[END], *([vocabulary.id(p) for p in pieces] for pieces in codes.split(split))]
+            rows = [[UNKNOWN] if UNKNOWN in row else row for row in rows]
             self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-            self.flat = np.concatenate(rows).astype(np.uint32)
+            self.flat = np.fromiter(chain.from_iterable(rows), np.uint32, self.lengths.sum())
         self.flat[0] = END
+        # A text that spells `<pad>` must not look like padding.
+        self.flat[self.flat == PAD] = UNKNOWN
         self.starts = np.cumsum(self.lengths) - self.lengths
 
     def apply(

@@ -12,12 +12,13 @@ import codecs
 import os
 import signal
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -36,12 +37,11 @@ Word = TypeVar("Word", str, bytes)
 LINE_END = "\0"
 
 
-class _Numbering(dict[Word, int]):
-    """Gives a word that it has not seen the next number."""
-
-    def __missing__(self, word: Word) -> int:
-        number = self[word] = len(self)
-        return number
+def _numbering(line_end: Word) -> defaultdict[Word, int]:
+    """A table that gives a word it has not seen the next number; the end of a line has 0."""
+    table = defaultdict[Word, int](count().__next__)
+    assert table[line_end] == 0
+    return table
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ScannedChunk:
 class Scan:
     """One split: its words with counts, and its chunks as provisional ids."""
 
-    index: _Numbering[str] = field(default_factory=lambda: _Numbering({LINE_END: 0}))
+    index: defaultdict[str, int] = field(default_factory=lambda: _numbering(LINE_END))
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     pieces: list[tuple[Path, int, Path]] = field(default_factory=list)
 
@@ -142,7 +142,7 @@ def _number(data: bytes) -> tuple[bytes, NDArray[np.uint32]]:
     On bytes, because splitting text with a single letter beyond Latin-1 takes twice as long.
     """
     words = data.replace(b"\n", f" {LINE_END} ".encode()).split()
-    table = _Numbering({LINE_END.encode(): 0})
+    table = _numbering(LINE_END.encode())
     numbers = np.fromiter(map(table.__getitem__, words), np.uint32, len(words))
     return b" ".join(table), numbers
 

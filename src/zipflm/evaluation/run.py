@@ -75,7 +75,8 @@ def build(config: Config, vocabulary: Vocabulary, weights: dict[str, Tensor]) ->
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:  # its text lists names and shapes
-        raise ValueError(f"weights do not fit the config: {error}") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"weights do not fit the config: {reason}") from None
     return model.eval()
 
 

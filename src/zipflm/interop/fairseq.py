@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from zipflm.config import (
@@ -28,7 +27,6 @@ from zipflm.config import (
     Tie,
 )
 from zipflm.interop.fairseq_options import current
-from zipflm.model.language_model import LanguageModel
 
 # fairseq's name -> ours; {} is a number, the same on both sides. None: not a weight.
 _NAMES: dict[str, str | None] = {
@@ -159,27 +157,18 @@ def _filters(text: str) -> tuple[tuple[int, int], ...]:
         raise ValueError(f"character_filters={text!r}: expected '[(1, 128), ...]'") from None
 
 
-def vocabulary_size(weights: Mapping[str, Tensor]) -> int:
-    """Number of words that a state dictionary has vectors for."""
-    for name in ("embed_tokens.weight", "output_projection.weight", "embed_out"):
-        if f"decoder.{name}" in weights:
-            return len(weights[f"decoder.{name}"])
-    bands = [len(t) for n, t in weights.items() if re.search(r"embed_tokens.embeddings.\d+.0", n)]
-    if bands:
-        return sum(bands)
-    tails = [len(t) for n, t in weights.items() if re.search(r"adaptive_softmax.tail.\d+.2", n)]
-    head = weights.get("decoder.adaptive_softmax.head.weight")
-    if head is None:
-        raise ValueError("no table of words among the weights; not a language model's")
-    return len(head) - len(tails) + sum(tails)  # the head has a row for every tail, too
-
-
 def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """fairseq's state dictionary under the names of `LanguageModel(config).state_dict()`.
 
-    Raises ValueError that lists weights which are unknown, missing, left over or misshapen, and
-    tied ones of which the copies differ.
+    Translates names only; unknown ones are an error that lists them.
     """
+    return split_shared(state, config)[0]
+
+
+def split_shared(
+    state: Mapping[str, Tensor], config: ModelConfig
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights by our names, and apart from them the second copies of those that are tied."""
     weights: dict[str, Tensor] = {}
     unknown = []
     for name, tensor in state.items():
@@ -191,9 +180,7 @@ def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str,
     if unknown:
         raise ValueError(f"unknown weights: {', '.join(sorted(unknown))}")
     shared = {name: weights.pop(name) for name in list(weights) if _is_shared(name, config.tie)}
-    _require_fit(weights, config)
-    _require_equal_copies(shared, weights)
-    return weights
+    return weights, shared
 
 
 def _named_parts(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor] | None:
@@ -209,52 +196,6 @@ def _named_parts(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Te
     if not known:
         return None
     return {} if ours is None else {ours: tensor}
-
-
-def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """The names and shapes must be those of the model that the options describe."""
-    layers = {int(name.split(".")[2]) for name in weights if name.startswith("decoder.layers.")}
-    if layers != set(range(config.decoder.num_layers)):
-        raise ValueError(
-            f"decoder_layers={config.decoder.num_layers}: but there are weights for {len(layers)} "
-            "layers"
-        )
-    with torch.device("meta"):
-        expected = {n: tuple(t.shape) for n, t in LanguageModel(config).state_dict().items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    wrong = {
-        "missing": sorted(expected.keys() - shapes.keys()),
-        "left over": sorted(shapes.keys() - expected.keys()),
-        "of another shape": [
-            f"{name} {shapes[name]}, not {shape}"
-            for name, shape in expected.items()
-            if shapes.get(name, shape) != shape
-        ],
-    }
-    if any(wrong.values()):
-        lists = "; ".join(f"{what}: {', '.join(names)}" for what, names in wrong.items() if names)
-        raise ValueError(f"weights do not fit the options: {lists}")
-
-
-def _require_equal_copies(shared: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """A file holds a tied weight under both of its names; this package keeps one."""
-    for name, copy in shared.items():
-        original = _original(name)
-        if original not in weights or not torch.equal(copy, weights[original]):
-            raise ValueError(
-                f"{name} and {original} should be one weight, by the options, but differ; the "
-                "file was changed or its options are not its own"
-            )
-
-
-def _original(name: str) -> str:
-    """Which weight of the input layer a tied weight of the output layer is."""
-    if name == "output.table":
-        return "input.table"
-    kind, band = name.split(".")[1:]
-    if kind == "embeddings":
-        return f"input.embeddings.{band}"
-    return f"input.projections.{int(band) + 1}"  # of the tails alone, hence one further
 
 
 def _translate(name: str) -> tuple[bool, str | None]:

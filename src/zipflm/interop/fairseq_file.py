@@ -177,6 +177,8 @@ def _weights(path: Path, contents: Mapping[str, Any]) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise _foreign(path, f"model[{name!r}] is a {type(tensor).__name__}, not a tensor")
+        if tensor.ndim == 0 or tensor.numel() == 0:
+            raise _foreign(path, f"model[{name!r}] has the shape {tuple(tensor.shape)}")
     return dict(weights)
 
 

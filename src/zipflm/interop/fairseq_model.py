@@ -5,6 +5,7 @@ Puts the parts together; writes nothing. `zipflm import-fairseq` makes a run fol
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from zipflm.config import BatchConfig, Config, ModelConfig
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.interop.fairseq import model_config, model_weights, vocabulary_size
+from zipflm.interop.fairseq import model_config, split_shared
 from zipflm.interop.fairseq_file import read_checkpoint
+from zipflm.interop.fairseq_options import current
+from zipflm.model.language_model import LanguageModel
 
 Source = str | PathLike[str]
 Unit = Literal["word", "bpe"]
@@ -50,12 +53,13 @@ def read_model(
     file = read_checkpoint(checkpoint)
     vocabulary = Vocabulary.load(dictionary)
     try:
+        options = current(file.options, file.weights)  # first: what kind of model it is at all
         _require_size(dictionary, vocabulary, file.weights)
-        model = model_config(file.options, len(vocabulary), file.weights)
-        weights = _plain(model_weights(file.weights, model))
+        model = model_config(options, len(vocabulary), file.weights)
+        weights = _plain(fitting_weights(file.weights, model))
     except ValueError as error:
         raise ValueError(f"{checkpoint}: {error}") from None
-    config = _config(model, file.options, unit or _unit(vocabulary))
+    config = _config(model, options, unit or _unit(vocabulary))
     return ImportedModel(config, weights, vocabulary, file.updates)
 
 
@@ -68,6 +72,79 @@ def _require_size(
             f"the model has {size} words, but {dictionary} makes {len(vocabulary)} with the four "
             "specials; give the dict.txt of the data that the model was trained on"
         )
+
+
+def vocabulary_size(weights: Mapping[str, Tensor]) -> int:
+    """Number of words that a state dictionary has vectors for."""
+    for name in ("embed_tokens.weight", "output_projection.weight", "embed_out"):
+        if f"decoder.{name}" in weights:
+            return len(weights[f"decoder.{name}"])
+    bands = [len(t) for n, t in weights.items() if re.search(r"embed_tokens.embeddings.\d+.0", n)]
+    if bands:
+        return sum(bands)
+    tails = [len(t) for n, t in weights.items() if re.search(r"adaptive_softmax.tail.\d+.2", n)]
+    head = weights.get("decoder.adaptive_softmax.head.weight")
+    if head is None:
+        raise ValueError("no table of words among the weights; not a language model's")
+    return len(head) - len(tails) + sum(tails)  # the head has a row for every tail, too
+
+
+def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """A whole state dictionary under the names of `LanguageModel(config).state_dict()`.
+
+    Raises ValueError that lists weights which are unknown, missing, left over or misshapen, and
+    tied ones of which the copies differ.
+    """
+    weights, shared = split_shared(state, config)
+    _require_fit(weights, config)
+    _require_equal_copies(shared, weights)
+    return weights
+
+
+def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
+    """The names and shapes must be those of the model that the options describe."""
+    layers = {int(name.split(".")[2]) for name in weights if name.startswith("decoder.layers.")}
+    if len(layers) != config.decoder.num_layers:
+        raise ValueError(
+            f"decoder_layers={config.decoder.num_layers}: but there are weights for {len(layers)} "
+            "layers"
+        )
+    with torch.device("meta"):
+        expected = {n: tuple(t.shape) for n, t in LanguageModel(config).state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    wrong = {
+        "missing": sorted(expected.keys() - shapes.keys()),
+        "left over": sorted(shapes.keys() - expected.keys()),
+        "of another shape": [
+            f"{name} {shapes[name]}, not {shape}"
+            for name, shape in expected.items()
+            if shapes.get(name, shape) != shape
+        ],
+    }
+    if any(wrong.values()):
+        lists = "; ".join(f"{what}: {', '.join(names)}" for what, names in wrong.items() if names)
+        raise ValueError(f"weights do not fit the options: {lists}")
+
+
+def _require_equal_copies(shared: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    """A file holds a tied weight under both of its names; this package keeps one."""
+    for name, copy in shared.items():
+        original = _original(name)
+        if original not in weights or not torch.equal(copy, weights[original]):
+            raise ValueError(
+                f"{name} and {original} should be one weight, by the options, but differ; the "
+                "file was changed or its options are not its own"
+            )
+
+
+def _original(name: str) -> str:
+    """Which weight of the input layer a tied weight of the output layer is."""
+    if name == "output.table":
+        return "input.table"
+    kind, band = name.split(".")[1:]
+    if kind == "embeddings":
+        return f"input.embeddings.{band}"
+    return f"input.projections.{int(band) + 1}"  # of the tails alone, hence one further
 
 
 def _plain(weights: dict[str, Tensor]) -> dict[str, Tensor]:

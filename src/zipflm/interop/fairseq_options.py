@@ -60,11 +60,33 @@ _NEEDED_BY_CHARACTERS = (
     "character_embedding_dim",
     "char_embedder_highway_layers",
 )
-_TRANSLATED = (
-    "decoder_input_dim",
-    "decoder_output_dim",
-    "decoder_final_norm",
-)
+# What kind of value the options have that are translated; None stands for "not set" everywhere.
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(_SIZES, (int,)),
+    "decoder_input_dim": (int,),
+    "decoder_output_dim": (int,),
+    "character_embedding_dim": (int,),
+    "char_embedder_highway_layers": (int,),
+    "character_filters": (str,),
+    "adaptive_input_cutoff": (str,),
+    "adaptive_softmax_cutoff": (str,),
+    "adaptive_input_factor": (int, float),
+    "adaptive_softmax_factor": (int, float),
+    "adaptive_softmax_dropout": (int, float),
+    "dropout": (int, float),
+    "attention_dropout": (int, float),
+    "activation_dropout": (int, float),
+    "relu_dropout": (int, float),
+    "adaptive_input": (bool,),
+    "tie_adaptive_weights": (bool,),
+    "tie_adaptive_proj": (bool,),
+    "no_tie_adaptive_proj": (bool,),
+    "character_embeddings": (bool,),
+    "share_decoder_input_output_embed": (bool,),
+    "no_decoder_final_norm": (bool,),
+    "decoder_final_norm": (bool,),
+}
+_LARGEST = 2**31
 # Of no consequence for a trained model. Norms come first whatever decoder_normalize_before says.
 _IGNORED = (
     "decoder_normalize_before",
@@ -97,7 +119,7 @@ def current(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[s
     """
     _refuse(options)
     _require(options)
-    now = _BEFORE | dict(options)
+    now = _BEFORE | {name: value for name, value in options.items() if value is not None}
     # The older name counts where the newer one is absent or 0.
     dropout = options.get("activation_dropout") or options.get("relu_dropout")
     now["activation_dropout"] = dropout or 0.0
@@ -110,22 +132,20 @@ def current(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[s
 
 def _require(options: Mapping[str, Any]) -> None:
     needed = [*_NEEDED, *(_NEEDED_BY_CHARACTERS if options.get("character_embeddings") else ())]
-    missing = [name for name in needed if name not in options]
-    if "activation_dropout" not in options and "relu_dropout" not in options:
+    missing = [name for name in needed if options.get(name) is None]
+    if options.get("activation_dropout") is None and options.get("relu_dropout") is None:
         missing.append("activation_dropout")
     if missing:
         raise ValueError(f"options missing from the checkpoint: {', '.join(missing)}")
-    for name in _SIZES:
-        if not isinstance(options[name], int) or options[name] < 1:
-            raise ValueError(f"{name}={options[name]!r}: expected a whole number above 0")
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
-    known = {*_ONLY, *_BEFORE, *_NEEDED, *_NEEDED_BY_CHARACTERS, *_TRANSLATED, *_IGNORED}
+    known = {*_ONLY, *_KINDS, *_IGNORED}
     foreign = [
         f"{name}={value!r}"
         for name, value in options.items()
         if (name in _ONLY and not _is_one_of(value, _ONLY[name]))
+        or (name in _KINDS and not _is_of_kind(value, _KINDS[name]))
         or (name.startswith(_PREFIXES) and name not in known)
     ]
     arch = options.get("arch")
@@ -140,6 +160,14 @@ def _refuse(options: Mapping[str, Any]) -> None:
 
 def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
     return isinstance(value, str | int | float | None) and value in values
+
+
+def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
+    if value is None:
+        return True
+    # A bool is an int to Python, but no size.
+    fits = isinstance(value, kinds) and (kinds == (bool,) or not isinstance(value, bool))
+    return fits and (not isinstance(value, int | float) or 0 <= value < _LARGEST)
 
 
 def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:

@@ -70,17 +70,19 @@ def wrap(
     layers: nn.ModuleList,
     process: Process,
     parallel: Literal["ddp", "fsdp"],
-    compile: bool,
+    compile: Literal["no", "one shape", "any shape"],
 ) -> nn.Module:
     """`scorer` on the device, compiled if asked, and in step with its copies if there are any.
 
-    `layers` are the parts that FSDP shards, gathers and compiles one by one.
+    `layers` are the parts that FSDP shards, gathers and compiles one by one. With `one shape` each
+    new shape of a batch compiles anew, for that shape alone.
     """
     scorer.to(process.device)
     shards = process.world_size > 1 and parallel == "fsdp"
-    if compile:
+    if compile != "no":
         for part in layers if shards else [scorer]:
-            part.compile()
+            # Left alone, a second block length would make torch compile for any length: slower.
+            part.compile(dynamic=False if compile == "one shape" else None)
     if process.world_size == 1:
         return scorer
     if not shards:

@@ -28,13 +28,11 @@ class Log:
         self._events = _event_writer(out) if tensorboard and not is_silent else None
 
     def __enter__(self) -> Self:
-        if not self._is_silent:
-            self._file = (self._out / "log.jsonl").open("a", encoding="utf-8")
-            if sys.stdout.isatty():
-                columns = BarColumn(), TextColumn("{task.description}")
-                self._progress = Progress(*columns, console=Console())
-                self._task = self._progress.add_task("", total=self._max_updates)
-                self._progress.start()
+        if sys.stdout.isatty() and not self._is_silent:
+            columns = BarColumn(), TextColumn("{task.description}")
+            self._progress = Progress(*columns, console=Console())
+            self._task = self._progress.add_task("", total=self._max_updates)
+            self._progress.start()
         return self
 
     def __exit__(
@@ -45,8 +43,6 @@ class Log:
     ) -> None:
         if self._progress is not None:
             self._progress.stop()
-        if not self._is_silent:
-            self._file.close()
         if self._events is not None:
             self._events.close()
 
@@ -63,8 +59,7 @@ class Log:
         """One object of the log, and its line."""
         if self._is_silent:
             return
-        self._file.write(json.dumps(_finite(entry)) + "\n")
-        self._file.flush()
+        self._write(json.dumps(_finite(entry)) + "\n")
         line = as_line(entry, self._max_updates)
         if self._progress is not None and "valid" not in entry:
             self._progress.update(self._task, completed=entry["update"], description=line)
@@ -75,6 +70,15 @@ class Log:
                 prefix = "valid" if "valid" in entry else "train"
                 if isinstance(value, int | float) and name != "update":
                     self._events.add_scalar(f"{prefix}/{name}", value, entry["update"])
+
+    def _write(self, text: str) -> None:
+        """A line that cannot be written, on a full disk, is no reason to lose the run."""
+        path = self._out / "log.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            self.say(f"could not write to {path} ({error}); the run goes on")
 
 
 def as_line(entry: Mapping[str, Any], max_updates: int) -> str:

@@ -36,6 +36,8 @@ def check(out: Path, config: Config, data: DataFolder, resume: bool) -> None:
     held = from_dict(Config, read_json(out / "config.json"))
     if not resume:
         done = newest_first(out)
+        if not done and not (out / "log.jsonl").exists():
+            return  # it ended before its first update, for lack of memory perhaps
         raise ValueError(
             f"{out} already holds a run of {held.name} "
             f"({done[0].name if done else 'no checkpoint yet'}); to continue it add --resume, to "

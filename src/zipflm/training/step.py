@@ -113,7 +113,7 @@ def update(learner: Learner, batches: Sequence[Batch], stop: bool = False) -> Te
             backward(learner, nll)
         totals[0] += nll.detach()
         totals[1] += batch.scored.sum()
-    totals[2] = float(stop)
+    totals[2].fill_(float(stop))  # plain assignment would copy, and wait for the device
     return change(learner, totals)
 
 
@@ -138,10 +138,10 @@ def change(learner: Learner, totals: Tensor) -> Tensor:
     divisor = tokens.clamp(min=1) * learner.scale.value / learner.process.world_size
     norm = _norm(grads) / divisor
     bad = ~(torch.isfinite(norm) & torch.isfinite(nll))
-    factor = (
-        (learner.clip_norm / (norm + _CLIP_EPS)).clamp(max=1) if learner.clip_norm else 1.0
-    ) / divisor
-    torch._foreach_mul_([local(grad) for grad in grads], factor)
+    factor = 1 / divisor
+    if learner.clip_norm:
+        factor = factor * (learner.clip_norm / (norm + _CLIP_EPS)).clamp(max=1)
+    torch._foreach_mul_([local(grad) for grad in grads], factor.float())
     optimizers.step(learner.optimizers, bad)
     learner.scale.adapt(bad)
     return torch.stack([nll, tokens, norm, bad.double(), stop])

@@ -1,9 +1,9 @@
 """The endless stream of training batches, and a place in it that can be saved.
 
-A place is an epoch and how many of its batches all processes together have consumed. Batch i of an
-epoch goes to process i modulo their number, so the place means the same for any number of them:
-resuming with as many is exact, with another number it repeats at most one batch each. When the
-block length changes, the place keeps its share of the epoch.
+The batches of all epochs stand in one row; of each update's share of it process r takes every
+`world_size`-th from the r-th on. So an update consists of the same batches for any number of
+processes, also across the end of an epoch, and a place in the row means the same to all of them.
+When the block length changes, the place keeps its share of the epoch.
 """
 
 from __future__ import annotations
@@ -47,32 +47,19 @@ class Stream:
         self._open(place, block)
 
     def _open(self, place: Place, block: int) -> None:
-        config, process = self._config, self._process
-        batches = Batches(
-            self._tokens,
-            break_mode=config.batches.break_mode,
-            block=block,
-            max_tokens=config.batches.tokens,
-            seed=config.training.seed,
-            shuffle=True,
-            rank=process.rank,
-            world_size=process.world_size,
-        )
-        self.block, self._total = block, batches.num_batches
-        self._loader = Loader(batches, process.device)
-        self._epoch = place.epoch
-        self._start = place.consumed * self._total // place.total // process.world_size
-        self._batches: Iterator[Batch] = self._loader.epoch(self._epoch, self._start)
+        row = _Row(self._config, self._tokens, self._process, block)
+        self.block, self._total = block, row.num_batches
+        self._consumed = place.epoch * self._total + place.consumed * self._total // place.total
+        self._batches = Loader(row, self._process.device).epoch(0, self._consumed)
 
     @property
     def place(self) -> Place:
-        consumed = min(self._start * self._process.world_size, self._total)
-        return Place(self._epoch, consumed, self._total)
+        return Place(*divmod(self._consumed, self._total), self._total)
 
     @property
     def epochs(self) -> float:
         """Passes over the data so far."""
-        return self._epoch + self._start / len(self._loader)
+        return self._consumed / self._total
 
     def use_block(self, block: int) -> None:
         """Go on with blocks of another length."""
@@ -81,10 +68,7 @@ class Stream:
             self._open(self.place, block)
 
     def next(self) -> Batch:
-        if self._start >= len(self._loader):
-            self._epoch, self._start = self._epoch + 1, 0
-            self._batches = self._loader.epoch(self._epoch)
-        self._start += 1
+        self._consumed += self._process.world_size
         batch = next(self._batches)
         return self._full(batch) if self._config.training.compile else batch
 
@@ -108,3 +92,25 @@ class Stream:
         """Stop the loader's thread."""
         if isinstance(self._batches, Generator):
             self._batches.close()
+
+
+class _Row(Batches):
+    """The batches of all epochs one behind the other, of which this process takes its turns."""
+
+    def __init__(self, config: Config, tokens: Tokens, process: Process, block: int) -> None:
+        super().__init__(
+            tokens,
+            break_mode=config.batches.break_mode,
+            block=block,
+            max_tokens=config.batches.tokens,
+            seed=config.training.seed,
+            shuffle=True,
+        )
+        self._turn, self._step = process.rank, process.world_size
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Endless; `start` counts the batches of all processes since the beginning of `epoch`."""
+        number = epoch * self.num_batches + start + self._turn
+        while True:
+            yield self.batch(*divmod(number, self.num_batches))
+            number += self._step

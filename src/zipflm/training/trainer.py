@@ -6,11 +6,9 @@ One process or many run the same code; the first one alone writes. What an updat
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,19 +16,32 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from zipflm.config import CharacterInput, Config
+from zipflm.config import Config
 from zipflm.data.batches import Batch, Batches
-from zipflm.data.characters import spellings
 from zipflm.data.folder import DataFolder
 from zipflm.data.loader import Loader
 from zipflm.evaluation.perplexity import Scores, evaluate
-from zipflm.model.language_model import LanguageModel
 from zipflm.overrides import to_dict
-from zipflm.training import checkpoint, distributed, optimizers, run_folder, step, throughput
+from zipflm.training import (
+    checkpoint,
+    distributed,
+    memory,
+    optimizers,
+    run_folder,
+    step,
+    throughput,
+)
 from zipflm.training.checkpoint import Checkpoint
 from zipflm.training.distributed import Process
 from zipflm.training.log import Log
 from zipflm.training.schedule import learning_rate
+from zipflm.training.setup import (
+    accumulation,
+    build_learner,
+    build_model,
+    check_data,
+    overview,
+)
 from zipflm.training.signals import StopSignal
 from zipflm.training.step import Learner
 from zipflm.training.stream import Place, Stream, block_at
@@ -80,15 +91,22 @@ def train(
             out, config.training.max_updates, not process.is_first, config.training.tensorboard
         )
         found = checkpoint.load_newest(out, log.say) if resume else None
+        # All have looked at the folder before the first process changes it, and after.
+        distributed.wait_for_all(process)
         if process.is_first:
             run_folder.prepare(out, config, data, found.state["update"] if found else 0)
         distributed.wait_for_all(process)
-        with log, memory_explained(config):
+        with log:
             for line in overview(config, process, num_batches):
                 log.say(line)
-            run = _start(config, data, out, keep, process, log, found)
+            with memory.model_explained(config):
+                run = _start(config, data, out, keep, process, log, found)
             try:
                 return _loop(run, num_batches, stop)
+            except RuntimeError as error:
+                if not memory.is_out_of_memory(error):
+                    raise
+                raise ValueError(memory.explanation(error, config, run.learner)) from None
             finally:
                 run.stream.close()
 
@@ -122,15 +140,20 @@ def _loop(run: Run, num_batches: int, stop: StopSignal) -> bool:
             if reports:
                 run.log.report(_report(run, rate))
             valid = _validate(run) if validates else None
-            if saves:
-                _save(run, valid, must=is_last)
+            if saves and _save(run, valid, must=is_last):
                 last_saved = run.update
             tally.go_on()
     tally.pause()
     tally.see(delayed.flush())
     if last_saved < run.update:
         _save(run, None, must=True)
-    return run.update >= training.max_updates
+    is_finished = run.update >= training.max_updates
+    if not is_finished:
+        run.log.say(
+            f"stopped after update {run.update} and saved in {run.out}; to go on, give the same "
+            "command with --resume"
+        )
+    return is_finished
 
 
 def _next_batches(run: Run, num_batches: int) -> list[Batch]:
@@ -151,78 +174,6 @@ def _seed(seed: int, update: int, rank: int) -> int:
 # --- Before the first update. ---
 
 
-def check_data(config: Config, data: DataFolder) -> None:
-    """ValueError if the folder's ids are not what the config is made for."""
-    if config.batches.unit != data.unit:
-        remedy = "with --bpe" if config.batches.unit == "bpe" else "without --bpe"
-        raise ValueError(
-            f"{data.path}: its unit is {data.unit}, but {config.name} reads {config.batches.unit}; "
-            f"prepare a folder {remedy}, or choose another factorization"
-        )
-    if config.vocab_size != len(data.vocabulary):
-        raise ValueError(
-            f"vocab_size={config.vocab_size}: {data.path} has {len(data.vocabulary)} ids; use "
-            "recipes.resolve or fit_vocabulary to fit the config to the folder"
-        )
-
-
-def accumulation(config: Config, process: Process) -> int:
-    """Batches that each process accumulates for an update."""
-    at_once = config.batches.tokens * process.world_size
-    wanted = config.training.tokens_per_update
-    if wanted % at_once:
-        nearest = max(round(wanted / at_once), 1) * at_once
-        raise ValueError(
-            f"training.tokens_per_update={wanted}: not a multiple of the {at_once} tokens that "
-            f"{process.world_size} device(s) x batches.tokens={config.batches.tokens} process at "
-            f"once; use training.tokens_per_update={nearest}, or change batches.tokens"
-        )
-    return wanted // at_once
-
-
-def overview(config: Config, process: Process, num_batches: int) -> Iterator[str]:
-    """The model's size by part, and how the tokens of an update come about."""
-    parts = config.params_by_part()
-    width = max(map(len, parts))
-    yield f"{config.name}: {config.num_params():,} parameters"
-    for part, count in parts.items():
-        yield f"  {part:{width}}  {count:>13,}"
-    yield (
-        f"{config.training.tokens_per_update:,} tokens per update = {process.world_size} "
-        f"device(s) x {config.batches.tokens:,} tokens x {num_batches} accumulated"
-    )
-
-
-def build_learner(config: Config, data: DataFolder, process: Process) -> Learner:
-    """The model and everything that trains it, not yet trained."""
-    return _learner(config, _model(config, data), process)
-
-
-def _model(config: Config, data: DataFolder) -> LanguageModel:
-    # On the CPU and from the same seed everywhere, so that all processes start alike.
-    torch.manual_seed(config.training.seed)
-    table = None
-    if isinstance(config.input, CharacterInput):
-        table = torch.from_numpy(spellings(data.vocabulary, config.input.max_bytes))
-    return LanguageModel(config, table)
-
-
-def _learner(config: Config, model: LanguageModel, process: Process) -> Learner:
-    training = config.training
-    scorer = distributed.wrap(
-        step.Scorer(model), model.decoder.layers, process, training.parallel, training.compile
-    )
-    return Learner(
-        model=model,
-        scorer=scorer,
-        optimizers=optimizers.build(training.optimizer, model),
-        scale=step.LossScale(training.precision == "float16", process.device),
-        process=process,
-        precision=training.precision,
-        clip_norm=training.clip_norm,
-    )
-
-
 def _start(
     config: Config,
     data: DataFolder,
@@ -233,10 +184,10 @@ def _start(
     found: Checkpoint | None,
 ) -> Run:
     """A run at its beginning, or where a checkpoint left it."""
-    model = _model(config, data)
+    model = build_model(config, data)
     if found is not None:
         model.load_state_dict(found.weights)
-    learner = _learner(config, model, process)
+    learner = build_learner(config, model, process)
     state: dict[str, Any] = {"update": 0, "place": {}, "seconds": 0.0, "skipped": 0}
     if found is not None:
         state = found.state
@@ -310,9 +261,9 @@ def _over_processes(scores: Scores, process: Process) -> Scores:
     return Scores(nll, int(tokens), int(words))
 
 
-def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> None:
-    """Write a checkpoint. Where that fails the run goes on and tries again at the next one, unless
-    this was the last chance (`must`)."""
+def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> bool:
+    """Write a checkpoint. Where that fails, False: the run goes on and tries again at the next one,
+    unless this was the last chance (`must`)."""
     learner = run.learner
     state = {
         "update": run.update,
@@ -329,7 +280,7 @@ def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> None:
     weights = {k: distributed.whole(v) for k, v in learner.model.state_dict().items()}
     tensors = optimizers.dump_tensors(learner.optimizers, learner.model)
     if not run.process.is_first:
-        return
+        return True
     contents = Checkpoint(weights, tensors, state, to_dict(run.config))
     try:
         checkpoint.save(run.out, contents, lambda folder: _copy_data_files(run.data, folder))
@@ -343,6 +294,8 @@ def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> None:
         if must:
             raise OSError(f"{message} and continue with --resume") from error
         run.log.say(f"{message}, the run goes on and will try again")
+        return False
+    return True
 
 
 def _copy_data_files(data: DataFolder, folder: Path) -> None:
@@ -369,21 +322,3 @@ def _stop_if_bad(run: Run, batches: Sequence[Batch]) -> None:
         f"had a non-finite loss or gradient, up to update {run.update}; the last batch is in "
         f"{path}; lower the learning rate, or use training.precision=bfloat16 or float32"
     )
-
-
-@contextmanager
-def memory_explained(config: Config) -> Iterator[None]:
-    """Turn "out of memory" into what to do about it."""
-    try:
-        yield
-    except RuntimeError as error:
-        is_cpu = "DefaultCPUAllocator" in str(error)
-        if not isinstance(error, torch.OutOfMemoryError) and not is_cpu:
-            raise
-        batches = config.batches
-        smaller = max(math.ceil(batches.tokens / 2), 1)
-        raise ValueError(
-            f"batches.tokens={batches.tokens}: no room for a batch of that size (tried it; blocks "
-            f"of {batches.block}); lower batches.tokens, e.g. to {smaller}: gradients are then "
-            "accumulated, and training.tokens_per_update stays the same"
-        ) from error

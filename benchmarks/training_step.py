@@ -1,0 +1,139 @@
+"""Where the time of a training step goes: data, forward, backward, update.
+
+    python benchmarks/training_step.py --preset tiny/ADP-T --device cpu
+    python benchmarks/training_step.py --preset wikitext-103/ADP-T --recipe modern --device cuda
+
+Trains on random ids drawn by Zipf's law, through the package's own loader and step, and prints
+JSON. First whole steps are timed as in training, then the parts one by one, waiting for the device
+after each; the time for data is what the loop waits while the loader works in the background.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from zipflm.config import Config
+from zipflm.data.folder import DataFolder
+from zipflm.data.tokens import TokenArray
+from zipflm.data.vocabulary import Vocabulary
+from zipflm.overrides import override
+from zipflm.presets import from_name
+from zipflm.recipes import apply
+from zipflm.training import distributed, optimizers, step, throughput
+from zipflm.training.distributed import Process
+from zipflm.training.setup import accumulation, build_learner, build_model
+from zipflm.training.stream import Place, Stream
+
+PARTS = ("data", "forward", "backward", "update")
+
+
+def random_tokens(vocab_size: int, number: int) -> TokenArray:
+    """Ids by Zipf's law, in sentences of 25."""
+    random = np.random.default_rng(0)
+    ids = np.exp(random.uniform(0, np.log(vocab_size - 4), number)).astype(np.int64) + 3
+    return TokenArray.of(np.array_split(ids, max(number // 25, 1)))
+
+
+def fake_folder(config: Config) -> DataFolder:
+    """A vocabulary of the right size, which is all that building a model needs."""
+    words = [f"w{number}" for number in range(config.vocab_size - 4)]
+    counts = [config.vocab_size - number for number in range(config.vocab_size - 4)]
+    vocabulary = Vocabulary(["<s>", "<pad>", "</s>", "<unk>", *words], [0, 0, 0, 0, *counts])
+    return DataFolder(Path(tempfile.gettempdir()), {"unit": config.batches.unit}, vocabulary)
+
+
+def measure(config: Config, process: Process, steps: int) -> dict[str, Any]:
+    learner = build_learner(config, build_model(config, fake_folder(config)), process)
+    optimizers.set_rates(learner.optimizers, 1e-3)
+    num_batches = accumulation(config, process)
+    tokens = random_tokens(config.vocab_size, config.training.tokens_per_update * (steps + 8))
+    stream = Stream(config, tokens, process, Place(), config.batches.block)
+    delayed = step.Delayed()
+    for _ in range(3):  # compiling, allocating, filling the loader
+        step.update(learner, [stream.next() for _ in range(num_batches)])
+    whole = _whole_steps(learner, stream, num_batches, steps, delayed)
+    parts = _parts(learner, stream, num_batches, steps)
+    stream.close()
+    per_update = config.training.tokens_per_update
+    return {
+        "tokens_per_second": per_update * steps / whole["seconds"],
+        "milliseconds_per_update": 1000 * whole["seconds"] / steps,
+        "data_share": whole["data"] / whole["seconds"],
+        "shares": {name: parts[name] / sum(parts.values()) for name in PARTS},
+        "peak_memory_bytes": throughput.peak_memory(process.device),
+    }
+
+
+def _whole_steps(
+    learner: step.Learner, stream: Stream, num_batches: int, steps: int, delayed: step.Delayed
+) -> dict[str, float]:
+    """As the training loop does it."""
+    _wait(learner.process.device)
+    start, data = time.perf_counter(), 0.0
+    for _ in range(steps):
+        before = time.perf_counter()
+        batches = [stream.next() for _ in range(num_batches)]
+        data += time.perf_counter() - before
+        delayed.put(step.update(learner, batches))
+    delayed.flush()
+    _wait(learner.process.device)
+    return {"seconds": time.perf_counter() - start, "data": data}
+
+
+def _parts(learner: step.Learner, stream: Stream, num_batches: int, steps: int) -> dict[str, float]:
+    """Seconds in each part, waiting for the device after every one."""
+    device = learner.process.device
+    spent = dict.fromkeys(PARTS, 0.0)
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = work()
+        _wait(device)
+        spent[name] += time.perf_counter() - start
+        return result
+
+    for _ in range(steps):
+        totals = torch.zeros(3, dtype=torch.float64, device=device)
+        for _ in range(num_batches):
+            batch = timed("data", stream.next)
+            nll = timed("forward", lambda batch=batch: step.forward(learner, batch))
+            timed("backward", lambda nll=nll: step.backward(learner, nll))
+            totals[0] += nll.detach()
+            totals[1] += batch.scored.sum()
+        timed("update", lambda totals=totals: step.change(learner, totals))
+    return spent
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", default="tiny/ADP-T")
+    parser.add_argument("--recipe", default="paper")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("overrides", nargs="*", help="e.g. batches.tokens=16384")
+    options = parser.parse_args()
+    config = override(apply(options.recipe, from_name(options.preset)), options.overrides)
+    with distributed.started(options.device) as process:
+        result = measure(config, process, options.steps)
+    name = torch.cuda.get_device_name() if process.device.type == "cuda" else "cpu"
+    facts = {"preset": options.preset, "recipe": options.recipe, "device": name}
+    facts |= {"torch": torch.__version__, "precision": config.training.precision}
+    print(json.dumps(facts | result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+import pytest
+import torch
+from fairseq_checkpoints import DICT, GOLDEN, NEWEST, import_run
+
+from zipflm.data.prepare import Options, prepare
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The models here are so small that several threads would mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """The golden text with the golden dictionary."""
+    texts = {split: [GOLDEN / "data" / "text" / f"{split}.txt"] for split in ("valid", "test")}
+    return prepare(tmp_path_factory.mktemp("data") / "words", texts, Options(vocabulary=DICT)).path
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """An imported ADP-T model."""
+    return import_run(NEWEST, tmp_path_factory.mktemp("runs") / "adpt")

@@ -1,0 +1,157 @@
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from fairseq_checkpoints import DICT, GOLDEN, NEWEST, OLDEST, contents, save_args
+from typer.testing import CliRunner
+
+import zipflm.cli
+from zipflm.data.folder import DataFolder
+from zipflm.data.prepare import Options, prepare
+from zipflm.evaluation.evaluate import Setting, evaluate
+
+TEXTS = GOLDEN / "data" / "text"
+
+
+def command(*arguments):
+    """As a user would: a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "zipflm", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def refused(*arguments):
+    with pytest.raises((ValueError, OSError)) as error:
+        CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
+    return str(error.value)
+
+
+def test_import_and_evaluate_from_the_command_line(data, tmp_path):
+    done = command("import-fairseq", OLDEST, "--dict", DICT, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "transformer_lm_wiki103" in done.stdout
+    done = command(
+        *("evaluate", tmp_path / "run", "--data", data, "--split", "valid"),
+        *("--block", 64, "--context", 48, "--break", "complete", "--json", "--device", "cpu"),
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["perplexity"] == pytest.approx(28.7713, abs=1e-3)
+    assert report["perplexity"] == pytest.approx(math.exp(report["nll"]))
+    assert report["nll_sum"] == pytest.approx(report["nll"] * report["tokens"])
+    wanted = {"tokens": 1545, "words": 1545, "eos": 60, "unk": 53, "unit": "word"}
+    wanted |= {"block": 64, "context": 48, "break": "complete", "precision": "float32"}
+    assert {name: report[name] for name in wanted} == wanted
+    assert report["seconds"] > 0
+    assert report["tokens_per_second"] == pytest.approx(1545 / report["seconds"])
+    assert report["bits_per_byte"] == pytest.approx(
+        report["nll_sum"] / math.log(2) / report["bytes"]
+    )
+
+
+def test_bytes_are_those_of_the_text_with_single_spaces(data):
+    text = (TEXTS / "valid.txt").read_text(encoding="utf-8")
+    plain = "".join(" ".join(line.split()) + "\n" for line in text.splitlines())
+    assert DataFolder.open(data).facts["splits"]["valid"]["bytes"] == len(plain.encode())
+
+
+def test_without_json_the_protocol_is_printed(run, data):
+    result = CliRunner().invoke(
+        zipflm.cli.app, ["evaluate", str(run), "--data", str(data), "--device", "cpu"]
+    )
+    assert result.exit_code == 0
+    for part in ("perplexity  23.4", "1,233 tokens", "block 64, context 0, break complete"):
+        assert part in result.stdout
+
+
+def test_a_text_is_scored_like_the_split_made_from_it(run, data):
+    of_text = evaluate(run, text=TEXTS / "valid.txt")
+    of_split = evaluate(run, data=data, split="valid")
+    np.testing.assert_array_equal(of_text.scores.nll, of_split.scores.nll)
+    assert of_text.text_bytes == of_split.text_bytes
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    """An imported sub-word model with its dictionary, and a text of pieces."""
+    folder = tmp_path_factory.mktemp("pieces")
+    lines = DICT.read_text(encoding="utf-8").splitlines()
+    marked = [line.replace(" ", "@@ ") if n % 3 == 0 else line for n, line in enumerate(lines)]
+    (folder / "dict.txt").write_text("\n".join(marked) + "\n", encoding="utf-8")
+    words = [line.split(" ")[0] for line in marked]
+    text = "\n".join(" ".join([*words[n : n + 7], words[1]]) for n in range(0, 200, 7))
+    (folder / "text.txt").write_text(text + "\n", encoding="utf-8")
+    arguments = ["import-fairseq", NEWEST, "--dict", folder / "dict.txt", "--out", folder / "run"]
+    result = CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
+    assert "unit bpe" in result.stdout
+    return folder
+
+
+@pytest.mark.parametrize("break_mode", ["none", "complete", "sentence"])
+def test_sub_word_models_report_word_perplexity(pieces, break_mode):
+    setting = Setting(block=16, break_mode=break_mode)
+    report = evaluate(pieces / "run", text=pieces / "text.txt", setting=setting).report()
+    text = (pieces / "text.txt").read_text(encoding="utf-8")
+    num_words = len(text.replace("@@ ", "").split()) + text.count("\n")
+    assert (report["words"], report["unit"], report["token_unit"]) == (num_words, "word", "bpe")
+    assert report["tokens"] == len(text.split()) + text.count("\n") > num_words
+    assert report["perplexity"] == pytest.approx(math.exp(report["nll_sum"] / num_words))
+
+
+def test_context_must_leave_room(run, data):
+    for context in (64, 65, -1):
+        message = refused("evaluate", run, "--data", data, "--block", 64, "--context", context)
+        assert f"--context {context}: must leave room for scored tokens in --block 64" in message
+
+
+def test_another_vocabulary_is_refused_with_both_hashes(run, tmp_path):
+    other = prepare(tmp_path / "other", {"train": [TEXTS / "train.txt"]}, Options(min_count=2))
+    message = refused("evaluate", run, "--data", other.path, "--split", "train")
+    assert other.vocabulary.hash in message
+    assert evaluate(run, text=TEXTS / "test.txt").facts["vocabulary"] in message
+
+
+def test_a_split_that_is_not_there_is_refused(run, data):
+    assert "no split 'train'" in refused("evaluate", run, "--data", data, "--split", "train")
+
+
+def test_a_text_without_words_is_refused(run, tmp_path):
+    (tmp_path / "blank.txt").write_text("\n\n")
+    assert "no word" in refused("evaluate", run, "--text", tmp_path / "blank.txt")
+    (tmp_path / "empty.txt").touch()
+    assert "empty" in refused("evaluate", run, "--text", tmp_path / "empty.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give either --data, a data folder, or --text"),
+        (("--text", "x", "--data", "y"), "give either --data"),
+        (("--text", "x", "--break", "eos"), "--break eos: choose from none, complete, sentence"),
+        (("--text", "x", "--precision", "int8"), "--precision int8: choose from"),
+        (("--text", "x", "--batch-tokens", "0"), "--batch-tokens 0: must be at least 1"),
+        (("--text", "x", "--device", "abacus"), "--device abacus: choose cpu, cuda"),
+        (("--text", "absent.txt"), "absent.txt: no such file"),
+    ],
+)
+def test_bad_options_are_refused(run, arguments, message):
+    assert message in refused("evaluate", run, *arguments)
+
+
+def test_bad_input_is_one_line_and_status_2(data, tmp_path):
+    whole = contents()
+    save_args(
+        tmp_path / "gelu.pt", whole["cfg"]["model"] | {"activation_fn": "gelu"}, whole["model"]
+    )
+    (tmp_path / "cut.pt").write_bytes(NEWEST.read_bytes()[:1000])
+    for name, message in (("gelu.pt", "activation_fn='gelu'"), ("cut.pt", "cut short or damaged")):
+        done = command("import-fairseq", tmp_path / name, "--dict", DICT, "--out", tmp_path / "run")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert message in done.stderr and len(done.stderr.splitlines()) == 1
+        assert not (tmp_path / "run").exists()

@@ -1,0 +1,26 @@
+"""Through import and evaluation, the published evaluator's number for every token."""
+
+import numpy as np
+import pytest
+from fairseq_checkpoints import CHECKPOINTS, GOLDEN, import_run
+
+from zipflm.evaluation.evaluate import Setting, evaluate
+
+BREAKS = {"none": "none", "complete": "complete", "eos": "sentence"}
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda path: path.stem)
+def test_every_token_has_the_published_log_probability(checkpoint, data, tmp_path):
+    run = import_run(checkpoint, tmp_path / "run")
+    model = checkpoint.name.split(".")[0]
+    with np.load(GOLDEN / "eval_logprobs.npz") as golden:
+        names = [name for name in golden if name.startswith(f"{model}.")]
+        assert len(names) == 12
+        for name in names:
+            _, split, mode, context = name.split(".")
+            setting = Setting(
+                block=64, context=int(context.removeprefix("ctx")), break_mode=BREAKS[mode]
+            )
+            scores = evaluate(run, data=data, split=split, setting=setting).scores
+            np.testing.assert_array_equal(scores.targets, golden[split], err_msg=name)
+            np.testing.assert_allclose(scores.nll, -golden[name], rtol=0, atol=1e-5, err_msg=name)

@@ -1,0 +1,99 @@
+import json
+import shutil
+
+import pytest
+import torch
+from fairseq_checkpoints import DICT, GOLDEN, NEWEST, import_run
+from safetensors.torch import load_file, save_file
+
+from zipflm.data.vocabulary import Vocabulary
+from zipflm.evaluation.run import checkpoint_folder, load_run
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    """A run to spoil."""
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+def test_a_run_holds_everything_needed_to_score_text(run):
+    model, config, vocabulary = load_run(run)
+    assert config.name == "fairseq/transformer_lm_wiki103"
+    assert vocabulary == Vocabulary.load(DICT)
+    assert not model.training
+    assert model.config.num_params() == sum(p.numel() for p in model.parameters())
+    assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+
+
+def test_character_models_are_told_how_words_are_spelt(tmp_path):
+    model, _, _ = load_run(import_run(GOLDEN / "checkpoints" / "new_cfg_cnn.pt", tmp_path / "run"))
+    assert model.input.spellings_VC.device.type == "cpu"
+    nll = model.nll(torch.tensor([[2, 9]]), torch.tensor([[9, 3]]))
+    assert nll.isfinite().all()
+
+
+def test_an_imported_run_is_laid_out_like_any_other(run):
+    names = {path.name for path in (run / "checkpoints" / "update-00000060").iterdir()}
+    assert {"weights.safetensors", "config.json", "vocabulary.txt", "state.json"} <= names
+    state = json.loads((run / "checkpoints" / "update-00000060" / "state.json").read_text())
+    assert state == {"update": 60, "imported_from": "new_cfg_adpt.pt"}
+    assert (run / "config.json").is_file()
+
+
+def test_the_newest_complete_checkpoint_is_taken_or_the_one_named(copy):
+    old = copy / "checkpoints" / "update-00000060"
+    shutil.copytree(old, copy / "checkpoints" / "update-00000200")
+    shutil.copytree(old, copy / "checkpoints" / ".update-00000300.17")
+    assert checkpoint_folder(copy).name == "update-00000200"
+    assert checkpoint_folder(old) == old
+    assert load_run(old)[1] == load_run(copy)[1]
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "vocabulary.txt"])
+def test_a_damaged_or_missing_file_is_named(copy, name):
+    path = copy / "checkpoints" / "update-00000060" / name
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"{name}: damaged"):
+        load_run(copy)
+    (path.parent / "checksums.json").unlink()
+    if name == "weights.safetensors":
+        with pytest.raises(ValueError, match=f"{name}: cut short or damaged"):
+            load_run(copy)
+    path.unlink()
+    with pytest.raises((ValueError, OSError), match=name):
+        load_run(copy)
+
+
+def test_weights_of_another_model_are_refused(copy):
+    folder = copy / "checkpoints" / "update-00000060"
+    weights = load_file(folder / "weights.safetensors")
+    weights["decoder.layers.0.ffn_in.bias"] = torch.zeros(3)
+    save_file(weights, folder / "weights.safetensors")
+    (folder / "checksums.json").unlink()
+    with pytest.raises(ValueError, match="weights do not fit the config: .*ffn_in.bias"):
+        load_run(copy)
+
+
+def test_a_vocabulary_of_another_size_is_refused(copy):
+    folder = copy / "checkpoints" / "update-00000060"
+    lines = (folder / "vocabulary.txt").read_text().splitlines()[:-1]
+    (folder / "vocabulary.txt").write_text("\n".join(lines) + "\n")
+    (folder / "checksums.json").unlink()
+    with pytest.raises(ValueError, match="495 words, its config vocab_size=496"):
+        load_run(copy)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no run with a checkpoint"):
+        load_run(tmp_path)
+    with pytest.raises(ValueError, match="no run with a checkpoint"):
+        load_run(tmp_path / "absent")
+
+
+def test_nothing_is_left_of_an_import_that_fails(tmp_path):
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "file").touch()
+    with pytest.raises(FileExistsError, match="taken exists already"):
+        import_run(NEWEST, taken)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -1,0 +1,66 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zipflm.evaluation.scores import Protocol, TokenScores
+
+
+def scores(nll, ends):
+    protocol = Protocol(
+        unit="bpe",
+        break_mode="none",
+        block=8,
+        context=0,
+        tokens=len(nll),
+        words=sum(ends),
+        unk=0,
+        eos=0,
+        positions=len(nll),
+        precision="float32",
+    )
+    return TokenScores(
+        np.zeros(len(nll), dtype=np.int64),
+        np.array(nll, dtype=np.float32),
+        np.array(ends, dtype=np.bool_),
+        protocol,
+    )
+
+
+def test_pieces_add_up_to_words():
+    merged = scores([1, 2, 4, 8, 16], [False, False, True, True, True])
+    assert merged.words().tolist() == [7, 8, 16]
+    assert (merged.tokens, merged.num_words) == (5, 3)
+    assert merged.perplexity == pytest.approx(math.exp(31 / 3))
+
+
+def test_pieces_that_nothing_completes_are_a_word():
+    assert scores([1, 2, 4], [True, False, False]).words().tolist() == [1, 6]
+    assert scores([1, 2, 4], [True, False, False]).num_words == 2
+
+
+@given(st.lists(st.tuples(st.floats(0, 30, width=32), st.booleans()), min_size=1))
+def test_merging_conserves_the_total(pairs):
+    merged = scores(*zip(*pairs, strict=True))
+    assert len(merged.words()) == merged.num_words
+    assert merged.words().sum() == pytest.approx(merged.nll_sum)
+
+
+def test_words_stay_as_they_are():
+    assert scores([1, 2], [True, True]).words().tolist() == [1, 2]
+
+
+def test_perplexity_beyond_all_numbers_is_infinite():
+    assert scores([1e30], [True]).perplexity == math.inf
+
+
+def test_bits_per_byte():
+    assert scores([math.log(2) * 8], [True]).bits_per_byte(4) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(("nll", "ends"), [([], []), ([1.0], [True, True])])
+def test_nothing_or_unequal_lengths_are_refused(nll, ends):
+    with pytest.raises(ValueError, match="equally many, at least one"):
+        scores(nll, ends)

@@ -1,0 +1,74 @@
+"""Recipes and vocabularies change a preset only where they should."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from zipflm.config import AdamW, Muon, Nesterov, WarmupDecay
+from zipflm.model.language_model import LanguageModel
+from zipflm.overrides import override
+from zipflm.presets import DATASETS, FACTORIZATIONS, preset
+from zipflm.recipes import apply, fit_vocabulary, resolve
+
+
+@pytest.mark.parametrize("factorization", FACTORIZATIONS)
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_every_preset_works_with_both_recipes(dataset, factorization):
+    config = preset(dataset, factorization)
+    assert apply("paper", config) is config
+    modern = apply("modern", config)
+    assert isinstance(modern.training.optimizer, Muon)
+    assert isinstance(modern.training.schedule, WarmupDecay)
+    assert (modern.input, modern.output, modern.tie) == (config.input, config.output, config.tie)
+    with torch.device("meta"):
+        model = LanguageModel(modern)
+    assert sum(p.numel() for p in model.parameters()) == modern.num_params()
+
+
+def test_an_unknown_recipe_is_refused():
+    with pytest.raises(ValueError, match="choose from paper, modern"):
+        apply("ancient", preset("tiny"))
+
+
+def test_tiny_follows_any_vocabulary():
+    for size in (8, 100, 9000):
+        config = resolve("tiny/ADP-T", "paper", [], size)
+        assert config.vocab_size == size
+        assert config.input_bands == config.output_bands
+        assert config.input_bands.num_bands == 3
+
+
+def test_overrides_have_the_last_word_over_tiny_cutoffs():
+    cutoffs = ["input.cutoffs=10,20", "output.cutoffs=10,20"]
+    assert resolve("tiny/ADP-T", "paper", cutoffs, 100).input.cutoffs == (10, 20)
+
+
+def test_the_papers_cutoffs_stay():
+    config = resolve("wikitext-103/ADP-T", "paper", [], 100_000)
+    assert config.input.cutoffs == (20_000, 60_000)
+    with pytest.raises(ValueError, match="input.cutoffs"):
+        resolve("wikitext-103/ADP-T", "paper", [], 50_000)
+    mended = ["input.cutoffs=10000,20000", "output.cutoffs=10000,20000"]
+    assert resolve("wikitext-103/ADP-T", "paper", mended, 50_000).vocab_size == 50_000
+
+
+def test_fitting_to_the_same_size_changes_nothing():
+    config = preset("tiny")
+    assert fit_vocabulary(config, config.vocab_size) is config
+
+
+def test_a_variant_is_chosen_by_its_name_with_its_fields():
+    config = preset("tiny")
+    changed = override(config, ["training.optimizer=AdamW", "training.optimizer.lr=0.5"])
+    assert changed.training.optimizer == AdamW(lr=0.5)
+    assert config.training.optimizer == Nesterov()
+    with pytest.raises(ValueError, match="unknown key training.optimizer.momentum"):
+        override(config, ["training.optimizer=AdamW", "training.optimizer.momentum=0.5"])
+
+
+def test_stages_are_written_with_colons():
+    changed = override(preset("tiny"), ["training.stages=0.3:16,0.8:32"])
+    assert changed.training.stages == ((0.3, 16), (0.8, 32))
+    assert override(changed, ["training.stages=none"]).training.stages == ()
+    assert replace(changed.training).stages == ((0.3, 16), (0.8, 32))

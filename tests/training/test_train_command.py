@@ -1,0 +1,192 @@
+"""`zipflm train` and `zipflm plot` as a user meets them, bad input included."""
+
+import json
+
+import pytest
+import torch
+from training_runs import SMALL, config_of, run
+from typer.testing import CliRunner
+
+from zipflm import cli
+from zipflm.config import Config
+from zipflm.overrides import from_dict
+from zipflm.training import step
+from zipflm.training.run_folder import read_log
+
+RUNNER = CliRunner()
+
+
+def train(data, out, *more, preset="tiny/ADP-T"):
+    arguments = ["train", preset, "--data", str(data.path), "--out", str(out), "--device", "cpu"]
+    return RUNNER.invoke(cli.app, [*arguments, *SMALL, *more])
+
+
+def main(monkeypatch, capsys, *arguments):
+    """Exit status and what stands on stderr, through the entry point."""
+    monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    return exit.value.code, capsys.readouterr().err
+
+
+def test_a_run_leaves_what_identifies_it_and_what_it_learned(word_data, tmp_path):
+    out = tmp_path / "run"
+    result = train(word_data, out, "training.max_updates=10", "training.validate_every=5")
+    assert result.exit_code == 0, result.output
+    assert "2,864 parameters" in result.output and "decoder.layers" in result.output
+    assert "128 tokens per update = 1 device(s) x 64 tokens x 2 accumulated" in result.output
+    config = from_dict(Config, json.loads((out / "config.json").read_text()))
+    assert config == config_of(word_data, "training.max_updates=10", "training.validate_every=5")
+    versions = json.loads((out / "versions.json").read_text())
+    assert versions["packages"]["torch"] == torch.__version__
+    assert versions["vocabulary"] == word_data.vocabulary.hash
+    entries = read_log(out)
+    reports = [entry for entry in entries if "valid" not in entry]
+    assert [entry["update"] for entry in reports] == [1, 5, 10]
+    assert {
+        *("epoch", "loss", "perplexity", "learning_rate", "grad_norm", "tokens_per_second"),
+        *("memory", "skipped", "seconds", "data_share"),
+    } <= reports[0].keys()
+    valid = [entry["valid"] for entry in entries if "valid" in entry]
+    assert len(valid) == 2
+    assert valid[0]["words"] == len(word_data.tokens("valid").ids)
+    assert {"break_mode", "block", "context", "unit", "split"} <= valid[0].keys()
+    names = {path.name for path in (out / "checkpoints" / "update-00000010").iterdir()}
+    assert names == {
+        *("weights.safetensors", "optimizer.safetensors", "state.json", "config.json"),
+        *("vocabulary.txt", "checksums.json"),
+    }
+
+
+def test_sub_words_are_scored_per_word(bpe_data, tmp_path):
+    base = [line for line in SMALL if not line.startswith(("input", "output"))]
+    arguments = ["train", "tiny/BPE-T", "--data", str(bpe_data.path), "--out", str(tmp_path / "r")]
+    more = ["input.dim=16", "output.dim=16", "training.max_updates=2", "--device", "cpu"]
+    result = RUNNER.invoke(cli.app, [*arguments, *base, *more])
+    assert result.exit_code == 0, result.output
+    valid = read_log(tmp_path / "r")[-1]["valid"]
+    assert valid["words"] < valid["tokens"] == len(bpe_data.tokens("valid").ids)
+    assert valid["perplexity"] > torch.tensor(valid["loss"]).exp().item()
+    assert (tmp_path / "r" / "checkpoints" / "update-00000002" / "bpe.codes").is_file()
+
+
+BAD = {
+    "training.max_update=3": "did you mean training.max_updates",
+    "training.optimizer=Adam": "choose Nesterov, AdamW, Muon",
+    "training.precision=int8": "choose from float32, bfloat16, float16",
+    "batches.tokens=96": "use training.tokens_per_update=96",
+    "training.stages=0.5:128": "does not fit into batches.tokens=64",
+    "training.max_updates=0": "must be at least 1",
+    "training.stages=0.9:8,0.5:16": "fractions that rise",
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_bad_overrides_exit_with_status_2(word_data, tmp_path, monkeypatch, capsys, override):
+    arguments = ["train", "tiny/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
+    code, error = main(monkeypatch, capsys, *arguments, "--device", "cpu", *SMALL, override)
+    assert code == 2
+    assert BAD[override] in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_another_unit_is_refused(word_data, tmp_path, monkeypatch, capsys):
+    arguments = ["train", "tiny/BPE", "--data", word_data.path, "--out", tmp_path / "run"]
+    code, error = main(monkeypatch, capsys, *arguments)
+    assert code == 2 and "prepare a folder with --bpe" in error
+
+
+def test_a_vocabulary_too_small_for_the_papers_bands_is_refused(
+    word_data, tmp_path, monkeypatch, capsys
+):
+    arguments = ["wikitext-103/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
+    code, error = main(monkeypatch, capsys, "train", *arguments)
+    assert code == 2
+    assert f"only {len(word_data.vocabulary)} ids" in error and "input.cutoffs" in error
+
+
+def test_no_gpu_where_one_is_asked_for_is_said(word_data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    arguments = ["tiny/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
+    code, error = main(monkeypatch, capsys, "train", *arguments, "--device", "cuda")
+    assert code == 2 and "--device cpu" in error
+
+
+def test_another_run_in_the_folder_is_named(word_data, tmp_path, monkeypatch, capsys):
+    run(word_data, tmp_path / "run", "training.max_updates=1")
+    arguments = ["tiny/ADP", "--data", word_data.path, "--out", tmp_path / "run"]
+    code, error = main(monkeypatch, capsys, "train", *arguments)
+    assert code == 2 and "run of tiny/ADP-T" in error and "run of tiny/ADP choose" in error
+    code, error = main(monkeypatch, capsys, "train", *arguments, "--resume")
+    assert code == 2 and "tiny/ADP-T" in error
+
+
+FULL = {
+    "device": torch.OutOfMemoryError("CUDA out of memory"),
+    "host": RuntimeError("DefaultCPUAllocator: not enough memory"),
+}
+
+
+@pytest.mark.parametrize("where", FULL)
+@pytest.mark.parametrize(("room", "remedy"), [(40, "to 32, which was tried"), (0, "block")])
+def test_no_room_names_the_setting_and_a_size_that_fits(
+    word_data, tmp_path, monkeypatch, where, room, remedy
+):
+    true_forward = step.forward
+
+    def forward(learner, batch):
+        if batch.words.numel() > room:
+            raise FULL[where]
+        return true_forward(learner, batch)
+
+    monkeypatch.setattr(step, "forward", forward)
+    with pytest.raises(ValueError, match=f"batches.tokens=64: no room.*lower.*{remedy}"):
+        run(word_data, tmp_path / "run", "training.max_updates=1")
+
+
+def test_no_room_for_the_model_itself_is_said(word_data, tmp_path, monkeypatch):
+    def fail(self, *device):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(step.Scorer, "to", fail)
+    with pytest.raises(ValueError, match="no room for its 2,864 parameters; lower decoder"):
+        run(word_data, tmp_path / "run", "training.max_updates=1")
+
+
+def test_other_errors_are_not_mistaken_for_lack_of_memory(word_data, tmp_path, monkeypatch):
+    def fail(learner, batch):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(step, "forward", fail)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        run(word_data, tmp_path / "run", "training.max_updates=1")
+
+
+def test_plot_draws_several_runs_into_one_picture(word_data, tmp_path):
+    for name in ("a", "b"):
+        run(word_data, tmp_path / name, "training.max_updates=6", "training.validate_every=3")
+    picture = tmp_path / "curves.svg"
+    runs = [str(tmp_path / name) for name in ("a", "b")]
+    for x in ("update", "seconds", "epoch"):
+        result = RUNNER.invoke(cli.app, ["plot", *runs, "--out", str(picture), "--x", x])
+        assert result.exit_code == 0, result.output
+        assert "<svg" in picture.read_text()
+
+
+def test_plot_says_what_it_cannot_draw(word_data, tmp_path, monkeypatch, capsys):
+    code, error = main(monkeypatch, capsys, "plot", tmp_path / "nothing")
+    assert code == 2 and "no run folder" in error
+    code, error = main(monkeypatch, capsys, "plot", tmp_path, "--out", tmp_path / "a.xyz")
+    assert code == 2 and ".png" in error
+
+
+def test_tensorboard_gets_the_same_numbers(word_data, tmp_path):
+    pytest.importorskip("tensorboard")
+    run(word_data, tmp_path / "run", "training.max_updates=3", "training.tensorboard=true")
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+
+
+def test_without_tensorboard_it_says_what_to_install(word_data, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"zipflm\[tensorboard\]"):
+        run(word_data, tmp_path / "run", "training.tensorboard=true")
