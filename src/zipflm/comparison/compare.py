@@ -40,8 +40,8 @@ Score = Callable[[Path, Path, str, Setting], WordScores]
 PROTOCOL_FACTS = {
     "losses": "natural logarithm, per word; the end of a sentence counts as a word (column eos)",
     "unknown words": (
-        "scored like any other: as the one symbol <unk> by word models (column unk), letter by "
-        "letter by sub-word models, unless the text itself says <unk>"
+        "scored like any other: as the one symbol <unk> by word models (column unk), piece by "
+        "piece by sub-word models, unless the text itself says <unk>"
     ),
     "zipflm": __version__,
     "torch": torch.__version__,

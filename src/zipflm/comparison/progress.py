@@ -68,7 +68,7 @@ class Display:
             yield
         elif self._console.is_terminal:
             with Live(
-                get_renderable=self._table,
+                get_renderable=self.table,
                 console=self._console,
                 refresh_per_second=2,
                 redirect_stdout=False,
@@ -115,7 +115,8 @@ class Display:
             parts.append(duration(state.seconds))
         print(", ".join(parts), file=self._console.file, flush=True)
 
-    def _table(self) -> Table:
+    def table(self) -> Table:
+        """All members, the current one as its log has it by now."""
         if self._current is not None and self._current.stage == "training":
             self._current.read()
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
