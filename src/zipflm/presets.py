@@ -237,13 +237,13 @@ def _demo(dataset: str, factorization: str, size: str) -> Config:
         training=TrainingConfig(
             optimizer=Muon(matrix_lr=5e-3, table_lr=1e-2, lr=3e-3),
             schedule=WarmupDecay(),
-            max_updates=200,
+            max_updates=240,
             tokens_per_update=1024,
             clip_norm=1.0,
             precision="float32",
             report_every=10,
-            validate_every=100,
-            checkpoint_every=100,
+            validate_every=80,
+            checkpoint_every=80,
         ),
         **layers.of(factorization),
     )

@@ -335,6 +335,7 @@ def _chart_data(study: Study) -> dict[str, Any]:
     return {
         "split": study.split,
         "reference": study.reference,
+        "headline": study.headline_name,
         "models": [_model(row, study) | _look(looks[row.label]) for row in study.rows],
         "bins": {
             "word": _sources(study, study.word_bins, previous=False),
@@ -344,7 +345,7 @@ def _chart_data(study: Study) -> dict[str, Any]:
 
 
 def _model(row: Row, study: Study) -> dict[str, Any]:
-    summary = row.perplexity.get(study.split)
+    summary = study.headline(row) if row.perplexity else None
     return {
         "label": row.label,
         "params": row.num_params,

@@ -91,16 +91,16 @@ def perplexity_against_time(study: Study) -> Figure:
 
 def parameters_against_perplexity(study: Study) -> Figure:
     """One point per model; low and to the left is better."""
-    name = f"{study.split} perplexity"
-    figure, axes = _axes("Parameters against perplexity", "parameters (millions)", name)
+    title, ylabel = "Parameters against perplexity", study.headline_name
+    figure, axes = _axes(title, "parameters (millions)", ylabel)
     look = style_of(study)
     for row in study.finished:
-        x, y = row.num_params / 1e6, row.perplexity[study.split].mean
+        x, y = row.num_params / 1e6, study.headline(row).mean
         style = look[row.label]
         axes.errorbar(
             x,
             y,
-            yerr=row.perplexity[study.split].deviation,
+            yerr=study.headline(row).deviation,
             marker=style.marker,
             color=style.light,
             markeredgecolor=_INK,

@@ -222,6 +222,7 @@ function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) 
   el("text", { x: (box.left + box.width - box.right) / 2, y: box.height - 6, "text-anchor": "middle" }, svg, xlabel);
   el("text", { transform: `translate(12 ${(box.height - box.bottom) / 2 + 8}) rotate(-90)`, "text-anchor": "middle" }, svg, ylabel);
   for (const s of visible) drawSeries(svg, s, X, Y, lines);
+  if (!lines) labelPoints(svg, visible, X, Y);
   hoverNearest(svg, visible, X, Y, describe, box);
 }
 
@@ -235,7 +236,18 @@ function drawSeries(svg, s, X, Y, lines) {
     if (p.spread) el("line", { x1: X(p.x), x2: X(p.x), y1: Y(p.y - p.spread), y2: Y(p.y + p.spread), "stroke-width": 1.5, style: `stroke:${colour}` }, group);
     const size = lines ? (s.points.length > 25 ? 0.6 : 0.9) : 1.7;
     el("path", { d: MARKS[s.model.marker], transform: `translate(${X(p.x)} ${Y(p.y)}) scale(${size})`, style: `fill:${colour};stroke:var(--card)`, "stroke-width": 0.8 }, group);
-    if (!lines) el("text", { x: X(p.x) + 11, y: Y(p.y) - 7, class: "strong" }, group, s.model.label);
+  }
+}
+
+/* Beside its point, and below it where another name is in the way. */
+function labelPoints(svg, series, X, Y) {
+  const taken = [];
+  const blocked = (x, y) => taken.some(([a, b]) => Math.abs(a - x) < 58 && Math.abs(b - y) < 15);
+  for (const s of series) for (const p of s.points) {
+    const spots = [[11, -7], [11, 17], [-11, -9], [-11, 19]].map(([dx, dy]) => [X(p.x) + dx, Y(p.y) + dy, dx < 0]);
+    const [x, y, isLeft] = spots.find(([x, y]) => !blocked(x, y)) || spots[0];
+    taken.push([x, y], [X(p.x), Y(p.y)]);
+    el("text", { x, y, class: "strong", "text-anchor": isLeft ? "end" : "start" }, svg, s.model.label);
   }
 }
 
@@ -267,11 +279,14 @@ function hoverNearest(svg, series, X, Y, describe, box) {
 
 function drawTraining() {
   const valid = (m, x, y) => m.curve.filter((p) => p.valid_loss != null).map((p) => ({ x: x(p), y: y(p.valid_loss), point: p }));
+  const ends = models.flatMap((m) => m.curve.filter((p) => p.valid_loss != null).map((p) => p.valid_loss));
+  /* The first training losses are so high that nothing else would show. */
+  const top = Math.max(...ends) + 0.6 * (Math.max(...ends) - Math.min(...ends)) + 0.2;
   drawPoints("curves", {
     name: "Learning curves", xlabel: "update", ylabel: "loss (nats per word)", lines: true,
     series: models.map((model) => ({
       model, points: valid(model, (p) => p.update, (v) => v),
-      faint: model.curve.filter((p) => p.loss != null).map((p) => ({ x: p.update, y: p.loss })),
+      faint: model.curve.filter((p) => p.loss != null && p.loss <= top).map((p) => ({ x: p.update, y: p.loss })),
     })),
     describe: (p) => [`update ${count(p.x)}`, `valid loss ${p.y.toFixed(3)} nats`, `perplexity ${Math.exp(p.y).toFixed(2)}`],
   });
@@ -281,11 +296,11 @@ function drawTraining() {
     describe: (p) => [`${p.x.toFixed(1)} s, update ${count(p.point.update)}`, `perplexity ${p.y.toFixed(2)}`],
   });
   drawPoints("params", {
-    name: "Parameters against perplexity", xlabel: "parameters (millions)", ylabel: `${study.split} perplexity`,
+    name: "Parameters against perplexity", xlabel: "parameters (millions)", ylabel: study.headline, log: true,
     series: models.map((model) => ({
       model, points: model.perplexity == null ? [] : [{ x: model.params / 1e6, y: model.perplexity, spread: model.deviation }],
     })),
-    describe: (p) => [`${p.x.toFixed(3)} million parameters`, `${study.split} perplexity ${p.y.toFixed(2)}`],
+    describe: (p) => [`${p.x.toFixed(3)} million parameters`, `${study.headline} ${p.y.toFixed(2)}`],
   });
 }
 

@@ -194,8 +194,8 @@ class Study:
     @property
     def headline_name(self) -> str:
         """What `headline` is, for sentences."""
-        row = self.finished[0]
-        is_known = self.headline(row) is row.known_perplexity[self.split]
+        first = next(iter(self.finished), None)
+        is_known = first and self.headline(first) is first.known_perplexity[self.split]
         return f"{self.split} perplexity" + (" on known words" if is_known else "")
 
 

@@ -70,8 +70,10 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def millions(count: int) -> str:
-    """Parameters, with as many digits as the paper gives."""
-    return f"{count / 1e6:.1f}M" if count >= 10_000_000 else f"{count / 1e6:.3f}M"
+    """Parameters; of large models with as many digits as the paper gives."""
+    if count >= 1_000_000:
+        return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f}M"
+    return f"{count / 1e3:.0f}K" if count >= 10_000 else f"{count:,}"
 
 
 def duration(seconds: float | None) -> str:

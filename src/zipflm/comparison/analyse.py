@@ -52,9 +52,14 @@ def analyse(
     study = build(
         members,
         scored_text(words, splits[-1]),
-        title=f"{len(members)} runs on {words.path.name or words.path}",
+        title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
         dataset=_dataset(opened),
-        facts={"data": f"{words.path} ({len(words.vocabulary):,} ids)"} | PROTOCOL_FACTS,
+        facts={
+            "data": f"a vocabulary of {len(words.vocabulary):,} words",
+            "folder": str(words.path),
+            "vocabulary": words.vocabulary.hash,
+        }
+        | PROTOCOL_FACTS,
     )
     contexts = [
         context for run in opened for context in _contexts(run, context_sizes, splits, setting)

@@ -69,7 +69,7 @@ def compare(
         make_plans(request),
         request.data,
         request.out,
-        title=f"Factorizations of {request.data.name or request.data}",
+        title=f"Word representations compared on {request.data}",
         dataset=request.preset.partition("/")[0],
         facts={"preset": request.preset, "recipe": _recipe(request)}
         | ({"overrides": " ".join(request.overrides)} if request.overrides else {}),
@@ -222,13 +222,16 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
     training = plans[0].config.training
     name = torch.cuda.get_device_name() if process.device.type == "cuda" else "CPU"
     return {
-        "data": f"{words.path} ({len(words.vocabulary):,} ids, hash {words.vocabulary.hash[:16]})",
+        "data": f"a vocabulary of {len(words.vocabulary):,} words",
+        "folder": str(words.path),
+        "vocabulary": words.vocabulary.hash,
         "training": (
             f"{training.max_updates:,} updates of {training.tokens_per_update:,} tokens each, "
             f"{type(training.optimizer).__name__}"
         ),
         "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
-        "device": f"{process.world_size} x {name}, {torch.get_num_threads()} threads each",
+        "devices": f"{process.world_size} x {name}",
+        "threads of each process": torch.get_num_threads(),
         "memory": "peak of the GPU's allocator" if name != "CPU" else "peak of the whole process",
     } | PROTOCOL_FACTS
 
