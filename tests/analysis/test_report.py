@@ -85,6 +85,7 @@ def test_a_study_of_failures_only_still_makes_a_page(tmp_path: Path) -> None:
         (millions(123_456), "123K"),
         (millions(256), "256"),
         (duration(12.34), "12.3 s"),
+        (duration(179.5), "180 s"),
         (duration(600), "10 min"),
         (duration(30 * 3600), "30.0 h"),
         (duration(None), "-"),

@@ -33,7 +33,7 @@ function ticks(low, high, wanted) {
 function logTicks(low, high) {
   const found = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1; power++)
-    for (const k of [1, 1.5, 2, 3, 5, 7]) {
+    for (const k of high / low > 4 ? [1, 1.5, 2, 3, 5, 7] : [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9]) {
       const value = k * 10 ** power;
       if (value >= low && value <= high) found.push(value);
     }

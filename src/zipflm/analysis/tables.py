@@ -79,8 +79,8 @@ def millions(count: int) -> str:
 def duration(seconds: float | None) -> str:
     if seconds is None:
         return EMPTY
-    if seconds < 120:
-        return f"{seconds:.1f} s"
+    if seconds < 600:
+        return f"{seconds:.{1 if seconds < 100 else 0}f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{seconds / 3600:.1f} h"
 
