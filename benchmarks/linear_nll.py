@@ -51,11 +51,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--json", help="also write the numbers here")
     options = parser.parse_args()
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
     result = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "commit": commit.strip(),
+        "commit": git.stdout.strip() if git.returncode == 0 else None,
         "tokens": options.tokens,
         "bands": {},
     }

@@ -1,0 +1,226 @@
+"""A complete run as a value: batches, optimisation, and all that a model is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from zipflm.config.checks import require, require_positive
+from zipflm.config.model import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """How token streams become batches (section 4.3)."""
+
+    unit: Literal["word", "bpe"] = "word"
+    """What one id stands for; a data folder made for the other unit is refused."""
+    break_mode: Literal["none", "complete", "sentence"] = "none"
+    """`none`: blocks of exactly `block` tokens. `complete`: as many whole sentences as fit.
+    `sentence`: one sentence each, batched with others of similar length."""
+    block: int = 512
+    """Tokens in a training block."""
+    tokens: int = 4096
+    """At most this many tokens, padding included, go through a device at once."""
+    eval_break_mode: Literal["none", "complete", "sentence"] = "complete"
+    eval_block: int = 512
+    eval_context: int = 0
+    """Of `eval_block`, how many tokens are context that is not scored."""
+
+    def __post_init__(self) -> None:
+        require_positive(block=self.block, tokens=self.tokens, eval_block=self.eval_block)
+        require(
+            self.break_mode == "sentence" or self.tokens >= self.block,
+            "tokens",
+            self.tokens,
+            f"a block of {self.block} tokens does not fit; raise tokens or lower block",
+        )
+        require(
+            0 <= self.eval_context < self.eval_block,
+            "eval_context",
+            self.eval_context,
+            f"must leave room for scored tokens in eval_block={self.eval_block}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nesterov:
+    """The paper's optimizer (section 4.5); the schedule gives its learning rate."""
+
+    momentum: float = 0.99
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "must lie in [0, 1)")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """AdamW for everything; the schedule multiplies the learning rates."""
+
+    lr: float = 1e-3
+    """Of everything but the tables."""
+    table_lr: float = 1e-3
+    """Of the embedding tables, bands included."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    """On matrices and tables, not on biases and norms."""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "table_lr"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
+        for name in ("beta1", "beta2"):
+            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "lies in [0, 1)")
+        require(self.eps > 0, "eps", self.eps, "must be above 0")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon(AdamW):
+    """Muon for the matrices of the decoder's layers, AdamW for all else."""
+
+    matrix_lr: float = 2e-3
+    """Of Muon, in AdamW's units (`match_rms_adamw`)."""
+    momentum: float = 0.95
+    matrix_weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.matrix_lr > 0, "matrix_lr", self.matrix_lr, "must be above 0")
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "must lie in [0, 1)")
+        require(
+            self.matrix_weight_decay >= 0,
+            "matrix_weight_decay",
+            self.matrix_weight_decay,
+            "must be 0 or more",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineCycles:
+    """Linear warm-up, then cosine cycles that grow longer and lower (section 4.5)."""
+
+    warmup_updates: int = 16_000
+    warmup_from: float = 1e-7
+    first_cycle: int = 18_000
+    """Updates of the first cycle, after the warm-up; each further one is twice as long."""
+    max_lr: float = 1.0
+    min_lr: float = 1e-5
+    shrink: float = 0.75
+    """Both ends of the learning rate are multiplied by this from one cycle to the next."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.warmup_updates >= 0, "warmup_updates", self.warmup_updates, "must be 0 or more"
+        )
+        require_positive(first_cycle=self.first_cycle)
+        require(
+            0 <= self.min_lr <= self.max_lr,
+            "min_lr",
+            self.min_lr,
+            f"must lie between 0 and max_lr={self.max_lr}",
+        )
+        require(0 < self.shrink <= 1, "shrink", self.shrink, "must lie in (0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupDecay:
+    """Linear warm-up, full height, decay over the last part; a factor of the learning rates."""
+
+    warmup: float = 0.02
+    """Fraction of the updates."""
+    decay: float = 0.7
+    """Fraction of the updates, at the end; 1 - warmup decays from the start."""
+    shape: Literal["linear", "cosine"] = "linear"
+    final: float = 0.0
+    """Where the decay ends, as a fraction of the full height."""
+
+    def __post_init__(self) -> None:
+        for name in ("warmup", "decay", "final"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, name, value, "is a fraction, 0 to 1")
+        require(
+            self.warmup + self.decay <= 1 + 1e-9,
+            "decay",
+            self.decay,
+            f"with warmup={self.warmup} takes more than all updates; lower one of them",
+        )
+
+
+OptimizerConfig = Nesterov | AdamW | Muon
+ScheduleConfig = CosineCycles | WarmupDecay
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Optimisation; the defaults are the paper's for WikiText-103."""
+
+    optimizer: OptimizerConfig = field(default_factory=Nesterov)
+    schedule: ScheduleConfig = field(default_factory=CosineCycles)
+    max_updates: int = 286_000
+    tokens_per_update: int = 65_536
+    """Reached with all devices together, by accumulating gradients where needed."""
+    clip_norm: float = 0.1
+    """Gradients above this norm are scaled down to it; 0 leaves them as they are."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float16"
+    """Of activations and matrix products; weights, loss and statistics stay in float32."""
+    stages: tuple[tuple[float, int], ...] = ()
+    """Block lengths in turn, as (fraction of the updates at which it ends, block); `batches.block`
+    is used after the last. `0.3:128,0.8:256` on the command line."""
+    compile: bool = False
+    """Compile the model with `torch.compile`."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes: a whole copy of the model on each device, or a part of it."""
+    seed: int = 1
+    report_every: int = 100
+    """Updates between two lines of the log."""
+    validate_every: int = 2_000
+    """Updates between two passes over the valid set; 0 does it only at the end."""
+    checkpoint_every: int = 2_000
+    """Updates between two checkpoints; 0 saves only at the end."""
+    max_bad_updates: int = 20
+    """Stop after so many non-finite losses or gradients in a row."""
+    tensorboard: bool = False
+    """Also write TensorBoard events (needs the extra `tensorboard`)."""
+
+    def __post_init__(self) -> None:
+        require_positive(
+            max_updates=self.max_updates,
+            tokens_per_update=self.tokens_per_update,
+            report_every=self.report_every,
+            max_bad_updates=self.max_bad_updates,
+        )
+        for name in ("validate_every", "checkpoint_every", "clip_norm", "seed"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "must be 0 or more")
+        ends = [end for end, _ in self.stages]
+        require(
+            ends == sorted(set(ends)) and all(0 < end <= 1 for end in ends),
+            "stages",
+            self.stages,
+            "ends are fractions that rise from above 0 to at most 1, e.g. 0.3:128,0.8:256",
+        )
+        for _, block in self.stages:
+            require_positive(stages=block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ModelConfig):
+    """Everything a run needs: the model's fields, batches and training."""
+
+    name: str
+    """`dataset/factorization`, as on the command line."""
+    batches: BatchConfig = field(default_factory=BatchConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for _, block in self.training.stages:
+            require(
+                self.batches.break_mode == "sentence" or block <= self.batches.tokens,
+                "training.stages",
+                self.training.stages,
+                f"a block of {block} does not fit into batches.tokens={self.batches.tokens}",
+            )
