@@ -18,7 +18,7 @@ from zipflm.analysis import paper
 from zipflm.analysis.findings import findings
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.paper_bins import BIN_MODELS
-from zipflm.analysis.plots import bins_of_paper, style_of
+from zipflm.analysis.plots import DATASETS, bins_of_paper, style_of
 from zipflm.analysis.study import Row, Study
 from zipflm.analysis.tables import EMPTY, Column, columns, context_rows, duration, millions, number
 from zipflm.analysis.word_lists import WordDifference
@@ -75,8 +75,8 @@ def caption(study: Study) -> str:
         )
     if any(row.paper for row in study.rows):
         text += (
-            " Columns headed 'the paper's' are its printed figures, from its own training on its "
-            "own machines."
+            f" Columns headed 'the paper's' are its printed figures on {DATASETS[study.dataset]}, "
+            "from its own training on its own machines; ours compare to them only on that text."
         )
     return text
 

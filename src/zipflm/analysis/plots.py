@@ -20,7 +20,7 @@ from zipflm.analysis.paper_bins import BIN_MODELS, BINS
 from zipflm.analysis.study import Row, Study
 
 _INK = "#16181d"
-_DATASETS = {"wikitext-103": "WikiText-103", "billion-word": "Billion Word"}
+DATASETS = {"wikitext-103": "WikiText-103", "billion-word": "Billion Word"}
 _SETTINGS = {
     "font.family": "sans-serif",
     "font.size": 9.0,
@@ -117,7 +117,7 @@ def paper_bars(dataset: str, *, previous: bool) -> Figure:
     return bar_chart(
         bins_of_paper(dataset, previous=previous),
         {label: STYLES[label] for label in BIN_MODELS[dataset]},
-        title=f"The paper's: loss by frequency of the {by}, {_DATASETS[dataset]} test",
+        title=f"The paper's: loss by frequency of the {by}, {DATASETS[dataset]} test",
         xlabel=_bin_label(by),
     )
 

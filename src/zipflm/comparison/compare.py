@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,21 +219,26 @@ def scored_text(words: DataFolder, split: str) -> ScoredText:
 
 def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> dict[str, Any]:
     """What holds for the whole study, for its reader."""
-    training = plans[0].config.training
+    configs = [plan.config.training for plan in plans]
+    updates = _either(f"{config.max_updates:,}" for config in configs)
+    tokens = _either(f"{config.tokens_per_update:,}" for config in configs)
+    optimizer = _either(type(config.optimizer).__name__ for config in configs)
     name = torch.cuda.get_device_name() if process.device.type == "cuda" else "CPU"
     return {
         "data": f"a vocabulary of {len(words.vocabulary):,} words",
         "folder": str(words.path),
         "vocabulary": words.vocabulary.hash,
-        "training": (
-            f"{training.max_updates:,} updates of {training.tokens_per_update:,} tokens each, "
-            f"{type(training.optimizer).__name__}"
-        ),
+        "training": f"{updates} updates of {tokens} tokens each, {optimizer}",
         "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
         "devices": f"{process.world_size} x {name}",
         "threads of each process": torch.get_num_threads(),
         "memory": "peak of the GPU's allocator" if name != "CPU" else "peak of the whole process",
     } | PROTOCOL_FACTS
+
+
+def _either(values: Iterable[str]) -> str:
+    """`a`, or `a or b` where members differ, as the paper's do in tokens per update."""
+    return " or ".join(dict.fromkeys(values))
 
 
 def _recipe(request: Request) -> str:
