@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from html import escape
 from importlib import resources
 from string import Template
 from typing import Any
 
 from zipflm.analysis import paper
+from zipflm.analysis.chart_data import chart_data
 from zipflm.analysis.findings import findings
 from zipflm.analysis.frequency_bins import FrequencyBin
-from zipflm.analysis.paper_bins import BIN_MODELS
-from zipflm.analysis.plots import DATASETS, bins_of_paper, style_of
+from zipflm.analysis.plots import DATASETS, style_of
 from zipflm.analysis.study import Row, Study
 from zipflm.analysis.tables import EMPTY, Column, columns, context_rows, duration, millions, number
 from zipflm.analysis.word_lists import WordDifference
@@ -31,10 +30,6 @@ CONTEXT_CAPTION = (
     "Perplexity with part of every block given as context that is not scored: each word then has "
     "at least that many words before it."
 )
-_PAPER_NAMES = {
-    "wikitext-103": "the paper, WikiText-103",
-    "billion-word": "the paper, Billion Word",
-}
 
 
 def render(study: Study) -> str:
@@ -58,7 +53,7 @@ def render(study: Study) -> str:
         words="\n".join(_word_cards(study)),
         protocol=_protocol(study),
         footer=escape(f"Made by zipflm. The paper is {paper.SOURCE}."),
-        data=_embedded(_chart_data(study)),
+        data=_embedded(chart_data(study)),
     )
 
 
@@ -328,48 +323,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool | str):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _chart_data(study: Study) -> dict[str, Any]:
-    looks = style_of(study)
-    return {
-        "split": study.split,
-        "reference": study.reference,
-        "headline": study.headline_name,
-        "models": [_model(row, study) | _look(looks[row.label]) for row in study.rows],
-        "bins": {
-            "word": _sources(study, study.word_bins, previous=False),
-            "previous": _sources(study, study.previous_bins, previous=True),
-        },
-    }
-
-
-def _model(row: Row, study: Study) -> dict[str, Any]:
-    summary = study.headline(row) if row.perplexity else None
-    return {
-        "label": row.label,
-        "params": row.num_params,
-        "perplexity": summary.mean if summary else None,
-        "deviation": summary.deviation if summary else None,
-        "curve": [asdict(point) for point in row.curve],
-    }
-
-
-def _look(style: Any) -> dict[str, str]:
-    return {"pattern": style.pattern, "marker": style.marker, "dash": style.dash}
-
-
-def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> list[dict[str, Any]]:
-    """Our bins first, then the paper's, where it has some of our models."""
-    ours = {"name": "this study", "reference": study.reference, "bins": [asdict(b) for b in bins]}
-    labels = {row.label for row in study.rows}
-    theirs = [
-        {
-            "name": name,
-            "reference": "ADP-T",
-            "bins": [asdict(b) for b in bins_of_paper(dataset, previous=previous)],
-        }
-        for dataset, name in _PAPER_NAMES.items()
-        if labels & set(BIN_MODELS[dataset])
-    ]
-    return [ours, *theirs]
