@@ -242,8 +242,8 @@ def _demo(dataset: str, factorization: str, size: str) -> Config:
             clip_norm=1.0,
             precision="float32",
             report_every=10,
-            validate_every=80,
-            checkpoint_every=80,
+            validate_every=120,
+            checkpoint_every=120,
         ),
         **layers.of(factorization),
     )
