@@ -40,8 +40,8 @@ _T3, _T4 = "Table 3 (WikiText-103)", "Table 4 (Billion Word)"
 _T7 = "Table 7 (WikiText-103, appendix)"
 
 MODELS = (
-    PaperModel(_T1, "Char-CNN", f"{_GBW}/CNN", "366", None, 25.88, 79),
-    PaperModel(_T1, "Adaptive inputs", f"{_GBW}/ADP-T", "331", None, 25.22, 55),
+    PaperModel(_T1, "Char-CNN", f"{_GBW}/CNN/main-result", "366", None, 25.88, 79),
+    PaperModel(_T1, "Adaptive inputs", f"{_GBW}/ADP-T/main-result", "331", None, 25.22, 55),
     PaperModel(_T1, "Adaptive inputs (large)", f"{_GBW}/ADP-T/large", "465", None, 23.91, 72),
     PaperModel(
         _T1, "Adaptive inputs (very large)", f"{_GBW}/ADP-T/very-large", "1026", None, 23.02, 145
