@@ -18,7 +18,8 @@ ALLOWED = {
     "cli": {"__all__"},
     "config": {"model.bands"},
     "overrides": set(),
-    "presets": {"config", "overrides"},
+    "presets": {"config", "variants"},
+    "variants": {"config"},
     "recipes": {"config", "overrides", "presets"},
     "sizes": {"config", "presets", "analysis.paper"},
     "kernels": set(),
@@ -27,9 +28,11 @@ ALLOWED = {
     "data": {"config"},
     "data.vocabulary": set(),
     "evaluation": {"model", "data", "config", "overrides"},
-    "training": {"evaluation", "model", "data", "config", "overrides", "presets"},
+    "training": {"evaluation", "model", "data", "config", "overrides"},
     "analysis": {"evaluation.scores", "data.vocabulary"},
     "analysis.paper": set(),
+    "comparison": {"analysis", "training", "evaluation", "data", "config", "presets", "recipes"}
+    | {"overrides"},
     "interop": {"model", "config", "overrides", "data.vocabulary"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -1,13 +1,13 @@
 """Every model of the paper by name, as functions that return a complete config.
 
-`preset("wikitext-103", "ADP-T")` is a row of the paper's comparison; a variant is a row of its
-appendix, written as the change it makes. Where the paper and the authors' published code differ,
-the preset holds the paper's value and the variant `fairseq` the code's (docs/reproduction.md).
+`preset("wikitext-103", "ADP-T")` is a row of the paper's comparison; rows of its appendix are named
+changes to one of these (`variants`). Where the paper and the authors' published code differ, the
+preset holds the paper's value and the variant `fairseq` the code's (docs/reproduction.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -22,31 +22,35 @@ from zipflm.config import (
     FixedInput,
     FullOutput,
     InputConfig,
+    Muon,
     OutputConfig,
     Tie,
     TrainingConfig,
+    WarmupDecay,
     require,
 )
+from zipflm.variants import changes_of
 
 FACTORIZATIONS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
-DATASETS = ("wikitext-103", "billion-word", "tiny")
+DATASETS = ("wikitext-103", "billion-word", "tiny", "demo")
 SIZES = ("base", "large", "very-large")
 
 
 def preset(
     dataset: str, factorization: str = "ADP-T", *, size: str = "base", variant: str | None = None
 ) -> Config:
-    """The config of one model of the paper, or of `tiny`, which trains on a CPU in minutes.
+    """The config of one model of the paper, or of `tiny` or `demo`, which a CPU trains in minutes.
 
     `size` scales the decoder as the paper does for Billion Word; `variant` names an ablation
     (`variants` lists them).
     """
     _choose("dataset", dataset, dict.fromkeys(DATASETS))
     _choose("factorization", factorization, dict.fromkeys(FACTORIZATIONS))
-    config = (_tiny if dataset == "tiny" else _paper)(dataset, factorization, size)
+    make = {"tiny": _tiny, "demo": _demo}.get(dataset, _paper)
+    config = make(dataset, factorization, size)
     if variant is None:
         return config
-    change = _choose(f"variant of {config.name}", variant, _variants(dataset, factorization))
+    change = _choose(f"variant of {config.name}", variant, changes_of(dataset, factorization))
     return replace(change(config), name=f"{config.name}/{variant}")
 
 
@@ -70,7 +74,7 @@ def from_name(name: str) -> Config:
 
 def variants(dataset: str, factorization: str) -> tuple[str, ...]:
     """Names of the ablations of one model."""
-    return tuple(_variants(dataset, factorization))
+    return tuple(changes_of(dataset, factorization))
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,8 @@ def _paper(dataset: str, factorization: str, size: str) -> Config:
         # These two did not fit: a quarter of the tokens a device, four batches an update.
         batches = replace(batches, tokens=1024)
         training = replace(training, tokens_per_update=8 * 4 * 1024)
+    if dataset == "billion-word" and size != "base":
+        training = replace(training, tokens_per_update=64 * 2048)  # a main result, see there
     is_bpe = factorization in ("BPE", "BPE-T")
     suffix = "" if size == "base" else f"/{size}"
     return Config(
@@ -193,6 +199,59 @@ def _tiny(dataset: str, factorization: str, size: str) -> Config:
     )
 
 
+def _demo(dataset: str, factorization: str, size: str) -> Config:
+    """Sized for the embedded corpus: 16 thousand words, 1.8 million tokens, two CPU cores.
+
+    All eight factorizations together train in a few minutes, and differ for the paper's reasons:
+    the head holds what the text is mostly made of, the last band what it hardly ever says. The
+    paper's optimisation needs thousands of updates to get under way, so this one is modern.
+    """
+    require(size == "base", "size", size, "demo has one size, base")
+    decoder = DecoderConfig(
+        dim=128,
+        num_layers=2,
+        num_heads=4,
+        ffn_dim=512,
+        dropout=0.0,
+        attention_dropout=0.0,
+        relu_dropout=0.0,
+        positions="rotary",
+        qk_norm=True,
+        activation="relu_squared",
+        norm="rms",
+        final_norm=True,
+        init="zero-output",
+    )
+    layers = _Layers(
+        cutoffs=(1000, 5000),
+        dim=128,
+        sm_dim=64,
+        asm_dim=16,
+        tail_dropout=0.0,
+        characters=CharacterInput(char_dim=16, filters=((1, 16), (2, 32), (3, 64), (4, 96))),
+        tied=Tie.PROJECTIONS,
+    )
+    is_bpe = factorization in ("BPE", "BPE-T")
+    return Config(
+        name=f"demo/{factorization}",
+        vocab_size=4136 if is_bpe else 15_992,
+        decoder=decoder,
+        batches=BatchConfig(unit="bpe" if is_bpe else "word", block=64, tokens=1024, eval_block=64),
+        training=TrainingConfig(
+            optimizer=Muon(matrix_lr=5e-3, table_lr=1e-2, lr=3e-3),
+            schedule=WarmupDecay(),
+            max_updates=240,
+            tokens_per_update=1024,
+            clip_norm=1.0,
+            precision="float32",
+            report_every=10,
+            validate_every=120,
+            checkpoint_every=120,
+        ),
+        **layers.of(factorization),
+    )
+
+
 @dataclass(frozen=True)
 class _Layers:
     """The widths from which the input and output layer of every factorization follow."""
@@ -228,113 +287,7 @@ class _Layers:
         }
 
 
-# --- Variants: the rows of the appendix, of the context table, and fairseq's choices. ---
-
-_Change = Callable[[Config], Config]
 T = TypeVar("T")
-
-
-def _layers(config: Config, **changes: Any) -> Config:
-    """Change the same fields of the input and the output layer."""
-    return replace(
-        config, input=replace(config.input, **changes), output=replace(config.output, **changes)
-    )
-
-
-def _input_dim(dim: int) -> _Change:
-    return lambda config: replace(config, input=FixedInput(dim=dim))
-
-
-def _dropout(rate: float) -> _Change:
-    return lambda config: replace(config, decoder=replace(config.decoder, dropout=rate))
-
-
-def _tied(tie: Tie) -> _Change:
-    return lambda config: replace(config, tie=tie)
-
-
-def _bands(*thousands: int) -> _Change:
-    """Bands of so many thousand words each; the last takes what remains."""
-    cutoffs = tuple(1000 * sum(thousands[:end]) for end in range(1, len(thousands)))
-    return lambda config: _layers(config, cutoffs=cutoffs)
-
-
-def _tail_dropout(rate: float) -> _Change:
-    def change(config: Config) -> Config:
-        assert isinstance(config.output, AdaptiveOutput)
-        return replace(config, output=replace(config.output, tail_dropout=rate))
-
-    return change
-
-
-def _block(tokens: int, context: int) -> _Change:
-    def change(config: Config) -> Config:
-        batches = replace(config.batches, block=tokens, eval_block=tokens, eval_context=context)
-        # The paper's 4096 tokens a device hold one such block, not two.
-        return replace(config, batches=replace(batches, tokens=max(tokens, batches.tokens)))
-
-    return change
-
-
-def _no_reduction(config: Config) -> Config:
-    """Merity et al.'s setting: every band 512 wide, all weights shared.
-
-    The head is narrower than the decoder and so must be projected; sharing its projection as
-    well gives the paper's count.
-    """
-    return _layers(replace(config, tie=Tie.HEAD), dim=512, factor=1)
-
-
-def _fairseq(config: Config) -> Config:
-    """What the authors' later code does under the paper's name."""
-    output = config.output
-    if isinstance(output, AdaptiveOutput):
-        output = replace(output, input_dropout=output.tail_dropout)
-    is_wikitext = config.name.startswith("wikitext-103")
-    decoder = replace(config.decoder, init="fairseq", num_heads=8 if is_wikitext else 16)
-    config = replace(config, output=output, decoder=decoder)
-    if not is_wikitext:
-        return config
-    schedule = CosineCycles(first_cycle=270_000, min_lr=1e-4)
-    return replace(
-        config,
-        batches=replace(config.batches, block=3072, tokens=3072),
-        training=replace(config.training, schedule=schedule, tokens_per_update=8 * 3 * 3072),
-    )
-
-
-_WIKITEXT_VARIANTS: dict[str, dict[str, _Change]] = {
-    "SM": {"dropout-0.4": _dropout(0.4), "dim-256": lambda c: _layers(c, dim=256)}
-    | {"input-64": _input_dim(64)},
-    "SM-T": {"dropout-0.4": _dropout(0.4), "dim-256": lambda c: _layers(c, dim=256)},
-    "ASM": {f"input-{dim}": _input_dim(dim) for dim in (256, 128, 64, 32)}
-    | {"tail-dropout-0": _tail_dropout(0)},
-    "ADP": {"tail-dropout-0": _tail_dropout(0)},
-    "ADP-T": {
-        "tie-embeddings": _tied(Tie.EMBEDDINGS),
-        "tie-projections": _tied(Tie.PROJECTIONS),
-        "tie-head": _tied(Tie.HEAD),
-        "no-reduction": _no_reduction,
-        "bands-20k-40k-200k": _bands(20, 40, 200),
-        "bands-20k-140k-100k": _bands(20, 140, 100),
-        "bands-20k-40k-60k-140k": _bands(20, 40, 60, 140),
-        "bands-60k-100k-100k": _bands(60, 100, 100),
-        "bands-5k-155k-100k": _bands(5, 155, 100),
-        "bands-10k-60k-190k": _bands(10, 60, 190),
-        "block-512-context-480": _block(512, 480),
-        "block-2048": _block(2048, 0),
-        "block-2048-context-1536": _block(2048, 1536),
-        "block-3072": _block(3072, 0),
-        "block-3072-context-2560": _block(3072, 2560),
-    },
-}
-
-
-def _variants(dataset: str, factorization: str) -> dict[str, _Change]:
-    if dataset == "tiny":
-        return {}
-    rows = _WIKITEXT_VARIANTS.get(factorization, {}) if dataset == "wikitext-103" else {}
-    return rows | {"fairseq": _fairseq}
 
 
 def _choose(field: str, value: str, known: Mapping[str, T]) -> T:

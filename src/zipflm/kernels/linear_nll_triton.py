@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from zipflm.kernels.nll_operator import nll_operator
+
 MAX_WIDTH = 512
 
 
@@ -47,7 +49,7 @@ def _lse_kernel(
     in_width = (columns < width)[None, :]
     in_rows = rows < count
     hidden = tl.load(
-        hidden_ptr + rows[:, None] * width + columns[None, :],
+        hidden_ptr + rows[:, None].to(tl.int64) * width + columns[None, :],
         mask=in_rows[:, None] & in_width,
         other=0.0,
     )
@@ -60,7 +62,7 @@ def _lse_kernel(
         words = start + tl.arange(0, WORDS)
         in_words = words < last
         weight = tl.load(
-            weight_ptr + words[:, None] * width + columns[None, :],
+            weight_ptr + words[:, None].to(tl.int64) * width + columns[None, :],
             mask=in_words[:, None] & in_width,
             other=0.0,
         )
@@ -99,7 +101,7 @@ def _hidden_gradient_kernel(
     columns = tl.arange(0, WIDTH)
     in_width = (columns < width)[None, :]
     in_rows = rows < count
-    places = rows[:, None] * width + columns[None, :]
+    places = rows[:, None].to(tl.int64) * width + columns[None, :]
     mask = in_rows[:, None] & in_width
     hidden = tl.load(hidden_ptr + places, mask=mask, other=0.0)
     lse = tl.load(lse_ptr + rows, mask=in_rows, other=0.0)
@@ -112,7 +114,7 @@ def _hidden_gradient_kernel(
         words = start + tl.arange(0, WORDS)
         in_words = words < last
         weight = tl.load(
-            weight_ptr + words[:, None] * width + columns[None, :],
+            weight_ptr + words[:, None].to(tl.int64) * width + columns[None, :],
             mask=in_words[:, None] & in_width,
             other=0.0,
         )
@@ -121,7 +123,7 @@ def _hidden_gradient_kernel(
         # Words behind the end have zero weights and add nothing, whatever their logits.
         d_logits = (d_logits * grad[:, None]).to(weight.dtype)
         d_hidden = tl.dot(d_logits, weight, d_hidden, input_precision=PRECISION)
-    tl.store(d_hidden_ptr + split * num_rows * width + places, d_hidden, mask=mask)
+    tl.store(d_hidden_ptr + split.to(tl.int64) * num_rows * width + places, d_hidden, mask=mask)
 
 
 @triton.jit
@@ -144,7 +146,7 @@ def _weight_gradient_kernel(
     words = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     columns = tl.arange(0, WIDTH)
     in_width = (columns < width)[None, :]
-    places = words[:, None] * width + columns[None, :]
+    places = words[:, None].to(tl.int64) * width + columns[None, :]
     mask = (words < num_words)[:, None] & in_width
     weight = tl.load(weight_ptr + places, mask=mask, other=0.0)
     d_weight = tl.zeros([WORDS, WIDTH], tl.float32)
@@ -153,7 +155,7 @@ def _weight_gradient_kernel(
         rows = start + tl.arange(0, ROWS)
         in_rows = rows < count
         hidden = tl.load(
-            hidden_ptr + rows[:, None] * width + columns[None, :],
+            hidden_ptr + rows[:, None].to(tl.int64) * width + columns[None, :],
             mask=in_rows[:, None] & in_width,
             other=0.0,
         )
@@ -195,16 +197,15 @@ def _splits(num_rows: int, num_words: int, meta: dict[str, Any]) -> tuple[int, i
 def _active_first(active_N: Tensor) -> tuple[Tensor, Tensor]:
     """(order that moves active rows to the front, their number [1]), both on the device."""
     ahead_N = active_N.cumsum(0)
-    count = ahead_N[-1:]
+    count = active_N.sum(dtype=torch.int32).view(1)
     behind_N = count + (~active_N).cumsum(0)
     places_N = torch.where(active_N, ahead_N, behind_N) - 1
     order_N = torch.empty_like(places_N)
     order_N.scatter_(0, places_N, torch.arange(len(places_N), device=places_N.device))
-    return order_N, count.to(torch.int32)
+    return order_N, count
 
 
-@torch.library.custom_op("zipflm::linear_nll_triton", mutates_args=())
-def _forward(
+def forward(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor]:
     """nll_N and the log-sum-exp of every row, both 0 where not active."""
@@ -224,8 +225,7 @@ def _forward(
     return (lse_N - target_N).where(active_N, 0.0), lse_N.where(active_N, 0.0)
 
 
-@torch.library.custom_op("zipflm::linear_nll_triton_backward", mutates_args=())
-def _backward(
+def backward(
     grad_N: Tensor,
     hidden_NE: Tensor,
     weight_VE: Tensor,
@@ -251,38 +251,5 @@ def _backward(
     return d_hidden_NE, d_weight_VE
 
 
-@_forward.register_fake
-def _(
-    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
-) -> tuple[Tensor, Tensor]:
-    nll_N = hidden_NE.new_empty(hidden_NE.shape[0], dtype=torch.float32)
-    return nll_N, torch.empty_like(nll_N)
-
-
-@_backward.register_fake
-def _(
-    grad_N: Tensor,
-    hidden_NE: Tensor,
-    weight_VE: Tensor,
-    targets_N: Tensor,
-    active_N: Tensor,
-    lse_N: Tensor,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(hidden_NE), weight_VE.new_empty(weight_VE.shape)
-
-
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs, output[1])
-
-
-def _autograd(ctx: Any, grad_nll_N: Tensor, grad_lse_N: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward(grad_nll_N, *ctx.saved_tensors), None, None
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
-
-
-def linear_nll(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor) -> Tensor:
-    """As `reference.linear_nll`, at the cost of the active rows."""
-    nll_N: Tensor = _forward(hidden_NE, weight_VE, targets_N, active_N)[0]
-    return nll_N
+linear_nll = nll_operator("linear_nll_triton", forward, backward)
+"""As `reference.linear_nll`, at the cost of the active rows."""

@@ -39,7 +39,9 @@ class Process:
 def started(device: str | None = None) -> Iterator[Process]:
     """Join the processes that `torchrun` started, or be the only one.
 
-    `device` is `cpu` or `cuda`; by default a GPU where there is one.
+    Inside another `started` it is the same process and nothing is joined or left: a second group
+    would find the first one's addresses in torchrun's store. `device` is `cpu` or `cuda`; by
+    default a GPU where there is one.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind.startswith("cuda") and not torch.cuda.is_available():
@@ -53,6 +55,9 @@ def started(device: str | None = None) -> Iterator[Process]:
     place = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(place)
+    if dist.is_initialized():
+        yield Process(dist.get_rank(), world_size, place)
+        return
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
         yield Process(dist.get_rank(), world_size, place)
