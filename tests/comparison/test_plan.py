@@ -118,9 +118,9 @@ def test_a_twin_of_another_text_is_refused(tmp_path: Path) -> None:
     data = make_data(tmp_path, twin=False)
     from zipflm.data.prepare import Options, prepare
 
-    other = tmp_path / "other.txt"
-    other.write_text("another text\n")
-    texts = {split: [other] for split in ("train", "valid", "test")}
+    texts = {split: [tmp_path / f"{split}.other"] for split in ("train", "valid", "test")}
+    for (other,) in texts.values():
+        other.write_text("another text, another\n")
     prepare(data / "bpe", texts, Options(bpe=5))
     with pytest.raises(ValueError, match="prepare both from the same text"):
         make_plans(Request(data=data, preset="tiny", out=Path("s")))

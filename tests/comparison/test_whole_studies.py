@@ -116,9 +116,10 @@ def test_two_runs_of_one_name_are_refused(data: Path, study: Path, tmp_path: Pat
 def test_data_of_another_vocabulary_are_refused(study: Path, tmp_path: Path) -> None:
     from zipflm.data.prepare import Options, prepare
 
-    text = tmp_path / "text.txt"
-    text.write_text("some other words\n")
-    prepare(tmp_path / "data", {"train": [text], "test": [text]}, Options(min_count=1))
+    texts = {split: [tmp_path / f"{split}.txt"] for split in ("train", "test")}
+    for (text,) in texts.values():
+        text.write_text("some other words\n")
+    prepare(tmp_path / "data", texts, Options(min_count=1))
     run = study / "members" / "ADP-T" / "seed-1"
     with pytest.raises(ValueError, match="was trained with the vocabulary"):
         analyse([run], tmp_path / "data", tmp_path / "out")
