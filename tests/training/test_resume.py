@@ -81,19 +81,53 @@ def test_the_random_state_is_a_function_of_seed_and_update(word_data, tmp_path):
         assert_close(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
+def damage(out, update):
+    path = out / "checkpoints" / f"update-{update:08d}" / "weights.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return path
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(word_data, tmp_path, capsys):
     common = ["training.max_updates=6", "training.checkpoint_every=2"]
     run(word_data, tmp_path / "run", *common)
     expected = weights(tmp_path / "run")
-    damaged = tmp_path / "run" / "checkpoints" / "update-00000006" / "weights.safetensors"
-    content = bytearray(damaged.read_bytes())
-    content[-1] ^= 1
-    damaged.write_bytes(content)
+    damaged = damage(tmp_path / "run", 6)
     capsys.readouterr()
     run(word_data, tmp_path / "run", *common, resume=True)
     said = capsys.readouterr().out
     assert str(damaged) in said and "resuming after update 4" in said
     assert_same(weights(tmp_path / "run"), expected)
+
+
+def test_a_damaged_checkpoint_does_not_outlive_good_ones(word_data, tmp_path, capsys):
+    """It is newer than all that the resumed run saves, and must not count among them."""
+    out, every = tmp_path / "run", "training.checkpoint_every=2"
+    run(word_data, out, every, "training.max_updates=6", keep=2)
+    damage(out, 6)
+    run(word_data, out, every, "training.max_updates=5", resume=True, keep=1)
+    aside = out / "checkpoints" / ".damaged-update-00000006"
+    assert aside.is_dir() and str(aside) in capsys.readouterr().out
+    assert [folder.name for folder in checkpoint.newest_first(out)] == ["update-00000005"]
+    assert checkpoint.load_newest(out, pytest.fail).state["update"] == 5
+
+
+def test_a_damaged_checkpoint_is_not_the_best(word_data, tmp_path):
+    every = ["training.checkpoint_every=2", "training.validate_every=2", "training.max_updates=6"]
+    run(word_data, tmp_path / "run", *every, keep=0)
+    first = checkpoint.best(tmp_path / "run")
+    damage(tmp_path / "run", int(first.name.removeprefix("update-")))
+    second = checkpoint.best(tmp_path / "run")
+    assert second not in (None, first)
+    checkpoint.verify(second)
+
+
+def test_what_was_just_saved_is_never_pruned(word_data, tmp_path):
+    run(word_data, tmp_path / "run", "training.checkpoint_every=2", "training.max_updates=6")
+    saved = tmp_path / "run" / "checkpoints" / "update-00000002"
+    checkpoint.prune(tmp_path / "run", 1, saved)
+    assert saved.is_dir()
 
 
 def test_an_unfinished_checkpoint_is_not_seen_and_removed(word_data, tmp_path):

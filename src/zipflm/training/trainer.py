@@ -95,6 +95,8 @@ def train(
         distributed.wait_for_all(process)
         if process.is_first:
             run_folder.prepare(out, config, data, found.state["update"] if found else 0)
+            for folder in checkpoint.set_aside(out, found.state["update"]) if found else ():
+                log.say(f"the damaged checkpoint was moved out of the way, to {folder}")
         distributed.wait_for_all(process)
         with log:
             for line in overview(config, process, num_batches):
@@ -283,8 +285,10 @@ def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> bool:
         return True
     contents = Checkpoint(weights, tensors, state, to_dict(run.config))
     try:
-        checkpoint.save(run.out, contents, lambda folder: _copy_data_files(run.data, folder))
-        checkpoint.prune(run.out, run.keep)
+        saved = checkpoint.save(
+            run.out, contents, lambda folder: _copy_data_files(run.data, folder)
+        )
+        checkpoint.prune(run.out, run.keep, saved)
     except OSError as error:
         good = checkpoint.newest_first(run.out)
         message = (
