@@ -175,7 +175,12 @@ def clean(run: Path) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    path.write_text(as_json(value), encoding="utf-8")
+
+
+def as_json(value: Mapping[str, Any]) -> str:
+    """How every JSON file of a run is written."""
+    return json.dumps(value, indent=1) + "\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:
