@@ -8,7 +8,7 @@ from training_runs import SMALL, assert_close, assert_same, config_of, run, weig
 
 from zipflm.config import Config
 from zipflm.overrides import from_dict
-from zipflm.training import checkpoint
+from zipflm.training import checkpoint, run_folder
 from zipflm.training.run_folder import read_log
 
 
@@ -65,11 +65,25 @@ def test_resuming_nothing_starts_from_the_beginning(word_data, tmp_path):
     assert run(word_data, tmp_path / "run", "training.max_updates=2", resume=True)
 
 
-def test_resuming_a_finished_run_changes_nothing(word_data, tmp_path):
-    run(word_data, tmp_path / "run", "training.max_updates=2")
-    before = weights(tmp_path / "run")
-    assert run(word_data, tmp_path / "run", "training.max_updates=2", resume=True)
-    assert_same(weights(tmp_path / "run"), before)
+@pytest.mark.parametrize("length", [4, 2])
+def test_resuming_a_finished_run_says_so_and_writes_nothing(word_data, tmp_path, capsys, length):
+    run(word_data, tmp_path / "run", "training.max_updates=4")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    capsys.readouterr()
+    options = [f"training.max_updates={length}", "training.report_every=7"]
+    assert run(word_data, tmp_path / "run", *options, resume=True)
+    assert f"already finished (update 4 of {length})" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_every_session_of_a_run_is_recorded(word_data, tmp_path, monkeypatch):
+    for update, commit in ((2, "first"), (4, "second"), (6, "third")):
+        monkeypatch.setattr(run_folder, "_commit", lambda commit=commit: commit)
+        run(word_data, tmp_path / "run", f"training.max_updates={update}", resume=True)
+    versions = json.loads((tmp_path / "run" / "versions.json").read_text())
+    assert versions["commit"] == "first"
+    sessions = [(session["update"], session["commit"]) for session in versions["resumed"]]
+    assert sessions == [(2, "second"), (4, "third")]
 
 
 def test_the_random_state_is_a_function_of_seed_and_update(word_data, tmp_path):

@@ -124,6 +124,24 @@ def wait_for_all(process: Process) -> None:
         dist.barrier()
 
 
+def require_same(name: str, value: int | None, process: Process, remedy: str) -> None:
+    """ValueError, in every process, if they do not all have the same value; waits for all.
+
+    `value` is not negative.
+    """
+    if process.world_size == 1:
+        return
+    own = torch.tensor(-1 if value is None else value, device=process.device)
+    gathered = [torch.empty_like(own) for _ in range(process.world_size)]
+    dist.all_gather(gathered, own)
+    values = [None if number < 0 else number for number in (int(each) for each in gathered)]
+    for rank, other in enumerate(values):
+        if other != values[0]:
+            raise ValueError(
+                f"{name} is {values[0]} in process 0, but {other} in process {rank}; {remedy}"
+            )
+
+
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor that may be sharded, on the CPU; every process must ask."""
     if isinstance(tensor, DTensor):

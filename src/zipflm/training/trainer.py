@@ -50,6 +50,8 @@ from zipflm.training.tally import Tally
 _DATA_FILES = ("vocabulary.txt", "bpe.codes")
 """What scoring text needs besides the weights; the second for sub-words only."""
 
+_SHARE = "--out must be a folder that all machines share"
+
 
 @dataclass
 class Run:
@@ -91,11 +93,18 @@ def train(
             out, config.training.max_updates, not process.is_first, config.training.tensorboard
         )
         found = checkpoint.load_newest(out, log.say) if resume else None
+        done = found.state["update"] if found else None
         # All have looked at the folder before the first process changes it, and after.
-        distributed.wait_for_all(process)
+        distributed.require_same("the newest checkpoint's update", done, process, _SHARE)
+        if done is not None and done >= config.training.max_updates:
+            log.say(
+                f"{out}: already finished (update {done} of {config.training.max_updates}); to go "
+                "on raise training.max_updates"
+            )
+            return True
         if process.is_first:
-            run_folder.prepare(out, config, data, found.state["update"] if found else 0)
-            for folder in checkpoint.set_aside(out, found.state["update"]) if found else ():
+            run_folder.prepare(out, config, data, done)
+            for folder in checkpoint.set_aside(out, done) if done is not None else ():
                 log.say(f"the damaged checkpoint was moved out of the way, to {folder}")
         distributed.wait_for_all(process)
         with log:
