@@ -112,6 +112,18 @@ def test_no_gpu_where_one_is_asked_for_is_said(word_data, tmp_path, monkeypatch,
     assert code == 2 and "--device cpu" in error
 
 
+@pytest.mark.parametrize(
+    ("device", "remedy"), [("gpu", "choose cpu, cuda or cuda:N"), ("cuda:99", "try --device cpu")]
+)
+def test_a_device_that_does_not_exist_is_said(
+    word_data, tmp_path, monkeypatch, capsys, device, remedy
+):
+    arguments = ["tiny/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
+    code, error = main(monkeypatch, capsys, "train", *arguments, "--device", device)
+    assert code == 2 and f"--device {device}: " in error and remedy in error
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_run_in_the_folder_is_named(word_data, tmp_path, monkeypatch, capsys):
     run(word_data, tmp_path / "run", "training.max_updates=1")
     arguments = ["tiny/ADP", "--data", word_data.path, "--out", tmp_path / "run"]

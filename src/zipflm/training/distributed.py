@@ -21,6 +21,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from zipflm.evaluation.device import usable_device
+
 
 @dataclass(frozen=True)
 class Process:
@@ -39,21 +41,21 @@ class Process:
 def started(device: str | None = None) -> Iterator[Process]:
     """Join the processes that `torchrun` started, or be the only one.
 
-    `device` is `cpu` or `cuda`; by default a GPU where there is one.
+    `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU where there is one.
     """
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device={kind!r}: torch sees no GPU here; use --device cpu")
+    place = torch.device(usable_device(device))
     # The environment is how torchrun tells a process its place; nothing else is read from it.
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size == 1:
-        yield Process(0, 1, torch.device(kind))
-        return
-    local_rank = int(os.environ["LOCAL_RANK"])
-    place = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda":
+    if world_size > 1 and place.type == "cuda":
+        if place.index is not None:
+            raise ValueError(f"--device {device}: each process takes its own GPU; use cuda")
+        place = torch.device(usable_device(f"cuda:{os.environ['LOCAL_RANK']}"))
+    if place.index is not None and place.type == "cuda":
         torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    if world_size == 1:
+        yield Process(0, 1, place)
+        return
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
         yield Process(dist.get_rank(), world_size, place)
     finally:
