@@ -34,7 +34,7 @@ def test_sixteen_bits_resume_bit_for_bit(word_data, tmp_path, precision):
 
 def test_resuming_goes_through_epochs_and_stages(word_data, tmp_path):
     """Some 18 batches an epoch: 13 updates of two end amid the second, after a change of block."""
-    stages = "training.stages=0.3:8,0.6:12"
+    stages = "training.stages=0.3:8,0.6:4"
     common = ["training.max_updates=20", "training.checkpoint_every=13", stages]
     run(word_data, tmp_path / "whole", *common, keep=0)
     assert (place := state_of(tmp_path / "whole", 13)["place"])["epoch"] == 1

@@ -87,7 +87,7 @@ def train(
     """
     check_data(config, data)
     with distributed.started(device) as process, StopSignal() as stop:
-        num_batches = accumulation(config, process)
+        accumulation(config, process)  # an error if no whole number of batches makes an update
         run_folder.check(out, config, data, resume)
         log = Log(
             out, config.training.max_updates, not process.is_first, config.training.tensorboard
@@ -108,12 +108,12 @@ def train(
                 log.say(f"the damaged checkpoint was moved out of the way, to {folder}")
         distributed.wait_for_all(process)
         with log:
-            for line in overview(config, process, num_batches):
+            for line in overview(config, process):
                 log.say(line)
             with memory.model_explained(config):
                 run = _start(config, data, out, keep, process, log, found)
             try:
-                return _loop(run, num_batches, stop)
+                return _loop(run, stop)
             except RuntimeError as error:
                 if not memory.is_out_of_memory(error):
                     raise
@@ -122,7 +122,7 @@ def train(
                 run.stream.close()
 
 
-def _loop(run: Run, num_batches: int, stop: StopSignal) -> bool:
+def _loop(run: Run, stop: StopSignal) -> bool:
     training, tally = run.config.training, run.tally
     delayed = step.Delayed()
     batches: list[Batch] = []
@@ -134,7 +134,7 @@ def _loop(run: Run, num_batches: int, stop: StopSignal) -> bool:
         optimizers.set_rates(run.learner.optimizers, rate)
         # Dropout is a function of the update, not of the past: nothing to save, nothing to lose.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
-        previous, batches = batches, _next_batches(run, num_batches)
+        previous, batches = batches, _next_batches(run)
         outcome = step.update(run.learner, batches, stop.is_requested)
         run.update += 1
         tally.see(delayed.put(outcome))
@@ -167,7 +167,8 @@ def _loop(run: Run, num_batches: int, stop: StopSignal) -> bool:
     return is_finished
 
 
-def _next_batches(run: Run, num_batches: int) -> list[Batch]:
+def _next_batches(run: Run) -> list[Batch]:
+    num_batches = accumulation(run.config, run.process, run.stream.block)
     start = time.perf_counter()
     batches = [run.stream.next() for _ in range(num_batches)]
     run.tally.waited += time.perf_counter() - start
