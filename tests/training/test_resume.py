@@ -9,6 +9,7 @@ from training_runs import SMALL, assert_close, assert_same, config_of, run, weig
 from zipflm.config import Config
 from zipflm.overrides import from_dict
 from zipflm.training import checkpoint, run_folder
+from zipflm.training.log import Log
 from zipflm.training.run_folder import read_log
 
 
@@ -84,6 +85,15 @@ def test_every_session_of_a_run_is_recorded(word_data, tmp_path, monkeypatch):
     assert versions["commit"] == "first"
     sessions = [(session["update"], session["commit"]) for session in versions["resumed"]]
     assert sessions == [(2, "second"), (4, "third")]
+
+
+def test_the_bar_of_a_terminal_starts_where_the_run_does(word_data, tmp_path, monkeypatch):
+    began, seen = [], []
+    monkeypatch.setattr(Log, "begin", lambda self, update: began.append(update))
+    monkeypatch.setattr(Log, "advance", lambda self, update: seen.append(update))
+    run(word_data, tmp_path / "run", "training.max_updates=2")
+    run(word_data, tmp_path / "run", "training.max_updates=5", resume=True)
+    assert began == [0, 2] and seen == [1, 2, 3, 4, 5]
 
 
 def test_the_random_state_is_a_function_of_seed_and_update(word_data, tmp_path):

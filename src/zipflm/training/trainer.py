@@ -127,6 +127,7 @@ def _loop(run: Run, stop: StopSignal) -> bool:
     delayed = step.Delayed()
     batches: list[Batch] = []
     last_saved = run.update
+    run.log.begin(run.update)
     tally.go_on()
     while run.update < training.max_updates and not tally.stop:
         run.stream.use_block(block_at(run.config, run.update))
@@ -137,6 +138,7 @@ def _loop(run: Run, stop: StopSignal) -> bool:
         previous, batches = batches, _next_batches(run)
         outcome = step.update(run.learner, batches, stop.is_requested)
         run.update += 1
+        run.log.advance(run.update)
         tally.see(delayed.put(outcome))
         _stop_if_bad(run, previous)
 
