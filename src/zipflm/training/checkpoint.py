@@ -7,7 +7,8 @@
         config.json  vocabulary.txt  [more of the data folder]  checksums.json
 
 It is written under a name with a leading dot, flushed to disk and renamed, so a folder with the
-final name is complete, whatever moment the process or the machine died. Random states are not
+final name is complete, whatever moment the process or the machine died. One that was damaged later
+is renamed to .damaged-update-... when a run is resumed from one before it. Random states are not
 stored: the generators are seeded anew at every update from (seed, update, rank).
 """
 
