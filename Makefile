@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install check test
+.PHONY: install check test demo
 
 install: .venv/installed
 
@@ -22,3 +22,13 @@ check: install
 
 test: install
 	$(BIN)/pytest
+
+# The paper's comparison in a few minutes on two CPU cores, on the text that comes with the package.
+demo: install demo/data/bpe/data.json
+	$(BIN)/zipflm compare --data demo/data --preset demo --out demo/study
+
+demo/data/data.json: | install
+	$(BIN)/zipflm prepare --corpus state-of-the-union --out demo/data
+
+demo/data/bpe/data.json: | demo/data/data.json
+	$(BIN)/zipflm prepare --corpus state-of-the-union --bpe 4000 --out demo/data/bpe

@@ -11,6 +11,7 @@ from zipflm.config import (
     DecoderConfig,
     FixedInput,
     FullOutput,
+    TrainingConfig,
 )
 
 ADPT, SMT = preset("tiny", "ADP-T"), preset("tiny", "SM-T")
@@ -42,6 +43,11 @@ ADPT, SMT = preset("tiny", "ADP-T"), preset("tiny", "SM-T")
         (lambda: AdaptiveOutput(cutoffs=(1,), dim=8, tail_dropout=-0.1), "tail_dropout=-0.1"),
         (lambda: CharacterInput(filters=()), "at least one filter"),
         (lambda: CharacterInput(filters=((60, 8),)), "bytes <= max_bytes=50"),
+        (lambda: CharacterInput(filters=((1, 2, 3),)), "each is .bytes, features."),
+        (lambda: DecoderConfig(activation="gelu"), "activation='gelu': choose from relu, relu_sq"),
+        (lambda: TrainingConfig(precision="fp16"), "precision='fp16': choose from float32"),
+        (lambda: BatchConfig(break_mode="eos"), "break_mode='eos': choose from none, complete"),
+        (lambda: replace(ADPT, tie="all"), "tie='all': choose from none, embeddings"),
         (lambda: FixedInput(dim=0), "dim=0: must be at least 1"),
         (lambda: BatchConfig(block=512, tokens=100), "tokens=100: a block of 512"),
         (lambda: BatchConfig(eval_block=512, eval_context=512), "eval_context=512"),
@@ -72,3 +78,7 @@ def test_modern_choices_count_what_the_built_model_has(field):
 def test_a_final_norm_counts():
     with_norm = replace(ADPT, decoder=replace(ADPT.decoder, final_norm=True))
     assert with_norm.num_params() - ADPT.num_params() == 2 * 64
+
+
+def test_a_tie_may_be_given_by_its_value():
+    assert replace(ADPT, tie="embeddings").tie is Tie.EMBEDDINGS

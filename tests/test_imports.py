@@ -27,9 +27,11 @@ ALLOWED = {
     "data": {"config"},
     "data.vocabulary": set(),
     "evaluation": {"model", "data", "config", "overrides"},
-    "training": {"evaluation", "model", "data", "config", "overrides", "presets"},
+    "training": {"evaluation", "model", "data", "config", "overrides"},
     "analysis": {"evaluation.scores", "data.vocabulary"},
     "analysis.paper": set(),
+    "comparison": {"analysis", "training", "evaluation", "data", "config", "presets", "recipes"}
+    | {"overrides"},
     "interop": {"model", "config", "overrides", "data.vocabulary"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -40,9 +40,19 @@ def test_names_are_those_of_the_command_line(name):
     assert from_name(name).name == name
 
 
-def test_the_paper_trains_on_65k_tokens_an_update():
-    for dataset in ("wikitext-103", "billion-word"):
-        assert preset(dataset, "ADP-T").training.tokens_per_update == 65_536
+def test_tokens_an_update_are_the_papers():
+    def tokens(*names, **options):
+        return preset(*names, **options).training.tokens_per_update
+
+    assert tokens("wikitext-103", "ADP-T") == tokens("billion-word", "ADP-T") == 65_536
+    assert tokens("wikitext-103", "SM") == 32_768
+    # Billion Word's main results used 64 devices instead of 32.
+    assert tokens("billion-word", "ADP-T", size="large") == 131_072
+    assert tokens("billion-word", "CNN", variant="main-result") == 131_072
+    # One block of 3072 fits into the 4096 tokens of a device.
+    best = preset("wikitext-103", "ADP-T", variant="block-3072-context-2560")
+    assert best.batches.tokens == 3072
+    assert best.training.tokens_per_update == 8 * 2 * 3072
 
 
 @pytest.mark.parametrize(

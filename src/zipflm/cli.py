@@ -7,9 +7,14 @@ Everything heavy is imported inside the command, so that `--help` is instant. A 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from zipflm.comparison.compare import Outcome
+
+_Number = TypeVar("_Number", int, float)
 
 app = typer.Typer(
     add_completion=False,
@@ -256,6 +261,131 @@ def evaluate(
     )
     report = score(run, data=data, split=split, text=text, setting=setting).report()
     typer.echo(shown(report, as_json))
+
+
+@app.command()
+def compare(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to every member, e.g. decoder.num_layers=8.")
+    ] = None,
+    *,
+    data: Annotated[str, typer.Option(help="The data folder; sub-words are in its bpe/.")],
+    preset: Annotated[str, typer.Option(help="Sizes and training, e.g. wikitext-103 or demo.")],
+    out: Annotated[str, typer.Option(help="The folder of the study, new or to go on with.")],
+    factorizations: Annotated[
+        str | None, typer.Option(help="Some of the eight, e.g. ADP-T,SM; all unless given.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every member, with different seeds.")] = 1,
+    recipe: Annotated[str, typer.Option(help="paper or modern, as for train.")] = "paper",
+    bands: Annotated[
+        str | None, typer.Option(help="Compare words per band, e.g. 5k/155k/100k,20k/40k/200k.")
+    ] = None,
+    tail_dropout: Annotated[
+        str | None, typer.Option(help="Compare dropout in the tail bands, e.g. 0,0.2.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+) -> None:
+    """Train the paper's factorizations on your text and report where each one wins."""
+    from pathlib import Path
+
+    from zipflm.comparison.compare import compare as run
+    from zipflm.comparison.plan import Request
+    from zipflm.presets import FACTORIZATIONS
+
+    varies = bands is not None or tail_dropout is not None
+    request = Request(
+        data=Path(data),
+        preset=preset,
+        out=Path(out),
+        factorizations=_parts(factorizations) or (("ADP-T",) if varies else FACTORIZATIONS),
+        seeds=seeds,
+        recipe=recipe,
+        overrides=tuple(overrides or ()),
+        bands=_parts(bands),
+        tail_dropout=_numbers("--tail-dropout", tail_dropout, float),
+    )
+    _conclude(run(request, device=device))
+
+
+@app.command()
+def analyse(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, or checkpoints in them.")],
+    *,
+    data: Annotated[str, typer.Option(help="The data folder; sub-words are in its bpe/.")],
+    out: Annotated[str, typer.Option(help="Where to write the report.")],
+    context_sizes: Annotated[
+        str | None, typer.Option(help="Also score with so much context, e.g. 0,480.")
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option(help="Tokens seen at once; the run's own unless given.")
+    ] = None,
+    bands: Annotated[
+        str | None, typer.Option(help="Train the run's model with these words per band as well.")
+    ] = None,
+    tail_dropout: Annotated[
+        str | None, typer.Option(help="Train it with these dropouts in the tail as well.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every such setting.")] = 1,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+) -> None:
+    """Losses by word frequency, figures and word lists of any runs."""
+    from pathlib import Path
+
+    from zipflm.comparison import analyse as library
+    from zipflm.comparison.progress import print_table
+    from zipflm.evaluation.evaluate import Setting
+
+    paths = [Path(run) for run in runs]
+    if bands is not None or tail_dropout is not None:
+        if len(paths) != 1 or context_sizes is not None:
+            raise ValueError("--bands and --tail-dropout start from one run, without contexts")
+        rates = _numbers("--tail-dropout", tail_dropout, float)
+        _conclude(
+            library.ablate(
+                paths[0],
+                Path(data),
+                Path(out),
+                bands=_parts(bands),
+                tail_dropout=rates,
+                seeds=seeds,
+                device=device,
+            )
+        )
+        return
+    study = library.analyse(
+        paths,
+        Path(data),
+        Path(out),
+        context_sizes=_numbers("--context-sizes", context_sizes, int),
+        setting=Setting(block=block, device=device),
+    )
+    print_table(study)
+    typer.echo(f"report: {Path(out) / 'report.html'}")
+
+
+def _parts(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _numbers(option: str, text: str | None, kind: type[_Number]) -> tuple[_Number, ...]:
+    try:
+        return tuple(kind(part) for part in _parts(text))
+    except ValueError:
+        raise ValueError(f"{option} {text}: write numbers with commas between them") from None
+
+
+def _conclude(outcome: Outcome) -> None:
+    """The end of a study on the terminal; under torchrun the first process alone speaks."""
+    import os
+
+    from zipflm.comparison.progress import print_table
+
+    if os.environ.get("RANK", "0") != "0":
+        return
+    print_table(outcome.study)
+    typer.echo(f"report: {outcome.page}")
+    if outcome.stopped:
+        typer.echo("stopped before the end; the same command goes on where it was")
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ def paper(config: Config) -> Config:
 
 def modern(config: Config) -> Config:
     """Muon and AdamW, warm-up and decay, and a decoder in the manner of 2025."""
-    is_tiny = _is_tiny(config)
+    is_small = _is_small(config)
     decoder = replace(
         config.decoder,
         positions="rotary",
@@ -50,9 +50,9 @@ def modern(config: Config) -> Config:
         optimizer=Muon(matrix_lr=2e-3, table_lr=3e-3, lr=1e-3),
         schedule=WarmupDecay(),
         clip_norm=1.0,
-        # A `tiny` model trains on a CPU in less time than compiling it takes.
-        precision="float32" if is_tiny else "bfloat16",
-        compile=not is_tiny,
+        # A small model trains on a CPU in less time than compiling it takes.
+        precision="float32" if is_small else "bfloat16",
+        compile=not is_small,
         stages=((0.5, block // 2),) if is_staged else (),
     )
     return replace(config, decoder=decoder, training=training)
@@ -72,7 +72,7 @@ def resolve(preset: str, recipe: str, overrides: Iterable[str], vocab_size: int)
     overrides = list(overrides)
     _require_own_size(overrides, vocab_size)
     config = apply(recipe, from_name(preset))
-    if _is_tiny(config):
+    if _is_small(config):
         config = fit_vocabulary(config, vocab_size)
     # Overrides come before the paper's cutoffs are checked, since they may mend these.
     return fit_vocabulary(override(config, overrides), vocab_size)
@@ -94,12 +94,12 @@ def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:
 def fit_vocabulary(config: Config, size: int) -> Config:
     """The config for a vocabulary of `size` ids.
 
-    The cutoffs of `tiny` follow the vocabulary, so that it runs on any corpus; those of the paper
-    are part of the model, and a vocabulary too small for them is an error.
+    The cutoffs of `tiny` and `demo` follow the vocabulary, so that they run on any corpus; those of
+    the paper are part of the model, and a vocabulary too small for them is an error.
     """
     if size == config.vocab_size:
         return config
-    if not _is_tiny(config):
+    if not _is_small(config):
         for name, layer in (("input", config.input), ("output", config.output)):
             if isinstance(layer, AdaptiveInput | AdaptiveOutput):
                 require(
@@ -128,5 +128,5 @@ def _scale_cutoffs(layer: Any, ratio: float) -> Any:
     return replace(layer, cutoffs=tuple(cutoffs))
 
 
-def _is_tiny(config: Config) -> bool:
-    return config.name.startswith("tiny/")
+def _is_small(config: Config) -> bool:
+    return config.name.startswith(("tiny/", "demo/"))

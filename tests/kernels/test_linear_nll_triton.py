@@ -66,6 +66,15 @@ def test_inactive_rows_are_exactly_zero():
     assert (d_hidden[~active] == 0).all()
 
 
+def test_no_rows_at_all_give_zero_gradients():
+    hidden, weight, targets, active = problem(0, 16, 50, 0.5, torch.float32)
+    nll, _, d_weight = losses_and_gradients(
+        linear_nll_triton.linear_nll, hidden, weight, targets, active
+    )
+    assert nll.shape == (0,)
+    assert (d_weight == 0).all()
+
+
 def test_equal_inputs_give_equal_bits():
     arguments = problem(70, 24, 5000, 0.5, torch.float32)
     first, second = (

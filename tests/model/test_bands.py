@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,10 @@ def test_a_cutoff_at_the_end_says_nothing_new():
         ({"cutoffs": (20, 20)}, r"cutoffs=\(20, 20\).*increase"),
         ({"cutoffs": (0, 20)}, r"cutoffs=\(0, 20\).*positive"),
         ({"cutoffs": (20, 101)}, r"cutoff 101 exceeds vocab_size=100; lower or drop it"),
-        ({"cutoffs": (20.5,)}, r"cutoffs=\(20.5,\).*whole number"),
+        ({"cutoffs": (20.5,)}, r"cutoffs=20.5: expected a whole number"),
+        ({"cutoffs": (20, 100, 100)}, r"cutoffs=\(20, 100, 100\).*increase"),
+        ({"cutoffs": (True, 20)}, r"cutoffs=True: expected a whole number"),
+        ({"vocab_size": 100.5}, r"vocab_size=100.5: expected a whole number"),
         ({"cutoffs": 20}, r"cutoffs=20.*tuple"),
         ({"dim": 2}, r"factor=4.*band 1 .*= 0; use a smaller factor"),
         ({"dim": 0}, r"dim=0"),
@@ -44,3 +48,9 @@ def test_bands_that_make_no_sense_are_refused_by_name(change, message):
     values = {"vocab_size": 100, "cutoffs": (20, 60), "dim": 64, "factor": 4} | change
     with pytest.raises(ValueError, match=message):
         Bands(**values)
+
+
+def test_numpys_integers_are_integers():
+    bands = Bands(np.int64(100), np.array([20, 60]), dim=np.int32(64))
+    assert bands == Bands(100, (20, 60), 64)
+    assert type(bands.cutoffs[0]) is int

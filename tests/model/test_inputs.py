@@ -146,3 +146,10 @@ def test_words_of_the_same_spelling_get_the_same_vector():
     vectors = layer(torch.tensor([4, 50, 5]))
     assert torch.equal(vectors[0], vectors[1])
     assert not torch.equal(vectors[0], vectors[2])
+
+
+def test_characters_of_no_words_and_of_turned_batches():
+    layer = character_layer(load("modules/char_embedder.npz")["highway2"])
+    assert layer(torch.zeros(0, 3, dtype=torch.int64)).shape == (0, 3, 20)
+    words = torch.randint(400, (2, 5))
+    assert_close(layer(words.T), layer(words).transpose(0, 1), 1e-6)

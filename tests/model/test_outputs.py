@@ -237,7 +237,8 @@ def test_targets_of_another_shape_or_type_are_refused():
             {"tied_to": AdaptiveEmbedding(BANDS, 24), "tie": "projections", "in_dim": 24},
             "bands.dim=16 must be in_dim=24; or use tie='head'",
         ),
-        ({"tie": "words"}, "'words' is not a valid Tie"),
+        ({"tie": "words"}, "tie='words': choose from none, embeddings, projections, head"),
+        ({"tied_to": nn.Embedding(100, 16), "tie": "head"}, "tied_to=Embedding: .*Adaptive"),
         ({"tail_dropout": 1.0}, "tail_dropout=1.0"),
         ({"reduction": "max"}, "reduction='max'"),
     ],
@@ -284,3 +285,59 @@ def test_a_single_band_is_a_full_softmax():
         pytest.approx(1, abs=1e-6)
     )
     assert math.isclose(softmax.clusters.numel(), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16])
+def test_targets_of_any_integer_type_score_alike(dtype):
+    bands = Bands(40_000, (50, 1000), 16)
+    softmax = AdaptiveSoftmax(bands, reduction="none")
+    hidden, targets = torch.randn(4, 16), torch.tensor([3, 100, 99, 120])
+    assert torch.equal(softmax(hidden, targets.to(dtype)), softmax(hidden, targets))
+
+
+def test_a_number_that_a_narrow_type_wraps_to_ignore_index_is_not_ignored():
+    softmax = AdaptiveSoftmax(Bands(200, (50,), 16), reduction="none", ignore_index=-100)
+    assert softmax(torch.randn(1, 16), torch.tensor([156], dtype=torch.uint8)).item() > 0
+
+
+def test_time_first_batches_work():
+    softmax, _ = make_softmax()
+    hidden, targets = torch.randn(2, 5, 16), torch.randint(100, (2, 5))
+    scored = torch.rand(2, 5) < 0.5
+    turned = softmax.nll(hidden.transpose(0, 1), targets.T, scored.T)
+    assert_close(turned.T, softmax.nll(hidden, targets, scored), 1e-6)
+
+
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+def test_no_tokens_at_all_is_no_loss(impl):
+    softmax, tied_to = make_softmax(Tie.PROJECTIONS, impl=impl)
+    hidden = tied_to(torch.zeros(0, 3, dtype=torch.int64))
+    loss = softmax(hidden, torch.zeros(0, 3, dtype=torch.int64))
+    assert loss.item() == 0
+    loss.backward()
+    assert (softmax.clusters.grad == 0).all()
+
+
+@pytest.mark.parametrize(
+    "scored", [torch.tensor([True]), torch.tensor([1, 1]), torch.ones(2, 1, dtype=torch.bool)]
+)
+def test_a_mask_that_does_not_fit_the_targets_is_refused(scored):
+    softmax, _ = make_softmax()
+    with pytest.raises(ValueError, match=r"scored: .*one torch.bool per target, \(2,\)"):
+        softmax.nll(torch.randn(2, 16), torch.tensor([1, 2]), scored)
+
+
+def test_vectors_of_another_width_are_refused():
+    with pytest.raises(ValueError, match=r"hidden.shape=\(2, 8\): this layer takes .* width 16"):
+        make_softmax()[0].nll(torch.randn(2, 8), torch.tensor([1, 2]))
+
+
+def test_an_unknown_implementation_is_refused():
+    with pytest.raises(ValueError, match="impl='quick': choose from auto, reference, fused"):
+        make_softmax(impl="quick")[0](torch.randn(2, 16), torch.tensor([1, 2]))
+
+
+def test_modules_print_what_they_are():
+    softmax, tied_to = make_softmax(Tie.HEAD)
+    assert "cutoffs=(10, 40)" in repr(softmax) and "tie='head'" in repr(softmax)
+    assert "out_dim=16" in repr(tied_to)

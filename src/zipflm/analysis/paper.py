@@ -1,4 +1,5 @@
-"""The paper's own numbers as data: every model it reports, as printed.
+"""The paper's own numbers as data: every model it reports, as printed; its bar charts are in
+`paper_bins`.
 
 Baevski & Auli, "Adaptive Input Representations for Neural Language Modeling", ICLR 2019. The
 figures are quotations; nothing here is computed.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
+
+SOURCE = "Baevski & Auli, Adaptive Input Representations for Neural Language Modeling, ICLR 2019"
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class PaperModel:
     preset: str
     """Our name of the same model."""
     params: str
-    """Millions of parameters, with the digits the paper prints."""
+    """Millions of parameters, with the digits the paper prints; empty where it prints none."""
     valid: float | None = None
     test: float | None = None
     hours: int | None = None
@@ -37,8 +40,8 @@ _T3, _T4 = "Table 3 (WikiText-103)", "Table 4 (Billion Word)"
 _T7 = "Table 7 (WikiText-103, appendix)"
 
 MODELS = (
-    PaperModel(_T1, "Char-CNN", f"{_GBW}/CNN", "366", None, 25.88, 79),
-    PaperModel(_T1, "Adaptive inputs", f"{_GBW}/ADP-T", "331", None, 25.22, 55),
+    PaperModel(_T1, "Char-CNN", f"{_GBW}/CNN/main-result", "366", None, 25.88, 79),
+    PaperModel(_T1, "Adaptive inputs", f"{_GBW}/ADP-T/main-result", "331", None, 25.22, 55),
     PaperModel(_T1, "Adaptive inputs (large)", f"{_GBW}/ADP-T/large", "465", None, 23.91, 72),
     PaperModel(
         _T1, "Adaptive inputs (very large)", f"{_GBW}/ADP-T/very-large", "1026", None, 23.02, 145
@@ -77,3 +80,55 @@ MODELS = (
     PaperModel(_T7, "512d, no dim reduction, tied", f"{_WIKI}/ADP-T/no-reduction", "340.2", 25.48),
 )
 """Every row that prints a parameter count of a model of the paper's own, in its order."""
+
+
+def comparison_row(dataset: str, factorization: str) -> PaperModel | None:
+    """The row of the paper's comparison of factorizations, Table 3 or 4."""
+    name = f"{dataset}/{factorization}"
+    return next((m for m in MODELS if m.table in (_T3, _T4) and m.preset == name), None)
+
+
+GPUS = {"wikitext-103": 8, "billion-word": 32}
+
+# (training block, context at inference) -> (valid, test) perplexity of ADP-T on WikiText-103.
+CONTEXT: dict[tuple[int, int], tuple[float, float]] = {
+    (512, 0): (19.79, 20.51),
+    (512, 480): (18.35, 19.03),
+    (2048, 0): (18.96, 19.53),
+    (2048, 1536): (18.23, 18.88),
+    (3072, 0): (18.63, 19.34),
+    (3072, 2560): (17.97, 18.7),
+}
+
+# Words per band in thousands -> valid perplexity of ADP-T on WikiText-103. The paper prints
+# 20/40/200 twice, 19.79 and 19.99; the first is the model of its main table.
+BANDS: dict[tuple[int, ...], float] = {
+    (20, 40, 200): 19.79,
+    (20, 140, 100): 20.26,
+    (20, 40, 60, 140): 20.53,
+    (60, 100, 100): 20.52,
+    (5, 155, 100): 20.06,
+    (10, 60, 190): 19.79,
+}
+
+# Dropout in the tail bands -> valid perplexity of the paper's "ADP" row on WikiText-103.
+TAIL_DROPOUT: dict[float, float] = {0.0: 24.74, 0.2: 21.23}
+
+
+def setting_row(dataset: str, label: str) -> PaperModel | None:
+    """The paper's figure for one setting of an ablation, e.g. `ADP-T bands 5k/155k/100k`.
+
+    >>> setting_row("wikitext-103", "ADP-T bands 5k/155k/100k").valid
+    20.06
+    """
+    model, _, setting = label.partition(" ")
+    if dataset != _WIKI:
+        return None
+    for sizes, valid in BANDS.items():
+        name = "/".join(f"{size}k" for size in sizes)
+        if (model, setting.lower()) == ("ADP-T", f"bands {name}"):
+            return PaperModel("Table 8 (bands)", label, f"{_WIKI}/ADP-T", "", valid)
+    for rate, valid in TAIL_DROPOUT.items():
+        if (model, setting) == ("ADP", f"tail dropout {rate:g}"):
+            return PaperModel("Table 6 (tail dropout)", label, f"{_WIKI}/ADP", "", valid)
+    return None

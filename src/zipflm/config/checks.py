@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
 
 def require(condition: bool, field: str, value: object, remedy: str) -> None:
     if not condition:
@@ -15,3 +17,11 @@ def require_fraction(field: str, value: float) -> None:
 def require_positive(**values: int) -> None:
     for name, value in values.items():
         require(value >= 1, name, value, "must be at least 1")
+
+
+def require_choices(config: Any) -> None:
+    """Every field of a Literal type holds one of its values, also when set from Python."""
+    for name, hint in get_type_hints(type(config)).items():
+        if get_origin(hint) is Literal:
+            value, choices = getattr(config, name), get_args(hint)
+            require(value in choices, name, value, f"choose from {', '.join(map(str, choices))}")

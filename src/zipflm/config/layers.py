@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from zipflm.config.checks import require, require_fraction, require_positive
+from zipflm.config.checks import require, require_choices, require_fraction, require_positive
 
 
 class Tie(StrEnum):
@@ -18,6 +18,10 @@ class Tie(StrEnum):
     """Embeddings and the projections of the tail bands: ADP-T on WikiText-103."""
     HEAD = "head"
     """Embeddings and every projection, the head's too."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ValueError(f"tie={value!r}: choose from {', '.join(cls)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +74,9 @@ class CharacterInput:
             self.highway_layers >= 0, "highway_layers", self.highway_layers, "must be 0 or more"
         )
         require(len(self.filters) > 0, "filters", self.filters, "give at least one filter")
-        for size, features in self.filters:
+        for pair in self.filters:
             require(
-                1 <= size <= self.max_bytes and features >= 1,
+                len(pair) == 2 and 1 <= pair[0] <= self.max_bytes and pair[1] >= 1,
                 "filters",
                 self.filters,
                 f"each is (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes}",
@@ -142,6 +146,7 @@ class DecoderConfig:
     """Biases in attention and feed-forward."""
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_positive(
             dim=self.dim,
             num_layers=self.num_layers,

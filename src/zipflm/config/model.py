@@ -30,6 +30,7 @@ class ModelConfig:
     tie: Tie = Tie.NONE
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tie", Tie(self.tie))  # its value is welcome too
         require_positive(vocab_size=self.vocab_size)
         # Cutoffs and widths are checked by Bands, here rather than when the model is built.
         bands_in, bands_out = self.input_bands, self.output_bands

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from zipflm.config.checks import require, require_positive
+from zipflm.config.checks import require, require_choices, require_positive
 from zipflm.config.model import ModelConfig
 
 
@@ -28,6 +28,7 @@ class BatchConfig:
     """Of `eval_block`, how many tokens are context that is not scored."""
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_positive(block=self.block, tokens=self.tokens, eval_block=self.eval_block)
         require(
             self.break_mode == "sentence" or self.tokens >= self.block,
@@ -139,6 +140,7 @@ class WarmupDecay:
     """Where the decay ends, as a fraction of the full height."""
 
     def __post_init__(self) -> None:
+        require_choices(self)
         for name in ("warmup", "decay", "final"):
             value = getattr(self, name)
             require(0 <= value <= 1, name, value, "is a fraction, 0 to 1")
@@ -187,6 +189,7 @@ class TrainingConfig:
     """Also write TensorBoard events (needs the extra `tensorboard`)."""
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_positive(
             max_updates=self.max_updates,
             tokens_per_update=self.tokens_per_update,

@@ -7,7 +7,7 @@ wherever it runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,15 +28,19 @@ def linear_nll(
     """-log softmax(hidden @ weight.T)[target] per row; exactly 0 where not active.
 
     Like a built-in operation it follows autocast; its statistics are float32 (float64 for float64).
+    The fast forms have a first derivative only; for a second one, or `torch.func`, ask for
+    `reference`.
     """
     device = hidden_NE.device.type
-    if torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden_NE, weight_VE = hidden_NE.to(dtype), weight_VE.to(dtype)
     return _choose(hidden_NE, impl)(hidden_NE, weight_VE, targets_N, active_N)
 
 
 def _choose(hidden_NE: Tensor, impl: Impl) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl={impl!r}: choose from {', '.join(get_args(Impl))}")
     if impl == "reference":
         return reference.linear_nll
     if hidden_NE.is_cuda and hidden_NE.dtype != torch.float64:

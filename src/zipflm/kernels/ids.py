@@ -22,13 +22,12 @@ def _checked(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor
         raise ValueError(
             f"{name}={bad}: outside the vocabulary of {size} words; give ids from 0 to {size - 1}"
         )
-    ids = ids.to(torch.int64, copy=True)
-    return ids if active is None else ids.where(active, 0)
+    return ids.clone() if active is None else ids.where(active, 0)
 
 
 @_checked.register_fake
 def _(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor:
-    return torch.empty_like(ids, dtype=torch.int64)
+    return torch.empty_like(ids)
 
 
 def checked_ids(name: str, ids: Tensor, size: int, active: Tensor | None = None) -> Tensor:
@@ -37,5 +36,6 @@ def checked_ids(name: str, ids: Tensor, size: int, active: Tensor | None = None)
         raise ValueError(
             f"{name}.dtype={ids.dtype}: word ids are integers; convert them, e.g. {name}.long()"
         )
-    checked: Tensor = _checked(ids, active, name, size)
+    # First, because a narrow type may not hold `size` to compare with.
+    checked: Tensor = _checked(ids.to(torch.int64), active, name, size)
     return checked

@@ -47,7 +47,7 @@ def _lse_kernel(
     in_width = (columns < width)[None, :]
     in_rows = rows < count
     hidden = tl.load(
-        hidden_ptr + rows[:, None] * width + columns[None, :],
+        hidden_ptr + rows[:, None].to(tl.int64) * width + columns[None, :],
         mask=in_rows[:, None] & in_width,
         other=0.0,
     )
@@ -60,7 +60,7 @@ def _lse_kernel(
         words = start + tl.arange(0, WORDS)
         in_words = words < last
         weight = tl.load(
-            weight_ptr + words[:, None] * width + columns[None, :],
+            weight_ptr + words[:, None].to(tl.int64) * width + columns[None, :],
             mask=in_words[:, None] & in_width,
             other=0.0,
         )
@@ -99,7 +99,7 @@ def _hidden_gradient_kernel(
     columns = tl.arange(0, WIDTH)
     in_width = (columns < width)[None, :]
     in_rows = rows < count
-    places = rows[:, None] * width + columns[None, :]
+    places = rows[:, None].to(tl.int64) * width + columns[None, :]
     mask = in_rows[:, None] & in_width
     hidden = tl.load(hidden_ptr + places, mask=mask, other=0.0)
     lse = tl.load(lse_ptr + rows, mask=in_rows, other=0.0)
@@ -112,7 +112,7 @@ def _hidden_gradient_kernel(
         words = start + tl.arange(0, WORDS)
         in_words = words < last
         weight = tl.load(
-            weight_ptr + words[:, None] * width + columns[None, :],
+            weight_ptr + words[:, None].to(tl.int64) * width + columns[None, :],
             mask=in_words[:, None] & in_width,
             other=0.0,
         )
@@ -121,7 +121,7 @@ def _hidden_gradient_kernel(
         # Words behind the end have zero weights and add nothing, whatever their logits.
         d_logits = (d_logits * grad[:, None]).to(weight.dtype)
         d_hidden = tl.dot(d_logits, weight, d_hidden, input_precision=PRECISION)
-    tl.store(d_hidden_ptr + split * num_rows * width + places, d_hidden, mask=mask)
+    tl.store(d_hidden_ptr + split.to(tl.int64) * num_rows * width + places, d_hidden, mask=mask)
 
 
 @triton.jit
@@ -144,7 +144,7 @@ def _weight_gradient_kernel(
     words = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     columns = tl.arange(0, WIDTH)
     in_width = (columns < width)[None, :]
-    places = words[:, None] * width + columns[None, :]
+    places = words[:, None].to(tl.int64) * width + columns[None, :]
     mask = (words < num_words)[:, None] & in_width
     weight = tl.load(weight_ptr + places, mask=mask, other=0.0)
     d_weight = tl.zeros([WORDS, WIDTH], tl.float32)
@@ -153,7 +153,7 @@ def _weight_gradient_kernel(
         rows = start + tl.arange(0, ROWS)
         in_rows = rows < count
         hidden = tl.load(
-            hidden_ptr + rows[:, None] * width + columns[None, :],
+            hidden_ptr + rows[:, None].to(tl.int64) * width + columns[None, :],
             mask=in_rows[:, None] & in_width,
             other=0.0,
         )
@@ -195,12 +195,12 @@ def _splits(num_rows: int, num_words: int, meta: dict[str, Any]) -> tuple[int, i
 def _active_first(active_N: Tensor) -> tuple[Tensor, Tensor]:
     """(order that moves active rows to the front, their number [1]), both on the device."""
     ahead_N = active_N.cumsum(0)
-    count = ahead_N[-1:]
+    count = active_N.sum(dtype=torch.int32).view(1)
     behind_N = count + (~active_N).cumsum(0)
     places_N = torch.where(active_N, ahead_N, behind_N) - 1
     order_N = torch.empty_like(places_N)
     order_N.scatter_(0, places_N, torch.arange(len(places_N), device=places_N.device))
-    return order_N, count.to(torch.int32)
+    return order_N, count
 
 
 @torch.library.custom_op("zipflm::linear_nll_triton", mutates_args=())

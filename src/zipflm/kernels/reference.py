@@ -21,6 +21,7 @@ def linear_nll(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N
 
     Exactly 0, with exactly no gradient, where `active_N` is False.
     """
+    hidden_NE = hidden_NE.where(active_N.unsqueeze(1), 0.0)  # 0 times infinity would be NaN
     logits_NV = (hidden_NE @ weight_VE.T).to(statistics_dtype(hidden_NE.dtype))
     logp_NV = logits_NV.log_softmax(dim=-1)
     nll_N = -logp_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1)

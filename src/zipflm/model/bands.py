@@ -6,9 +6,10 @@ vocabulary and its place inside a band; input and output layers ask it and never
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import index
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,14 @@ class Bands:
     factor: float = 4
 
     def __post_init__(self) -> None:
+        for name in ("vocab_size", "dim"):
+            object.__setattr__(self, name, _as_integer(name, getattr(self, name)))
         cutoffs = _as_integers(self.cutoffs)
+        if any(low >= high for low, high in pairwise((0, *cutoffs))):
+            raise ValueError(
+                f"cutoffs={cutoffs}: cutoffs must be positive and increase; they are the "
+                "cumulative ends of the bands, e.g. (20000, 60000) for bands of 20000 and 40000"
+            )
         if cutoffs and cutoffs[-1] == self.vocab_size:
             cutoffs = cutoffs[:-1]
         object.__setattr__(self, "cutoffs", cutoffs)
@@ -44,11 +52,6 @@ class Bands:
             raise ValueError(
                 f"factor={self.factor}: rarer bands cannot be wider than the head; "
                 "give 1 (equal widths) or more (the paper uses 4)"
-            )
-        if any(low >= high for low, high in pairwise((0, *self.cutoffs))):
-            raise ValueError(
-                f"cutoffs={self.cutoffs}: cutoffs must be positive and increase; they are the "
-                "cumulative ends of the bands, e.g. (20000, 60000) for bands of 20000 and 40000"
             )
         if self.cutoffs and self.cutoffs[-1] > self.vocab_size:
             raise ValueError(
@@ -84,11 +87,18 @@ class Bands:
         return tuple(int(self.dim // self.factor**band) for band in range(self.num_bands))
 
 
-def _as_integers(cutoffs: Sequence[int]) -> tuple[int, ...]:
+def _as_integer(name: str, value: object) -> int:
+    if not isinstance(value, bool):
+        try:
+            return index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise ValueError(f"{name}={value!r}: expected a whole number")
+
+
+def _as_integers(cutoffs: Iterable[int]) -> tuple[int, ...]:
     try:
         values = tuple(cutoffs)
     except TypeError:
         raise ValueError(f"cutoffs={cutoffs!r}: give a tuple of word ids, e.g. (20000,)") from None
-    if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-        raise ValueError(f"cutoffs={values!r}: every cutoff must be a whole number of words")
-    return values
+    return tuple(_as_integer("cutoffs", value) for value in values)

@@ -77,6 +77,9 @@ class AdaptiveEmbedding(nn.Module):
         """What an output layer may share: embedding [size, width], projection [out_dim, width]."""
         return self.embeddings[band], self.projections[band]
 
+    def extra_repr(self) -> str:
+        return f"{self.bands}, out_dim={self.out_dim}"
+
     def forward(self, words: Tensor) -> Tensor:
         words = checked_ids("words", words, self.bands.vocab_size)
         # Each word's vector stands in its band's slice of one long row, zeros elsewhere, so that
@@ -150,7 +153,7 @@ class CharacterEmbedding(nn.Module):
         nn.init.zeros_(self.projection.bias)
 
     def forward(self, words: Tensor) -> Tensor:
-        words_N = checked_ids("words", words, self.vocab_size).view(-1)
+        words_N = checked_ids("words", words, self.vocab_size).reshape(-1)
         hidden_ND = self._spell(self.spellings_VC[words_N].long())
         for index, word in enumerate(self.symbol_ids):
             is_symbol_N1 = (words_N == word).unsqueeze(1)
@@ -158,7 +161,7 @@ class CharacterEmbedding(nn.Module):
                 is_symbol_N1, self.symbols[index].to(hidden_ND.dtype), hidden_ND
             )
         hidden_ND = hidden_ND.masked_fill((words_N == self.padding_idx).unsqueeze(1), 0.0)
-        return hidden_ND.view(*words.shape, -1)
+        return hidden_ND.view(*words.shape, hidden_ND.shape[-1])
 
     def _spell(self, bytes_NC: Tensor) -> Tensor:
         chars_NEC = F.embedding(bytes_NC, self.bytes, padding_idx=0).transpose(1, 2)

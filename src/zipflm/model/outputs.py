@@ -35,7 +35,7 @@ class FullSoftmax(nn.Module):
         impl: Impl = "auto",
     ):
         super().__init__()
-        self.vocab_size, self.impl = vocab_size, impl
+        self.vocab_size, self.in_dim, self.impl = vocab_size, in_dim, impl
         self._tied_to = (tied_to,)  # in a tuple: an attribute would register the layer again
         if tied_to is not None and tied_to.table.shape != (vocab_size, dim):
             raise ValueError(
@@ -61,6 +61,7 @@ class FullSoftmax(nn.Module):
 
     def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
         """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
+        _require_width(hidden, self.in_dim)
         hidden, targets_N, scored_N = _flatten(hidden, targets, scored, self.vocab_size)
         nll_N = linear_nll(self._project(hidden), self.weight, targets_N, scored_N, self.impl)
         return nll_N.view(targets.shape)
@@ -126,6 +127,10 @@ class AdaptiveSoftmax(nn.Module):
             )
         if tied_to is None:
             return
+        if not isinstance(tied_to, AdaptiveEmbedding):
+            raise ValueError(
+                f"tied_to={type(tied_to).__name__}: weights are shared with an AdaptiveEmbedding"
+            )
         if tied_to.bands != self.bands or tied_to.out_dim != self.in_dim:
             raise ValueError(
                 f"tied_to: its bands {tied_to.bands} and width {tied_to.out_dim} do not fit "
@@ -172,12 +177,19 @@ class AdaptiveSoftmax(nn.Module):
         if self.projection is not None:
             nn.init.xavier_uniform_(self.projection.weight)
 
+    def extra_repr(self) -> str:
+        return (
+            f"{self.bands}, in_dim={self.in_dim}, tie={self.tie.value!r}, "
+            f"tail_dropout={self.tail_dropout}, ignore_index={self.ignore_index}, "
+            f"reduction={self.reduction!r}"
+        )
+
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """The loss by `reduction`; positions with `ignore_index` cost nothing and teach nothing.
 
         The mean is over the positions that count, and 0 if there are none.
         """
-        scored = targets != self.ignore_index
+        scored = targets.long() != self.ignore_index  # a narrow type may not hold the number
         nll = self.nll(hidden, targets, scored)
         if self.reduction == "none":
             return nll
@@ -186,6 +198,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
         """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
+        _require_width(hidden, self.in_dim)
         hidden, targets_N, scored_N = _flatten(hidden, targets, scored, self.bands.vocab_size)
         hidden_ND = self._enter(hidden)
         edges = self.bands.edges
@@ -291,9 +304,23 @@ def _flatten(
             f"targets.shape={tuple(targets.shape)}: one target per hidden vector is needed, "
             f"{tuple(hidden.shape[:-1])}"
         )
-    targets_N = checked_ids("targets", targets, vocab_size, scored).view(-1)
-    scored_N = torch.ones_like(targets_N, dtype=torch.bool) if scored is None else scored.flatten()
+    if scored is not None and (scored.shape != targets.shape or scored.dtype != torch.bool):
+        raise ValueError(
+            f"scored: {scored.dtype} of shape {tuple(scored.shape)}; give one torch.bool per "
+            f"target, {tuple(targets.shape)}"
+        )
+    targets_N = checked_ids("targets", targets, vocab_size, scored).reshape(-1)
+    scored_N = (
+        torch.ones_like(targets_N, dtype=torch.bool) if scored is None else scored.reshape(-1)
+    )
     return hidden.reshape(-1, hidden.shape[-1]), targets_N, scored_N
+
+
+def _require_width(hidden: Tensor, in_dim: int) -> None:
+    if hidden.shape[-1] != in_dim:
+        raise ValueError(
+            f"hidden.shape={tuple(hidden.shape)}: this layer takes vectors of width {in_dim}"
+        )
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor) -> Tensor:

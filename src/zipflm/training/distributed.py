@@ -41,7 +41,9 @@ class Process:
 def started(device: str | None = None) -> Iterator[Process]:
     """Join the processes that `torchrun` started, or be the only one.
 
-    `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU where there is one.
+    Inside another `started` it is the same process and nothing is joined or left: a second group
+    would find the first one's addresses in torchrun's store. `device` is `cpu`, `cuda` or `cuda:N`;
+    by default a GPU where there is one.
     """
     place = torch.device(usable_device(device))
     # The environment is how torchrun tells a process its place; nothing else is read from it.
@@ -54,6 +56,9 @@ def started(device: str | None = None) -> Iterator[Process]:
         torch.cuda.set_device(place)
     if world_size == 1:
         yield Process(0, 1, place)
+        return
+    if dist.is_initialized():
+        yield Process(dist.get_rank(), world_size, place)
         return
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:

@@ -76,17 +76,17 @@ def _first_difference(name: str, old: Any, new: Any) -> str:
     return f"{name}={old}, not the {new}"
 
 
-def prepare(out: Path, config: Config, data: DataFolder, resumed: int | None) -> None:
-    """Write what identifies the run, and remove what a killed process did after the update from
-    which it is `resumed`, None for a run that starts."""
+def prepare(out: Path, config: Config, data: DataFolder, update: int) -> None:
+    """Write what identifies the run, and remove what a killed process did after `update`, from
+    which the run is resumed; 0 for one that starts."""
     out.mkdir(parents=True, exist_ok=True)
     clean(out)
-    _trim_log(out / "log.jsonl", resumed or 0)
+    _trim_log(out / "log.jsonl", update)
     facts = versions() | {"vocabulary": data.vocabulary.hash, "data": str(data.path.resolve())}
-    if resumed is not None:
+    if update > 0:
         # What the run was started with stays where it was.
         first = read_json(out / "versions.json")
-        facts = first | {"resumed": [*first.get("resumed", []), {"update": resumed} | facts]}
+        facts = first | {"resumed": [*first.get("resumed", []), {"update": update} | facts]}
     _write_whole(out / "versions.json", as_json(facts))
     # Last, because its presence says that the folder holds a run.
     _write_whole(out / "config.json", as_json(to_dict(config)))

@@ -103,7 +103,7 @@ def train(
             )
             return True
         if process.is_first:
-            run_folder.prepare(out, config, data, done)
+            run_folder.prepare(out, config, data, done or 0)
             for folder in checkpoint.set_aside(out, done) if done is not None else ():
                 log.say(f"the damaged checkpoint was moved out of the way, to {folder}")
         distributed.wait_for_all(process)

@@ -1,0 +1,123 @@
+"""Loss by how often a word, or the word before it, occurs in the training text (section 5.2).
+
+Works on arrays alone: one entry per word of the scored text. Sub-word models take part with their
+pieces' losses added up per word, so that every model is measured on the same words. Bins are
+those of the paper's four bar charts, with the end of a sentence and unknown words kept apart, as
+its data has them: neither is a word with a frequency of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.integer]
+FloatArray = npt.NDArray[np.floating]
+
+# Largest training count of each bin; the last has no end.
+UPPER_ENDS = (0, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+BIN_NAMES = ("EOS", "UNK", "0", "1-10", "11-100", "-1K", "-10K", "-100K", "-1M", "more")
+_UNSEEN = BIN_NAMES.index("0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrequencyBin:
+    """One group of words and each model's mean loss on them."""
+
+    name: str
+    types: int
+    """Different words of this bin in the scored text."""
+    train_tokens: int | None
+    """How often those words occur in the training text, together; None for the end of a sentence
+    and unknown words, whose number a vocabulary does not hold."""
+    tokens: int
+    """Occurrences in the scored text."""
+    loss: Mapping[str, float | None]
+    """Mean nll in nats per model; None where no word falls into the bin."""
+
+
+def previous_words(word_ids: IntArray, eos_id: int) -> IntArray:
+    """The word before each word; a text begins after the end of a sentence.
+
+    >>> previous_words(np.array([7, 8, 2]), eos_id=2).tolist()
+    [2, 7, 8]
+    """
+    return np.concatenate([np.asarray([eos_id], dtype=word_ids.dtype), word_ids[:-1]])
+
+
+def bin_indices(word_ids: IntArray, train_counts: IntArray, eos_id: int, unk_id: int) -> IntArray:
+    """Index into `BIN_NAMES` for each word.
+
+    A count of ten is in `1-10`, eleven in `11-100`. The bin `0` holds words that the vocabulary
+    has but the training text has not, which happens when the vocabulary comes from elsewhere.
+    """
+    _require_known(word_ids, train_counts)
+    bin_of_type = _UNSEEN + np.searchsorted(np.asarray(UPPER_ENDS), train_counts, side="left")
+    bin_of_type[eos_id] = BIN_NAMES.index("EOS")
+    bin_of_type[unk_id] = BIN_NAMES.index("UNK")
+    chosen: IntArray = bin_of_type[word_ids]
+    return chosen
+
+
+def loss_by_bin(
+    word_ids: IntArray,
+    train_counts: IntArray,
+    nll: Mapping[str, FloatArray],
+    *,
+    by: IntArray | None = None,
+    eos_id: int = 2,
+    unk_id: int = 3,
+) -> list[FrequencyBin]:
+    """Mean loss of every model in every bin of the words, or of the words `by` where given.
+
+    `nll` holds one array per model, as long as `word_ids`; `by` is `previous_words(...)` for the
+    second kind of chart. Bins partition the text: weighted by `tokens`, the bins' losses average
+    to the total. The bin `0` is left out when nothing is in it.
+    """
+    for model, losses in nll.items():
+        _require_same_length(model, losses, word_ids)
+    groups = word_ids if by is None else by
+    indices = bin_indices(groups, train_counts, eos_id, unk_id)
+    tokens = np.bincount(indices, minlength=len(BIN_NAMES))
+    sums = {
+        model: np.bincount(indices, weights=losses, minlength=len(BIN_NAMES))
+        for model, losses in nll.items()
+    }
+    present = np.unique(groups)
+    bin_of_present = bin_indices(present, train_counts, eos_id, unk_id)
+    return [
+        FrequencyBin(
+            name=name,
+            types=int((bin_of_present == i).sum()),
+            train_tokens=(
+                int(train_counts[present[bin_of_present == i]].sum()) if i >= _UNSEEN else None
+            ),
+            tokens=int(tokens[i]),
+            loss={model: _mean(total[i], tokens[i]) for model, total in sums.items()},
+        )
+        for i, name in enumerate(BIN_NAMES)
+        if i != _UNSEEN or tokens[i] > 0
+    ]
+
+
+def _mean(total: float, tokens: int) -> float | None:
+    return float(total / tokens) if tokens else None
+
+
+def _require_known(word_ids: IntArray, train_counts: IntArray) -> None:
+    if word_ids.size and int(word_ids.max()) >= len(train_counts):
+        raise ValueError(
+            f"word id {int(word_ids.max())} is outside the vocabulary of {len(train_counts)}; "
+            "use the data folder that the text was prepared in"
+        )
+
+
+def _require_same_length(model: str, losses: FloatArray, word_ids: IntArray) -> None:
+    if len(losses) != len(word_ids):
+        raise ValueError(
+            f"{model}: {len(losses)} losses for {len(word_ids)} words; "
+            "score the same split of the same data with every model"
+        )

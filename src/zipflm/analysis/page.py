@@ -1,0 +1,325 @@
+"""The report as one page that needs nothing else: tables in HTML, data for the charts, style.
+
+Template, style sheet and script are files beside this one. Everything that comes from outside is
+escaped here, once, on its way into the page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from string import Template
+from typing import Any
+
+from zipflm.analysis import paper
+from zipflm.analysis.chart_data import chart_data
+from zipflm.analysis.findings import findings
+from zipflm.analysis.frequency_bins import FrequencyBin
+from zipflm.analysis.plots import DATASETS, style_of
+from zipflm.analysis.study import Row, Study
+from zipflm.analysis.tables import EMPTY, Column, columns, context_rows, duration, millions, number
+from zipflm.analysis.word_lists import WordDifference
+
+_DARK_PAGE = (
+    "--page:#101216;--card:#16181d;--ink:#f0f1f4;--soft:#a6abb8;--line:#2c303a;--accent:#86b6ff;"
+    "--mark:#1b2130;--bad:#ff9486;--outline:#16181d;--shadow:none;"
+)
+CONTEXT_CAPTION = (
+    "Perplexity with part of every block given as context that is not scored: each word then has "
+    "at least that many words before it."
+)
+
+
+def render(study: Study) -> str:
+    """The whole page."""
+    parts = {name: _file(f"report.{name}") for name in ("css", "html", "js")}
+    return Template(parts["html"]).substitute(
+        title=escape(study.title),
+        css=parts["css"],
+        script=parts["js"],
+        colours=_colours(study),
+        lead=escape(_lead(study)),
+        tiles="\n".join(_tiles(study)),
+        caption=escape(caption(study)),
+        comparison=_comparison(study),
+        findings=_findings(study),
+        split=escape(study.split),
+        word_bins=_bin_table(study, study.word_bins, "word"),
+        previous_bins=_bin_table(study, study.previous_bins, "previous word"),
+        contexts=_contexts(study),
+        words_caption=escape(words_caption(study)),
+        words="\n".join(_word_cards(study)),
+        protocol=_protocol(study),
+        footer=escape(f"Made by zipflm. The paper is {paper.SOURCE}."),
+        data=_embedded(chart_data(study)),
+    )
+
+
+def caption(study: Study) -> str:
+    """What the comparison table shows, and what its words mean."""
+    text = (
+        "Perplexity is exp of the mean loss per word, lower is better; sub-word models are scored "
+        "per word too. Parameters that input and output share count once, with the input."
+    )
+    if any(column.title.endswith("known words") for column in columns(study)):
+        text += (
+            " Unknown words are one symbol to word models, while sub-word models may have to "
+            "spell them: the column 'known words' leaves them out."
+        )
+    if any(row.paper for row in study.rows):
+        text += (
+            f" Columns headed 'the paper's' are its printed figures on {DATASETS[study.dataset]}, "
+            "from its own training on its own machines; ours compare to them only on that text."
+        )
+    return text
+
+
+def words_caption(study: Study) -> str:
+    if not study.words:
+        return "No two models have a result to compare."
+    return (
+        f"Mean difference in loss to {study.reference} in nats, below zero where the model is "
+        f"better, over words that occur at least five times in the {study.split} set; beside it "
+        "how often the word occurs in the training text."
+    )
+
+
+def _file(name: str) -> str:
+    return resources.files("zipflm.analysis").joinpath(name).read_text(encoding="utf-8")
+
+
+def _embedded(data: Mapping[str, Any]) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+def _colours(study: Study) -> str:
+    looks = list(style_of(study).values())
+    light = "--outline:#16181d;" + "".join(
+        f"--model-{i}:{look.light};--pattern-{i}:{'#ffffff' if look.is_dark else '#16181d'};"
+        for i, look in enumerate(looks)
+    )
+    dark = _DARK_PAGE + "".join(
+        f"--model-{i}:{look.dark};--pattern-{i}:#16181d;" for i, look in enumerate(looks)
+    )
+    # Dark on screens only: paper is white.
+    return (
+        f":root{{{light}}}\n"
+        f"@media screen and (prefers-color-scheme:dark)"
+        f"{{:root:not([data-theme=light]){{color-scheme:dark;{dark}}}}}\n"
+        f"@media screen{{:root[data-theme=dark]{{color-scheme:dark;{dark}}}"
+        ":root[data-theme=light]{color-scheme:light}}"
+    )
+
+
+def _lead(study: Study) -> str:
+    tokens = sum(b.tokens for b in study.word_bins)
+    parts = [f"{len(study.rows)} models", f"{tokens:,} words of the {study.split} set"]
+    parts += [str(value) for key, value in study.facts.items() if key in ("data", "training")]
+    return ", ".join(parts) + "."
+
+
+def _tiles(study: Study) -> Iterable[str]:
+    rows = study.finished
+    if not rows:
+        return []
+    best = min(rows, key=lambda row: study.headline(row).mean)
+    small = min(rows, key=lambda row: row.num_params)
+    timed = [row for row in rows if row.seconds]
+    tiles = [
+        (
+            f"{best.label} {number(study.headline(best).mean)}",
+            f"lowest {study.headline_name}",
+        ),
+        (f"{small.label} {millions(small.num_params)}", "fewest parameters"),
+    ]
+    if timed:
+        fast = min(timed, key=lambda row: row.seconds.mean if row.seconds else 0.0)
+        assert fast.seconds is not None
+        tiles.append((f"{fast.label} {duration(fast.seconds.mean)}", "shortest training"))
+    rare = next((b for b in study.word_bins if b.name in ("1-10", "11-100") and b.tokens), None)
+    if rare is not None:
+        loss, label = min((loss, label) for label, loss in rare.loss.items() if loss is not None)
+        tiles.append((f"{label} {loss:.2f}", f"lowest loss on words seen {rare.name} times"))
+    return (f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles)
+
+
+def _comparison(study: Study) -> str:
+    shown = columns(study)
+    body = "\n".join(_row(row, shown, study) for row in study.rows)
+    return f'<table class="comparison">\n{_head(shown)}\n<tbody>\n{body}\n</tbody></table>'
+
+
+def _head(shown: Sequence[Column]) -> str:
+    groups: list[list[Any]] = []
+    for column in shown:
+        if groups and groups[-1][0] == column.group:
+            groups[-1][1] += 1
+        else:
+            groups.append([column.group, 1])
+    top = "".join(
+        f'<th colspan="{span}" scope="colgroup">{escape(name)}</th>'
+        if name
+        else f'<td colspan="{span}"></td>'
+        for name, span in groups
+    )
+    names = "".join(
+        f'<th scope="col" data-column="{i}" class="{_classes(column)}">{escape(column.title)}</th>'
+        for i, column in enumerate(shown)
+    )
+    return f"<thead><tr>{top}</tr><tr>{names}</tr></thead>"
+
+
+def _classes(column: Column, *more: str) -> str:
+    flags = [column.is_number and "num", column.is_paper and "paper", *more]
+    return " ".join(str(flag) for flag in flags if flag)
+
+
+def _row(row: Row, shown: Sequence[Column], study: Study) -> str:
+    place = study.rows.index(row)
+    swatch = f'<i class="swatch" style="background:var(--model-{place})"></i>'
+    cells = []
+    for i, column in enumerate(shown):
+        text, value = escape(column.text(row)), column.value(row)
+        data = f'data-column="{i}" data-value="{escape("" if value is None else str(value))}"'
+        if i == 0:
+            cells.append(f'<th scope="row" {data}>{swatch}{text}</th>')
+        elif row.problem and not row.perplexity and column.group == "perplexity":
+            # One cell for the reason instead of dashes under every perplexity.
+            span = sum(other.group == "perplexity" for other in shown)
+            if shown[i - 1].group != "perplexity":
+                cells.append(f'<td class="problem" colspan="{span}">{escape(row.problem)}</td>')
+        else:
+            best = "best" if _is_best(column, row, study) else ""
+            cells.append(f'<td class="{_classes(column, best)}" {data}>{text}</td>')
+    return f'<tr data-row="{escape(row.label)}">{"".join(cells)}</tr>'
+
+
+def _is_best(column: Column, row: Row, study: Study) -> bool:
+    if column.group != "perplexity" or len(study.finished) < 2:
+        return False
+    values = [value for other in study.finished if (value := column.value(other)) is not None]
+    return column.value(row) == min(values, default=None)
+
+
+def _findings(study: Study) -> str:
+    found = findings(study)
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in found)
+    return f'<ul class="findings">{items}</ul>' if found else ""
+
+
+def _bin_table(study: Study, bins: Sequence[FrequencyBin], by: str) -> str:
+    labels = [row.label for row in study.finished]
+    names = ["occurrences", "types", "in training", f"in {study.split}", *labels]
+    head = "".join(f'<th scope="col" class="num">{escape(name)}</th>' for name in names)
+    lines = []
+    for b in bins:
+        trained = EMPTY if b.train_tokens is None else f"{b.train_tokens:,}"
+        numbers = [f"{b.types:,}", trained, f"{b.tokens:,}"]
+        numbers += [number(b.loss.get(label), 3) for label in labels]
+        cells = "".join(f'<td class="num">{escape(text)}</td>' for text in numbers)
+        lines.append(f'<tr><th scope="row" class="num">{escape(b.name)}</th>{cells}</tr>')
+    return (
+        f'<details class="data"><summary>The numbers, by frequency of the {by}</summary>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody>'
+        "</table></div></details>"
+    )
+
+
+def _contexts(study: Study) -> str:
+    if not study.contexts:
+        return ""
+    names, rows = context_rows(study)
+    head = "".join(f'<th scope="col" class="num">{escape(name)}</th>' for name in names)
+    body = "".join(
+        "<tr>" + "".join(f'<td class="num">{escape(cell)}</td>' for cell in row) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<section id="context"><h2>Context</h2><p class="caption">{escape(CONTEXT_CAPTION)}</p>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        "</div></section>"
+    )
+
+
+def _word_cards(study: Study) -> Iterable[str]:
+    places = {row.label: i for i, row in enumerate(study.rows)}
+    for label, lists in study.words.items():
+        swatch = f'<i class="swatch" style="background:var(--model-{places[label]})"></i>'
+        yield (
+            f'<article class="card" data-row="{escape(label)}"><h3>{swatch}{escape(label)}</h3>'
+            f'<div class="columns">{_word_table(study, "wins", lists.wins)}'
+            f"{_word_table(study, 'losses', lists.losses)}</div></article>"
+        )
+
+
+def _word_table(study: Study, name: str, words: Sequence[WordDifference]) -> str:
+    head = "".join(
+        f'<th scope="col" class="num">{t}</th>' for t in ("nats", "trained", study.split)
+    )
+    lines = "".join(
+        f"<tr><td><code>{escape(study.vocabulary.words[word.word_id])}</code></td>"
+        f'<td class="num">{word.difference:+.2f}</td><td class="num">{word.train_count:,}</td>'
+        f'<td class="num">{word.tokens:,}</td></tr>'
+        for word in words
+    )
+    lines = lines or '<tr><td colspan="4">none</td></tr>'
+    return (
+        f'<table><caption>{name}</caption><thead><tr><th scope="col">word</th>{head}</tr></thead>'
+        f"<tbody>{lines}</tbody></table>"
+    )
+
+
+def protocol_rows(study: Study) -> list[dict[str, str]]:
+    """Every perplexity with what it means: one row per model, seed and split."""
+    return [
+        {"model": row.label, "seed": str(member.seed), "split": split}
+        | {key.replace("_", " "): _plain(value) for key, value in score.protocol.items()}
+        | {"perplexity": number(score.perplexity)}
+        for row in study.rows
+        for member in row.members
+        for split, score in member.scores.items()
+    ]
+
+
+def _protocol(study: Study) -> str:
+    facts = "".join(
+        f'<tr><th scope="row">{escape(key)}</th><td>{escape(_plain(value))}</td></tr>'
+        for key, value in study.facts.items()
+    )
+    rows = protocol_rows(study)
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(row.get(name, EMPTY))}</td>" for name in names) + "</tr>"
+        for row in rows
+    )
+    configs = "".join(
+        f"<details><summary>{escape(row.label)}: config, versions and parameters</summary>"
+        f"<pre>{escape(json.dumps(_details(row), indent=1))}</pre></details>"
+        for row in study.rows
+    )
+    return (
+        f'<div class="scroll"><table class="facts"><tbody>{facts}</tbody></table></div>'
+        f'<details class="data"><summary>The protocol of every perplexity</summary>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        f"</div></details>{configs}"
+    )
+
+
+def _details(row: Row) -> dict[str, Any]:
+    return {
+        "runs": [{"seed": member.seed, "run": member.run} for member in row.members],
+        "parameters": dict(row.first.params),
+        "versions": dict(row.first.versions),
+        "config": dict(row.first.config),
+    }
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool | str):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)

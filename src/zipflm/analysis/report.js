@@ -1,0 +1,399 @@
+"use strict";
+/* Draws the charts of the page from the JSON in #study. No library, no network. */
+
+const study = JSON.parse(document.getElementById("study").textContent);
+const models = study.models;
+const hidden = new Set();
+const view = { source: 0, difference: false };
+const NS = "http://www.w3.org/2000/svg";
+
+/* ---- small tools ---- */
+
+function el(name, attributes = {}, parent = null, text = null) {
+  const node = document.createElementNS(NS, name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== null) node.textContent = text;
+  if (parent) parent.appendChild(node);
+  return node;
+}
+
+const shown = () => models.filter((m) => !hidden.has(m.label));
+const count = (n) => n.toLocaleString("en-US");
+const signed = (x, digits) => (x < 0 ? "\u2212" : "+") + Math.abs(x).toFixed(digits);
+
+function ticks(low, high, wanted) {
+  const raw = (high - low) / wanted || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((s) => s >= raw);
+  const found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step);
+  return found;
+}
+
+function logTicks(low, high) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1; power++)
+    for (const k of high / low > 4 ? [1, 1.5, 2, 3, 5, 7] : [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9]) {
+      const value = k * 10 ** power;
+      if (value >= low && value <= high) found.push(value);
+    }
+  return found.length > 1 ? found : [low, high];
+}
+
+const short = (x) =>
+  Math.abs(x) >= 10000 ? (x / 1000).toLocaleString("en-US") + "K" : String(+x.toPrecision(4));
+
+/* ---- how a model looks: colour from CSS, pattern as in the paper ---- */
+
+const PATTERNS = {
+  "north east lines": "M-1.5,1.5 l3,-3 M0,6 l6,-6 M4.5,7.5 l3,-3",
+  "north west lines": "M-1.5,4.5 l3,3 M0,0 l6,6 M4.5,-1.5 l3,3",
+  grid: "M0,3 h6 M3,0 v6",
+  "vertical lines": "M1.5,0 v6 M4.5,0 v6",
+  "horizontal lines": "M0,1.5 h6 M0,4.5 h6",
+  dots: "M1.5,1.5 h.01 M4.5,4.5 h.01",
+  crosshatch: "M0,0 l6,6 M6,0 l-6,6",
+};
+
+const MARKS = {
+  o: "M-4,0 a4,4 0 1,0 8,0 a4,4 0 1,0 -8,0z",
+  s: "M-3.6,-3.6 h7.2 v7.2 h-7.2z",
+  "^": "M0,-4.6 L4.4,3.4 H-4.4z",
+  v: "M0,4.6 L4.4,-3.4 H-4.4z",
+  D: "M0,-4.8 L4.8,0 L0,4.8 L-4.8,0z",
+  P: "M-1.6,-4.4 h3.2 v2.8 h2.8 v3.2 h-2.8 v2.8 h-3.2 v-2.8 h-2.8 v-3.2 h2.8z",
+  X: "M-4.3,-2.3 L-2.3,-4.3 L0,-2 L2.3,-4.3 L4.3,-2.3 L2,0 L4.3,2.3 L2.3,4.3 L0,2 L-2.3,4.3 L-4.3,2.3 L-2,0z",
+  "*": "M0,-5.4 L1.5,-1.7 L5.2,-1.7 L2.3,.7 L3.3,4.5 L0,2.3 L-3.3,4.5 L-2.3,.7 L-5.2,-1.7 L-1.5,-1.7z",
+};
+
+function definePatterns() {
+  const svg = el("svg", { width: 0, height: 0, "aria-hidden": "true", style: "position:absolute" }, document.body);
+  const defs = el("defs", {}, svg);
+  models.forEach((m, i) => {
+    const tile = { id: `fill-${i}`, width: 6, height: 6, patternUnits: "userSpaceOnUse" };
+    const pattern = el("pattern", tile, defs);
+    el("rect", { width: 6, height: 6, style: `fill:var(--model-${i})` }, pattern);
+    const width = m.pattern === "dots" ? 1.9 : 0.9;
+    el("path", {
+      d: PATTERNS[m.pattern], fill: "none", "stroke-width": width, "stroke-linecap": m.pattern === "dots" ? "round" : "butt",
+      style: `stroke:var(--pattern-${i})`,
+    }, pattern);
+  });
+}
+
+/* ---- the tooltip ---- */
+
+const tip = document.getElementById("tip");
+
+function showTip(event, title, lines) {
+  tip.replaceChildren();
+  const head = document.createElement("b");
+  head.textContent = title;
+  tip.append(head);
+  for (const line of lines) {
+    const row = document.createElement("div");
+    row.textContent = line;
+    tip.append(row);
+  }
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  const x = Math.min(event.clientX + 14, innerWidth - box.width - 8);
+  const y = event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 12 : event.clientY + 18;
+  tip.style.left = `${Math.max(8, x)}px`;
+  tip.style.top = `${Math.max(8, y)}px`;
+}
+
+function hideTip() {
+  tip.hidden = true;
+}
+
+/* ---- bars: upright on a wide page, lying on a narrow one ---- */
+
+function drawBars(id, kind) {
+  const holder = document.getElementById(id);
+  const source = study.bins[kind][view.source];
+  const bins = source.bins;
+  const present = shown().filter((m) => bins.some((b) => b.loss[m.label] != null));
+  const reference = source.reference;
+  const valueOf = (b, m) => {
+    const loss = b.loss[m.label];
+    if (loss == null || !view.difference) return loss == null ? null : loss;
+    return b.loss[reference] == null ? null : loss - b.loss[reference];
+  };
+  const values = bins.flatMap((b) => present.map((m) => valueOf(b, m))).filter((v) => v !== null);
+  const low = Math.min(0, ...values), high = 1.03 * Math.max(view.difference ? 0.05 : 1, ...values);
+  const width = holder.clientWidth || 900;
+  const lying = width < 560;
+  /* Lying, a bin is as high as its bars, and an empty one as its two lines of text. */
+  const heights = bins.map((b) => (b.tokens ? present.length * 9 + 34 : 44));
+  const starts = heights.map((_, i) => heights.slice(0, i).reduce((a, b) => a + b, 0));
+  const box = lying
+    ? { width, height: 44 + heights.reduce((a, b) => a + b, 0), left: 12, right: 12, top: 8, bottom: 36 }
+    : { width, height: 340, left: 46, right: 8, top: 10, bottom: 52 };
+  const svg = frame(holder, box, `${kind === "word" ? "Loss by frequency of the word" : "Loss by frequency of the previous word"}, ${source.name}`);
+  const across = lying ? box.width - box.left - box.right : box.height - box.top - box.bottom;
+  const scale = (v) => ((v - low) / (high - low || 1)) * across;
+  const along = (box.width - box.left - box.right) / bins.length;
+
+  for (const t of ticks(low, high, lying ? 4 : 6)) {
+    const place = lying ? box.left + scale(t) : box.height - box.bottom - scale(t);
+    const line = lying ? { x1: place, x2: place, y1: box.top, y2: box.height - box.bottom } : { x1: box.left, x2: box.width - box.right, y1: place, y2: place };
+    el("line", { ...line, class: "rule" }, svg);
+    const at = lying ? { x: place, y: box.height - box.bottom + 16, "text-anchor": "middle" } : { x: box.left - 7, y: place + 4, "text-anchor": "end" };
+    el("text", at, svg, short(t));
+  }
+  const unit = view.difference ? `nats against ${reference}` : "nats per word";
+  if (lying) el("text", { x: box.left, y: box.height - 4 }, svg, unit);
+  else el("text", { transform: `translate(12 ${box.height / 2 - 16}) rotate(-90)`, "text-anchor": "middle" }, svg, unit);
+
+  bins.forEach((b, i) => {
+    const room = along * 0.84, thick = lying ? 9 : room / Math.max(1, present.length);
+    const start = lying ? box.top + 20 + starts[i] : box.left + i * along + (along - room) / 2;
+    if (lying) labelAbove(svg, b, box, box.top + starts[i] + 13);
+    else labelBelow(svg, b, box, box.left + (i + 0.5) * along, i === 0);
+    if (!b.tokens) {
+      const at = lying ? { x: box.left + 5, y: start + 10 } : { x: start + room / 2, y: box.height - box.bottom - 8, "text-anchor": "middle" };
+      el("text", at, svg, "no words");
+    }
+    present.forEach((m, j) => {
+      const value = valueOf(b, m);
+      if (value === null) return;
+      const [from, to] = [scale(Math.min(0, value)), scale(Math.max(0, value))];
+      const rect = lying
+        ? { x: box.left + from, width: to - from, y: start + j * thick, height: Math.max(1, thick - 0.6) }
+        : { x: start + j * thick, width: Math.max(1, thick - 0.6), y: box.height - box.bottom - to, height: to - from };
+      const bar = el("rect", { ...rect, class: "bar", fill: `url(#fill-${models.indexOf(m)})`, "data-model": m.label, "data-bin": b.name }, svg);
+      const lines = [`loss ${b.loss[m.label].toFixed(3)} nats`];
+      if (m.label !== reference && b.loss[reference] != null) lines.push(`${signed(b.loss[m.label] - b.loss[reference], 3)} against ${reference}`);
+      lines.push(`${count(b.tokens)} words, ${count(b.types)} types`);
+      for (const name of ["pointermove", "pointerdown"]) bar.addEventListener(name, (event) => showTip(event, `${m.label}, ${b.name}`, lines));
+      bar.addEventListener("pointerleave", hideTip);
+    });
+  });
+  const zero = scale(0);
+  el("line", lying
+    ? { x1: box.left + zero, x2: box.left + zero, y1: box.top, y2: box.height - box.bottom, class: "axis" }
+    : { x1: box.left, x2: box.width - box.right, y1: box.height - box.bottom - zero, y2: box.height - box.bottom - zero, class: "axis" }, svg);
+}
+
+function labelAbove(svg, bin, box, y) {
+  el("text", { x: box.left + 5, y, class: "strong" }, svg, bin.name);
+  el("text", { x: box.width - box.right, y, "text-anchor": "end" }, svg, `${count(bin.tokens)} words`);
+}
+
+function labelBelow(svg, bin, box, x, isFirst) {
+  const y = box.height - box.bottom;
+  el("text", { x, y: y + 18, "text-anchor": "middle", class: "strong" }, svg, bin.name);
+  el("text", { x, y: y + 35, "text-anchor": "middle" }, svg, count(bin.tokens) + (isFirst ? " words" : ""));
+}
+
+function frame(holder, box, name) {
+  holder.replaceChildren();
+  return el("svg", { viewBox: `0 0 ${box.width} ${box.height}`, height: box.height, role: "img", "aria-label": name }, holder);
+}
+
+/* ---- lines and points ---- */
+
+function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) {
+  const holder = document.getElementById(id);
+  const visible = series.filter((s) => !hidden.has(s.model.label) && s.points.length);
+  const width = holder.clientWidth || 520;
+  const box = { width, height: Math.min(360, Math.max(270, width * 0.6)), left: 52, right: lines ? 14 : 58, top: 14, bottom: 44 };
+  const svg = frame(holder, box, name);
+  const all = visible.flatMap((s) => s.points.concat(s.faint || []));
+  if (!all.length) {
+    el("text", { x: box.width / 2, y: box.height / 2, "text-anchor": "middle" }, svg, "nothing to show");
+    return;
+  }
+  const warp = log ? Math.log : (v) => v;
+  const [x0, x1] = range(all.map((p) => p.x), lines ? 0.01 : 0.08);
+  const [y0, y1] = range(all.map((p) => warp(p.y)), 0.06);
+  const X = (v) => box.left + ((v - x0) / (x1 - x0)) * (box.width - box.left - box.right);
+  const Y = (v) => box.height - box.bottom - ((warp(v) - y0) / (y1 - y0)) * (box.height - box.top - box.bottom);
+  for (const t of log ? logTicks(Math.exp(y0), Math.exp(y1)) : ticks(y0, y1, 6)) {
+    el("line", { x1: box.left, x2: box.width - box.right, y1: Y(t), y2: Y(t), class: "rule" }, svg);
+    el("text", { x: box.left - 7, y: Y(t) + 4, "text-anchor": "end" }, svg, short(t));
+  }
+  for (const t of ticks(x0, x1, 6)) {
+    el("line", { x1: X(t), x2: X(t), y1: box.height - box.bottom, y2: box.height - box.bottom + 4, class: "axis" }, svg);
+    el("text", { x: X(t), y: box.height - box.bottom + 18, "text-anchor": "middle" }, svg, short(t));
+  }
+  el("line", { x1: box.left, x2: box.width - box.right, y1: box.height - box.bottom, y2: box.height - box.bottom, class: "axis" }, svg);
+  el("text", { x: (box.left + box.width - box.right) / 2, y: box.height - 6, "text-anchor": "middle" }, svg, xlabel);
+  el("text", { transform: `translate(12 ${(box.height - box.bottom) / 2 + 8}) rotate(-90)`, "text-anchor": "middle" }, svg, ylabel);
+  for (const s of visible) drawSeries(svg, s, X, Y, lines);
+  if (!lines) labelPoints(svg, visible, X, Y);
+  hoverNearest(svg, visible, X, Y, describe, box);
+}
+
+function drawSeries(svg, s, X, Y, lines) {
+  const i = models.indexOf(s.model), colour = `var(--model-${i})`;
+  const path = (points) => points.map((p, k) => `${k ? "L" : "M"}${X(p.x).toFixed(1)},${Y(p.y).toFixed(1)}`).join("");
+  const group = el("g", { "data-model": s.model.label }, svg);
+  if (s.faint) el("path", { d: path(s.faint), fill: "none", "stroke-width": 1, opacity: 0.4, style: `stroke:${colour}` }, group);
+  if (lines) el("path", { d: path(s.points), fill: "none", "stroke-width": 2, "stroke-dasharray": s.model.dash || "none", style: `stroke:${colour}` }, group);
+  for (const p of s.points) {
+    if (p.spread) el("line", { x1: X(p.x), x2: X(p.x), y1: Y(p.y - p.spread), y2: Y(p.y + p.spread), "stroke-width": 1.5, style: `stroke:${colour}` }, group);
+    const size = lines ? (s.points.length > 25 ? 0.6 : 0.9) : 1.7;
+    el("path", { d: MARKS[s.model.marker], transform: `translate(${X(p.x)} ${Y(p.y)}) scale(${size})`, style: `fill:${colour};stroke:var(--card)`, "stroke-width": 0.8 }, group);
+  }
+}
+
+/* Beside its point, and below it where another name is in the way. */
+function labelPoints(svg, series, X, Y) {
+  const taken = [];
+  const blocked = (x, y) => taken.some(([a, b]) => Math.abs(a - x) < 58 && Math.abs(b - y) < 15);
+  for (const s of series) for (const p of s.points) {
+    const spots = [[11, -7], [11, 17], [-11, -9], [-11, 19]].map(([dx, dy]) => [X(p.x) + dx, Y(p.y) + dy, dx < 0]);
+    const [x, y, isLeft] = spots.find(([x, y]) => !blocked(x, y)) || spots[0];
+    taken.push([x, y], [X(p.x), Y(p.y)]);
+    el("text", { x, y, class: "strong", "text-anchor": isLeft ? "end" : "start" }, svg, s.model.label);
+  }
+}
+
+function range(values, margin) {
+  const low = Math.min(...values), high = Math.max(...values), pad = (high - low || Math.abs(high) || 1) * margin;
+  return [low - pad, high + pad];
+}
+
+function hoverNearest(svg, series, X, Y, describe, box) {
+  const ring = el("circle", { r: 8, fill: "none", "stroke-width": 2, style: "stroke:var(--accent)", visibility: "hidden" }, svg);
+  const pick = (event) => {
+    const frame = svg.getBoundingClientRect(), k = box.width / frame.width;
+    const x = (event.clientX - frame.left) * k, y = (event.clientY - frame.top) * k;
+    let best = null, nearest = 44;
+    for (const s of series) for (const p of s.points) {
+      const gap = Math.hypot(X(p.x) - x, Y(p.y) - y);
+      if (gap < nearest) [nearest, best] = [gap, [s, p]];
+    }
+    ring.setAttribute("visibility", best ? "visible" : "hidden");
+    if (!best) return hideTip();
+    ring.setAttribute("cx", X(best[1].x));
+    ring.setAttribute("cy", Y(best[1].y));
+    showTip(event, best[0].model.label, describe(best[1], best[0].model));
+  };
+  svg.addEventListener("pointermove", pick);
+  svg.addEventListener("pointerdown", pick);
+  svg.addEventListener("pointerleave", () => { ring.setAttribute("visibility", "hidden"); hideTip(); });
+}
+
+function drawTraining() {
+  const valid = (m, x, y) => m.curve.filter((p) => p.valid_loss != null).map((p) => ({ x: x(p), y: y(p.valid_loss), point: p }));
+  const ends = models.flatMap((m) => m.curve.filter((p) => p.valid_loss != null).map((p) => p.valid_loss));
+  /* The first training losses are so high that nothing else would show. */
+  const top = Math.max(...ends) + 0.6 * (Math.max(...ends) - Math.min(...ends)) + 0.2;
+  drawPoints("curves", {
+    name: "Learning curves", xlabel: "update", ylabel: "loss (nats per word)", lines: true,
+    series: models.map((model) => ({
+      model, points: valid(model, (p) => p.update, (v) => v),
+      faint: model.curve.filter((p) => p.loss != null && p.loss <= top).map((p) => ({ x: p.update, y: p.loss })),
+    })),
+    describe: (p) => [`update ${count(p.x)}`, `valid loss ${p.y.toFixed(3)} nats`, `perplexity ${Math.exp(p.y).toFixed(2)}`],
+  });
+  drawPoints("time", {
+    name: "Valid perplexity against training time", xlabel: "seconds of training", ylabel: "valid perplexity", lines: true, log: true,
+    series: models.map((model) => ({ model, points: valid(model, (p) => p.seconds, Math.exp) })),
+    describe: (p) => [`${p.x.toFixed(1)} s, update ${count(p.point.update)}`, `perplexity ${p.y.toFixed(2)}`],
+  });
+  drawPoints("params", {
+    name: "Parameters against perplexity", xlabel: "parameters (millions)", ylabel: study.headline, log: true,
+    series: models.map((model) => ({
+      model, points: model.perplexity == null ? [] : [{ x: model.params / 1e6, y: model.perplexity, spread: model.deviation }],
+    })),
+    describe: (p) => [`${p.x.toFixed(3)} million parameters`, `${study.headline} ${p.y.toFixed(2)}`],
+  });
+}
+
+/* ---- legend, controls, table ---- */
+
+function buildLegend() {
+  const legend = document.getElementById("legend");
+  models.forEach((m, i) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.dataset.model = m.label;
+    const svg = el("svg", { viewBox: "0 0 26 16", "aria-hidden": "true" });
+    el("rect", { width: 26, height: 16, fill: `url(#fill-${i})` }, svg);
+    button.append(svg, m.label);
+    button.addEventListener("click", () => {
+      if (!hidden.delete(m.label)) hidden.add(m.label);
+      draw();
+    });
+    legend.append(button);
+  });
+}
+
+function buildControls() {
+  const holder = document.getElementById("bin-controls");
+  const choice = (title, options) => {
+    const set = document.createElement("fieldset");
+    const name = document.createElement("legend");
+    name.textContent = title;
+    set.append(name);
+    options.forEach(([text, isOn, choose]) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = text;
+      button.addEventListener("click", () => { choose(); draw(); });
+      button.isOn = isOn;
+      set.append(button);
+    });
+    holder.append(set);
+  };
+  choice("numbers", study.bins.word.map((s, i) => [s.name, () => view.source === i, () => { view.source = i; }]));
+  choice("show", [
+    ["loss", () => !view.difference, () => { view.difference = false; }],
+    [`difference to ${study.reference}`, () => view.difference, () => { view.difference = true; }],
+  ]);
+}
+
+function sortTable(table, header) {
+  const column = +header.dataset.column, body = table.tBodies[0];
+  const down = header.getAttribute("aria-sort") === "ascending";
+  for (const other of table.querySelectorAll("[aria-sort]")) other.removeAttribute("aria-sort");
+  header.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const key = (row) => {
+    const cell = row.querySelector(`[data-column="${column}"]`);
+    return cell ? cell.dataset.value : "";
+  };
+  const compare = (a, b) => {
+    const [x, y] = [key(a), key(b)];
+    if (x === "" || y === "") return (x === "") - (y === "");
+    const order = isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
+    return down ? -order : order;
+  };
+  body.append(...[...body.rows].sort(compare));
+}
+
+function draw() {
+  drawBars("word-bins", "word");
+  drawBars("previous-bins", "previous");
+  drawTraining();
+  for (const button of document.querySelectorAll("#legend button"))
+    button.setAttribute("aria-pressed", String(!hidden.has(button.dataset.model)));
+  for (const button of document.querySelectorAll("#bin-controls button")) button.setAttribute("aria-pressed", String(button.isOn()));
+  for (const part of document.querySelectorAll("[data-row]")) part.classList.toggle("hidden-model", hidden.has(part.dataset.row));
+}
+
+function start() {
+  definePatterns();
+  buildLegend();
+  buildControls();
+  /* report.html#hide=SM,BPE opens with these hidden, to send a view to somebody. */
+  const wish = new URLSearchParams(location.hash.slice(1)).get("hide");
+  if (wish) wish.split(",").forEach((label) => hidden.add(label));
+  draw();
+  for (const table of document.querySelectorAll("table.comparison"))
+    for (const header of table.querySelectorAll("th[data-column]:not([scope=row])")) header.addEventListener("click", () => sortTable(table, header));
+  document.getElementById("theme").addEventListener("click", () => {
+    const root = document.documentElement;
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+  });
+  let width = innerWidth;
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; draw(); } });
+  addEventListener("beforeprint", () => document.querySelectorAll("details.data").forEach((d) => { d.open = true; }));
+  document.documentElement.dataset.ready = "true";
+}
+
+start();

@@ -1,0 +1,121 @@
+"""Write a study: `report.html`, `report.md`, `table.csv`, `table.json` and the figures.
+
+Files appear whole or not at all, so that a reader who opens the page while a study goes on sees a
+complete one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from zipflm.analysis import page, paper
+from zipflm.analysis.findings import findings
+from zipflm.analysis.frequency_bins import FrequencyBin
+from zipflm.analysis.plots import figures, save_figures
+from zipflm.analysis.study import Study
+from zipflm.analysis.tables import EMPTY, columns, context_rows, number, to_csv, to_json
+from zipflm.analysis.word_lists import WordDifference
+
+_CAPTIONS = {
+    "loss-by-word-frequency": "Loss by frequency of the word",
+    "loss-by-previous-word-frequency": "Loss by frequency of the previous word",
+    "learning-curves": "Learning curves",
+    "perplexity-against-time": "Perplexity against training time",
+    "parameters-against-perplexity": "Parameters against perplexity",
+    "paper-loss-by-word-frequency": "The paper's: loss by frequency of the word",
+    "paper-loss-by-previous-word-frequency": "The paper's: loss by frequency of the previous word",
+}
+
+
+def write_report(study: Study, out: Path) -> Path:
+    """Write everything into the folder `out`; the path of the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    save_figures(study, out / "figures")
+    _write(out / "table.csv", to_csv(study))
+    _write(out / "table.json", json.dumps(to_json(study), indent=1, allow_nan=False) + "\n")
+    _write(out / "report.md", markdown(study))
+    _write(out / "report.html", page.render(study))
+    return out / "report.html"
+
+
+def markdown(study: Study) -> str:
+    """The report for reading as text; figures are links to the files beside it."""
+    shown = columns(study)
+    names = [f"{column.group} {column.title}".strip() for column in shown]
+    rows = [
+        [column.text(row) for column in shown] + ([row.problem] if row.problem else [""])
+        for row in study.rows
+    ]
+    if not any(row.problem for row in study.rows):
+        rows = [row[:-1] for row in rows]
+    else:
+        names.append("problem")
+    parts = [f"# {study.title}", _table(names, rows), page.caption(study)]
+    parts += ["\n".join(f"- {sentence}" for sentence in findings(study))]
+    for title, bins in (("word", study.word_bins), ("previous word", study.previous_bins)):
+        parts += [f"## Loss by frequency of the {title}", _bins(study, bins)]
+    parts += [f"![{_CAPTIONS[name]}](figures/{name}.svg)" for name in figures(study)]
+    if study.contexts:
+        parts += ["## Context", page.CONTEXT_CAPTION, _table(*context_rows(study))]
+    parts += ["## Words won and lost", page.words_caption(study), *_words(study)]
+    parts += ["## Protocol", _facts(study), _protocol(study), f"The paper is {paper.SOURCE}."]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """A bar or a line break would end the cell."""
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def _bins(study: Study, bins: Sequence[FrequencyBin]) -> str:
+    labels = [row.label for row in study.finished]
+    names = ["occurrences", "types", "in training", f"in {study.split}", *labels]
+    rows = [
+        [
+            b.name,
+            f"{b.types:,}",
+            EMPTY if b.train_tokens is None else f"{b.train_tokens:,}",
+            f"{b.tokens:,}",
+            *(number(b.loss.get(label), 3) for label in labels),
+        ]
+        for b in bins
+    ]
+    return _table(names, rows)
+
+
+def _words(study: Study) -> list[str]:
+    def listed(words: Sequence[WordDifference]) -> str:
+        return ", ".join(
+            f"`{study.vocabulary.words[w.word_id]}` {w.difference:+.2f} ({w.train_count:,})"
+            for w in words
+        )
+
+    rows = [
+        [label, listed(lists.wins) or "none", listed(lists.losses) or "none"]
+        for label, lists in study.words.items()
+    ]
+    return [_table(["model", "wins (nats, training count)", "losses"], rows)] if rows else []
+
+
+def _facts(study: Study) -> str:
+    return "\n".join(f"- {key}: {value}" for key, value in study.facts.items())
+
+
+def _protocol(study: Study) -> str:
+    rows = page.protocol_rows(study)
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    return _table(names, [[row.get(name, EMPTY) for name in names] for row in rows]) if rows else ""
+
+
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, path)

@@ -1,0 +1,247 @@
+"""The comparison table, column by column, for the page, Markdown, CSV and JSON alike.
+
+A column knows its value, which goes into files, and its text, which goes before people; so no two
+outputs can disagree.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zipflm.analysis.paper import CONTEXT, GPUS, PaperModel
+from zipflm.analysis.study import Member, Row, Study, Summary
+
+Value = str | int | float | None
+EMPTY = "-"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the comparison table."""
+
+    title: str
+    group: str
+    value: Callable[[Row], Value]
+    text: Callable[[Row], str]
+    is_number: bool = True
+    is_paper: bool = False
+
+
+def columns(study: Study) -> list[Column]:
+    """The columns that this study can fill; the paper's come last, where it has such rows."""
+    found = [
+        Column("model", "", lambda row: row.label, lambda row: row.label, is_number=False),
+        _words("input", lambda row: row.first.input),
+        _words("output", lambda row: row.first.output),
+        _count("all", lambda row: row.num_params),
+        *(_count(part, _part(part)) for part in ("input", "decoder", "output")),
+        *(_perplexity(split) for split in _splits(study)),
+    ]
+    if study.has_unknown:
+        found.append(_perplexity(study.split, known=True))
+    found += [
+        Column(
+            "time",
+            "training",
+            lambda row: row.seconds.mean if row.seconds else None,
+            lambda row: duration(row.seconds.mean if row.seconds else None),
+        ),
+        Column(
+            "tokens/s",
+            "training",
+            lambda row: row.tokens_per_second.mean if row.tokens_per_second else None,
+            lambda row: number(row.tokens_per_second.mean if row.tokens_per_second else None, 0),
+        ),
+        Column("memory", "training", lambda row: row.memory, lambda row: memory(row.memory)),
+    ]
+    return found + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number for people; a missing one is a dash, never a zero."""
+    if value is None or math.isnan(value):
+        return EMPTY
+    return "infinite" if math.isinf(value) else f"{value:,.{digits}f}"
+
+
+def millions(count: int) -> str:
+    """Parameters; of large models with as many digits as the paper gives."""
+    if count >= 1_000_000:
+        return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f}M"
+    return f"{count / 1e3:.0f}K" if count >= 10_000 else f"{count:,}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return EMPTY
+    if seconds < 600:
+        return f"{seconds:.{1 if seconds < 100 else 0}f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{seconds / 3600:.1f} h"
+
+
+def memory(size: int | None) -> str:
+    if size is None:
+        return EMPTY
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def spread(summary: Summary | None, digits: int = 2) -> str:
+    """A mean, with the standard deviation over seeds where there are several."""
+    if summary is None:
+        return EMPTY
+    text = number(summary.mean, digits)
+    return (
+        text if summary.deviation is None else f"{text} \u00b1 {number(summary.deviation, digits)}"
+    )
+
+
+def to_csv(study: Study) -> str:
+    """One line per model, values rather than texts, problems in the last column."""
+    shown = columns(study)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_name(column) for column in shown] + ["seeds", "problem"])
+    for row in study.rows:
+        seeds = " ".join(str(member.seed) for member in row.members)
+        writer.writerow([column.value(row) for column in shown] + [seeds, row.problem])
+    return out.getvalue()
+
+
+def to_json(study: Study) -> dict[str, Any]:
+    """Everything in the report as plain values."""
+    shown = columns(study)
+    return {
+        "title": study.title,
+        "dataset": study.dataset,
+        "split": study.split,
+        "reference": study.reference,
+        "facts": dict(study.facts),
+        "rows": [
+            {_name(column): _finite(column.value(row)) for column in shown}
+            | {
+                "problem": row.problem,
+                "params": dict(row.first.params),
+                "curve": [asdict(point) for point in row.curve],
+                "paper": asdict(row.paper) if row.paper else None,
+                "members": [_member(member) for member in row.members],
+            }
+            for row in study.rows
+        ],
+        "loss_by_word_frequency": [asdict(b) for b in study.word_bins],
+        "loss_by_previous_word_frequency": [asdict(b) for b in study.previous_bins],
+        "words": {label: _words_of(study, label) for label in study.words},
+        "contexts": [asdict(context) for context in study.contexts],
+    }
+
+
+def context_rows(study: Study) -> tuple[list[str], list[list[str]]]:
+    """The table of training block against context: names and rows, the paper's beside ours."""
+    splits = list(dict.fromkeys(split for c in study.contexts for split in c.perplexity))
+    names = ["model", "train block", "block", "context", *splits]
+    rows = [
+        [c.label, f"{c.train_block:,}", f"{c.block:,}", f"{c.context:,}"]
+        + [number(c.perplexity.get(split)) for split in splits]
+        for c in study.contexts
+    ]
+    if study.dataset != "wikitext-103":
+        return names, rows
+    for row, c in zip(rows, study.contexts, strict=True):
+        theirs = CONTEXT.get((c.train_block, c.context)) if c.label == "ADP-T" else None
+        row += [number(value) for value in theirs] if theirs else [EMPTY, EMPTY]
+    return [*names, "the paper's valid", "the paper's test"], rows
+
+
+def _words_of(study: Study, label: str) -> dict[str, list[dict[str, Any]]]:
+    lists = study.words[label]
+    return {
+        name: [
+            {"word": study.vocabulary.words[w.word_id]} | asdict(w) | {"difference": w.difference}
+            for w in entries
+        ]
+        for name, entries in (("wins", lists.wins), ("losses", lists.losses))
+    }
+
+
+def _member(member: Member) -> dict[str, Any]:
+    return {
+        "seed": member.seed,
+        "run": member.run,
+        "problem": member.problem,
+        "seconds": member.seconds,
+        "tokens_per_second": member.tokens_per_second,
+        "memory": member.memory,
+        "scores": {
+            split: {
+                "perplexity": _finite(score.perplexity),
+                "known_perplexity": _finite(score.known_perplexity),
+                "loss": _finite(score.loss),
+                "protocol": dict(score.protocol),
+            }
+            for split, score in member.scores.items()
+        },
+        "config": dict(member.config),
+        "versions": dict(member.versions),
+    }
+
+
+def _finite(value: Value) -> Value:
+    """JSON has no infinity and no NaN: null instead."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _name(column: Column) -> str:
+    return f"{column.group} {column.title}".strip().replace(" ", "_").replace("/", "_per_")
+
+
+def _splits(study: Study) -> Sequence[str]:
+    scored = dict.fromkeys(split for row in study.rows for split in row.perplexity)
+    return tuple(scored) or (study.split,)
+
+
+def _words(title: str, text: Callable[[Row], str]) -> Column:
+    return Column(title, "", text, text, is_number=False)
+
+
+def _part(part: str) -> Callable[[Row], int]:
+    return lambda row: row.params_of(part)
+
+
+def _count(title: str, value: Callable[[Row], int]) -> Column:
+    return Column(title, "parameters", value, lambda row: millions(value(row)))
+
+
+def _perplexity(split: str, *, known: bool = False) -> Column:
+    def summary(row: Row) -> Summary | None:
+        return (row.known_perplexity if known else row.perplexity).get(split)
+
+    def value(row: Row) -> Value:
+        found = summary(row)
+        return None if found is None else found.mean
+
+    title = f"{split}, known words" if known else split
+    return Column(title, "perplexity", value, lambda row: spread(summary(row)))
+
+
+def _paper_columns(study: Study) -> list[Column]:
+    def column(title: str, value: Callable[[PaperModel], Value], text: str) -> Column:
+        def found(row: Row) -> Value:
+            return value(row.paper) if row.paper else None
+
+        def shown(row: Row) -> str:
+            return EMPTY if found(row) is None else text.format(found(row))
+
+        return Column(title, "the paper's", found, shown, is_paper=True)
+
+    hours = f"hours on {GPUS[study.dataset]} GPUs"
+    return [
+        column("parameters", lambda model: float(model.params) if model.params else None, "{}M"),
+        column("valid", lambda model: model.valid, "{:.2f}"),
+        column("test", lambda model: model.test, "{:.2f}"),
+        column(hours, lambda model: model.hours, "{}"),
+    ]

@@ -1,0 +1,217 @@
+"""What a study trains: factorizations x settings x seeds, each an ordinary run with its own folder.
+
+Everything that can be wrong with a study is found here, before the first member is trained.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from zipflm.config import AdaptiveInput, AdaptiveOutput, Config
+from zipflm.data.folder import DataFolder
+from zipflm.presets import FACTORIZATIONS
+from zipflm.recipes import resolve
+
+SUBWORDS = ("BPE", "BPE-T")
+TWIN = "bpe"
+"""Name of the folder, inside the data folder, with the same text in sub-words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a user asks for."""
+
+    data: Path
+    preset: str
+    """`wikitext-103`, or with a size: `billion-word/large`."""
+    out: Path
+    factorizations: tuple[str, ...] = FACTORIZATIONS
+    seeds: int = 1
+    recipe: str = "paper"
+    overrides: tuple[str, ...] = ()
+    bands: tuple[str, ...] = ()
+    """Settings to compare, words per band: `5k/155k/100k`."""
+    tail_dropout: tuple[float, ...] = ()
+    """Settings to compare: dropout in the tail bands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One member: what to train, on what, where."""
+
+    label: str
+    factorization: str
+    seed: int
+    config: Config
+    data: Path
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A change to a config, and its name in the member's label; the plain one has none."""
+
+    name: str
+    change: Callable[[Config], Config]
+
+
+def make_plans(request: Request) -> list[Plan]:
+    """All members in the order in which they are trained.
+
+    Raises ValueError for anything that cannot be trained, before anything is.
+    """
+    _require_known(request)
+    folders = {name: _folder(request, name) for name in request.factorizations}
+    chosen = settings(request.bands, request.tail_dropout)
+    plans = []
+    for factorization, setting in product(request.factorizations, chosen):
+        data = folders[factorization]
+        dataset, _, size = request.preset.partition("/")
+        name = f"{dataset}/{factorization}" + (f"/{size}" if size else "")
+        config = resolve(name, request.recipe, request.overrides, len(data.vocabulary))
+        plans += seeded(
+            setting.change(config),
+            request.seeds,
+            label=f"{factorization} {setting.name}".strip(),
+            factorization=factorization,
+            data=data.path,
+            out=request.out,
+        )
+    return plans
+
+
+def seeded(
+    config: Config, seeds: int, *, label: str, factorization: str, data: Path, out: Path
+) -> list[Plan]:
+    """The same model with as many seeds, counted on from the config's own."""
+    first = config.training.seed
+    return [
+        Plan(
+            label=label,
+            factorization=factorization,
+            seed=seed,
+            config=replace(config, training=replace(config.training, seed=seed)),
+            data=data,
+            folder=out / "members" / re.sub(r"[^A-Za-z0-9.-]+", "-", label) / f"seed-{seed}",
+        )
+        for seed in range(first, first + seeds)
+    ]
+
+
+def settings(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Setting]:
+    """Every combination of the settings asked for; one that changes nothing if none were."""
+    by_band = [Setting(f"bands {text}", _bands(text)) for text in bands]
+    by_rate = [Setting(f"tail dropout {rate:g}", _tail_dropout(rate)) for rate in tail_dropout]
+    groups = [group for group in (by_band, by_rate) if group]
+    return [_combined(parts) for parts in product(*groups)]
+
+
+def _combined(parts: Iterable[Setting]) -> Setting:
+    parts = tuple(parts)
+
+    def change(config: Config) -> Config:
+        for part in parts:
+            config = part.change(config)
+        return config
+
+    return Setting(", ".join(part.name for part in parts), change)
+
+
+def cutoffs(text: str) -> tuple[int, ...]:
+    """The cutoffs of bands written as words per band; the last takes what remains.
+
+    >>> cutoffs("5k/155k/100k")
+    (5000, 160000)
+    """
+    sizes = []
+    for part in text.lower().split("/"):
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(k?)", part.strip())
+        if found is None:
+            raise ValueError(f"--bands {text}: write words per band, e.g. 5k/155k/100k")
+        sizes.append(round(float(found[1]) * (1000 if found[2] else 1)))
+    if len(sizes) < 2 or min(sizes) < 1:
+        raise ValueError(f"--bands {text}: give at least two bands of at least one word")
+    return tuple(sum(sizes[:end]) for end in range(1, len(sizes)))
+
+
+def _bands(text: str) -> Callable[[Config], Config]:
+    ends = cutoffs(text)
+
+    def change(config: Config) -> Config:
+        input, output = config.input, config.output
+        if isinstance(input, AdaptiveInput):
+            input = replace(input, cutoffs=ends)
+        if isinstance(output, AdaptiveOutput):
+            output = replace(output, cutoffs=ends)
+        if not isinstance(output, AdaptiveOutput):
+            raise ValueError(f"--bands {text}: {config.name} has no bands; leave it out")
+        if ends[-1] >= config.vocab_size:
+            raise ValueError(
+                f"--bands {text}: the vocabulary has only {config.vocab_size:,} ids; all bands "
+                "but the last must fit into it"
+            )
+        return replace(config, input=input, output=output)
+
+    return change
+
+
+def _tail_dropout(rate: float) -> Callable[[Config], Config]:
+    def change(config: Config) -> Config:
+        if not isinstance(config.output, AdaptiveOutput):
+            raise ValueError(f"--tail-dropout {rate:g}: {config.name} has no tail; leave it out")
+        return replace(config, output=replace(config.output, tail_dropout=rate))
+
+    return change
+
+
+def _require_known(request: Request) -> None:
+    for name in request.factorizations:
+        if name not in FACTORIZATIONS:
+            raise ValueError(f"--factorizations {name}: choose from {', '.join(FACTORIZATIONS)}")
+    if len(set(request.factorizations)) < max(1, len(request.factorizations)):
+        given = ",".join(request.factorizations)
+        raise ValueError(f"--factorizations {given}: name at least one, and each of them once")
+    if request.seeds < 1:
+        raise ValueError(f"--seeds {request.seeds}: must be at least 1")
+
+
+def _folder(request: Request, factorization: str) -> DataFolder:
+    words = open_words(request.data)
+    if factorization not in SUBWORDS:
+        return words
+    others = ",".join(name for name in request.factorizations if name not in SUBWORDS)
+    return open_twin(words, f"leave them out: --factorizations {others or 'ADP-T'}")
+
+
+def open_words(path: Path) -> DataFolder:
+    """A data folder of words, which the frequency bins need."""
+    data = DataFolder.open(path)
+    if data.unit != "word":
+        raise ValueError(
+            f"{path}: its unit is {data.unit}; a study starts from words and looks for sub-words "
+            f"in {TWIN}/ inside that folder"
+        )
+    return data
+
+
+def open_twin(words: DataFolder, otherwise: str) -> DataFolder:
+    """The sub-word folder of the same text; `otherwise` says what to do without it."""
+    path = words.path / TWIN
+    if not (path / "data.json").is_file():
+        raise ValueError(
+            f"{path}: no sub-word data for {' and '.join(SUBWORDS)}; prepare it from the same text "
+            f"(zipflm prepare ... --bpe 32000 --out {path}), or {otherwise}"
+        )
+    twin = DataFolder.open(path)
+    for split in words.splits:
+        ours, theirs = (data.facts["splits"].get(split, {}).get("words") for data in (words, twin))
+        if ours != theirs:
+            raise ValueError(
+                f"{path}: its {split} split has {theirs} words, that of {words.path} {ours}; "
+                "prepare both from the same text"
+            )
+    return twin

@@ -1,0 +1,81 @@
+"""Bins partition the words, keep empty ones empty, and average to the total."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zipflm.analysis.frequency_bins import BIN_NAMES, bin_indices, loss_by_bin, previous_words
+
+COUNTS = np.array([0, 0, 50, 70, 2_000_000, 1_000_000, 100_001, 101, 100, 11, 10, 1, 0])
+
+
+def test_ends_belong_to_the_bin_they_name() -> None:
+    ids = np.arange(2, len(COUNTS))
+    names = [BIN_NAMES[i] for i in bin_indices(ids, COUNTS, eos_id=2, unk_id=3)]
+    assert names == [
+        "EOS",
+        "UNK",
+        "more",
+        "-1M",
+        "-1M",
+        "-1K",
+        "11-100",
+        "11-100",
+        "1-10",
+        "1-10",
+        "0",
+    ]
+
+
+def test_previous_word_of_the_first_is_the_end_of_a_sentence() -> None:
+    assert previous_words(np.array([4, 5, 2, 6]), eos_id=2).tolist() == [2, 4, 5, 2]
+
+
+def test_empty_bins_are_empty_not_zero() -> None:
+    bins = loss_by_bin(np.array([4, 4]), COUNTS, {"SM": np.array([0.0, 0.0])})
+    by_name = {b.name: b for b in bins}
+    assert by_name["more"].loss == {"SM": 0.0}
+    assert by_name["1-10"].loss == {"SM": None}
+    assert by_name["1-10"].tokens == 0
+    assert "0" not in by_name
+
+
+def test_bins_count_types_and_training_occurrences_of_the_words_that_occur() -> None:
+    bins = loss_by_bin(np.array([8, 8, 9, 10]), COUNTS, {})
+    by_name = {b.name: (b.types, b.train_tokens, b.tokens) for b in bins}
+    assert by_name["11-100"] == (2, 111, 3)
+    assert by_name["1-10"] == (1, 10, 1)
+
+
+words = st.lists(
+    st.tuples(st.integers(2, len(COUNTS) - 1), st.floats(0, 20), st.floats(0, 20)),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(words, st.booleans())
+def test_bins_partition_the_words_and_average_to_the_total(
+    rows: list[tuple[int, float, float]], by_previous: bool
+) -> None:
+    ids = np.array([row[0] for row in rows])
+    nll = {"A": np.array([row[1] for row in rows]), "B": np.array([row[2] for row in rows])}
+    by = previous_words(ids, eos_id=2) if by_previous else None
+    bins = loss_by_bin(ids, COUNTS, nll, by=by)
+    assert sum(b.tokens for b in bins) == len(ids)
+    assert sum(b.types for b in bins) == len(np.unique(ids if by is None else by))
+    for model, losses in nll.items():
+        total = sum(b.tokens * (b.loss[model] or 0.0) for b in bins)
+        assert total / len(ids) == pytest.approx(losses.mean(), abs=1e-9)
+    assert all((b.loss["A"] is None) == (b.tokens == 0) for b in bins)
+
+
+def test_a_model_scored_on_other_words_is_refused() -> None:
+    with pytest.raises(ValueError, match="SM: 2 losses for 3 words; score the same split"):
+        loss_by_bin(np.array([4, 5, 6]), COUNTS, {"SM": np.zeros(2)})
+
+
+def test_ids_outside_the_vocabulary_are_refused() -> None:
+    with pytest.raises(ValueError, match="word id 99 is outside the vocabulary of 13"):
+        loss_by_bin(np.array([99]), COUNTS, {"SM": np.zeros(1)})

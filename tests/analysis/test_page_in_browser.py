@@ -1,0 +1,100 @@
+"""The page in a real browser: it draws, hides a model on a click, and asks for nothing.
+
+Runs where a Chromium is found; ZIPFLM_NEED_CHROMIUM=1 makes its absence a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from analysis import example_study as example
+
+from zipflm.analysis.page import render
+
+CHROMIUM = next(
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None and not os.environ.get("ZIPFLM_NEED_CHROMIUM"), reason="no Chromium found"
+)
+
+# Written into the page by the test: what happened, readable in the dumped document.
+PROBE = """<script>
+const log = document.createElement("output");
+log.id = "probe";
+document.body.append(log);
+const problems = [];
+addEventListener("error", (event) => problems.push(event.message));
+document.addEventListener("securitypolicyviolation", (event) => problems.push(event.blockedURI));
+const bars = () => document.querySelectorAll("rect.bar[data-model='SM']").length;
+const before = bars();
+document.querySelector("#legend button[data-model='SM']").click();
+const after = bars();
+const bar = document.querySelector("rect.bar[data-model='CNN'][data-bin='1-10']");
+bar.dispatchEvent(new PointerEvent("pointermove", { clientX: 50, clientY: 50 }));
+const requests = performance.getEntriesByType("resource").length;
+const wide = document.documentElement.scrollWidth > innerWidth;
+log.textContent = JSON.stringify({ before, after, requests, problems, wide,
+  tip: document.getElementById("tip").textContent });
+</script>"""
+
+
+def dump(page: str, folder: Path, *, width: int = 1200, fragment: str = "") -> str:
+    """The document after its scripts ran."""
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    assert CHROMIUM is not None, "ZIPFLM_NEED_CHROMIUM is set, but no Chromium is installed"
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},900"]
+    command += ["--disable-background-networking", "--disable-dev-shm-usage"]
+    url = path.as_uri() + fragment
+    result = subprocess.run([*command, url], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def probe(document: str) -> dict[str, object]:
+    import html
+    import json
+
+    found = re.search(r'<output id="probe">(.*?)</output>', document, re.S)
+    assert found is not None
+    return dict(json.loads(html.unescape(found.group(1))))
+
+
+def test_the_page_draws_every_row_and_hides_a_model_on_a_click(tmp_path: Path) -> None:
+    page = render(example.study(broken="ASM")).replace("</body>", PROBE + "</body>")
+    document = dump(page, tmp_path)
+    assert 'data-ready="true"' in document
+    table = document.split('<table class="comparison">')[1].split("</table>")[0]
+    for label in example.LABELS:
+        assert f'data-row="{label}"' in table
+    seen = probe(document)
+    assert seen["problems"] == [] and seen["requests"] == 0
+    assert isinstance(seen["before"], int) and seen["before"] > 10 and seen["after"] == 0
+    assert str(seen["tip"]).startswith("CNN, 1-10loss ")
+    assert re.search(r'<tr data-row="SM" class="hidden-model">', document)
+    assert 'aria-pressed="false"' in document
+    for chart in ("word-bins", "previous-bins", "curves", "time", "params"):
+        assert re.search(rf'id="{chart}"><svg [^>]*role="img"', document)
+
+
+def test_a_link_can_hide_models_and_a_narrow_page_does_not_scroll_sideways(
+    tmp_path: Path,
+) -> None:
+    page = render(example.study(dataset="wikitext-103", seeds=2))
+    document = dump(
+        page.replace("</body>", PROBE + "</body>"), tmp_path, width=500, fragment="#hide=ADP,BPE"
+    )
+    assert 'data-model="ADP"' not in document.split('id="word-bins"')[1].split("</figure>")[0]
+    assert probe(document)["wide"] is False

@@ -1,0 +1,125 @@
+"""Studies with a pretended trainer: order, going on, failures, what is written and said."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparison.studies import PretendTrainer, make_data, pretend_score
+
+from zipflm.comparison.compare import compare
+from zipflm.comparison.plan import Request
+from zipflm.comparison.progress import print_table
+from zipflm.comparison.runs import WordScores, curve
+from zipflm.evaluation.evaluate import Setting
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take seconds and have tests of their own."""
+    monkeypatch.setattr("zipflm.analysis.report.save_figures", lambda study, folder: [])
+
+
+def request_for(data: Path, out: Path, **changes: object) -> Request:
+    fields: dict[str, object] = {"factorizations": ("SM", "BPE", "ADP-T"), **changes}
+    return Request(data=data, preset="tiny", out=out, **fields)  # type: ignore[arg-type]
+
+
+def test_members_are_trained_scored_and_reported(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = PretendTrainer()
+    outcome = compare(request_for(data, tmp_path), train=trainer, score=pretend_score)
+    assert trainer.trained == ["SM", "BPE", "ADP-T"]
+    assert outcome.page == tmp_path / "report.html" and outcome.page.is_file()
+    said = capsys.readouterr().out
+    assert "[1/3] SM: training" in said
+    assert "[3/3] ADP-T: done, update 200/200, valid perplexity 30.00, 2.0 s" in said
+    assert "a line of the trainer" not in said
+    assert "a line of the trainer" in (tmp_path / "members/SM/seed-1/output-0.txt").read_text()
+    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == ["SM", "BPE", "ADP-T"]
+    assert rows[0]["training_time"] == 2.0 and rows[0]["training_memory"] == 9
+    # 10 tokens/s for half a second, 20 for one and a half.
+    assert rows[0]["training_tokens_per_s"] == pytest.approx(17.5)
+
+
+def test_a_finished_member_is_not_trained_again(data: Path, tmp_path: Path) -> None:
+    compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
+    again = PretendTrainer()
+    compare(request_for(data, tmp_path), train=again, score=pretend_score)
+    assert again.trained == []
+
+
+def test_an_interrupted_study_says_so_and_goes_on(data: Path, tmp_path: Path) -> None:
+    first = PretendTrainer(stops_at="BPE")
+    outcome = compare(request_for(data, tmp_path), train=first, score=pretend_score)
+    assert outcome.stopped and first.trained == ["SM", "BPE"]
+    problems = [row.problem for row in outcome.study.rows]
+    assert problems[0] == ""
+    assert problems[1].startswith("interrupted") and problems[2].startswith("not trained")
+    second = PretendTrainer()
+    outcome = compare(request_for(data, tmp_path), train=second, score=pretend_score)
+    assert second.trained == ["BPE", "ADP-T"] and not outcome.stopped
+    assert len(outcome.study.finished) == 3
+
+
+def test_one_that_diverges_has_its_row_and_the_others_finish(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = PretendTrainer(diverges="SM")
+    outcome = compare(request_for(data, tmp_path), train=trainer, score=pretend_score)
+    assert [bool(row.problem) for row in outcome.study.rows] == [True, False, False]
+    assert "non-finite loss" in (tmp_path / "report.html").read_text()
+    print_table(outcome.study)
+    assert "SM: so many updates in a row had a non-finite loss" in capsys.readouterr().out
+
+
+def test_scores_that_are_not_numbers_are_the_members_problem(data: Path, tmp_path: Path) -> None:
+    def score(run: Path, folder: Path, split: str, setting: Setting) -> WordScores:
+        if run.parent.name == "SM":
+            raise ValueError("no finite log-probability")
+        return pretend_score(run, folder, split, setting)
+
+    outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
+    assert outcome.study.rows[0].problem == "no finite log-probability"
+
+
+def test_if_all_fail_the_study_fails(data: Path, tmp_path: Path) -> None:
+    request = request_for(data, tmp_path, factorizations=("SM",))
+    with pytest.raises(ValueError, match="no member has a result; the first says: so many"):
+        compare(request, train=PretendTrainer(diverges="SM"), score=pretend_score)
+
+
+def test_a_folder_that_holds_another_study_is_refused(data: Path, tmp_path: Path) -> None:
+    compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
+    other = request_for(data, tmp_path, overrides=("decoder.num_layers=1",))
+    with pytest.raises(ValueError, match=r"SM: .*num_layers=2"):
+        compare(other, train=PretendTrainer(), score=pretend_score)
+
+
+def test_tokens_that_do_not_divide_are_refused_before_anything_is_trained(
+    data: Path, tmp_path: Path
+) -> None:
+    trainer = PretendTrainer()
+    request = request_for(data, tmp_path, overrides=("training.tokens_per_update=1000",))
+    with pytest.raises(ValueError, match="SM: training.tokens_per_update=1000"):
+        compare(request, train=trainer, score=pretend_score)
+    assert trainer.trained == [] and not (tmp_path / "members").exists()
+
+
+def test_training_losses_of_pieces_are_shown_per_word() -> None:
+    log = [
+        {"update": 5, "seconds": 1.0, "loss": 2.0},
+        {"update": 5, "seconds": 1.0, "valid": {"perplexity": float(np.exp(3.0)), "loss": 2.5}},
+        {"update": 9, "seconds": 2.0, "loss": None},
+    ]
+    points = curve(log, pieces_per_word=1.5)
+    assert [point.update for point in points] == [5, 9]
+    assert points[0].loss == 3.0 and points[0].valid_loss == pytest.approx(3.0)
+    assert points[1].loss is None

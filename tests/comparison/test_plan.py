@@ -1,0 +1,126 @@
+"""What a study trains, and what it refuses before training anything."""
+
+from pathlib import Path
+
+import pytest
+from comparison.studies import make_data
+
+from zipflm.comparison.plan import Request, cutoffs, make_plans
+from zipflm.config import AdaptiveOutput
+from zipflm.presets import FACTORIZATIONS
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("corpus"))
+
+
+def test_all_eight_are_planned_each_with_data_of_its_unit(data: Path) -> None:
+    plans = make_plans(Request(data=data, preset="tiny", out=Path("study")))
+    assert tuple(plan.label for plan in plans) == FACTORIZATIONS
+    assert {plan.label for plan in plans if plan.data.name == "bpe"} == {"BPE", "BPE-T"}
+    assert plans[-1].folder == Path("study/members/ADP-T/seed-1")
+
+
+def test_members_differ_in_their_layers_only(data: Path) -> None:
+    plans = make_plans(Request(data=data, preset="demo", out=Path("s"), recipe="modern"))
+    assert len({plan.config.decoder for plan in plans}) == 1
+    assert len({plan.config.training for plan in plans}) == 1
+
+
+def test_seeds_count_on_from_the_configs_own(data: Path) -> None:
+    request = Request(
+        data=data,
+        preset="tiny",
+        out=Path("s"),
+        factorizations=("SM",),
+        seeds=3,
+        overrides=("training.seed=7",),
+    )
+    plans = make_plans(request)
+    assert [plan.seed for plan in plans] == [7, 8, 9]
+    assert [plan.config.training.seed for plan in plans] == [7, 8, 9]
+    assert len({plan.folder for plan in plans}) == 3
+
+
+def test_settings_make_rows_of_their_own(data: Path) -> None:
+    request = Request(
+        data=data,
+        preset="tiny",
+        out=Path("s"),
+        factorizations=("ADP-T",),
+        bands=("4/8/20", "8/24"),
+        tail_dropout=(0.0, 0.2),
+    )
+    plans = make_plans(request)
+    assert [plan.label for plan in plans] == [
+        "ADP-T bands 4/8/20, tail dropout 0",
+        "ADP-T bands 4/8/20, tail dropout 0.2",
+        "ADP-T bands 8/24, tail dropout 0",
+        "ADP-T bands 8/24, tail dropout 0.2",
+    ]
+    output = plans[1].config.output
+    assert isinstance(output, AdaptiveOutput)
+    assert (output.cutoffs, output.tail_dropout) == ((4, 12), 0.2)
+    assert plans[1].folder.parent.name == "ADP-T-bands-4-8-20-tail-dropout-0.2"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("5k/155k/100k", (5000, 160_000)), ("20K/40k/200k", (20_000, 60_000)), ("2.5k/9", (2500,))],
+)
+def test_bands_are_words_per_band(text: str, expected: tuple[int, ...]) -> None:
+    assert cutoffs(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "5k", "0/5", "a/b", "5k//5"])
+def test_bands_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="--bands"):
+        cutoffs(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"factorizations": ("SMT",)}, "--factorizations SMT: choose from SM, SM-T"),
+        ({"factorizations": ("SM", "SM")}, "each of them once"),
+        ({"factorizations": ()}, "name at least one"),
+        ({"seeds": 0}, "--seeds 0: must be at least 1"),
+        ({"preset": "wiki"}, "dataset='wiki'"),
+        ({"overrides": ("decoder.layers=2",)}, "did you mean decoder.num_layers"),
+        ({"bands": ("4/8/20",), "factorizations": ("SM",)}, "tiny/SM has no bands; leave it out"),
+        ({"bands": ("5k/9k",), "factorizations": ("ADP",)}, "the vocabulary has only"),
+        ({"tail_dropout": (0.1,), "factorizations": ("SM",)}, "has no tail; leave it out"),
+        ({"tail_dropout": (1.5,), "factorizations": ("ADP",)}, "a dropout rate lies in"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    data: Path, changes: dict[str, object], message: str
+) -> None:
+    fields = {"data": data, "preset": "tiny", "out": Path("s"), **changes}
+    with pytest.raises(ValueError, match=message):
+        make_plans(Request(**fields))  # type: ignore[arg-type]
+
+
+def test_without_sub_words_the_error_says_what_to_prepare_or_leave_out(tmp_path: Path) -> None:
+    data = make_data(tmp_path, twin=False)
+    with pytest.raises(ValueError, match=r"--bpe 32000 --out .*data/bpe\), or leave them out: "
+                       "--factorizations SM,SM-T,ASM,CNN,ADP,ADP-T"):  # fmt: skip
+        make_plans(Request(data=data, preset="tiny", out=Path("s")))
+
+
+def test_a_folder_of_sub_words_is_no_start(data: Path) -> None:
+    with pytest.raises(ValueError, match="its unit is bpe; a study starts from words"):
+        make_plans(Request(data=data / "bpe", preset="tiny", out=Path("s")))
+
+
+def test_a_twin_of_another_text_is_refused(tmp_path: Path) -> None:
+    data = make_data(tmp_path, twin=False)
+    from zipflm.data.prepare import Options, prepare
+
+    other = tmp_path / "other.txt"
+    other.write_text("another text\n")
+    texts = {split: [other] for split in ("train", "valid", "test")}
+    prepare(data / "bpe", texts, Options(bpe=5))
+    with pytest.raises(ValueError, match="prepare both from the same text"):
+        make_plans(Request(data=data, preset="tiny", out=Path("s")))

@@ -1,0 +1,57 @@
+"""All members are shown while a study runs, on a terminal and elsewhere."""
+
+import io
+from pathlib import Path
+
+import pytest
+from comparison.studies import PretendTrainer, make_data
+from rich.console import Console
+
+from zipflm.comparison.plan import Plan, Request, make_plans
+from zipflm.comparison.progress import Display, State
+from zipflm.data.folder import DataFolder
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> list[Plan]:
+    place = tmp_path_factory.mktemp("corpus")
+    request = Request(data=make_data(place), preset="tiny", out=place / "study")
+    plans = make_plans(request)
+    PretendTrainer()(plans[0].config, DataFolder.open(plans[0].data), plans[0].folder)
+    return plans
+
+
+def test_the_table_shows_every_member_and_how_far_it_is(plans: list[Plan]) -> None:
+    display = Display(plans, io.StringIO(), is_silent=True)
+    display.enter(plans[0], "training")
+    out = io.StringIO()
+    Console(file=out, width=140).print(display.table())
+    lines = out.getvalue().splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [plan.label for plan in plans]
+    assert all(part in lines[1] for part in ("200/200", "4.000", "30.0", "2.0 s", "training"))
+    assert "waiting" in lines[2] and "0/200" in lines[2]
+
+
+def test_a_state_reads_the_log_and_lives_without_one(plans: list[Plan]) -> None:
+    state = State(plans[0])
+    state.read()
+    assert (state.update, state.loss, state.perplexity) == (200, 4.0, 30.0)
+    empty = State(plans[1])
+    empty.read()
+    assert empty.update == 0
+
+
+def test_other_processes_stay_silent(plans: list[Plan]) -> None:
+    stream = io.StringIO()
+    display = Display(plans, stream, is_silent=True)
+    with display.shown():
+        display.enter(plans[0], "training")
+    assert stream.getvalue() == ""
+
+
+def test_lines_say_which_of_how_many(plans: list[Plan], tmp_path: Path) -> None:
+    stream = io.StringIO()
+    display = Display(plans, stream, is_silent=False)
+    with display.shown():
+        display.enter(plans[0], "done")
+    assert stream.getvalue().startswith("[1/8] SM: done, update 200/200")
