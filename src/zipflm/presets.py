@@ -1,13 +1,13 @@
 """Every model of the paper by name, as functions that return a complete config.
 
-`preset("wikitext-103", "ADP-T")` is a row of the paper's comparison; a variant is a row of its
-appendix, written as the change it makes. Where the paper and the authors' published code differ,
-the preset holds the paper's value and the variant `fairseq` the code's (docs/reproduction.md).
+`preset("wikitext-103", "ADP-T")` is a row of the paper's comparison; rows of its appendix are named
+changes to one of these (`variants`). Where the paper and the authors' published code differ, the
+preset holds the paper's value and the variant `fairseq` the code's (docs/reproduction.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from zipflm.config import (
     WarmupDecay,
     require,
 )
+from zipflm.variants import changes_of
 
 FACTORIZATIONS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 DATASETS = ("wikitext-103", "billion-word", "tiny", "demo")
@@ -49,7 +50,7 @@ def preset(
     config = make(dataset, factorization, size)
     if variant is None:
         return config
-    change = _choose(f"variant of {config.name}", variant, _variants(dataset, factorization))
+    change = _choose(f"variant of {config.name}", variant, changes_of(dataset, factorization))
     return replace(change(config), name=f"{config.name}/{variant}")
 
 
@@ -73,7 +74,7 @@ def from_name(name: str) -> Config:
 
 def variants(dataset: str, factorization: str) -> tuple[str, ...]:
     """Names of the ablations of one model."""
-    return tuple(_variants(dataset, factorization))
+    return tuple(changes_of(dataset, factorization))
 
 
 @dataclass(frozen=True)
@@ -286,124 +287,7 @@ class _Layers:
         }
 
 
-# --- Variants: the rows of the appendix, of the context table, and fairseq's choices. ---
-
-_Change = Callable[[Config], Config]
 T = TypeVar("T")
-
-
-def _layers(config: Config, **changes: Any) -> Config:
-    """Change the same fields of the input and the output layer."""
-    return replace(
-        config, input=replace(config.input, **changes), output=replace(config.output, **changes)
-    )
-
-
-def _input_dim(dim: int) -> _Change:
-    return lambda config: replace(config, input=FixedInput(dim=dim))
-
-
-def _dropout(rate: float) -> _Change:
-    return lambda config: replace(config, decoder=replace(config.decoder, dropout=rate))
-
-
-def _tied(tie: Tie) -> _Change:
-    return lambda config: replace(config, tie=tie)
-
-
-def _bands(*thousands: int) -> _Change:
-    """Bands of so many thousand words each; the last takes what remains."""
-    cutoffs = tuple(1000 * sum(thousands[:end]) for end in range(1, len(thousands)))
-    return lambda config: _layers(config, cutoffs=cutoffs)
-
-
-def _tail_dropout(rate: float) -> _Change:
-    def change(config: Config) -> Config:
-        assert isinstance(config.output, AdaptiveOutput)
-        return replace(config, output=replace(config.output, tail_dropout=rate))
-
-    return change
-
-
-def _block(tokens: int, context: int) -> _Change:
-    def change(config: Config) -> Config:
-        # At most 4096 tokens a device, eight devices, two batches an update: in whole blocks.
-        whole = config.batches.tokens // tokens * tokens
-        batches = replace(
-            config.batches, block=tokens, tokens=whole, eval_block=tokens, eval_context=context
-        )
-        training = replace(config.training, tokens_per_update=8 * 2 * whole)
-        return replace(config, batches=batches, training=training)
-
-    return change
-
-
-def _sixty_four_devices(config: Config) -> Config:
-    """Billion Word's main results: twice the batch of the comparison of factorizations."""
-    return replace(config, training=replace(config.training, tokens_per_update=64 * 2048))
-
-
-def _no_reduction(config: Config) -> Config:
-    """Merity et al.'s setting: every band 512 wide, all weights shared.
-
-    The head is narrower than the decoder and so must be projected; sharing its projection as
-    well gives the paper's count.
-    """
-    return _layers(replace(config, tie=Tie.HEAD), dim=512, factor=1)
-
-
-def _fairseq(config: Config) -> Config:
-    """What the authors' later code does under the paper's name."""
-    output = config.output
-    if isinstance(output, AdaptiveOutput):
-        output = replace(output, input_dropout=output.tail_dropout)
-    is_wikitext = config.name.startswith("wikitext-103")
-    decoder = replace(config.decoder, init="fairseq", num_heads=8 if is_wikitext else 16)
-    config = replace(config, output=output, decoder=decoder)
-    if not is_wikitext:
-        return config
-    schedule = CosineCycles(first_cycle=270_000, min_lr=1e-4)
-    return replace(
-        config,
-        batches=replace(config.batches, block=3072, tokens=3072),
-        training=replace(config.training, schedule=schedule, tokens_per_update=8 * 3 * 3072),
-    )
-
-
-_WIKITEXT_VARIANTS: dict[str, dict[str, _Change]] = {
-    "SM": {"dropout-0.4": _dropout(0.4), "dim-256": lambda c: _layers(c, dim=256)}
-    | {"input-64": _input_dim(64)},
-    "SM-T": {"dropout-0.4": _dropout(0.4), "dim-256": lambda c: _layers(c, dim=256)},
-    "ASM": {f"input-{dim}": _input_dim(dim) for dim in (256, 128, 64, 32)}
-    | {"tail-dropout-0": _tail_dropout(0)},
-    "ADP": {"tail-dropout-0": _tail_dropout(0)},
-    "ADP-T": {
-        "tie-embeddings": _tied(Tie.EMBEDDINGS),
-        "tie-projections": _tied(Tie.PROJECTIONS),
-        "tie-head": _tied(Tie.HEAD),
-        "no-reduction": _no_reduction,
-        "bands-20k-40k-200k": _bands(20, 40, 200),
-        "bands-20k-140k-100k": _bands(20, 140, 100),
-        "bands-20k-40k-60k-140k": _bands(20, 40, 60, 140),
-        "bands-60k-100k-100k": _bands(60, 100, 100),
-        "bands-5k-155k-100k": _bands(5, 155, 100),
-        "bands-10k-60k-190k": _bands(10, 60, 190),
-        "block-512-context-480": _block(512, 480),
-        "block-2048": _block(2048, 0),
-        "block-2048-context-1536": _block(2048, 1536),
-        "block-3072": _block(3072, 0),
-        "block-3072-context-2560": _block(3072, 2560),
-    },
-}
-
-
-def _variants(dataset: str, factorization: str) -> dict[str, _Change]:
-    if dataset in ("tiny", "demo"):
-        return {}
-    rows: dict[str, _Change] = {"main-result": _sixty_four_devices}
-    if dataset == "wikitext-103":
-        rows = _WIKITEXT_VARIANTS.get(factorization, {})
-    return rows | {"fairseq": _fairseq}
 
 
 def _choose(field: str, value: str, known: Mapping[str, T]) -> T:

@@ -88,8 +88,8 @@ def test_nothing_inside_the_operators_waits_for_the_device():
     with torch.device("meta"):
         hidden, weight = torch.zeros(40, 8), torch.zeros(50, 8)
         targets, active = torch.zeros(40, dtype=torch.int64), torch.ones(40, dtype=torch.bool)
-        _, lse = linear_nll_chunked._forward._init_fn(hidden, weight, targets, active)
-        linear_nll_chunked._backward._init_fn(lse, hidden, weight, targets, active, lse)
+        _, lse = linear_nll_chunked.forward(hidden, weight, targets, active)
+        linear_nll_chunked.backward(lse, hidden, weight, targets, active, lse)
         ids._checked._init_fn(targets, active, "targets", 50)
 
 

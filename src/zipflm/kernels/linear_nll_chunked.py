@@ -1,8 +1,7 @@
 """Cross-entropy of a linear layer without ever holding all of its logits.
 
 nll_n = log sum_v exp(h_n . w_v) - h_n . w_{t_n}, a few rows at a time, forward and backward; the
-backward pass computes the logits again instead of keeping them. An opaque operator to
-`torch.compile`, so that one graph can hold it whatever it does inside.
+backward pass computes the logits again instead of keeping them.
 
 On a CPU the inactive rows are left out, as there is no device to wait for. Elsewhere their
 number is unknown to the host, and asking would stall the device: they are computed and masked.
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from zipflm.kernels.nll_operator import nll_operator
 from zipflm.kernels.reference import statistics_dtype
 
 # Logits held at once: on a CPU about what its caches hold, on a device enough to fill it.
@@ -27,8 +27,7 @@ _DEVICE_LOGITS = 1 << 28
 _ALIGNMENT = 128
 
 
-@torch.library.custom_op("zipflm::linear_nll", mutates_args=())
-def _forward(
+def forward(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor]:
     """nll_N and the log-sum-exp of every row, both 0 where not active."""
@@ -44,8 +43,7 @@ def _forward(
     return nll_N.where(active_N, 0.0), lse_N
 
 
-@torch.library.custom_op("zipflm::linear_nll_backward", mutates_args=())
-def _backward(
+def backward(
     grad_N: Tensor,
     hidden_NE: Tensor,
     weight_VE: Tensor,
@@ -126,38 +124,5 @@ def _has_row_kernels(logits_RV: Tensor) -> bool:
     return logits_RV.is_cuda and logits_RV.dtype == torch.float32
 
 
-@_forward.register_fake
-def _(
-    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
-) -> tuple[Tensor, Tensor]:
-    nll_N = hidden_NE.new_empty(hidden_NE.shape[0], dtype=statistics_dtype(hidden_NE.dtype))
-    return nll_N, torch.empty_like(nll_N)
-
-
-@_backward.register_fake
-def _(
-    grad_N: Tensor,
-    hidden_NE: Tensor,
-    weight_VE: Tensor,
-    targets_N: Tensor,
-    active_N: Tensor,
-    lse_N: Tensor,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(hidden_NE), torch.empty_like(weight_VE)
-
-
-def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs, output[1])
-
-
-def _autograd(ctx, grad_nll_N, grad_lse_N):  # type: ignore[no-untyped-def]
-    return *_backward(grad_nll_N, *ctx.saved_tensors), None, None
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
-
-
-def linear_nll(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor) -> Tensor:
-    """As `reference.linear_nll`, in bounded memory."""
-    nll_N: Tensor = _forward(hidden_NE, weight_VE, targets_N, active_N)[0]
-    return nll_N
+linear_nll = nll_operator("linear_nll_chunked", forward, backward)
+"""As `reference.linear_nll`, in bounded memory."""

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from zipflm.kernels.nll_operator import nll_operator
+
 MAX_WIDTH = 512
 
 
@@ -203,8 +205,7 @@ def _active_first(active_N: Tensor) -> tuple[Tensor, Tensor]:
     return order_N, count
 
 
-@torch.library.custom_op("zipflm::linear_nll_triton", mutates_args=())
-def _forward(
+def forward(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor]:
     """nll_N and the log-sum-exp of every row, both 0 where not active."""
@@ -224,8 +225,7 @@ def _forward(
     return (lse_N - target_N).where(active_N, 0.0), lse_N.where(active_N, 0.0)
 
 
-@torch.library.custom_op("zipflm::linear_nll_triton_backward", mutates_args=())
-def _backward(
+def backward(
     grad_N: Tensor,
     hidden_NE: Tensor,
     weight_VE: Tensor,
@@ -251,38 +251,5 @@ def _backward(
     return d_hidden_NE, d_weight_VE
 
 
-@_forward.register_fake
-def _(
-    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
-) -> tuple[Tensor, Tensor]:
-    nll_N = hidden_NE.new_empty(hidden_NE.shape[0], dtype=torch.float32)
-    return nll_N, torch.empty_like(nll_N)
-
-
-@_backward.register_fake
-def _(
-    grad_N: Tensor,
-    hidden_NE: Tensor,
-    weight_VE: Tensor,
-    targets_N: Tensor,
-    active_N: Tensor,
-    lse_N: Tensor,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(hidden_NE), weight_VE.new_empty(weight_VE.shape)
-
-
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs, output[1])
-
-
-def _autograd(ctx: Any, grad_nll_N: Tensor, grad_lse_N: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward(grad_nll_N, *ctx.saved_tensors), None, None
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
-
-
-def linear_nll(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor) -> Tensor:
-    """As `reference.linear_nll`, at the cost of the active rows."""
-    nll_N: Tensor = _forward(hidden_NE, weight_VE, targets_N, active_N)[0]
-    return nll_N
+linear_nll = nll_operator("linear_nll_triton", forward, backward)
+"""As `reference.linear_nll`, at the cost of the active rows."""

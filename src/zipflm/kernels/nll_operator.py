@@ -1,0 +1,66 @@
+"""A forward and a backward function as one operator that is opaque to the compiler.
+
+Whatever the functions do inside, a graph holds the operator as one node, and eager, compiled and
+distributed code call it alike.
+
+Shapes: N tokens, E width, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zipflm.kernels.reference import statistics_dtype
+
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""hidden_NE, weight_VE, targets_N, active_N -> nll_N, lse_N."""
+Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""grad_N, hidden_NE, weight_VE, targets_N, active_N, lse_N -> gradients of hidden and weight."""
+
+
+def nll_operator(
+    name: str, forward: Forward, backward: Backward
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Register both under `zipflm::name`; the result gives nll_N and its first derivative."""
+    run_forward = torch.library.custom_op(f"zipflm::{name}", forward, mutates_args=())
+    run_backward = torch.library.custom_op(f"zipflm::{name}_backward", backward, mutates_args=())
+
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, output[1])
+
+    def autograd(ctx: Any, grad_nll_N: Tensor, grad_lse_N: Tensor) -> tuple[Tensor | None, ...]:
+        return *run_backward(grad_nll_N, *ctx.saved_tensors), None, None
+
+    run_forward.register_fake(_pretended_forward)
+    run_backward.register_fake(_pretended_backward)
+    run_forward.register_autograd(autograd, setup_context=setup_context)
+
+    def linear_nll(
+        hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
+    ) -> Tensor:
+        nll_N: Tensor = run_forward(hidden_NE, weight_VE, targets_N, active_N)[0]
+        return nll_N
+
+    return linear_nll
+
+
+def _pretended_forward(
+    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    nll_N = hidden_NE.new_empty(hidden_NE.shape[0], dtype=statistics_dtype(hidden_NE.dtype))
+    return nll_N, torch.empty_like(nll_N)
+
+
+def _pretended_backward(
+    grad_N: Tensor,
+    hidden_NE: Tensor,
+    weight_VE: Tensor,
+    targets_N: Tensor,
+    active_N: Tensor,
+    lse_N: Tensor,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(hidden_NE), weight_VE.new_empty(weight_VE.shape)

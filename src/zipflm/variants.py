@@ -1,0 +1,130 @@
+"""Named changes to a preset: rows of the appendix and of the context table, fairseq's choices.
+
+A variant is a function from a complete config to a complete config; `changes_of` says which
+models have which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from zipflm.config import AdaptiveOutput, Config, CosineCycles, FixedInput, Tie
+
+Change = Callable[[Config], Config]
+
+
+def _layers(config: Config, **changes: Any) -> Config:
+    """Change the same fields of the input and the output layer."""
+    return replace(
+        config, input=replace(config.input, **changes), output=replace(config.output, **changes)
+    )
+
+
+def _input_dim(dim: int) -> Change:
+    return lambda config: replace(config, input=FixedInput(dim=dim))
+
+
+def _dropout(rate: float) -> Change:
+    return lambda config: replace(config, decoder=replace(config.decoder, dropout=rate))
+
+
+def _tied(tie: Tie) -> Change:
+    return lambda config: replace(config, tie=tie)
+
+
+def _bands(*thousands: int) -> Change:
+    """Bands of so many thousand words each; the last takes what remains."""
+    cutoffs = tuple(1000 * sum(thousands[:end]) for end in range(1, len(thousands)))
+    return lambda config: _layers(config, cutoffs=cutoffs)
+
+
+def _tail_dropout(rate: float) -> Change:
+    def change(config: Config) -> Config:
+        assert isinstance(config.output, AdaptiveOutput)
+        return replace(config, output=replace(config.output, tail_dropout=rate))
+
+    return change
+
+
+def _block(tokens: int, context: int) -> Change:
+    def change(config: Config) -> Config:
+        # At most 4096 tokens a device, eight devices, two batches an update: in whole blocks.
+        whole = config.batches.tokens // tokens * tokens
+        batches = replace(
+            config.batches, block=tokens, tokens=whole, eval_block=tokens, eval_context=context
+        )
+        training = replace(config.training, tokens_per_update=8 * 2 * whole)
+        return replace(config, batches=batches, training=training)
+
+    return change
+
+
+def _sixty_four_devices(config: Config) -> Config:
+    """Billion Word's main results: twice the batch of the comparison of factorizations."""
+    return replace(config, training=replace(config.training, tokens_per_update=64 * 2048))
+
+
+def _no_reduction(config: Config) -> Config:
+    """Merity et al.'s setting: every band 512 wide, all weights shared.
+
+    The head is narrower than the decoder and so must be projected; sharing its projection as
+    well gives the paper's count.
+    """
+    return _layers(replace(config, tie=Tie.HEAD), dim=512, factor=1)
+
+
+def _fairseq(config: Config) -> Config:
+    """What the authors' later code does under the paper's name."""
+    output = config.output
+    if isinstance(output, AdaptiveOutput):
+        output = replace(output, input_dropout=output.tail_dropout)
+    is_wikitext = config.name.startswith("wikitext-103")
+    decoder = replace(config.decoder, init="fairseq", num_heads=8 if is_wikitext else 16)
+    config = replace(config, output=output, decoder=decoder)
+    if not is_wikitext:
+        return config
+    schedule = CosineCycles(first_cycle=270_000, min_lr=1e-4)
+    return replace(
+        config,
+        batches=replace(config.batches, block=3072, tokens=3072),
+        training=replace(config.training, schedule=schedule, tokens_per_update=8 * 3 * 3072),
+    )
+
+
+_WIKITEXT_VARIANTS: dict[str, dict[str, Change]] = {
+    "SM": {"dropout-0.4": _dropout(0.4), "dim-256": lambda c: _layers(c, dim=256)}
+    | {"input-64": _input_dim(64)},
+    "SM-T": {"dropout-0.4": _dropout(0.4), "dim-256": lambda c: _layers(c, dim=256)},
+    "ASM": {f"input-{dim}": _input_dim(dim) for dim in (256, 128, 64, 32)}
+    | {"tail-dropout-0": _tail_dropout(0)},
+    "ADP": {"tail-dropout-0": _tail_dropout(0)},
+    "ADP-T": {
+        "tie-embeddings": _tied(Tie.EMBEDDINGS),
+        "tie-projections": _tied(Tie.PROJECTIONS),
+        "tie-head": _tied(Tie.HEAD),
+        "no-reduction": _no_reduction,
+        "bands-20k-40k-200k": _bands(20, 40, 200),
+        "bands-20k-140k-100k": _bands(20, 140, 100),
+        "bands-20k-40k-60k-140k": _bands(20, 40, 60, 140),
+        "bands-60k-100k-100k": _bands(60, 100, 100),
+        "bands-5k-155k-100k": _bands(5, 155, 100),
+        "bands-10k-60k-190k": _bands(10, 60, 190),
+        "block-512-context-480": _block(512, 480),
+        "block-2048": _block(2048, 0),
+        "block-2048-context-1536": _block(2048, 1536),
+        "block-3072": _block(3072, 0),
+        "block-3072-context-2560": _block(3072, 2560),
+    },
+}
+
+
+def changes_of(dataset: str, factorization: str) -> dict[str, Change]:
+    """The variants of one model, by name."""
+    if dataset in ("tiny", "demo"):
+        return {}
+    rows: dict[str, Change] = {"main-result": _sixty_four_devices}
+    if dataset == "wikitext-103":
+        rows = _WIKITEXT_VARIANTS.get(factorization, {})
+    return rows | {"fairseq": _fairseq}
