@@ -1,9 +1,19 @@
 import json
 from dataclasses import dataclass
+from itertools import permutations
 
 import pytest
 
 from zipflm import Config, Tie, preset
+from zipflm.config import (
+    AdamW,
+    AdaptiveInput,
+    CharacterInput,
+    FixedInput,
+    FullOutput,
+    Muon,
+    WarmupDecay,
+)
 from zipflm.overrides import from_dict, override, to_dict
 from zipflm.presets import DATASETS, FACTORIZATIONS
 
@@ -81,6 +91,46 @@ def test_a_damaged_file_says_where(change, message):
     with pytest.raises(ValueError) as error:
         from_dict(Config, to_dict(CONFIG) | change)
     assert message in str(error.value)
+
+
+TOGETHER = {
+    "input=CharacterInput tie=none": lambda c: (c.input, c.tie) == (CharacterInput(), Tie.NONE),
+    "output=FullOutput output.dim=32 tie=none": lambda c: c.output == FullOutput(dim=32),
+    "output=FullOutput input=FixedInput tie=embeddings": lambda c: (
+        (c.input, c.output) == (FixedInput(dim=64), FullOutput(dim=64))
+    ),
+    "training.optimizer.lr=3e-4 training.optimizer=AdamW": lambda c: (
+        c.training.optimizer == AdamW(lr=3e-4)
+    ),
+    "training.optimizer=Muon training.optimizer.beta2=0.9": lambda c: (
+        c.training.optimizer == Muon(beta2=0.9)  # not with Nesterov's momentum, a default there
+    ),
+    "training.schedule=WarmupDecay training.schedule.warmup=0.1": lambda c: (
+        c.training.schedule == WarmupDecay(warmup=0.1)
+    ),
+}
+
+
+@pytest.mark.parametrize("assignments", TOGETHER)
+def test_variants_and_their_fields_come_in_any_order(assignments):
+    for order in permutations(assignments.split()):
+        assert TOGETHER[assignments](override(CONFIG, order)), order
+
+
+def test_a_variant_keeps_what_was_set_and_it_has_too():
+    modern = override(CONFIG, ["training.optimizer=Muon", "training.optimizer.table_lr=0.5"])
+    changed = override(modern, ["training.optimizer=AdamW"])
+    assert changed.training.optimizer == AdamW(table_lr=0.5)
+    bands = override(CONFIG, ["input=FixedInput", "tie=none"])
+    assert bands.input == FixedInput(dim=CONFIG.input.dim)
+
+
+def test_what_a_variant_lacks_is_named():
+    plain = preset("tiny", "SM")
+    with pytest.raises(ValueError, match=r"^input.cutoffs: missing.* add input.cutoffs="):
+        override(plain, ["input=AdaptiveInput"])
+    changed = override(plain, ["input.cutoffs=10,20", "input=AdaptiveInput"])
+    assert changed.input == AdaptiveInput(cutoffs=(10, 20), dim=plain.input.dim)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,15 @@ def test_the_papers_cutoffs_stay():
     assert resolve("wikitext-103/ADP-T", "paper", mended, 50_000).vocab_size == 50_000
 
 
+@pytest.mark.parametrize("name", ["tiny/ADP-T", "wikitext-103/ADP-T"])
+def test_another_size_than_the_folders_is_refused(name):
+    for size in ("5000", "5_000"):
+        with pytest.raises(ValueError, match=f"vocab_size='{size}'.*has 70000 ids"):
+            resolve(name, "paper", [f"vocab_size={size}"], 70_000)
+    same = resolve(name, "paper", ["vocab_size=70_000"], 70_000)
+    assert same == resolve(name, "paper", [], 70_000)
+
+
 def test_fitting_to_the_same_size_changes_nothing():
     config = preset("tiny")
     assert fit_vocabulary(config, config.vocab_size) is config

@@ -99,22 +99,32 @@ def child(path, out, overrides, **place):
 def _run_quietly(path, out, overrides, place):
     os.environ.update(place)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        run(DataFolder.open(path), out, *overrides, resume=True)
+        try:
+            run(DataFolder.open(path), out, *overrides, resume=True)
+        except ValueError as error:  # as the command line has it, for the parent to read
+            out.with_name(f"{out.name}.error").write_text(str(error))
+            sys.exit(2)
 
 
 def run_together(data, out, *overrides, processes=2):
     """A run in several processes that talk through gloo."""
+    codes = run_apart(data, [out] * processes, *overrides)
+    assert codes == [0] * processes
+
+
+def run_apart(data, outs, *overrides):
+    """The same with a run folder for each process; their exit statuses."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = {"WORLD_SIZE": str(len(outs)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     children = [
         child(data.path, out, overrides, RANK=str(rank), LOCAL_RANK=str(rank), **place)
-        for rank in range(processes)
+        for rank, out in enumerate(outs)
     ]
     for process in children:
         process.start()
     for process in children:
         process.join(100)
         process.kill()
-    assert [process.exitcode for process in children] == [0] * processes
+    return [process.exitcode for process in children]

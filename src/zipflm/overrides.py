@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -36,31 +36,32 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     parsed = {
         name: _parse(hints[name], values[name], where + name) for name in names if name in values
     }
-    try:
-        return cls(**parsed)
-    except TypeError as error:  # a field without default is missing
-        raise ValueError(f"{where or cls.__name__}: {error}") from None
+    return _construct(cls, parsed, where)
 
 
 def override(config: T, assignments: Iterable[str]) -> T:
-    """Apply `key.sub=value` assignments in order.
+    """Apply `key.sub=value` assignments, of two to the same key the last.
 
-    All of one call are applied together, so that two fields that must agree can change at once.
-    `training.optimizer=AdamW` chooses a variant by its type, with that type's defaults.
+    All of one call are applied together, in any order, so that fields that must agree can change at
+    once. `training.optimizer=AdamW` chooses a variant by its type; it keeps what was set in the
+    old variant, to other values than that one's defaults, and exists in the new one.
     """
-    changes: dict[str, Any] = {}
+    pairs: list[tuple[list[str], str]] = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
             raise ValueError(
                 f"{assignment!r}: write an override as key=value, e.g. decoder.dim=512"
             )
-        *path, last = key.split(".")
-        if last in _variants(config, path) and text in (kinds := _variants(config, path)[last]):
-            config = _choose_variant(config, path, last, from_dict(kinds[text], {}, key + "."))
-        else:
-            _insert(config, changes, key, text)
-    changed: T = _replace(config, changes)
+        pairs.append((key.split("."), text))
+    tree = _Node.of(config)
+    # Variants first, and outer ones before inner ones: they decide which fields there are.
+    outer_first = sorted(pairs, key=lambda pair: len(pair[0]))
+    chosen = [pair for pair in outer_first if tree.choose(*pair)]
+    for path, text in pairs:
+        if (path, text) not in chosen:
+            tree.set(path, text)
+    changed: T = tree.build()
     return changed
 
 
@@ -72,58 +73,104 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     return f"unknown key {key}: {hint}"
 
 
-def _variants(config: Any, path: list[str]) -> dict[str, dict[str, type]]:
-    """The fields at `path` that hold one of several dataclasses, with these by name."""
-    for part in path:
-        config = getattr(config, part, None)
-    if not is_dataclass(config):
-        return {}
-    hints = get_type_hints(type(config))
+class _Node:
+    """A dataclass being changed: its type, and its fields, which may be nodes; those that are not
+    set get their defaults."""
+
+    def __init__(self, cls: type, values: dict[str, Any], where: str = "") -> None:
+        self.cls, self.values, self.where = cls, values, where
+
+    @classmethod
+    def of(cls, config: Any, where: str = "") -> _Node:
+        values = {f.name: getattr(config, f.name) for f in fields(config)}
+        return cls(
+            type(config),
+            {
+                name: cls.of(value, f"{where}{name}.") if is_dataclass(value) else value
+                for name, value in values.items()
+            },
+            where,
+        )
+
+    def choose(self, path: list[str], variant: str) -> bool:
+        """Change the type of the field at `path`; False if it has none of that name."""
+        name, *rest = path
+        inner = self.values.get(name)
+        if rest:
+            return isinstance(inner, _Node) and inner.choose(rest, variant)
+        kinds = _variants(self.cls).get(name, {})
+        if variant not in kinds:
+            return False
+        if isinstance(inner, _Node) and inner.cls is not kinds[variant]:
+            inner.become(kinds[variant])
+        return True
+
+    def become(self, cls: type) -> None:
+        own, names = _defaults(self.cls), {f.name for f in fields(cls)}
+        self.values = {
+            name: value
+            for name, value in self.values.items()
+            if name in names and (name not in own or own[name] != value)
+        }
+        self.cls = cls
+
+    def set(self, path: list[str], text: str) -> None:
+        """Set the field at `path`."""
+        name, *rest = path
+        names = [f.name for f in fields(self.cls)]
+        key = self.where + name
+        if name not in names:
+            raise ValueError(unknown_key(key, [self.where + known for known in names]))
+        inner = self.values.get(name)
+        if rest:
+            if not isinstance(inner, _Node):
+                whole = ".".join([key, *rest])
+                raise ValueError(f"{whole}: {key} has no fields of its own; set it directly")
+            inner.set(rest, text)
+        elif isinstance(inner, _Node):
+            known = ", ".join(inner.where + f.name for f in fields(inner.cls))
+            kinds = ", ".join(_variants(self.cls).get(name, {}))
+            hint = f"choose {kinds}, or set" if kinds else "set"
+            raise ValueError(f"{key}={text}: {hint} one of its fields: {known}")
+        else:
+            self.values[name] = _parse(get_type_hints(self.cls)[name], text, key)
+
+    def build(self) -> Any:
+        values = {
+            name: value.build() if isinstance(value, _Node) else value
+            for name, value in self.values.items()
+        }
+        return _construct(self.cls, values, self.where)
+
+
+def _variants(cls: type) -> dict[str, dict[str, type]]:
+    """The fields that hold one of several dataclasses, with these by name."""
+    options = {name: get_args(hint) for name, hint in get_type_hints(cls).items()}
     return {
-        f.name: {option.__name__: option for option in get_args(hints[f.name])}
-        for f in fields(config)
-        if len(get_args(hints[f.name])) > 1 and all(map(is_dataclass, get_args(hints[f.name])))
+        name: {option.__name__: option for option in kinds}
+        for name, kinds in options.items()
+        if len(kinds) > 1 and all(map(is_dataclass, kinds))
     }
 
 
-def _choose_variant(config: Any, path: list[str], last: str, value: Any) -> Any:
-    if not path:
-        return replace(config, **{last: value})
-    inner = _choose_variant(getattr(config, path[0]), path[1:], last, value)
-    return replace(config, **{path[0]: inner})
+def _defaults(cls: type) -> dict[str, Any]:
+    """The fields that need not be given, and what they then are."""
+    known: dict[str, Any] = {}
+    for field in fields(cls):
+        if field.default is not MISSING:
+            known[field.name] = field.default
+        elif field.default_factory is not MISSING:
+            known[field.name] = field.default_factory()
+    return known
 
 
-def _insert(config: Any, changes: dict[str, Any], key: str, text: str) -> None:
-    *path, last = key.split(".")
-    node, target, where = config, changes, ""
-    for part in path:
-        _require_field(node, part, where)
-        node = getattr(node, part)
-        where += part + "."
-        if not is_dataclass(node):
-            raise ValueError(f"{key}: {where[:-1]} has no fields of its own; set it directly")
-        target = target.setdefault(part, {})
-    _require_field(node, last, where)
-    if is_dataclass(getattr(node, last)):
-        inner = ", ".join(f"{key}.{f.name}" for f in fields(getattr(node, last)))
-        kinds = ", ".join(_variants(node, []).get(last, {}))
-        hint = f"choose {kinds}, or set" if kinds else "set"
-        raise ValueError(f"{key}={text}: {hint} one of its fields: {inner}")
-    target[last] = _parse(get_type_hints(type(node))[last], text, key)
-
-
-def _require_field(node: Any, name: str, where: str) -> None:
-    names = [f.name for f in fields(node)]
-    if name not in names:
-        raise ValueError(unknown_key(where + name, [where + known for known in names]))
-
-
-def _replace(config: Any, changes: Mapping[str, Any]) -> Any:
-    flat = {
-        name: _replace(getattr(config, name), value) if isinstance(value, dict) else value
-        for name, value in changes.items()
-    }
-    return replace(config, **flat)
+def _construct(cls: type[T], values: dict[str, Any], where: str) -> T:
+    known = _defaults(cls)
+    for field in fields(cls):  # type: ignore[arg-type]
+        if field.name not in values and field.name not in known:
+            key = where + field.name
+            raise ValueError(f"{key}: missing, and {cls.__name__} needs it; add {key}=...")
+    return cls(**values)
 
 
 def _to_plain(value: Any) -> Any:

@@ -69,11 +69,26 @@ def apply(name: str, config: Config) -> Config:
 
 def resolve(preset: str, recipe: str, overrides: Iterable[str], vocab_size: int) -> Config:
     """The config of a run: preset, recipe, the data folder's vocabulary, overrides."""
+    overrides = list(overrides)
+    _require_own_size(overrides, vocab_size)
     config = apply(recipe, from_name(preset))
     if _is_small(config):
         config = fit_vocabulary(config, vocab_size)
     # Overrides come before the paper's cutoffs are checked, since they may mend these.
     return fit_vocabulary(override(config, overrides), vocab_size)
+
+
+def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:
+    """The folder's ids are what there is to train on: no other number of them can be asked for."""
+    for assignment in overrides:
+        key, _, size = assignment.partition("=")
+        require(
+            key != "vocab_size" or size.replace("_", "") == str(vocab_size),
+            "vocab_size",
+            size,
+            f"the data folder's vocabulary has {vocab_size} ids; leave vocab_size out, or prepare "
+            "a folder with as many words (zipflm prepare --max-size)",
+        )
 
 
 def fit_vocabulary(config: Config, size: int) -> Config:

@@ -4,7 +4,16 @@ import json
 
 import pytest
 import torch
-from training_runs import assert_close, call, config_of, run, run_together, train_command, weights
+from training_runs import (
+    assert_close,
+    call,
+    config_of,
+    run,
+    run_apart,
+    run_together,
+    train_command,
+    weights,
+)
 
 from zipflm.training import checkpoint
 from zipflm.training.distributed import Process, add_up, started
@@ -52,6 +61,17 @@ def test_a_run_goes_on_with_another_number_of_processes(word_data, tmp_path, par
     run_together(word_data, tmp_path / "mixed", *middle)
     run(word_data, tmp_path / "mixed", *long, resume=True)
     assert_close(weights(tmp_path / "mixed"), weights(tmp_path / "one"), **TOLERANCE)
+
+
+def test_machines_that_do_not_share_the_run_folder_are_told(word_data, tmp_path):
+    """Each of these run folders is fit to be resumed, alone."""
+    outs = [tmp_path / "a", tmp_path / "b"]
+    for out, updates in zip(outs, (4, 2), strict=True):
+        run(word_data, out, *SAME, f"training.max_updates={updates}")
+    assert run_apart(word_data, outs, *SAME, "training.max_updates=3") == [2, 2]
+    message = "update is 4 in process 0, but 2 in process 1; --out must be a folder that all"
+    for out in outs:
+        assert message in out.with_name(f"{out.name}.error").read_text()
 
 
 def test_torchrun_trains_and_the_first_process_alone_speaks(word_data, tmp_path):

@@ -8,7 +8,8 @@ from training_runs import SMALL, assert_close, assert_same, config_of, run, weig
 
 from zipflm.config import Config
 from zipflm.overrides import from_dict
-from zipflm.training import checkpoint
+from zipflm.training import checkpoint, run_folder
+from zipflm.training.log import Log
 from zipflm.training.run_folder import read_log
 
 
@@ -34,7 +35,7 @@ def test_sixteen_bits_resume_bit_for_bit(word_data, tmp_path, precision):
 
 def test_resuming_goes_through_epochs_and_stages(word_data, tmp_path):
     """Some 18 batches an epoch: 13 updates of two end amid the second, after a change of block."""
-    stages = "training.stages=0.3:8,0.6:12"
+    stages = "training.stages=0.3:8,0.6:4"
     common = ["training.max_updates=20", "training.checkpoint_every=13", stages]
     run(word_data, tmp_path / "whole", *common, keep=0)
     assert (place := state_of(tmp_path / "whole", 13)["place"])["epoch"] == 1
@@ -65,11 +66,34 @@ def test_resuming_nothing_starts_from_the_beginning(word_data, tmp_path):
     assert run(word_data, tmp_path / "run", "training.max_updates=2", resume=True)
 
 
-def test_resuming_a_finished_run_changes_nothing(word_data, tmp_path):
+@pytest.mark.parametrize("length", [4, 2])
+def test_resuming_a_finished_run_says_so_and_writes_nothing(word_data, tmp_path, capsys, length):
+    run(word_data, tmp_path / "run", "training.max_updates=4")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    capsys.readouterr()
+    options = [f"training.max_updates={length}", "training.report_every=7"]
+    assert run(word_data, tmp_path / "run", *options, resume=True)
+    assert f"already finished (update 4 of {length})" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_every_session_of_a_run_is_recorded(word_data, tmp_path, monkeypatch):
+    for update, commit in ((2, "first"), (4, "second"), (6, "third")):
+        monkeypatch.setattr(run_folder, "_commit", lambda commit=commit: commit)
+        run(word_data, tmp_path / "run", f"training.max_updates={update}", resume=True)
+    versions = json.loads((tmp_path / "run" / "versions.json").read_text())
+    assert versions["commit"] == "first"
+    sessions = [(session["update"], session["commit"]) for session in versions["resumed"]]
+    assert sessions == [(2, "second"), (4, "third")]
+
+
+def test_the_bar_of_a_terminal_starts_where_the_run_does(word_data, tmp_path, monkeypatch):
+    began, seen = [], []
+    monkeypatch.setattr(Log, "begin", lambda self, update: began.append(update))
+    monkeypatch.setattr(Log, "advance", lambda self, update: seen.append(update))
     run(word_data, tmp_path / "run", "training.max_updates=2")
-    before = weights(tmp_path / "run")
-    assert run(word_data, tmp_path / "run", "training.max_updates=2", resume=True)
-    assert_same(weights(tmp_path / "run"), before)
+    run(word_data, tmp_path / "run", "training.max_updates=5", resume=True)
+    assert began == [0, 2] and seen == [1, 2, 3, 4, 5]
 
 
 def test_the_random_state_is_a_function_of_seed_and_update(word_data, tmp_path):
@@ -81,19 +105,53 @@ def test_the_random_state_is_a_function_of_seed_and_update(word_data, tmp_path):
         assert_close(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
+def damage(out, update):
+    path = out / "checkpoints" / f"update-{update:08d}" / "weights.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return path
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(word_data, tmp_path, capsys):
     common = ["training.max_updates=6", "training.checkpoint_every=2"]
     run(word_data, tmp_path / "run", *common)
     expected = weights(tmp_path / "run")
-    damaged = tmp_path / "run" / "checkpoints" / "update-00000006" / "weights.safetensors"
-    content = bytearray(damaged.read_bytes())
-    content[-1] ^= 1
-    damaged.write_bytes(content)
+    damaged = damage(tmp_path / "run", 6)
     capsys.readouterr()
     run(word_data, tmp_path / "run", *common, resume=True)
     said = capsys.readouterr().out
     assert str(damaged) in said and "resuming after update 4" in said
     assert_same(weights(tmp_path / "run"), expected)
+
+
+def test_a_damaged_checkpoint_does_not_outlive_good_ones(word_data, tmp_path, capsys):
+    """It is newer than all that the resumed run saves, and must not count among them."""
+    out, every = tmp_path / "run", "training.checkpoint_every=2"
+    run(word_data, out, every, "training.max_updates=6", keep=2)
+    damage(out, 6)
+    run(word_data, out, every, "training.max_updates=5", resume=True, keep=1)
+    aside = out / "checkpoints" / ".damaged-update-00000006"
+    assert aside.is_dir() and str(aside) in capsys.readouterr().out
+    assert [folder.name for folder in checkpoint.newest_first(out)] == ["update-00000005"]
+    assert checkpoint.load_newest(out, pytest.fail).state["update"] == 5
+
+
+def test_a_damaged_checkpoint_is_not_the_best(word_data, tmp_path):
+    every = ["training.checkpoint_every=2", "training.validate_every=2", "training.max_updates=6"]
+    run(word_data, tmp_path / "run", *every, keep=0)
+    first = checkpoint.best(tmp_path / "run")
+    damage(tmp_path / "run", int(first.name.removeprefix("update-")))
+    second = checkpoint.best(tmp_path / "run")
+    assert second not in (None, first)
+    checkpoint.verify(second)
+
+
+def test_what_was_just_saved_is_never_pruned(word_data, tmp_path):
+    run(word_data, tmp_path / "run", "training.checkpoint_every=2", "training.max_updates=6")
+    saved = tmp_path / "run" / "checkpoints" / "update-00000002"
+    checkpoint.prune(tmp_path / "run", 1, saved)
+    assert saved.is_dir()
 
 
 def test_an_unfinished_checkpoint_is_not_seen_and_removed(word_data, tmp_path):

@@ -7,6 +7,8 @@ from training_runs import config_of, run
 
 from zipflm.config import AdamW, Muon, Nesterov
 from zipflm.data.batches import Batch, Batches
+from zipflm.model.language_model import LanguageModel
+from zipflm.presets import FACTORIZATIONS, preset
 from zipflm.training import optimizers, step
 from zipflm.training.distributed import Process
 from zipflm.training.run_folder import read_log
@@ -107,6 +109,13 @@ def test_a_bad_first_update_changes_no_weight(word_data, optimizer):
     assert all(torch.equal(before[name], after[name]) for name in before)
     learn(learner, some_batches(word_data, 1))
     assert all(torch.isfinite(value).all() for value in snapshot(learner).values())
+
+
+def test_every_name_of_a_table_is_a_weights_name():
+    with torch.device("meta"):
+        models = [LanguageModel(preset("tiny", name)) for name in FACTORIZATIONS]
+    parts = {part for m in models for name, _ in m.named_parameters() for part in name.split(".")}
+    assert set(optimizers.TABLES) <= parts
 
 
 def test_every_parameter_belongs_to_one_group(word_data):

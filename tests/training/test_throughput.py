@@ -1,5 +1,7 @@
 """Operations per token, counted by hand for a small model, and the lines people read."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,31 @@ def test_a_line_shows_what_an_entry_holds():
         assert part in line
     for part in ("1,234 tokens/s", "41.0% of peak", "2.0 GiB", "left 1:02:03", "skipped 3"):
         assert part in line
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_whole_lines_and_a_bar(tmp_path, monkeypatch):
+    """80 columns are fewer than a line has."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    for name, value in {"COLUMNS": "80", "LINES": "25", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    entry = {"update": 22, "epoch": 1.5, "loss": 2.0, "perplexity": 7.389, "learning_rate": 0.5}
+    entry |= {"grad_norm": 0.1, "tokens_per_second": 1234.5, "memory": 2**31, "skipped": 3}
+    entry |= {"seconds_left": 3723}
+    with Log(tmp_path, max_updates=30) as log:
+        log.begin(20)
+        began = len(terminal.getvalue())
+        log.advance(21)
+        log.advance(22)
+        log.report(entry)
+    shown = terminal.getvalue()
+    assert "20/30" in shown[:began] and "22/30" in shown[began:]
+    assert as_line(entry, 30) in shown and len(as_line(entry, 30)) > 80
 
 
 def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):

@@ -58,6 +58,26 @@ def test_a_run_leaves_what_identifies_it_and_what_it_learned(word_data, tmp_path
     }
 
 
+def test_tokens_per_update_are_those_of_whole_blocks(word_data, tmp_path):
+    """Two blocks of 25 fit into 64 tokens, or one of 40."""
+    blocks = ["batches.block=40", "training.stages=0.5:25", "batches.tokens=64"]
+    more = [*blocks, "training.tokens_per_update=200", "training.max_updates=2"]
+    result = train(word_data, tmp_path / "run", *more, "training.report_every=1")
+    assert result.exit_code == 0, result.output
+    assert "200 tokens per update = 1 device(s) x 50 tokens (2 x 25) x 4 acc" in result.output
+    assert "200 tokens per update = 1 device(s) x 40 tokens (1 x 40) x 5 acc" in result.output
+    first, second = [entry for entry in read_log(tmp_path / "run") if "loss" in entry]
+    assert (first["block"], second["block"]) == (25, 40)
+    seen = first["tokens_per_second"] * first["seconds"]
+    assert seen == pytest.approx(200, rel=0.01)
+
+
+def test_sentences_are_at_most_so_many_tokens(word_data, tmp_path):
+    mode = ["batches.break_mode=complete", "training.max_updates=1"]
+    result = train(word_data, tmp_path / "run", *mode)
+    assert "at most 128 tokens per update, padding included, = 1 device" in result.output
+
+
 def test_sub_words_are_scored_per_word(bpe_data, tmp_path):
     base = [line for line in SMALL if not line.startswith(("input", "output"))]
     arguments = ["train", "tiny/BPE-T", "--data", str(bpe_data.path), "--out", str(tmp_path / "r")]
@@ -75,6 +95,9 @@ BAD = {
     "training.optimizer=Adam": "choose Nesterov, AdamW, Muon",
     "training.precision=int8": "choose from float32, bfloat16, float16",
     "batches.tokens=96": "use training.tokens_per_update=96",
+    "batches.block=24": "whole blocks of 24 in batches.tokens=64",
+    "batches.block=56": "use training.tokens_per_update=112",
+    "training.stages=0.5:12": "use training.tokens_per_update=960",  # of 60 and of 64
     "training.stages=0.5:128": "does not fit into batches.tokens=64",
     "training.max_updates=0": "must be at least 1",
     "training.stages=0.9:8,0.5:16": "fractions that rise",
@@ -110,6 +133,18 @@ def test_no_gpu_where_one_is_asked_for_is_said(word_data, tmp_path, monkeypatch,
     arguments = ["tiny/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
     code, error = main(monkeypatch, capsys, "train", *arguments, "--device", "cuda")
     assert code == 2 and "--device cpu" in error
+
+
+@pytest.mark.parametrize(
+    ("device", "remedy"), [("gpu", "choose cpu, cuda or cuda:N"), ("cuda:99", "try --device cpu")]
+)
+def test_a_device_that_does_not_exist_is_said(
+    word_data, tmp_path, monkeypatch, capsys, device, remedy
+):
+    arguments = ["tiny/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
+    code, error = main(monkeypatch, capsys, "train", *arguments, "--device", device)
+    assert code == 2 and f"--device {device}: " in error and remedy in error
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_run_in_the_folder_is_named(word_data, tmp_path, monkeypatch, capsys):

@@ -31,6 +31,7 @@ from zipflm.data.folder import (
 )
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.vocabulary import CONTINUES, Vocabulary
+from zipflm.evaluation.device import usable_device
 from zipflm.evaluation.perplexity import Precision, score
 from zipflm.evaluation.run import checkpoint_folder, load_run
 from zipflm.evaluation.scores import TokenScores
@@ -149,7 +150,7 @@ def evaluate(
 
 def _completed(setting: Setting, config: Config) -> Setting:
     """Nothing left open, and nothing impossible."""
-    device = _usable(setting.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = usable_device(setting.device)
     block = config.batches.eval_block if setting.block is None else setting.block
     # The run's own context belongs to its own block.
     own = config.batches.eval_context if setting.block is None else 0
@@ -175,16 +176,6 @@ def _completed(setting: Setting, config: Config) -> Setting:
         break_mode=setting.break_mode or config.batches.eval_break_mode,
         batch_tokens=batch_tokens,
     )
-
-
-def _usable(device: str) -> str:
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise ValueError(f"--device {device}: choose cpu, cuda or cuda:N") from None
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f"--device {device}: there is none here that PyTorch can use; try cpu")
-    return device
 
 
 def _batches(folder: DataFolder, split: str, setting: Setting) -> Batches:

@@ -7,7 +7,8 @@
         config.json  vocabulary.txt  [more of the data folder]  checksums.json
 
 It is written under a name with a leading dot, flushed to disk and renamed, so a folder with the
-final name is complete, whatever moment the process or the machine died. Random states are not
+final name is complete, whatever moment the process or the machine died. One that was damaged later
+is renamed to .damaged-update-... when a run is resumed from one before it. Random states are not
 stored: the generators are seeded anew at every update from (seed, update, rank).
 """
 
@@ -26,6 +27,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from zipflm.data.folder import new_folder
 
 _NAME = re.compile(r"update-(\d{8,})")
 _CHECKSUMS = "checksums.json"
@@ -47,19 +50,11 @@ def save(run: Path, checkpoint: Checkpoint, write_more: Callable[[Path], None]) 
     OSError if that fails, after which everything saved before is as it was.
     """
     final = run / "checkpoints" / f"update-{checkpoint.state['update']:08d}"
-    unfinished = final.with_name(f".{final.name}.{os.getpid()}")
     try:
-        unfinished.mkdir(parents=True)
-        _write_files(unfinished, checkpoint, write_more)
-        if final.exists():  # a damaged one of the same update
-            shutil.rmtree(final)
-        os.rename(unfinished, final)
-    except BaseException as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if isinstance(error, SafetensorError):  # its way of saying "disk full"
-            raise OSError(f"{final}: {error}") from error
-        raise
-    _flush(final.parent)
+        with new_folder(final) as folder:
+            _write_files(folder, checkpoint, write_more)
+    except SafetensorError as error:  # its way of saying "disk full"
+        raise OSError(f"{final}: {error}") from error
     return final
 
 
@@ -120,11 +115,16 @@ def newest_first(run: Path) -> list[Path]:
     """The complete checkpoints of a run."""
     root = run / "checkpoints"
     found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.is_dir() else []
-    return sorted(found, key=lambda path: int(path.name.removeprefix("update-")), reverse=True)
+    return sorted(found, key=_update_of, reverse=True)
+
+
+def _update_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("update-"))
 
 
 def best(run: Path) -> Path | None:
-    """The checkpoint with the lowest perplexity on the valid set, of those that were scored."""
+    """The checkpoint with the lowest perplexity on the valid set, of those that were scored and
+    are not damaged."""
     scored: list[tuple[float, Path]] = []
     for folder in newest_first(run):
         try:
@@ -133,20 +133,40 @@ def best(run: Path) -> Path | None:
             continue
         if valid:
             scored.append((valid["perplexity"], folder))
-    return min(scored)[1] if scored else None
+    for _, folder in sorted(scored):
+        try:
+            verify(folder)
+        except ValueError:
+            continue
+        return folder
+    return None
 
 
-def prune(run: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints and the best one; 0 keeps all."""
+def prune(run: Path, keep: int, saved: Path) -> None:
+    """Remove all but the newest `keep` checkpoints, of which `saved` is one whatever its number,
+    and the best one; 0 keeps all."""
     if keep == 0:
         return
-    chosen = best(run)
-    for folder in newest_first(run)[keep:]:
-        if folder != chosen:
+    kept = {saved, best(run)}
+    for folder in [folder for folder in newest_first(run) if folder != saved][keep - 1 :]:
+        if folder not in kept:
             # First out of sight: a folder half removed must not pass for a checkpoint.
             doomed = folder.with_name("." + folder.name)
             os.rename(folder, doomed)
             shutil.rmtree(doomed)
+
+
+def set_aside(run: Path, update: int) -> list[Path]:
+    """Rename the checkpoints after `update`, which could not be read, so that they pass for
+    checkpoints no longer; their new paths."""
+    moved = []
+    for folder in newest_first(run):
+        if _update_of(folder) > update:
+            aside = folder.with_name(f".damaged-{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)  # of the same update, longer ago
+            os.rename(folder, aside)
+            moved.append(aside)
+    return moved
 
 
 def clean(run: Path) -> None:
@@ -156,7 +176,12 @@ def clean(run: Path) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    path.write_text(as_json(value), encoding="utf-8")
+
+
+def as_json(value: Mapping[str, Any]) -> str:
+    """How every JSON file of a run is written."""
+    return json.dumps(value, indent=1) + "\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from zipflm.evaluation.device import usable_device
+
 
 @dataclass(frozen=True)
 class Process:
@@ -40,25 +42,25 @@ def started(device: str | None = None) -> Iterator[Process]:
     """Join the processes that `torchrun` started, or be the only one.
 
     Inside another `started` it is the same process and nothing is joined or left: a second group
-    would find the first one's addresses in torchrun's store. `device` is `cpu` or `cuda`; by
-    default a GPU where there is one.
+    would find the first one's addresses in torchrun's store. `device` is `cpu`, `cuda` or `cuda:N`;
+    by default a GPU where there is one.
     """
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device={kind!r}: torch sees no GPU here; use --device cpu")
+    place = torch.device(usable_device(device))
     # The environment is how torchrun tells a process its place; nothing else is read from it.
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size == 1:
-        yield Process(0, 1, torch.device(kind))
-        return
-    local_rank = int(os.environ["LOCAL_RANK"])
-    place = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda":
+    if world_size > 1 and place.type == "cuda":
+        if place.index is not None:
+            raise ValueError(f"--device {device}: each process takes its own GPU; use cuda")
+        place = torch.device(usable_device(f"cuda:{os.environ['LOCAL_RANK']}"))
+    if place.index is not None and place.type == "cuda":
         torch.cuda.set_device(place)
+    if world_size == 1:
+        yield Process(0, 1, place)
+        return
     if dist.is_initialized():
         yield Process(dist.get_rank(), world_size, place)
         return
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
         yield Process(dist.get_rank(), world_size, place)
     finally:
@@ -127,6 +129,24 @@ def add_up(tensor: Tensor, process: Process) -> Tensor:
 def wait_for_all(process: Process) -> None:
     if process.world_size > 1:
         dist.barrier()
+
+
+def require_same(name: str, value: int | None, process: Process, remedy: str) -> None:
+    """ValueError, in every process, if they do not all have the same value; waits for all.
+
+    `value` is not negative.
+    """
+    if process.world_size == 1:
+        return
+    own = torch.tensor(-1 if value is None else value, device=process.device)
+    gathered = [torch.empty_like(own) for _ in range(process.world_size)]
+    dist.all_gather(gathered, own)
+    values = [None if number < 0 else number for number in (int(each) for each in gathered)]
+    for rank, other in enumerate(values):
+        if other != values[0]:
+            raise ValueError(
+                f"{name} is {values[0]} in process 0, but {other} in process {rank}; {remedy}"
+            )
 
 
 def whole(tensor: Tensor) -> Tensor:

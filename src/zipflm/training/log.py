@@ -14,26 +14,44 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 
 class Log:
-    """Open with `with`; `report` for numbers, `say` for sentences."""
+    """Open with `with`; `report` for numbers, `say` for sentences, `advance` after every update."""
 
     def __init__(
         self, out: Path, max_updates: int, is_silent: bool = False, tensorboard: bool = False
     ) -> None:
         self._out, self._max_updates, self._is_silent = out, max_updates, is_silent
-        self._progress: Progress | None = None
-        self._events = _event_writer(out) if tensorboard and not is_silent else None
+        self._bar: Progress | None = None
+        self._make_events = _event_writer() if tensorboard and not is_silent else None
+        self._events: Any = None
 
     def __enter__(self) -> Self:
-        if sys.stdout.isatty() and not self._is_silent:
-            columns = BarColumn(), TextColumn("{task.description}")
-            self._progress = Progress(*columns, console=Console())
-            self._task = self._progress.add_task("", total=self._max_updates)
-            self._progress.start()
+        if self._make_events is not None:
+            self._events = self._make_events(self._out / "tensorboard")
         return self
+
+    def begin(self, update: int) -> None:
+        """On a terminal, a bar below the lines, which stands at `update`."""
+        if sys.stdout.isatty() and not self._is_silent:
+            left = TextColumn("left"), TimeRemainingColumn()
+            columns = TextColumn("update"), MofNCompleteColumn(), BarColumn(), *left
+            self._bar = Progress(*columns, console=Console())
+            self._task = self._bar.add_task("", total=self._max_updates, completed=update)
+            self._bar.start()
+
+    def advance(self, update: int) -> None:
+        """So many updates are done."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=update)
 
     def __exit__(
         self,
@@ -41,8 +59,8 @@ class Log:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self._bar is not None:
+            self._bar.stop()
         if self._events is not None:
             self._events.close()
 
@@ -50,8 +68,9 @@ class Log:
         """A sentence that is not part of the numbers."""
         if self._is_silent:
             return
-        if self._progress is not None:
-            self._progress.console.print(text, markup=False, highlight=False)
+        if self._bar is not None:
+            # Lines longer than the terminal are the terminal's to wrap, as without a bar.
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, flush=True)
 
@@ -60,11 +79,7 @@ class Log:
         if self._is_silent:
             return
         self._write(json.dumps(_finite(entry)) + "\n")
-        line = as_line(entry, self._max_updates)
-        if self._progress is not None and "valid" not in entry:
-            self._progress.update(self._task, completed=entry["update"], description=line)
-        else:
-            self.say(line)
+        self.say(as_line(entry, self._max_updates))
         if self._events is not None:
             for name, value in entry.get("valid", entry).items():
                 prefix = "valid" if "valid" in entry else "train"
@@ -127,7 +142,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _event_writer(out: Path) -> Any:
+def _event_writer() -> Any:
+    """The type that writes TensorBoard events into a folder."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -135,4 +151,4 @@ def _event_writer(out: Path) -> Any:
             "training.tensorboard=true: the package is not installed; pip install "
             "'zipflm[tensorboard]', or leave it off: log.jsonl has the same numbers"
         ) from None
-    return SummaryWriter(out / "tensorboard")
+    return SummaryWriter

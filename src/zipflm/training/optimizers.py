@@ -21,7 +21,7 @@ from zipflm.training.distributed import placed_like, whole
 from zipflm.training.muon import Muon
 from zipflm.training.nesterov import Nesterov
 
-_TABLES = ("table", "embeddings", "tail_embeddings", "clusters", "bytes", "symbols")
+TABLES = ("table", "embeddings", "clusters", "bytes", "symbols")
 """Parts of names whose weights hold one row per word, byte or class."""
 
 
@@ -68,7 +68,7 @@ def parameter_kinds(model: nn.Module) -> dict[str, list[nn.Parameter]]:
         parts = name.split(".")
         if param.ndim < 2:
             kinds["vectors"].append(param)
-        elif any(part in _TABLES for part in parts):
+        elif any(part in TABLES for part in parts):
             kinds["tables"].append(param)
         elif "layers" in parts and param.ndim == 2:
             kinds["matrices"].append(param)

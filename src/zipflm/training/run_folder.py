@@ -1,7 +1,7 @@
 """The run folder: what was run, with which versions, its log and its checkpoints.
 
 config.json     the resolved config
-versions.json   packages, commit, vocabulary and data folder
+versions.json   packages, commit, vocabulary and data folder; `resumed`: the same each time it was
 log.jsonl       one object per report
 checkpoints/    see `checkpoint`
 """
@@ -20,7 +20,7 @@ from typing import Any
 from zipflm.config import Config, ModelConfig
 from zipflm.data.folder import DataFolder
 from zipflm.overrides import from_dict, to_dict
-from zipflm.training.checkpoint import clean, newest_first, read_json, write_json
+from zipflm.training.checkpoint import as_json, clean, newest_first, read_json
 
 _PACKAGES = ("zipflm", "torch", "numpy", "safetensors", "tokenizers", "triton")
 
@@ -77,14 +77,19 @@ def _first_difference(name: str, old: Any, new: Any) -> str:
 
 
 def prepare(out: Path, config: Config, data: DataFolder, update: int) -> None:
-    """Write what identifies the run, and remove what a killed process did after `update`."""
+    """Write what identifies the run, and remove what a killed process did after `update`, from
+    which the run is resumed; 0 for one that starts."""
     out.mkdir(parents=True, exist_ok=True)
     clean(out)
     _trim_log(out / "log.jsonl", update)
     facts = versions() | {"vocabulary": data.vocabulary.hash, "data": str(data.path.resolve())}
-    _write_whole(out / "versions.json", facts)
+    if update > 0:
+        # What the run was started with stays where it was.
+        first = read_json(out / "versions.json")
+        facts = first | {"resumed": [*first.get("resumed", []), {"update": update} | facts]}
+    _write_whole(out / "versions.json", as_json(facts))
     # Last, because its presence says that the folder holds a run.
-    _write_whole(out / "config.json", to_dict(config))
+    _write_whole(out / "config.json", as_json(to_dict(config)))
 
 
 def versions() -> dict[str, Any]:
@@ -117,7 +122,7 @@ def _trim_log(path: Path, update: int) -> None:
                 kept.append(line + "\n")
         except ValueError:
             continue
-    _write_text_whole(path, "".join(kept))
+    _write_whole(path, "".join(kept))
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
@@ -134,13 +139,8 @@ def read_log(run: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _write_whole(path: Path, value: dict[str, Any]) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    write_json(unfinished, value)
-    os.replace(unfinished, path)
-
-
-def _write_text_whole(path: Path, text: str) -> None:
+def _write_whole(path: Path, text: str) -> None:
+    """The file has its old content or the new one, whatever moment the process dies."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, path)

@@ -37,6 +37,13 @@ def block_at(config: Config, update: int) -> int:
     return config.batches.block
 
 
+def blocks_of(config: Config) -> list[int]:
+    """The block lengths of a run, in turn."""
+    stages = config.training.stages
+    is_staged_throughout = bool(stages) and stages[-1][0] == 1
+    return [block for _, block in stages] + ([] if is_staged_throughout else [config.batches.block])
+
+
 class Stream:
     """This process's training batches from a place on, epoch after epoch."""
 

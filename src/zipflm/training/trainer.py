@@ -50,6 +50,8 @@ from zipflm.training.tally import Tally
 _DATA_FILES = ("vocabulary.txt", "bpe.codes")
 """What scoring text needs besides the weights; the second for sub-words only."""
 
+_SHARE = "--out must be a folder that all machines share"
+
 
 @dataclass
 class Run:
@@ -85,24 +87,33 @@ def train(
     """
     check_data(config, data)
     with distributed.started(device) as process, StopSignal() as stop:
-        num_batches = accumulation(config, process)
+        accumulation(config, process)  # an error if no whole number of batches makes an update
         run_folder.check(out, config, data, resume)
         log = Log(
             out, config.training.max_updates, not process.is_first, config.training.tensorboard
         )
         found = checkpoint.load_newest(out, log.say) if resume else None
+        done = found.state["update"] if found else None
         # All have looked at the folder before the first process changes it, and after.
-        distributed.wait_for_all(process)
+        distributed.require_same("the newest checkpoint's update", done, process, _SHARE)
+        if done is not None and done >= config.training.max_updates:
+            log.say(
+                f"{out}: already finished (update {done} of {config.training.max_updates}); to go "
+                "on raise training.max_updates"
+            )
+            return True
         if process.is_first:
-            run_folder.prepare(out, config, data, found.state["update"] if found else 0)
+            run_folder.prepare(out, config, data, done or 0)
+            for folder in checkpoint.set_aside(out, done) if done is not None else ():
+                log.say(f"the damaged checkpoint was moved out of the way, to {folder}")
         distributed.wait_for_all(process)
         with log:
-            for line in overview(config, process, num_batches):
+            for line in overview(config, process):
                 log.say(line)
             with memory.model_explained(config):
                 run = _start(config, data, out, keep, process, log, found)
             try:
-                return _loop(run, num_batches, stop)
+                return _loop(run, stop)
             except RuntimeError as error:
                 if not memory.is_out_of_memory(error):
                     raise
@@ -111,11 +122,12 @@ def train(
                 run.stream.close()
 
 
-def _loop(run: Run, num_batches: int, stop: StopSignal) -> bool:
+def _loop(run: Run, stop: StopSignal) -> bool:
     training, tally = run.config.training, run.tally
     delayed = step.Delayed()
     batches: list[Batch] = []
     last_saved = run.update
+    run.log.begin(run.update)
     tally.go_on()
     while run.update < training.max_updates and not tally.stop:
         run.stream.use_block(block_at(run.config, run.update))
@@ -123,9 +135,10 @@ def _loop(run: Run, num_batches: int, stop: StopSignal) -> bool:
         optimizers.set_rates(run.learner.optimizers, rate)
         # Dropout is a function of the update, not of the past: nothing to save, nothing to lose.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
-        previous, batches = batches, _next_batches(run, num_batches)
+        previous, batches = batches, _next_batches(run)
         outcome = step.update(run.learner, batches, stop.is_requested)
         run.update += 1
+        run.log.advance(run.update)
         tally.see(delayed.put(outcome))
         _stop_if_bad(run, previous)
 
@@ -156,7 +169,8 @@ def _loop(run: Run, num_batches: int, stop: StopSignal) -> bool:
     return is_finished
 
 
-def _next_batches(run: Run, num_batches: int) -> list[Batch]:
+def _next_batches(run: Run) -> list[Batch]:
+    num_batches = accumulation(run.config, run.process, run.stream.block)
     start = time.perf_counter()
     batches = [run.stream.next() for _ in range(num_batches)]
     run.tally.waited += time.perf_counter() - start
@@ -284,8 +298,10 @@ def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> bool:
         return True
     contents = Checkpoint(weights, tensors, state, to_dict(run.config))
     try:
-        checkpoint.save(run.out, contents, lambda folder: _copy_data_files(run.data, folder))
-        checkpoint.prune(run.out, run.keep)
+        saved = checkpoint.save(
+            run.out, contents, lambda folder: _copy_data_files(run.data, folder)
+        )
+        checkpoint.prune(run.out, run.keep, saved)
     except OSError as error:
         good = checkpoint.newest_first(run.out)
         message = (
