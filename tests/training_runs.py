@@ -98,6 +98,7 @@ def child(path, out, overrides, **place):
 
 def _run_quietly(path, out, overrides, place):
     os.environ.update(place)
+    torch.set_num_threads(1)  # as in the tests' own process: another number rounds differently
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         try:
             run(DataFolder.open(path), out, *overrides, resume=True)
