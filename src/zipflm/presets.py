@@ -234,7 +234,7 @@ def _demo(dataset: str, factorization: str, size: str) -> Config:
     is_bpe = factorization in ("BPE", "BPE-T")
     return Config(
         name=f"demo/{factorization}",
-        vocab_size=4136 if is_bpe else 15_992,
+        vocab_size=4136 if is_bpe else 15_984,
         decoder=decoder,
         batches=BatchConfig(unit="bpe" if is_bpe else "word", block=64, tokens=1024, eval_block=64),
         training=TrainingConfig(
