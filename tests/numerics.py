@@ -1,6 +1,7 @@
-"""Assertions about numbers, with the worst element in the message."""
+"""Assertions about numbers, with the worst element in the message, and about sizes."""
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def assert_close(
@@ -24,3 +25,19 @@ def assert_as_good_as_plain(
     assert fast_error <= 1.5 * plain_error + slack, (
         f"{what}: error {fast_error:.3g}, plain low precision has {plain_error:.3g}"
     )
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the size of the largest tensor any operation makes.
+
+    It does not look into an operator of our own; the operators' tests watch their insides.
+    """
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result

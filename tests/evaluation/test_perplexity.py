@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from numerics import LargestTensor
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, DecoderConfig, ModelConfig, Tie
 from zipflm.data.batches import Batches
@@ -131,23 +131,10 @@ def test_only_what_is_scored_reaches_the_output_layer(model, monkeypatch):
     assert len(rows) < len(tokens) / 4 / 3
 
 
-class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that any operation made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
-
-
 def test_no_table_of_tokens_by_words_is_built_and_memory_is_bounded_by_the_batch(model):
     largest = []
     for num_lines in (200, 800):
-        with Largest() as watch:
+        with LargestTensor() as watch:
             scored(model, text([15] * num_lines), block=16, context=8, max_tokens=64)
         largest.append(watch.elements)
     assert largest[0] == largest[1]

@@ -2,8 +2,7 @@ from functools import partial
 
 import pytest
 import torch
-from numerics import assert_as_good_as_plain, assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
+from numerics import LargestTensor, assert_as_good_as_plain, assert_close
 
 from zipflm.kernels import linear_nll, reference
 from zipflm.kernels import linear_nll_chunked as fused
@@ -78,19 +77,6 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(
         lambda h, w: linear_nll(h, w, targets, active[:5]), (hidden[:5], weight[:7]), eps=1e-6
     )
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the size of the largest tensor any operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
 
 
 def test_never_holds_a_table_of_tokens_by_words(monkeypatch):
