@@ -58,7 +58,7 @@ def test_tokens_an_update_are_the_papers():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("wikitext-3/ADP-T", "dataset='wikitext-3': choose from wikitext-103, billion-word, tiny"),
+        ("wikitext-3/ADP-T", "dataset='wikitext-3': choose from wikitext-103, billion-word, wiki"),
         ("tiny/ADPT", "factorization='ADPT': choose from SM, SM-T"),
         ("tiny", "write dataset/factorization, e.g. tiny/ADP-T"),
         ("tiny/ADP-T/large", "tiny has one size"),

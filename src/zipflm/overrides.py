@@ -16,6 +16,17 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 T = TypeVar("T")
 
 
+class UnknownKey(ValueError):
+    """A key whose last part, or an earlier one, names no field."""
+
+    def __init__(self, unknown: str, known: list[str], key: str) -> None:
+        close = get_close_matches(unknown, known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(known)
+        super().__init__(f"unknown key {unknown}: {hint}")
+        self.key = key
+        """All of it, as it was written."""
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """A nested dictionary of plain JSON values."""
     return {"kind": type(config).__name__} | {
@@ -29,7 +40,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key in values:
         if key not in names and key != "kind":
-            raise ValueError(unknown_key(where + key, [where + name for name in names]))
+            raise UnknownKey(where + key, [where + name for name in names], where + key)
     kind = values.get("kind", cls.__name__)
     if kind != cls.__name__:
         raise ValueError(f"{where}kind={kind!r}: expected {cls.__name__}")
@@ -63,14 +74,6 @@ def override(config: T, assignments: Iterable[str]) -> T:
             tree.set(path, text)
     changed: T = tree.build()
     return changed
-
-
-def unknown_key(key: str, known: Iterable[str]) -> str:
-    """The message for a name that does not exist."""
-    known = list(known)
-    close = get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(known)
-    return f"unknown key {key}: {hint}"
 
 
 class _Node:
@@ -120,7 +123,8 @@ class _Node:
         names = [f.name for f in fields(self.cls)]
         key = self.where + name
         if name not in names:
-            raise ValueError(unknown_key(key, [self.where + known for known in names]))
+            fields_here = [self.where + field for field in names]
+            raise UnknownKey(key, fields_here, ".".join([key, *rest]))
         inner = self.values.get(name)
         if rest:
             if not isinstance(inner, _Node):

@@ -19,7 +19,7 @@ from zipflm.config import (
     require,
 )
 from zipflm.overrides import override
-from zipflm.presets import from_name
+from zipflm.presets import MODERN_DECODER, from_name
 
 
 def paper(config: Config) -> Config:
@@ -29,15 +29,10 @@ def paper(config: Config) -> Config:
 
 def modern(config: Config) -> Config:
     """Muon and AdamW, warm-up and decay, and a decoder in the manner of 2025."""
-    is_small = _is_small(config)
+    is_small = config.name.startswith(("tiny/", "demo/"))
     decoder = replace(
         config.decoder,
-        positions="rotary",
-        qk_norm=True,
-        activation="relu_squared",
-        norm="rms",
-        final_norm=True,
-        init="zero-output",
+        **MODERN_DECODER,
         bias=False,
         dropout=min(config.decoder.dropout, 0.1),
         attention_dropout=0.0,
@@ -72,7 +67,7 @@ def resolve(preset: str, recipe: str, overrides: Iterable[str], vocab_size: int)
     overrides = list(overrides)
     _require_own_size(overrides, vocab_size)
     config = apply(recipe, from_name(preset))
-    if _is_small(config):
+    if not _is_of_the_paper(config):
         config = fit_vocabulary(config, vocab_size)
     # Overrides come before the paper's cutoffs are checked, since they may mend these.
     return fit_vocabulary(override(config, overrides), vocab_size)
@@ -94,12 +89,12 @@ def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:
 def fit_vocabulary(config: Config, size: int) -> Config:
     """The config for a vocabulary of `size` ids.
 
-    The cutoffs of `tiny` and `demo` follow the vocabulary, so that they run on any corpus; those of
-    the paper are part of the model, and a vocabulary too small for them is an error.
+    The cutoffs of the paper's models are part of them, and a vocabulary too small for them is an
+    error; those of the other presets follow the vocabulary, so that these run on any corpus.
     """
     if size == config.vocab_size:
         return config
-    if not _is_small(config):
+    if _is_of_the_paper(config):
         for name, layer in (("input", config.input), ("output", config.output)):
             if isinstance(layer, AdaptiveInput | AdaptiveOutput):
                 require(
@@ -128,5 +123,5 @@ def _scale_cutoffs(layer: Any, ratio: float) -> Any:
     return replace(layer, cutoffs=tuple(cutoffs))
 
 
-def _is_small(config: Config) -> bool:
-    return config.name.startswith(("tiny/", "demo/"))
+def _is_of_the_paper(config: Config) -> bool:
+    return config.name.startswith(("wikitext-103/", "billion-word/"))

@@ -122,9 +122,10 @@ _WIKITEXT_VARIANTS: dict[str, dict[str, Change]] = {
 
 def changes_of(dataset: str, factorization: str) -> dict[str, Change]:
     """The variants of one model, by name."""
-    if dataset in ("tiny", "demo"):
-        return {}
-    rows: dict[str, Change] = {"main-result": _sixty_four_devices}
     if dataset == "wikitext-103":
         rows = _WIKITEXT_VARIANTS.get(factorization, {})
+    elif dataset == "billion-word":
+        rows = {"main-result": _sixty_four_devices}
+    else:
+        return {}
     return rows | {"fairseq": _fairseq}

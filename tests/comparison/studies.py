@@ -50,7 +50,8 @@ class PretendTrainer:
             raise ValueError("so many updates in a row had a non-finite loss")
         last = config.training.max_updates
         entries = [
-            {"update": 1, "seconds": 0.5, "loss": 5.0, "tokens_per_second": 10.0, "memory": 7},
+            {"update": 1, "seconds": 1.0, "loss": 5.0, "tokens_per_second": 1.0, "memory": 7},
+            {"update": 2, "seconds": 1.5, "loss": 4.5, "tokens_per_second": 18.0, "memory": 7},
             {"update": last, "seconds": 2.0, "loss": 4.0, "tokens_per_second": 20.0, "memory": 9},
             {"update": last, "seconds": 2.0, "valid": {"perplexity": 30.0, "loss": 3.4}},
         ]

@@ -43,6 +43,20 @@ def test_seeds_count_on_from_the_configs_own(data: Path) -> None:
     assert len({plan.folder for plan in plans}) == 3
 
 
+def test_a_change_of_a_layer_goes_to_the_members_that_have_it(data: Path) -> None:
+    overrides = ("input.cutoffs=3,5", "output.cutoffs=3,5", "output.tail_dropout=0.3")
+    plans = make_plans(Request(data=data, preset="tiny", out=Path("s"), overrides=overrides))
+    configs = {plan.label: plan.config for plan in plans}
+    assert configs["SM"] == make_plans(Request(data=data, preset="tiny", out=Path("s")))[0].config
+    for label in ("ASM", "CNN", "ADP", "ADP-T"):
+        output = configs[label].output
+        assert isinstance(output, AdaptiveOutput)
+        assert (output.cutoffs, output.tail_dropout) == ((3, 5), 0.3)
+    for label in ("ADP", "ADP-T"):
+        bands = configs[label].input_bands
+        assert bands is not None and bands.cutoffs == (3, 5)
+
+
 def test_settings_make_rows_of_their_own(data: Path) -> None:
     request = Request(
         data=data,
@@ -88,6 +102,12 @@ def test_bands_that_are_none_are_refused(text: str) -> None:
         ({"seeds": 0}, "--seeds 0: must be at least 1"),
         ({"preset": "wiki"}, "dataset='wiki'"),
         ({"overrides": ("decoder.layers=2",)}, "did you mean decoder.num_layers"),
+        ({"overrides": ("input.cutofs=3,5",)}, "did you mean input.cutoffs"),
+        (
+            {"overrides": ("input.cutoffs=3,5",), "factorizations": ("SM", "ASM")},
+            "unknown key input.cutoffs",
+        ),
+        ({"overrides": ("input.cutoffs=3,5",)}, "tiny/ADP-T: tie='projections'"),
         ({"bands": ("4/8/20",), "factorizations": ("SM",)}, "tiny/SM has no bands; leave it out"),
         ({"bands": ("5k/9k",), "factorizations": ("ADP",)}, "the vocabulary has only"),
         ({"tail_dropout": (0.1,), "factorizations": ("SM",)}, "has no tail; leave it out"),

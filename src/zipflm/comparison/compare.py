@@ -43,6 +43,8 @@ PROTOCOL_FACTS = {
         "scored like any other: as the one symbol <unk> by word models (column unk), piece by "
         "piece by sub-word models, unless the text itself says <unk>"
     ),
+    "time": "training, compilation included; validation and checkpoints are not",
+    "tokens/s": "median over the log; of sub-word models, sub-words",
     "zipflm": __version__,
     "torch": torch.__version__,
 }

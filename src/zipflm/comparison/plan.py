@@ -6,13 +6,14 @@ Everything that can be wrong with a study is found here, before the first member
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, Config
 from zipflm.data.folder import DataFolder
+from zipflm.overrides import UnknownKey
 from zipflm.presets import FACTORIZATIONS
 from zipflm.recipes import resolve
 
@@ -33,6 +34,7 @@ class Request:
     seeds: int = 1
     recipe: str = "paper"
     overrides: tuple[str, ...] = ()
+    """Changes to every member; those of a layer's fields, to the members that have such a layer."""
     bands: tuple[str, ...] = ()
     """Settings to compare, words per band: `5k/155k/100k`."""
     tail_dropout: tuple[float, ...] = ()
@@ -66,22 +68,45 @@ def make_plans(request: Request) -> list[Plan]:
     """
     _require_known(request)
     folders = {name: _folder(request, name) for name in request.factorizations}
+    configs = _resolved(request, folders)
     chosen = settings(request.bands, request.tail_dropout)
     plans = []
     for factorization, setting in product(request.factorizations, chosen):
-        data = folders[factorization]
-        dataset, _, size = request.preset.partition("/")
-        name = f"{dataset}/{factorization}" + (f"/{size}" if size else "")
-        config = resolve(name, request.recipe, request.overrides, len(data.vocabulary))
         plans += seeded(
-            setting.change(config),
+            setting.change(configs[factorization]),
             request.seeds,
             label=f"{factorization} {setting.name}".strip(),
             factorization=factorization,
-            data=data.path,
+            data=folders[factorization].path,
             out=request.out,
         )
     return plans
+
+
+def _resolved(request: Request, folders: Mapping[str, DataFolder]) -> dict[str, Config]:
+    """The config of every factorization; a change that none of them can take is an error."""
+    dataset, _, size = request.preset.partition("/")
+    configs: dict[str, Config] = {}
+    refused: dict[str, list[UnknownKey]] = {}
+    for factorization, data in folders.items():
+        name = f"{dataset}/{factorization}" + (f"/{size}" if size else "")
+        changes = list(request.overrides)
+        while factorization not in configs:
+            try:
+                configs[factorization] = resolve(
+                    name, request.recipe, changes, len(data.vocabulary)
+                )
+            except UnknownKey as error:
+                if not error.key.startswith(("input.", "output.")):
+                    raise
+                refused.setdefault(error.key, []).append(error)
+                changes = [text for text in changes if not text.startswith(f"{error.key}=")]
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+    for errors in refused.values():
+        if len(errors) == len(configs):
+            raise errors[-1]
+    return configs
 
 
 def seeded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -160,9 +161,6 @@ def curve(log: list[dict[str, Any]], pieces_per_word: float) -> tuple[CurvePoint
 
 
 def _rate(reports: list[dict[str, Any]]) -> float | None:
-    """Tokens per second of training, over the whole run rather than since the last report."""
-    tokens = before = 0.0
-    for entry in reports:
-        tokens += entry["tokens_per_second"] * (entry["seconds"] - before)
-        before = entry["seconds"]
-    return tokens / before if before > 0 else None
+    """Tokens per second of training: the median, which compiling the model does not touch."""
+    rates = [entry["tokens_per_second"] for entry in reports]
+    return statistics.median(rates) if rates else None
