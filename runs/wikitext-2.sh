@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The paper's eight factorizations on WikiText-2, in about two minutes each on one GPU: text to
+# The paper's eight factorizations on WikiText-2, all in about ten minutes on one GPU: text to
 # report, top to bottom.
 #
 #   runs/wikitext-2.sh TEXT_FOLDER OUT [key=value ...]

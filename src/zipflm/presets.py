@@ -212,10 +212,10 @@ MODERN_DECODER: dict[str, Any] = {
 
 
 def _wikitext_2(dataset: str, factorization: str, size: str) -> Config:
-    """Sized for two million words, which one GPU reads dozens of times in a few minutes.
+    """Sized for two million words, which one GPU reads twenty times in a minute.
 
-    So much repetition needs the paper's amount of dropout; the optimisation is modern, as in
-    `demo`. The bands are cut where the words of that text are as rare as those of WikiText-103's.
+    So much repetition needs strong regularisation, chosen with ADP-T and SM-T (docs/log.md). The
+    bands end after 84 % and 95 % of the running words. The optimisation is modern, as in `demo`.
     """
     require(size == "base", "size", size, "wikitext-2 has one size, base")
     decoder = DecoderConfig(
