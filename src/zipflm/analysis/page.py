@@ -19,7 +19,16 @@ from zipflm.analysis.findings import findings
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.plots import DATASETS, style_of
 from zipflm.analysis.study import Row, Study
-from zipflm.analysis.tables import EMPTY, Column, columns, context_rows, duration, millions, number
+from zipflm.analysis.tables import (
+    EMPTY,
+    Column,
+    columns,
+    context_rows,
+    duration,
+    finite,
+    millions,
+    number,
+)
 from zipflm.analysis.word_lists import WordDifference
 
 _DARK_PAGE = (
@@ -53,7 +62,7 @@ def render(study: Study) -> str:
         words="\n".join(_word_cards(study)),
         protocol=_protocol(study),
         footer=escape(f"Made by zipflm. The paper is {paper.SOURCE}."),
-        data=_embedded(chart_data(study)),
+        data=_embedded(finite(chart_data(study))),
     )
 
 
