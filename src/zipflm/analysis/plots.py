@@ -75,7 +75,7 @@ def learning_curves(study: Study) -> Figure:
         _line(axes, points, style, row.label)
         training = [(p.update, p.loss) for p in row.curve if p.loss is not None]
         axes.plot(*_columns(training), color=style.light, linewidth=0.7, alpha=0.45)
-    _cut_above(axes, _last_losses(study), lambda loss: loss, "{:.2f}")
+    _cut_above(axes, _last_losses(study), lambda loss: loss)
     figure.legend(loc="outside right upper", title="valid (thin: training)")
     return figure
 
@@ -91,7 +91,7 @@ def perplexity_against_time(study: Study) -> Figure:
         ]
         _line(axes, points, style, row.label)
     axes.set_yscale("log")
-    _cut_above(axes, _last_losses(study), _exp, "{:,.0f}")
+    _cut_above(axes, _last_losses(study), _exp)
     _plain_ticks(axes)
     figure.legend(loc="outside right upper")
     return figure
@@ -121,7 +121,7 @@ def parameters_against_perplexity(study: Study) -> Figure:
         )
     axes.margins(0.15)
     ends = {label: float(np.log(y)) for label, (_, y) in points.items()}
-    _cut_above(axes, ends, _exp, "{:,.0f}")
+    _cut_above(axes, ends, _exp)
     _plain_ticks(axes)
     _name_points(figure, axes, points)
     return figure
@@ -229,9 +229,7 @@ def _exp(loss: float) -> float:
     return float(np.exp(min(loss, 300.0)))
 
 
-def _cut_above(
-    axes: Axes, losses: Mapping[str, float], place: Callable[[float], float], form: str
-) -> None:
+def _cut_above(axes: Axes, losses: Mapping[str, float], place: Callable[[float], float]) -> None:
     """End the axis at the ceiling, and name the models that lie above it.
 
     Early losses are cut off too: they are so high that nothing else would show.
@@ -242,7 +240,7 @@ def _cut_above(
     if place(top) < axes.get_ylim()[1]:
         kept = [y for line in axes.lines for y in np.asarray(line.get_ydata()) if y <= place(top)]
         axes.set_ylim(0.97 * min(kept), place(top))
-    lost = [f"{label} {form.format(place(x))}" for label, x in losses.items() if x > top]
+    lost = [f"{label} {place(x):.3g}" for label, x in losses.items() if x > top]
     if lost:
         text = "above: " + ", ".join(lost)
         axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
