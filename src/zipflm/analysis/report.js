@@ -129,7 +129,7 @@ function drawBars(id, kind) {
   const values = bins.flatMap((b) => present.map((m) => valueOf(b, m))).filter((v) => v !== null);
   const low = Math.min(0, ...values), high = 1.03 * Math.max(view.difference ? 0.05 : 1, ...values);
   const width = holder.clientWidth || 900;
-  const lying = width < 700;
+  const lying = width < 600;
   /* Lying, a bin is as high as its bars, and an empty one as its two lines of text. */
   const heights = bins.map((b) => (b.tokens ? present.length * 9 + 34 : 44));
   const starts = heights.map((_, i) => heights.slice(0, i).reduce((a, b) => a + b, 0));
@@ -150,13 +150,16 @@ function drawBars(id, kind) {
   }
   const unit = view.difference ? `nats against ${reference}` : "nats per word";
   if (lying) el("text", { x: box.left, y: box.height - 4 }, svg, unit);
-  else el("text", { transform: `translate(12 ${box.height / 2 - 16}) rotate(-90)`, "text-anchor": "middle" }, svg, unit);
+  else {
+    el("text", { transform: `translate(12 ${box.height / 2 - 16}) rotate(-90)`, "text-anchor": "middle" }, svg, unit);
+    el("text", { x: box.left - 7, y: box.height - box.bottom + 35, "text-anchor": "end" }, svg, "words");
+  }
 
   bins.forEach((b, i) => {
     const room = along * 0.84, thick = lying ? 9 : room / Math.max(1, present.length);
     const start = lying ? box.top + 20 + starts[i] : box.left + i * along + (along - room) / 2;
     if (lying) labelAbove(svg, b, box, box.top + starts[i] + 13);
-    else labelBelow(svg, b, box, box.left + (i + 0.5) * along, i === 0);
+    else labelBelow(svg, b, box, box.left + (i + 0.5) * along);
     if (!b.tokens) {
       const at = lying ? { x: box.left + 5, y: start + 10 } : { x: start + room / 2, y: box.height - box.bottom - 8, "text-anchor": "middle" };
       el("text", at, svg, "no words");
@@ -188,10 +191,10 @@ function labelAbove(svg, bin, box, y) {
   el("text", { x: box.width - box.right, y, "text-anchor": "end" }, svg, `${count(bin.tokens)} words`);
 }
 
-function labelBelow(svg, bin, box, x, isFirst) {
+function labelBelow(svg, bin, box, x) {
   const y = box.height - box.bottom;
   el("text", { x, y: y + 18, "text-anchor": "middle", class: "strong" }, svg, bin.name);
-  el("text", { x, y: y + 35, "text-anchor": "middle" }, svg, count(bin.tokens) + (isFirst ? " words" : ""));
+  el("text", { x, y: y + 35, "text-anchor": "middle" }, svg, count(bin.tokens));
 }
 
 function frame(holder, box, name) {
@@ -221,7 +224,7 @@ function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) 
   /* A line that comes from above enters at the ceiling. */
   const kept = ends.map((v) => (lines ? Math.min(v, top) : v)).filter((v) => v <= top);
   const [x0, x1] = range(all.map((p) => p.x), lines ? 0.01 : 0.08);
-  const [y0, y1] = range(kept, 0.06);
+  const [y0, y1] = range(kept, lines ? 0.06 : 0.16);
   const X = (v) => box.left + ((v - x0) / (x1 - x0)) * (box.width - box.left - box.right);
   const Y = (v) => box.height - box.bottom - ((warp(v) - y0) / (y1 - y0)) * (box.height - box.top - box.bottom);
   for (const t of log ? logTicks(Math.exp(y0), Math.exp(y1)) : ticks(y0, y1, 6)) {
@@ -268,7 +271,7 @@ function drawSeries(svg, s, X, Y, lines) {
 function labelPoints(svg, series, X, Y, box) {
   const points = series.flatMap((s) => s.points.map((p) => ({ name: s.model.label, x: X(p.x), y: Y(p.y) })));
   const taken = points.map(({ x, y }) => ({ left: x - 8, right: x + 8, top: y - 8, bottom: y + 8 }));
-  const isFree = (a) => a.left >= 0 && a.right <= box.width && a.top >= 0 && a.bottom <= box.height - box.bottom
+  const isFree = (a) => a.left >= box.left && a.right <= box.width && a.top >= 0 && a.bottom <= box.height - box.bottom
     && !taken.some((b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom);
   for (const { name, x, y } of points) {
     const text = el("text", { class: "strong" }, svg, name), width = text.getComputedTextLength();
