@@ -9,12 +9,14 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from analysis import example_study as example
 
 from zipflm.analysis.page import render
+from zipflm.analysis.study import build
 
 CHROMIUM = next(
     (
@@ -42,9 +44,15 @@ document.querySelector("#legend button[data-model='SM']").click();
 const after = bars();
 const bar = document.querySelector("rect.bar[data-model='CNN'][data-bin='1-10']");
 bar.dispatchEvent(new PointerEvent("pointermove", { clientX: 50, clientY: 50 }));
+const head = document.querySelector("th[data-column='0'] button");
+head.focus();
+head.click();
+const sorted = document.querySelector("table.comparison tbody tr").dataset.row;
+const address = location.hash;
 const requests = performance.getEntriesByType("resource").length;
 const wide = document.documentElement.scrollWidth > innerWidth;
-log.textContent = JSON.stringify({ before, after, requests, problems, wide,
+log.textContent = JSON.stringify({ before, after, requests, problems, wide, sorted, address,
+  focused: document.activeElement === head,
   tip: document.getElementById("tip").textContent });
 </script>"""
 
@@ -84,6 +92,8 @@ def test_the_page_draws_every_row_and_hides_a_model_on_a_click(tmp_path: Path) -
     assert isinstance(seen["before"], int) and seen["before"] > 10 and seen["after"] == 0
     assert str(seen["tip"]).startswith("CNN, 1-10loss ")
     assert re.search(r'<tr data-row="SM" class="hidden-model">', document)
+    assert seen["address"] == "#hide=SM"
+    assert seen["focused"] is True and seen["sorted"] == "ADP"
     assert 'aria-pressed="false"' in document
     for chart in ("word-bins", "previous-bins", "curves", "time", "params"):
         assert re.search(rf'id="{chart}"><svg [^>]*role="img"', document)
@@ -94,7 +104,30 @@ def test_a_link_can_hide_models_and_a_narrow_page_does_not_scroll_sideways(
 ) -> None:
     page = render(example.study(dataset="wikitext-103", seeds=2))
     document = dump(
-        page.replace("</body>", PROBE + "</body>"), tmp_path, width=500, fragment="#hide=ADP,BPE"
+        page.replace("</body>", PROBE + "</body>"),
+        tmp_path,
+        width=500,
+        fragment="#hide=ADP&hide=BPE",
     )
     assert 'data-model="ADP"' not in document.split('id="word-bins"')[1].split("</figure>")[0]
     assert probe(document)["wide"] is False
+
+
+def test_names_of_points_do_not_overlap_and_an_outlier_is_named(tmp_path: Path) -> None:
+    members = [example.member(f"ADP-T bands {i}k/155k/100k", rank=3 + i // 4) for i in range(6)]
+    lost = example.member("SM", rank=1)
+    score = replace(lost.scores["test"], loss=12.0, known_loss=12.0)
+    members.append(replace(lost, scores={"test": score}))
+    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    script = """<script>
+    const boxes = [...document.querySelectorAll("#params text.strong")].map((t) => t.getBoundingClientRect());
+    const overlaps = boxes.filter((a, i) => boxes.some((b, j) => i < j && a.left < b.right
+      && b.left < a.right && a.top + 2 < b.bottom && b.top + 2 < a.bottom)).length;
+    const log = document.createElement("output");
+    log.id = "probe";
+    log.textContent = JSON.stringify({ names: boxes.length, overlaps,
+      above: document.querySelector("#params .above").textContent });
+    document.body.append(log);
+    </script>"""  # noqa: E501
+    seen = probe(dump(render(study).replace("</body>", script + "</body>"), tmp_path))
+    assert seen == {"names": 6, "overlaps": 0, "above": "above: SM 163,000"}

@@ -1,10 +1,13 @@
 """Figures come out as SVG and PNG, the same for the same study, with empty bins said to be so."""
 
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 from analysis import example_study as example
 
-from zipflm.analysis.plots import figures, paper_bars, save_figures
+from zipflm.analysis.plots import figures, paper_bars, save_figures, time_unit
+from zipflm.analysis.study import Study, build
 
 
 def test_every_figure_is_written_twice_and_the_svg_is_reproducible(tmp_path: Path) -> None:
@@ -35,9 +38,40 @@ def test_the_papers_billion_word_chart_has_no_bars_after_the_end_of_a_sentence()
     assert all(container[0].get_height() == 0 for container in axes.containers)
 
 
-def test_a_study_without_curves_has_no_curve_figures() -> None:
-    from dataclasses import replace
+def study_with_outlier() -> Study:
+    members = [example.member(label, rank=i) for i, label in enumerate(example.LABELS)]
+    score = replace(members[0].scores["test"], loss=12.0, known_loss=12.0)
+    curve = tuple(
+        replace(point, valid_loss=12.0 if point.valid_loss else None) for point in members[0].curve
+    )
+    members[0] = replace(members[0], scores={"test": score, "valid": score}, curve=curve)
+    return build(members, example.text(), title="t", dataset="tiny", facts={})
 
+
+def test_a_model_far_above_the_others_is_named_and_does_not_squash_them() -> None:
+    study = study_with_outlier()
+    for name in ("learning-curves", "perplexity-against-time", "parameters-against-perplexity"):
+        axes = figures(study)[name]().axes[0]
+        assert any(text.get_text().startswith("above: SM ") for text in axes.texts)
+    assert figures(study)["learning-curves"]().axes[0].get_ylim()[1] < 8
+
+
+def test_names_of_points_do_not_overlap() -> None:
+    members = [
+        replace(example.member(f"ADP-T bands {i}k/155k/100k", rank=3), seed=i) for i in range(4)
+    ]
+    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    texts = figures(study)["parameters-against-perplexity"]().axes[0].texts
+    boxes = [text.get_window_extent() for text in texts]
+    assert len(boxes) == 4
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_times_are_in_the_unit_that_suits_them() -> None:
+    assert [time_unit(x)[0] for x in (100, 3000, 90_000)] == ["seconds", "minutes", "hours"]
+
+
+def test_a_study_without_curves_has_no_curve_figures() -> None:
     study = example.study()
     rows = tuple(replace(row, curve=()) for row in study.rows)
     assert "learning-curves" not in figures(replace(study, rows=rows))

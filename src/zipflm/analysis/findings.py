@@ -1,11 +1,16 @@
-"""What the tables say, in a few sentences, with the paper's finding of the same kind beside it."""
+"""What the tables say, in a few sentences, with the paper's finding of the same kind beside it.
+
+The paper's findings are read off its own numbers, for the models that the study has too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from zipflm.analysis.frequency_bins import FrequencyBin
-from zipflm.analysis.study import Row, Study
+from zipflm.analysis.paper import comparison_row
+from zipflm.analysis.plots import DATASETS, bins_of_paper
+from zipflm.analysis.study import Study
 from zipflm.analysis.tables import number
 
 RARE = ("1-10", "11-100")
@@ -13,44 +18,58 @@ TIED = (("SM", "SM-T"), ("BPE", "BPE-T"), ("ADP", "ADP-T"))
 
 
 def findings(study: Study) -> list[str]:
-    """Sentences about the finished rows; none where there is nothing to compare."""
-    if len(study.finished) < 2:
-        return []
-    found = [_overall(study), *_rare(study), _previous(study), _tying(study), _chance(study)]
+    """Sentences about the finished rows; no comparison where there is nothing to compare."""
+    found = _incomplete(study)
+    if len(study.finished) > 1:
+        found += [_overall(study), _rare(study), _previous(study), _tying(study), _chance(study)]
     return [sentence for sentence in found if sentence]
 
 
+def _incomplete(study: Study) -> list[str]:
+    """A mean over fewer seeds than were asked for must not look like one over all."""
+    return [
+        f"{row.label} is without some of its seeds. {row.problem[0].upper()}{row.problem[1:]}."
+        for row in study.finished
+        if row.problem
+    ]
+
+
 def _overall(study: Study) -> str:
-    ranked = sorted(study.finished, key=lambda row: study.headline(row).mean)
-    best, second, worst = (
-        f"{row.label} ({number(study.headline(row).mean)})" for row in (*ranked[:2], ranked[-1])
-    )
+    values = {row.label: study.headline(row).mean for row in study.finished}
+    ranked = [
+        f"{label} ({number(values[label])})" for label in sorted(values, key=values.__getitem__)
+    ]
+    last = f"; {ranked[-1]} has the highest" if len(ranked) > 2 else ""
     return (
-        f"{best} has the lowest {study.headline_name}, then {second}; {worst} has the highest. "
-        "The paper on WikiText-103: ADP-T lowest, SM highest."
+        f"{ranked[0]} has the lowest {study.headline_name}, then {ranked[1]}{last}."
+        f"{_papers_order(study, _papers_perplexity(study))}"
     )
 
 
-def _rare(study: Study) -> list[str]:
+def _rare(study: Study) -> str:
     """The rarest bin that has words: where the paper finds the models furthest apart."""
-    for b in study.word_bins:
-        if b.name in RARE and b.tokens:
-            return [
-                f"On words that occur {b.name} times in the training text ({b.tokens:,} of the "
-                f"{study.split} set), {_extremes(b)}. The paper on WikiText-103: ADP-T lowest, SM "
-                "and BPE highest on 1-10."
-            ]
-    return []
+    b = _rarest(study.word_bins)
+    if b is None:
+        return ""
+    return (
+        f"On words that occur {b.name} times in the training text ({b.tokens:,} words of the "
+        f"{study.split} set), {_extremes(b)}."
+        f"{_papers_order(study, _papers_bin(study, b, previous=False))}"
+    )
 
 
 def _previous(study: Study) -> str:
-    for b in study.previous_bins:
-        if b.name in RARE and b.tokens:
-            return (
-                f"After a word that occurs {b.name} times in the training text, {_extremes(b)}. "
-                "The paper on WikiText-103: ADP-T lowest, then CNN."
-            )
-    return ""
+    b = _rarest(study.previous_bins)
+    if b is None:
+        return ""
+    return (
+        f"After a word that occurs {b.name} times in the training text, {_extremes(b)}."
+        f"{_papers_order(study, _papers_bin(study, b, previous=True))}"
+    )
+
+
+def _rarest(bins: Sequence[FrequencyBin]) -> FrequencyBin | None:
+    return next((b for b in bins if b.name in RARE and b.tokens), None)
 
 
 def _extremes(b: FrequencyBin) -> str:
@@ -60,22 +79,26 @@ def _extremes(b: FrequencyBin) -> str:
 
 
 def _tying(study: Study) -> str:
-    rows = {row.label: row for row in study.finished}
-    changes = [
-        f"{plain} by {_change(study, rows[plain], rows[tied]):+.1f} %"
-        for plain, tied in TIED
-        if plain in rows and tied in rows
-    ]
+    ours = {row.label: study.headline(row).mean for row in study.finished}
+    changes = _changes(ours)
     if not changes:
         return ""
+    theirs = ", ".join(
+        f"{plain} {change}" for plain, change in _changes(_papers_perplexity(study)).items()
+    )
     return (
         f"Tying input and output weights changes the {study.headline_name} of "
-        f"{_join(changes)}. The paper on WikiText-103: SM -6.2 %, BPE -3.3 %, ADP -5.7 %."
+        f"{_join([f'{plain} by {change}' for plain, change in changes.items()])}."
+        + (f" The paper on {DATASETS[_papers_dataset(study)]}: {theirs}." if theirs else "")
     )
 
 
-def _change(study: Study, old: Row, new: Row) -> float:
-    return 100 * (study.headline(new).mean / study.headline(old).mean - 1)
+def _changes(perplexity: Mapping[str, float]) -> dict[str, str]:
+    return {
+        plain: f"{100 * (perplexity[tied] / perplexity[plain] - 1):+.1f}\u00a0%"
+        for plain, tied in TIED
+        if plain in perplexity and tied in perplexity
+    }
 
 
 def _join(parts: Sequence[str]) -> str:
@@ -83,9 +106,40 @@ def _join(parts: Sequence[str]) -> str:
 
 
 def _chance(study: Study) -> str:
-    if max(len(row.members) for row in study.rows) > 1:
-        return "Figures after \u00b1 are standard deviations over seeds."
+    seeds = max(sum(bool(member.scores) for member in row.members) for row in study.rows)
+    if seeds > 1:
+        return (
+            f"Figures after \u00b1 are standard deviations over {seeds} seeds; losses of bins and "
+            "words, curves and times are means over them."
+        )
     return (
         "Every model was trained with one seed, so small differences may be chance; "
         "more seeds show how much."
     )
+
+
+def _papers_dataset(study: Study) -> str:
+    return study.dataset if study.dataset in DATASETS else "wikitext-103"
+
+
+def _papers_perplexity(study: Study) -> dict[str, float]:
+    """The paper's test perplexities of the models that have a result here."""
+    rows = {row.label: comparison_row(_papers_dataset(study), row.label) for row in study.finished}
+    return {label: row.test for label, row in rows.items() if row and row.test is not None}
+
+
+def _papers_bin(study: Study, ours: FrequencyBin, *, previous: bool) -> dict[str, float]:
+    """The paper's losses in the bin of the same name, of the models that have a result here."""
+    bins = bins_of_paper(_papers_dataset(study), previous=previous)
+    theirs = next(b for b in bins if b.name == ours.name)
+    return {label: x for label, x in theirs.loss.items() if label in ours.loss and x is not None}
+
+
+def _papers_order(study: Study, values: Mapping[str, float]) -> str:
+    if len(values) < 2:
+        return ""
+    low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    is_part = len(values) < len(study.finished)
+    which = f", which has {len(values)} of these models" if is_part else ""
+    text = DATASETS[_papers_dataset(study)]
+    return f" The paper on {text}{which}: {low} lowest, {high} highest."

@@ -19,7 +19,16 @@ from zipflm.analysis.findings import findings
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.plots import DATASETS, style_of
 from zipflm.analysis.study import Row, Study
-from zipflm.analysis.tables import EMPTY, Column, columns, context_rows, duration, millions, number
+from zipflm.analysis.tables import (
+    EMPTY,
+    Column,
+    columns,
+    context_rows,
+    duration,
+    finite,
+    millions,
+    number,
+)
 from zipflm.analysis.word_lists import WordDifference
 
 _DARK_PAGE = (
@@ -53,7 +62,7 @@ def render(study: Study) -> str:
         words="\n".join(_word_cards(study)),
         protocol=_protocol(study),
         footer=escape(f"Made by zipflm. The paper is {paper.SOURCE}."),
-        data=_embedded(chart_data(study)),
+        data=_embedded(finite(chart_data(study))),
     )
 
 
@@ -82,7 +91,7 @@ def words_caption(study: Study) -> str:
     return (
         f"Mean difference in loss to {study.reference} in nats, below zero where the model is "
         f"better, over words that occur at least five times in the {study.split} set; beside it "
-        "how often the word occurs in the training text."
+        f"how often the word occurs in the training text and in the {study.split} set."
     )
 
 
@@ -117,34 +126,40 @@ def _colours(study: Study) -> str:
 
 def _lead(study: Study) -> str:
     tokens = sum(b.tokens for b in study.word_bins)
-    parts = [f"{len(study.rows)} models", f"{tokens:,} words of the {study.split} set"]
+    total, done = len(study.rows), len(study.finished)
+    models = "1 model" if total == 1 else f"{total} models"
+    if done < total:
+        models += f", {done or 'none'} of them with a result"
+    parts = [models, f"{tokens:,} words of the {study.split} set"]
     parts += [str(value) for key, value in study.facts.items() if key in ("data", "training")]
     return ", ".join(parts) + "."
 
 
 def _tiles(study: Study) -> Iterable[str]:
     rows = study.finished
-    if not rows:
+    if len(rows) < 2:
         return []
     best = min(rows, key=lambda row: study.headline(row).mean)
     small = min(rows, key=lambda row: row.num_params)
     timed = [row for row in rows if row.seconds]
     tiles = [
-        (
-            f"{best.label} {number(study.headline(best).mean)}",
-            f"lowest {study.headline_name}",
-        ),
-        (f"{small.label} {millions(small.num_params)}", "fewest parameters"),
+        (number(study.headline(best).mean), best.label, f"lowest {study.headline_name}"),
+        (millions(small.num_params), small.label, "fewest parameters"),
     ]
     if timed:
         fast = min(timed, key=lambda row: row.seconds.mean if row.seconds else 0.0)
         assert fast.seconds is not None
-        tiles.append((f"{fast.label} {duration(fast.seconds.mean)}", "shortest training"))
+        tiles.append((duration(fast.seconds.mean), fast.label, "shortest training"))
     rare = next((b for b in study.word_bins if b.name in ("1-10", "11-100") and b.tokens), None)
     if rare is not None:
         loss, label = min((loss, label) for label, loss in rare.loss.items() if loss is not None)
-        tiles.append((f"{label} {loss:.2f}", f"lowest loss on words seen {rare.name} times"))
-    return (f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles)
+        what = f"lowest loss on words that training has {rare.name} times"
+        tiles.append((f"{loss:.2f}", label, what))
+    return (
+        f'<div class="tile"><b>{escape(value)}</b><strong>{escape(label)}</strong>'
+        f"<span>{escape(what)}</span></div>"
+        for value, label, what in tiles
+    )
 
 
 def _comparison(study: Study) -> str:
@@ -167,7 +182,8 @@ def _head(shown: Sequence[Column]) -> str:
         for name, span in groups
     )
     names = "".join(
-        f'<th scope="col" data-column="{i}" class="{_classes(column)}">{escape(column.title)}</th>'
+        f'<th scope="col" data-column="{i}" class="{_classes(column)}">'
+        f'<button type="button" title="sort">{escape(column.title)}</button></th>'
         for i, column in enumerate(shown)
     )
     return f"<thead><tr>{top}</tr><tr>{names}</tr></thead>"
@@ -213,7 +229,7 @@ def _findings(study: Study) -> str:
 
 def _bin_table(study: Study, bins: Sequence[FrequencyBin], by: str) -> str:
     labels = [row.label for row in study.finished]
-    names = ["occurrences", "types", "in training", f"in {study.split}", *labels]
+    names = ["occurrences", "different words", "in training", f"in {study.split}", *labels]
     head = "".join(f'<th scope="col" class="num">{escape(name)}</th>' for name in names)
     lines = []
     for b in bins:
@@ -258,7 +274,8 @@ def _word_cards(study: Study) -> Iterable[str]:
 
 def _word_table(study: Study, name: str, words: Sequence[WordDifference]) -> str:
     head = "".join(
-        f'<th scope="col" class="num">{t}</th>' for t in ("nats", "trained", study.split)
+        f'<th scope="col" class="num">{t}</th>'
+        for t in ("nats", "in training", f"in {study.split}")
     )
     lines = "".join(
         f"<tr><td><code>{escape(study.vocabulary.words[word.word_id])}</code></td>"

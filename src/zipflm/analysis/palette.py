@@ -8,8 +8,9 @@ the ink. The paper gives SM-T and ADP-T the same grid; here ADP-T's is light on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, cycle
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
     """A style for every (label, factorization), in the order given.
 
     The first row of a factorization has its style. Further rows of it, as an ablation has them,
-    take the styles that no row claims, in the paper's order, and begin again after the last.
+    take the styles that no row claims, in the paper's order, and after the last one a colour with
+    the pattern, marker and dash of another.
     """
     chosen: dict[str, Style] = {}
     claimed: set[str] = set()
@@ -56,8 +58,22 @@ def styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
         if factorization in STYLES and factorization not in claimed:
             chosen[label] = STYLES[factorization]
             claimed.add(factorization)
-    free = [style for name, style in STYLES.items() if name not in claimed] or list(STYLES.values())
+    free = [style for name, style in STYLES.items() if name not in claimed]
     others = [label for label, _ in rows if label not in chosen]
-    for i, label in enumerate(others):
-        chosen[label] = free[i % len(free)]
+    chosen.update(zip(others, cycle(chain(free, _mixed())), strict=False))
     return {label: chosen[label] for label, _ in rows}
+
+
+def _mixed() -> Iterator[Style]:
+    """Every colour with the shapes of every other style."""
+    known = list(STYLES.values())
+    for shift in range(1, len(known)):
+        for i, style in enumerate(known):
+            other = known[(i + shift) % len(known)]
+            yield replace(
+                style,
+                pattern=other.pattern,
+                hatch=other.hatch,
+                marker=other.marker,
+                dash=other.dash,
+            )

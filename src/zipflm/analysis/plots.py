@@ -13,6 +13,8 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.transforms import Bbox
 
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.palette import STYLES, Style, styles
@@ -60,7 +62,8 @@ def bar_chart(
     axes.set_xticks(range(len(bins)), [f"{b.name}\n{b.tokens:,}" for b in bins])
     axes.grid(axis="x", visible=False)
     if models:
-        axes.legend(ncols=4, loc="upper right")
+        # Outside: among the bars, many models or long names would cover some.
+        figure.legend(ncols=8 if max(map(len, models)) < 8 else 3, loc="outside lower center")
     return figure
 
 
@@ -72,30 +75,40 @@ def learning_curves(study: Study) -> Figure:
         _line(axes, points, style, row.label)
         training = [(p.update, p.loss) for p in row.curve if p.loss is not None]
         axes.plot(*_columns(training), color=style.light, linewidth=0.7, alpha=0.45)
-    axes.legend(ncols=2, title="valid (thin: training)")
+    _cut_above(axes, _last_losses(study), lambda loss: loss)
+    figure.legend(loc="outside right upper", title="valid (thin: training)")
     return figure
 
 
 def perplexity_against_time(study: Study) -> Figure:
     """What a model has learned after so much training time."""
-    figure, axes = _axes("Perplexity against training time", "seconds", "valid perplexity")
+    longest = max((p.seconds for row in study.rows for p in row.curve), default=0.0)
+    unit, seconds = time_unit(longest)
+    figure, axes = _axes("Perplexity against training time", unit, "valid perplexity")
     for row, style in _curves(study):
         points = [
-            (p.seconds, float(np.exp(p.valid_loss))) for p in row.curve if p.valid_loss is not None
+            (p.seconds / seconds, _exp(p.valid_loss)) for p in row.curve if p.valid_loss is not None
         ]
         _line(axes, points, style, row.label)
     axes.set_yscale("log")
-    axes.legend(ncols=2)
+    _cut_above(axes, _last_losses(study), _exp)
+    _plain_ticks(axes)
+    figure.legend(loc="outside right upper")
     return figure
 
 
 def parameters_against_perplexity(study: Study) -> Figure:
     """One point per model; low and to the left is better."""
     title, ylabel = "Parameters against perplexity", study.headline_name
-    figure, axes = _axes(title, "parameters (millions)", ylabel)
+    unit, size = count_unit(max((row.num_params for row in study.finished), default=0))
+    figure, axes = _axes(title, f"parameters ({unit})", ylabel)
     look = style_of(study)
-    for row in study.finished:
-        x, y = row.num_params / 1e6, study.headline(row).mean
+    axes.set_yscale("log")
+    # Rows whose perplexity is beyond all numbers have no place.
+    rows = [row for row in study.finished if np.isfinite(study.headline(row).mean)]
+    points = {row.label: (row.num_params / size, study.headline(row).mean) for row in rows}
+    for row in rows:
+        x, y = points[row.label]
         style = look[row.label]
         axes.errorbar(
             x,
@@ -106,8 +119,11 @@ def parameters_against_perplexity(study: Study) -> Figure:
             markeredgecolor=_INK,
             markersize=10,
         )
-        axes.annotate(row.label, (x, y), xytext=(7, 5), textcoords="offset points")
     axes.margins(0.15)
+    ends = {label: float(np.log(y)) for label, (_, y) in points.items()}
+    _cut_above(axes, ends, _exp)
+    _plain_ticks(axes)
+    _name_points(figure, axes, points)
     return figure
 
 
@@ -179,6 +195,84 @@ def save_figures(study: Study, folder: Path) -> list[Path]:
                 figure.savefig(path, dpi=160, metadata=metadata)
                 written.append(path)
     return written
+
+
+def time_unit(longest: float) -> tuple[str, float]:
+    """The unit for times up to `longest` seconds, and its length in seconds."""
+    if longest < 900:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if longest < 3 * 3600 else ("hours", 3600.0)
+
+
+def count_unit(largest: int) -> tuple[str, float]:
+    """The unit for parameters up to `largest`, and its size."""
+    return ("millions", 1e6) if largest >= 1_000_000 else ("thousands", 1e3)
+
+
+def ceiling(losses: Sequence[float]) -> float:
+    """The loss above which a model is so far from the others that it would squash them.
+
+    >>> ceiling([4.5, 4.6, 4.7, 12.0])
+    5.7
+    """
+    middle = sorted(losses)[len(losses) // 2]
+    return middle + max(1.0, 4 * (middle - min(losses)))
+
+
+def _last_losses(study: Study) -> dict[str, float]:
+    valid = {row.label: [p.valid_loss for p in row.curve if p.valid_loss] for row in study.rows}
+    return {label: losses[-1] for label, losses in valid.items() if losses}
+
+
+def _exp(loss: float) -> float:
+    """A perplexity that matplotlib can place: it needs room for margins above the largest."""
+    return float(np.exp(min(loss, 300.0)))
+
+
+def _cut_above(axes: Axes, losses: Mapping[str, float], place: Callable[[float], float]) -> None:
+    """End the axis at the ceiling, and name the models that lie above it.
+
+    Early losses are cut off too: they are so high that nothing else would show.
+    """
+    if not losses:
+        return
+    top = ceiling(list(losses.values()))
+    if place(top) < axes.get_ylim()[1]:
+        kept = [y for line in axes.lines for y in np.asarray(line.get_ydata()) if y <= place(top)]
+        axes.set_ylim(0.97 * min(kept), place(top))
+    lost = [f"{label} {place(x):.3g}" for label, x in losses.items() if x > top]
+    if lost:
+        text = "above: " + ", ".join(lost)
+        axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
+
+
+def _plain_ticks(axes: Axes) -> None:
+    """Round numbers on a logarithmic axis, without powers of ten."""
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(
+        MaxNLocator(6) if high < 4 * low else LogLocator(subs=(1.0, 2.0, 5.0))
+    )
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _name_points(figure: Figure, axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """A name at every point, where neither a point nor another name is in the way."""
+    figure.draw_without_rendering()  # Gives the axes their place on the paper.
+    top = axes.get_ylim()[1]
+    shown = {label: point for label, point in points.items() if point[1] <= top}
+    centres = [axes.transData.transform(point) for point in shown.values()]
+    taken = [Bbox.from_bounds(x - 8, y - 8, 16, 16) for x, y in centres]
+    sides = (("left", 8), ("right", -8), ("center", 0))
+    spots = [(side, x, y) for y in (4, -12, 12, -20, 20, -28) for side, x in sides]
+    for label, point in shown.items():
+        for side, x, y in spots:
+            name = axes.annotate(label, point, (x, y), textcoords="offset points", ha=side)
+            box = name.get_window_extent()
+            if figure.bbox.fully_containsx(box.x1) and not box.count_overlaps(taken):
+                taken.append(box)
+                break
+            name.remove()
 
 
 def _bin_label(by: str) -> str:

@@ -4,7 +4,7 @@
 const study = JSON.parse(document.getElementById("study").textContent);
 const models = study.models;
 const hidden = new Set();
-const view = { source: 0, difference: false };
+const view = { source: 0, difference: false, training: true };
 const NS = "http://www.w3.org/2000/svg";
 
 /* ---- small tools ---- */
@@ -26,22 +26,27 @@ function ticks(low, high, wanted) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((s) => s >= raw);
   const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step);
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step + 0); /* + 0: never -0 */
   return found;
 }
 
+/* Even steps over a small range, over a larger one the 1, 2 and 5 of every power of ten. */
 function logTicks(low, high) {
+  if (high < 4 * low) return ticks(low, high, 6);
   const found = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1; power++)
-    for (const k of high / low > 4 ? [1, 1.5, 2, 3, 5, 7] : [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9]) {
-      const value = k * 10 ** power;
-      if (value >= low && value <= high) found.push(value);
-    }
-  return found.length > 1 ? found : [low, high];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
+    for (const k of [1, 2, 5]) found.push(k * 10 ** power);
+  return found.filter((value) => value >= low && value <= high);
 }
 
-const short = (x) =>
-  Math.abs(x) >= 10000 ? (x / 1000).toLocaleString("en-US") + "K" : String(+x.toPrecision(4));
+const digits = (x, most) => x.toLocaleString("en-US", { maximumSignificantDigits: most }).replace("-", "\u2212");
+const short = (x) => (Math.abs(x) >= 10000 ? digits(x / 1000, 4) + "K" : digits(x, 4));
+
+/* The loss above which a model is so far from the others that it would squash them. */
+function ceiling(losses) {
+  const sorted = [...losses].sort((a, b) => a - b), middle = sorted[Math.floor(sorted.length / 2)];
+  return middle + Math.max(1, 4 * (middle - sorted[0]));
+}
 
 /* ---- how a model looks: colour from CSS, pattern as in the paper ---- */
 
@@ -103,8 +108,9 @@ function showTip(event, title, lines) {
   tip.style.top = `${Math.max(8, y)}px`;
 }
 
-function hideTip() {
-  tip.hidden = true;
+/* A finger leaves when it lifts: then the value stays until the next touch. */
+function hideTip(event) {
+  if (event.pointerType !== "touch") tip.hidden = true;
 }
 
 /* ---- bars: upright on a wide page, lying on a narrow one ---- */
@@ -123,7 +129,7 @@ function drawBars(id, kind) {
   const values = bins.flatMap((b) => present.map((m) => valueOf(b, m))).filter((v) => v !== null);
   const low = Math.min(0, ...values), high = 1.03 * Math.max(view.difference ? 0.05 : 1, ...values);
   const width = holder.clientWidth || 900;
-  const lying = width < 560;
+  const lying = width < 600;
   /* Lying, a bin is as high as its bars, and an empty one as its two lines of text. */
   const heights = bins.map((b) => (b.tokens ? present.length * 9 + 34 : 44));
   const starts = heights.map((_, i) => heights.slice(0, i).reduce((a, b) => a + b, 0));
@@ -144,13 +150,16 @@ function drawBars(id, kind) {
   }
   const unit = view.difference ? `nats against ${reference}` : "nats per word";
   if (lying) el("text", { x: box.left, y: box.height - 4 }, svg, unit);
-  else el("text", { transform: `translate(12 ${box.height / 2 - 16}) rotate(-90)`, "text-anchor": "middle" }, svg, unit);
+  else {
+    el("text", { transform: `translate(12 ${box.height / 2 - 16}) rotate(-90)`, "text-anchor": "middle" }, svg, unit);
+    el("text", { x: box.left - 7, y: box.height - box.bottom + 35, "text-anchor": "end" }, svg, "words");
+  }
 
   bins.forEach((b, i) => {
     const room = along * 0.84, thick = lying ? 9 : room / Math.max(1, present.length);
     const start = lying ? box.top + 20 + starts[i] : box.left + i * along + (along - room) / 2;
     if (lying) labelAbove(svg, b, box, box.top + starts[i] + 13);
-    else labelBelow(svg, b, box, box.left + (i + 0.5) * along, i === 0);
+    else labelBelow(svg, b, box, box.left + (i + 0.5) * along);
     if (!b.tokens) {
       const at = lying ? { x: box.left + 5, y: start + 10 } : { x: start + room / 2, y: box.height - box.bottom - 8, "text-anchor": "middle" };
       el("text", at, svg, "no words");
@@ -165,11 +174,12 @@ function drawBars(id, kind) {
       const bar = el("rect", { ...rect, class: "bar", fill: `url(#fill-${models.indexOf(m)})`, "data-model": m.label, "data-bin": b.name }, svg);
       const lines = [`loss ${b.loss[m.label].toFixed(3)} nats`];
       if (m.label !== reference && b.loss[reference] != null) lines.push(`${signed(b.loss[m.label] - b.loss[reference], 3)} against ${reference}`);
-      lines.push(`${count(b.tokens)} words, ${count(b.types)} types`);
+      lines.push(`${count(b.tokens)} words, ${count(b.types)} different`);
       for (const name of ["pointermove", "pointerdown"]) bar.addEventListener(name, (event) => showTip(event, `${m.label}, ${b.name}`, lines));
       bar.addEventListener("pointerleave", hideTip);
     });
   });
+  if (!values.length) el("text", { x: box.width / 2, y: box.height / 3, "text-anchor": "middle" }, svg, "nothing to show");
   const zero = scale(0);
   el("line", lying
     ? { x1: box.left + zero, x2: box.left + zero, y1: box.top, y2: box.height - box.bottom, class: "axis" }
@@ -181,10 +191,10 @@ function labelAbove(svg, bin, box, y) {
   el("text", { x: box.width - box.right, y, "text-anchor": "end" }, svg, `${count(bin.tokens)} words`);
 }
 
-function labelBelow(svg, bin, box, x, isFirst) {
+function labelBelow(svg, bin, box, x) {
   const y = box.height - box.bottom;
   el("text", { x, y: y + 18, "text-anchor": "middle", class: "strong" }, svg, bin.name);
-  el("text", { x, y: y + 35, "text-anchor": "middle" }, svg, count(bin.tokens) + (isFirst ? " words" : ""));
+  el("text", { x, y: y + 35, "text-anchor": "middle" }, svg, count(bin.tokens));
 }
 
 function frame(holder, box, name) {
@@ -198,16 +208,23 @@ function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) 
   const holder = document.getElementById(id);
   const visible = series.filter((s) => !hidden.has(s.model.label) && s.points.length);
   const width = holder.clientWidth || 520;
-  const box = { width, height: Math.min(360, Math.max(270, width * 0.6)), left: 52, right: lines ? 14 : 58, top: 14, bottom: 44 };
+  const box = { width, height: Math.min(360, Math.max(270, width * 0.6)), left: 60, right: lines ? 14 : 30, top: 14, bottom: 44 };
   const svg = frame(holder, box, name);
-  const all = visible.flatMap((s) => s.points.concat(s.faint || []));
-  if (!all.length) {
+  if (!visible.length) {
     el("text", { x: box.width / 2, y: box.height / 2, "text-anchor": "middle" }, svg, "nothing to show");
     return;
   }
   const warp = log ? Math.log : (v) => v;
+  /* Every y axis here is a loss in nats or, warped, its logarithm of perplexity. */
+  const lasts = visible.map((s) => [s, s.points[s.points.length - 1]]);
+  const top = ceiling(lasts.map(([, p]) => warp(p.y)));
+  const above = lasts.filter(([, p]) => warp(p.y) > top);
+  const all = visible.flatMap((s) => s.points.concat(s.faint || []));
+  const ends = all.flatMap((p) => (p.spread ? [lowEnd(p), p.y + p.spread] : [p.y])).map(warp);
+  /* A line that comes from above enters at the ceiling. */
+  const kept = ends.map((v) => (lines ? Math.min(v, top) : v)).filter((v) => v <= top);
   const [x0, x1] = range(all.map((p) => p.x), lines ? 0.01 : 0.08);
-  const [y0, y1] = range(all.map((p) => warp(p.y)), 0.06);
+  const [y0, y1] = range(kept, lines ? 0.06 : 0.16);
   const X = (v) => box.left + ((v - x0) / (x1 - x0)) * (box.width - box.left - box.right);
   const Y = (v) => box.height - box.bottom - ((warp(v) - y0) / (y1 - y0)) * (box.height - box.top - box.bottom);
   for (const t of log ? logTicks(Math.exp(y0), Math.exp(y1)) : ticks(y0, y1, 6)) {
@@ -221,10 +238,21 @@ function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) 
   el("line", { x1: box.left, x2: box.width - box.right, y1: box.height - box.bottom, y2: box.height - box.bottom, class: "axis" }, svg);
   el("text", { x: (box.left + box.width - box.right) / 2, y: box.height - 6, "text-anchor": "middle" }, svg, xlabel);
   el("text", { transform: `translate(12 ${(box.height - box.bottom) / 2 + 8}) rotate(-90)`, "text-anchor": "middle" }, svg, ylabel);
-  for (const s of visible) drawSeries(svg, s, X, Y, lines);
-  if (!lines) labelPoints(svg, visible, X, Y);
-  hoverNearest(svg, visible, X, Y, describe, box);
+  const clip = el("clipPath", { id: `clip-${id}` }, svg);
+  el("rect", { x: box.left - 8, y: box.top, width: box.width - box.left, height: box.height - box.bottom - box.top + 6 }, clip);
+  const plot = el("g", { "clip-path": `url(#clip-${id})` }, svg);
+  for (const s of visible) drawSeries(plot, s, X, Y, lines);
+  const inside = visible.map((s) => ({ ...s, points: s.points.filter((p) => warp(p.y) <= y1) }));
+  if (!lines) labelPoints(svg, inside, X, Y, box);
+  if (above.length) {
+    const names = above.map(([s, p]) => `${s.model.label} ${digits(p.y, 3)}`).join(", ");
+    el("text", { x: box.width - box.right, y: 11, "text-anchor": "end", class: "above" }, svg, `above: ${names}`);
+  }
+  hoverNearest(svg, inside, X, Y, describe, box);
 }
+
+/* A logarithmic axis has no place for zero, nor for less. */
+const lowEnd = (p) => Math.max(p.y - p.spread, p.y / 10);
 
 function drawSeries(svg, s, X, Y, lines) {
   const i = models.indexOf(s.model), colour = `var(--model-${i})`;
@@ -233,21 +261,27 @@ function drawSeries(svg, s, X, Y, lines) {
   if (s.faint) el("path", { d: path(s.faint), fill: "none", "stroke-width": 1, opacity: 0.4, style: `stroke:${colour}` }, group);
   if (lines) el("path", { d: path(s.points), fill: "none", "stroke-width": 2, "stroke-dasharray": s.model.dash || "none", style: `stroke:${colour}` }, group);
   for (const p of s.points) {
-    if (p.spread) el("line", { x1: X(p.x), x2: X(p.x), y1: Y(p.y - p.spread), y2: Y(p.y + p.spread), "stroke-width": 1.5, style: `stroke:${colour}` }, group);
+    if (p.spread) el("line", { x1: X(p.x), x2: X(p.x), y1: Y(lowEnd(p)), y2: Y(p.y + p.spread), "stroke-width": 1.5, style: `stroke:${colour}` }, group);
     const size = lines ? (s.points.length > 25 ? 0.6 : 0.9) : 1.7;
     el("path", { d: MARKS[s.model.marker], transform: `translate(${X(p.x)} ${Y(p.y)}) scale(${size})`, style: `fill:${colour};stroke:var(--card)`, "stroke-width": 0.8 }, group);
   }
 }
 
-/* Beside its point, and below it where another name is in the way. */
-function labelPoints(svg, series, X, Y) {
-  const taken = [];
-  const blocked = (x, y) => taken.some(([a, b]) => Math.abs(a - x) < 58 && Math.abs(b - y) < 15);
-  for (const s of series) for (const p of s.points) {
-    const spots = [[11, -7], [11, 17], [-11, -9], [-11, 19]].map(([dx, dy]) => [X(p.x) + dx, Y(p.y) + dy, dx < 0]);
-    const [x, y, isLeft] = spots.find(([x, y]) => !blocked(x, y)) || spots[0];
-    taken.push([x, y], [X(p.x), Y(p.y)]);
-    el("text", { x, y, class: "strong", "text-anchor": isLeft ? "end" : "start" }, svg, s.model.label);
+/* At its point, where neither a point nor another name is in the way; else hovering names it. */
+function labelPoints(svg, series, X, Y, box) {
+  const points = series.flatMap((s) => s.points.map((p) => ({ name: s.model.label, x: X(p.x), y: Y(p.y) })));
+  const taken = points.map(({ x, y }) => ({ left: x - 8, right: x + 8, top: y - 8, bottom: y + 8 }));
+  const isFree = (a) => a.left >= box.left && a.right <= box.width && a.top >= 0 && a.bottom <= box.height - box.bottom
+    && !taken.some((b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom);
+  for (const { name, x, y } of points) {
+    const text = el("text", { class: "strong" }, svg, name), width = text.getComputedTextLength();
+    const spots = [-7, 4, 17, -14, 23, -28, 37].flatMap((dy) => [11, -11 - width, -width / 2].map((dx) => [x + dx, y + dy]));
+    const boxOf = ([left, base]) => ({ left, right: left + width, top: base - 11, bottom: base + 3 });
+    const spot = spots.find((place) => isFree(boxOf(place)));
+    if (!spot) { text.remove(); continue; }
+    taken.push(boxOf(spot));
+    text.setAttribute("x", spot[0]);
+    text.setAttribute("y", spot[1]);
   }
 }
 
@@ -267,40 +301,40 @@ function hoverNearest(svg, series, X, Y, describe, box) {
       if (gap < nearest) [nearest, best] = [gap, [s, p]];
     }
     ring.setAttribute("visibility", best ? "visible" : "hidden");
-    if (!best) return hideTip();
+    if (!best) return hideTip(event);
     ring.setAttribute("cx", X(best[1].x));
     ring.setAttribute("cy", Y(best[1].y));
     showTip(event, best[0].model.label, describe(best[1], best[0].model));
   };
   svg.addEventListener("pointermove", pick);
   svg.addEventListener("pointerdown", pick);
-  svg.addEventListener("pointerleave", () => { ring.setAttribute("visibility", "hidden"); hideTip(); });
+  svg.addEventListener("pointerleave", (event) => { ring.setAttribute("visibility", "hidden"); hideTip(event); });
 }
 
 function drawTraining() {
   const valid = (m, x, y) => m.curve.filter((p) => p.valid_loss != null).map((p) => ({ x: x(p), y: y(p.valid_loss), point: p }));
-  const ends = models.flatMap((m) => m.curve.filter((p) => p.valid_loss != null).map((p) => p.valid_loss));
-  /* The first training losses are so high that nothing else would show. */
-  const top = Math.max(...ends) + 0.6 * (Math.max(...ends) - Math.min(...ends)) + 0.2;
+  const longest = Math.max(0, ...shown().flatMap((m) => m.curve.map((p) => p.seconds)));
+  const [unit, seconds] = longest < 900 ? ["seconds", 1] : longest < 3 * 3600 ? ["minutes", 60] : ["hours", 3600];
+  const [counted, size] = models.some((m) => m.params >= 1e6) ? ["millions", 1e6] : ["thousands", 1e3];
   drawPoints("curves", {
     name: "Learning curves", xlabel: "update", ylabel: "loss (nats per word)", lines: true,
     series: models.map((model) => ({
       model, points: valid(model, (p) => p.update, (v) => v),
-      faint: model.curve.filter((p) => p.loss != null && p.loss <= top).map((p) => ({ x: p.update, y: p.loss })),
+      faint: view.training ? model.curve.filter((p) => p.loss != null).map((p) => ({ x: p.update, y: p.loss })) : [],
     })),
     describe: (p) => [`update ${count(p.x)}`, `valid loss ${p.y.toFixed(3)} nats`, `perplexity ${Math.exp(p.y).toFixed(2)}`],
   });
   drawPoints("time", {
-    name: "Valid perplexity against training time", xlabel: "seconds of training", ylabel: "valid perplexity", lines: true, log: true,
-    series: models.map((model) => ({ model, points: valid(model, (p) => p.seconds, Math.exp) })),
-    describe: (p) => [`${p.x.toFixed(1)} s, update ${count(p.point.update)}`, `perplexity ${p.y.toFixed(2)}`],
+    name: "Valid perplexity against training time", xlabel: `${unit} of training`, ylabel: "valid perplexity", lines: true, log: true,
+    series: models.map((model) => ({ model, points: valid(model, (p) => p.seconds / seconds, Math.exp) })),
+    describe: (p) => [`${p.x.toFixed(1)} ${unit}, update ${count(p.point.update)}`, `perplexity ${p.y.toFixed(2)}`],
   });
   drawPoints("params", {
-    name: "Parameters against perplexity", xlabel: "parameters (millions)", ylabel: study.headline, log: true,
+    name: "Parameters against perplexity", xlabel: `parameters (${counted})`, ylabel: study.headline, log: true,
     series: models.map((model) => ({
-      model, points: model.perplexity == null ? [] : [{ x: model.params / 1e6, y: model.perplexity, spread: model.deviation }],
+      model, points: model.perplexity == null ? [] : [{ x: model.params / size, y: model.perplexity, spread: model.deviation }],
     })),
-    describe: (p) => [`${p.x.toFixed(3)} million parameters`, `${study.headline} ${p.y.toFixed(2)}`],
+    describe: (p, model) => [`${count(model.params)} parameters`, `${study.headline} ${p.y.toFixed(2)}${p.spread ? ` \u00b1 ${p.spread.toFixed(2)}` : ""}`],
   });
 }
 
@@ -308,24 +342,45 @@ function drawTraining() {
 
 function buildLegend() {
   const legend = document.getElementById("legend");
+  const hint = document.createElement("span");
+  hint.className = "hint";
+  hint.textContent = "click to hide:";
+  legend.append(hint);
   models.forEach((m, i) => {
     const button = document.createElement("button");
     button.type = "button";
     button.dataset.model = m.label;
-    const svg = el("svg", { viewBox: "0 0 26 16", "aria-hidden": "true" });
-    el("rect", { width: 26, height: 16, fill: `url(#fill-${i})` }, svg);
+    /* As in the bars, and as in the lines. */
+    const svg = el("svg", { viewBox: "0 0 50 16", "aria-hidden": "true" });
+    el("rect", { width: 22, height: 16, rx: 4, fill: `url(#fill-${i})` }, svg);
+    el("path", { d: "M26,8 h24", "stroke-width": 2, "stroke-dasharray": m.dash || "none", style: `stroke:var(--model-${i})` }, svg);
+    el("path", { d: MARKS[m.marker], transform: "translate(38 8)", style: `fill:var(--model-${i});stroke:var(--card)`, "stroke-width": 0.8 }, svg);
     button.append(svg, m.label);
     button.addEventListener("click", () => {
       if (!hidden.delete(m.label)) hidden.add(m.label);
-      draw();
+      changeView();
     });
     legend.append(button);
   });
+  const all = document.createElement("button");
+  all.type = "button";
+  all.className = "all";
+  all.addEventListener("click", () => {
+    if (hidden.size) hidden.clear();
+    else models.forEach((m) => hidden.add(m.label));
+    changeView();
+  });
+  legend.append(all);
+}
+
+/* Hidden models stand in the address: report.html#hide=SM&hide=BPE is a view to send to somebody. */
+function changeView() {
+  draw();
+  history.replaceState(null, "", "#" + new URLSearchParams([...hidden].map((label) => ["hide", label])));
 }
 
 function buildControls() {
-  const holder = document.getElementById("bin-controls");
-  const choice = (title, options) => {
+  const choice = (id, title, options) => {
     const set = document.createElement("fieldset");
     const name = document.createElement("legend");
     name.textContent = title;
@@ -338,12 +393,16 @@ function buildControls() {
       button.isOn = isOn;
       set.append(button);
     });
-    holder.append(set);
+    document.getElementById(id).append(set);
   };
-  choice("numbers", study.bins.word.map((s, i) => [s.name, () => view.source === i, () => { view.source = i; }]));
-  choice("show", [
+  choice("bin-controls", "numbers", study.bins.word.map((s, i) => [s.name, () => view.source === i, () => { view.source = i; }]));
+  if (study.reference) choice("bin-controls", "show", [
     ["loss", () => !view.difference, () => { view.difference = false; }],
     [`difference to ${study.reference}`, () => view.difference, () => { view.difference = true; }],
+  ]);
+  choice("training-controls", "training text", [
+    ["shown", () => view.training, () => { view.training = true; }],
+    ["hidden", () => !view.training, () => { view.training = false; }],
   ]);
 }
 
@@ -369,9 +428,10 @@ function draw() {
   drawBars("word-bins", "word");
   drawBars("previous-bins", "previous");
   drawTraining();
-  for (const button of document.querySelectorAll("#legend button"))
+  document.querySelector("#legend .all").textContent = hidden.size ? "show all" : "hide all";
+  for (const button of document.querySelectorAll("#legend button[data-model]"))
     button.setAttribute("aria-pressed", String(!hidden.has(button.dataset.model)));
-  for (const button of document.querySelectorAll("#bin-controls button")) button.setAttribute("aria-pressed", String(button.isOn()));
+  for (const button of document.querySelectorAll(".controls button")) button.setAttribute("aria-pressed", String(button.isOn()));
   for (const part of document.querySelectorAll("[data-row]")) part.classList.toggle("hidden-model", hidden.has(part.dataset.row));
 }
 
@@ -379,17 +439,18 @@ function start() {
   definePatterns();
   buildLegend();
   buildControls();
-  /* report.html#hide=SM,BPE opens with these hidden, to send a view to somebody. */
-  const wish = new URLSearchParams(location.hash.slice(1)).get("hide");
-  if (wish) wish.split(",").forEach((label) => hidden.add(label));
+  const wish = new URLSearchParams(location.hash.slice(1)).getAll("hide");
+  for (const m of models) if (wish.includes(m.label)) hidden.add(m.label);
   draw();
   for (const table of document.querySelectorAll("table.comparison"))
-    for (const header of table.querySelectorAll("th[data-column]:not([scope=row])")) header.addEventListener("click", () => sortTable(table, header));
+    for (const header of table.querySelectorAll("th[data-column]:not([scope=row])")) header.firstChild.addEventListener("click", () => sortTable(table, header));
   document.getElementById("theme").addEventListener("click", () => {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
   });
+  document.addEventListener("pointerdown", () => { tip.hidden = true; }, { capture: true });
+  addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; draw(); } });
   addEventListener("beforeprint", () => document.querySelectorAll("details.data").forEach((d) => { d.open = true; }));

@@ -77,7 +77,7 @@ def _cell(text: str) -> str:
 
 def _bins(study: Study, bins: Sequence[FrequencyBin]) -> str:
     labels = [row.label for row in study.finished]
-    names = ["occurrences", "types", "in training", f"in {study.split}", *labels]
+    names = ["occurrences", "different words", "in training", f"in {study.split}", *labels]
     rows = [
         [
             b.name,

@@ -122,8 +122,11 @@ class Row:
 
     @property
     def problem(self) -> str:
-        found = [f"seed {m.seed}: {m.problem}" for m in self.members if m.problem]
-        return found[0].partition(": ")[2] if len(self.members) == 1 and found else "; ".join(found)
+        """Why seeds have no result; they are named where not all have the same reason."""
+        reasons = {member.problem for member in self.members}
+        if len(reasons) == 1:
+            return reasons.pop()
+        return "; ".join(f"seed {m.seed}: {m.problem}" for m in self.members if m.problem)
 
     def params_of(self, part: str) -> int:
         """Parameters of `input`, `decoder` or `output`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -116,14 +116,14 @@ def to_csv(study: Study) -> str:
 def to_json(study: Study) -> dict[str, Any]:
     """Everything in the report as plain values."""
     shown = columns(study)
-    return {
+    found = {
         "title": study.title,
         "dataset": study.dataset,
         "split": study.split,
         "reference": study.reference,
         "facts": dict(study.facts),
         "rows": [
-            {_name(column): _finite(column.value(row)) for column in shown}
+            {_name(column): column.value(row) for column in shown}
             | {
                 "problem": row.problem,
                 "params": dict(row.first.params),
@@ -138,6 +138,7 @@ def to_json(study: Study) -> dict[str, Any]:
         "words": {label: _words_of(study, label) for label in study.words},
         "contexts": [asdict(context) for context in study.contexts],
     }
+    return dict(finite(found))
 
 
 def context_rows(study: Study) -> tuple[list[str], list[list[str]]]:
@@ -178,9 +179,9 @@ def _member(member: Member) -> dict[str, Any]:
         "memory": member.memory,
         "scores": {
             split: {
-                "perplexity": _finite(score.perplexity),
-                "known_perplexity": _finite(score.known_perplexity),
-                "loss": _finite(score.loss),
+                "perplexity": score.perplexity,
+                "known_perplexity": score.known_perplexity,
+                "loss": score.loss,
                 "protocol": dict(score.protocol),
             }
             for split, score in member.scores.items()
@@ -190,8 +191,16 @@ def _member(member: Member) -> dict[str, Any]:
     }
 
 
-def _finite(value: Value) -> Value:
-    """JSON has no infinity and no NaN: null instead."""
+def finite(value: Any) -> Any:
+    """The same with None for infinity and NaN, at any depth: JSON has neither.
+
+    >>> finite({"loss": [1.5, math.inf]})
+    {'loss': [1.5, None]}
+    """
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
