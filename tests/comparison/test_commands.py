@@ -67,7 +67,7 @@ def test_the_readmes_commands_run(
 
 
 def test_the_readme_shows_every_kind_of_study() -> None:
-    assert len(COMMANDS) == 6
+    assert len(COMMANDS) == 7
 
 
 @pytest.mark.parametrize(
