@@ -187,7 +187,13 @@ def test_bad_input_is_one_line_and_status_2(data, tmp_path):
         tmp_path / "gelu.pt", whole["cfg"]["model"] | {"activation_fn": "gelu"}, whole["model"]
     )
     (tmp_path / "cut.pt").write_bytes(NEWEST.read_bytes()[:1000])
-    for name, message in (("gelu.pt", "activation_fn='gelu'"), ("cut.pt", "cut short or damaged")):
+    names = whole["model"] | {"decoder.a\nb\x1b[2J": whole["model"]["decoder.version"]}
+    save_args(tmp_path / "names.pt", whole["cfg"]["model"], names)
+    for name, message in (
+        ("gelu.pt", "activation_fn='gelu'"),
+        ("cut.pt", "cut short or damaged"),
+        ("names.pt", r"unknown weights: decoder.a\nb\x1b[2J"),
+    ):
         done = command("import-fairseq", tmp_path / name, "--dict", DICT, "--out", tmp_path / "run")
         assert (done.returncode, done.stdout) == (2, "")
         assert message in done.stderr and len(done.stderr.splitlines()) == 1
