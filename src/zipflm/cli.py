@@ -433,10 +433,15 @@ def _conclude(outcome: Outcome) -> None:
         typer.echo("stopped before the end; the same command goes on where it was")
 
 
+def _on_one_line(text: str) -> str:
+    """With control characters spelt out: names in a message may come from anybody's file."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def main() -> None:
     """Entry point of the console script."""
     try:
         app()
     except (ValueError, OSError) as error:
-        print(f"zipflm: {error}", file=sys.stderr)
+        print(f"zipflm: {_on_one_line(str(error))}", file=sys.stderr)
         sys.exit(2)

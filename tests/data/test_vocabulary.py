@@ -91,6 +91,7 @@ def test_overwriting_entry_of_fairseq_takes_the_name(tmp_path):
         ("a\n", r"line 1: 'a' is not a word"),
         ("a 2\n\nb 1\n", r"line 2"),
         ("a -2\n", r"line 1"),
+        (f"a {10**18}\n", r"line 1"),
         (" 2\n", r"line 1"),
         ("", r"holds no word"),
     ],

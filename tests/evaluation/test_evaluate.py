@@ -118,6 +118,16 @@ def test_whole_words_are_refused_for_a_sub_word_model_without_codes(pieces, tmp_
     assert "no piece of the text ends in @@" in message
 
 
+def test_pieces_are_refused_for_a_run_that_splits_words_itself(pieces, tmp_path):
+    (tmp_path / "codes").write_text("#version: 0.2\nt h\n", encoding="utf-8")
+    imported = ("import-fairseq", NEWEST, "--dict", pieces / "dict.txt", "--out", tmp_path / "run")
+    codes = ("--bpe-codes", tmp_path / "codes")
+    CliRunner().invoke(zipflm.cli.app, [*map(str, imported + codes)], catch_exceptions=False)
+    message = refused("evaluate", tmp_path / "run", "--text", pieces / "text.txt")
+    assert "words of the text end in @@: it was split before" in message
+    evaluate(tmp_path / "run", text=TEXTS / "test.txt")
+
+
 def test_context_must_leave_room(run, data):
     for context in (64, 65, -1):
         message = refused("evaluate", run, "--data", data, "--block", 64, "--context", context)
@@ -171,6 +181,7 @@ def test_a_text_without_words_is_refused(run, tmp_path):
         (("--text", "x", "--batch-tokens", "0"), "--batch-tokens 0: must be at least 1"),
         (("--text", "x", "--batch-tokens", "10"), "--batch-tokens 10: must hold at least one"),
         (("--text", "x", "--block", "0"), "--block 0: must be at least 1"),
+        (("--text", "x", "--block", 10**20), f"--block {10**20}: must be at least 1 and at most"),
         (("--text", "x", "--split", "test"), "--split test: of a data folder"),
         (("--data", "x", "--split", "nope"), "--split nope: choose from train, valid, test"),
         (("--text", "x", "--device", "abacus"), "--device abacus: choose cpu, cuda"),
@@ -187,7 +198,13 @@ def test_bad_input_is_one_line_and_status_2(data, tmp_path):
         tmp_path / "gelu.pt", whole["cfg"]["model"] | {"activation_fn": "gelu"}, whole["model"]
     )
     (tmp_path / "cut.pt").write_bytes(NEWEST.read_bytes()[:1000])
-    for name, message in (("gelu.pt", "activation_fn='gelu'"), ("cut.pt", "cut short or damaged")):
+    names = whole["model"] | {"decoder.a\nb\x1b[2J": whole["model"]["decoder.version"]}
+    save_args(tmp_path / "names.pt", whole["cfg"]["model"], names)
+    for name, message in (
+        ("gelu.pt", "activation_fn='gelu'"),
+        ("cut.pt", "cut short or damaged"),
+        ("names.pt", r"unknown weights: decoder.a\nb\x1b[2J"),
+    ):
         done = command("import-fairseq", tmp_path / name, "--dict", DICT, "--out", tmp_path / "run")
         assert (done.returncode, done.stdout) == (2, "")
         assert message in done.stderr and len(done.stderr.splitlines()) == 1

@@ -84,6 +84,30 @@ def test_an_unknown_class_is_refused_by_its_name(tmp_path):
         read_checkpoint(tmp_path / "odd.pt")
 
 
+def packed_anew(path, out):
+    """The same archive, compressed."""
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return out
+
+
+def test_an_archive_that_was_packed_anew_holds_the_same(tmp_path):
+    before, after = (read_checkpoint(p) for p in (NEWEST, packed_anew(NEWEST, tmp_path / "m.pt")))
+    assert all(torch.equal(after.weights[name], tensor) for name, tensor in before.weights.items())
+
+
+def test_a_damaged_compressed_pickle_is_refused(tmp_path):
+    path = packed_anew(NEWEST, tmp_path / "m.pt")
+    with zipfile.ZipFile(path) as archive:
+        start = next(m for m in archive.infolist() if m.filename.endswith("data.pkl")).header_offset
+    whole = bytearray(path.read_bytes())
+    whole[start + 100 : start + 200] = b"\xff" * 100
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"m\.pt: cut short or damaged"):
+        read_checkpoint(path)
+
+
 def archive_without_pickle():
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -111,6 +135,10 @@ def test_foreign_bytes_are_refused(data, tmp_path):
         ({"cfg": {"model": None}, "model": {}}, "cfg.model holds no options"),
         ({"args": {"arch": "x"}}, "no weights under model"),
         ({"args": {"arch": "x"}, "model": {"a": torch.tensor(1)}}, r"\['a'\] has the shape \(\)"),
+        (
+            {"args": {"arch": "x"}, "model": {"a": torch.zeros(1).expand(2**40)}},
+            r"model\['a'\] has more numbers than the file holds",
+        ),
         ({"args": {"arch": "x"}, "model": {"a": 3}}, r"model\['a'\] is a int, not a tensor"),
     ],
 )

@@ -111,6 +111,16 @@ def test_the_older_flag_for_the_final_norm(final_norm, tmp_path):
     assert imported.config.decoder.final_norm == final_norm
 
 
+@pytest.mark.parametrize("final_norm", [False, True])
+def test_the_weights_say_whether_there_is_a_final_norm_where_no_option_does(final_norm, tmp_path):
+    model = build("SM-T", final_norm=final_norm)
+    options = options_of(model.config)
+    del options["no_decoder_final_norm"]
+    imported = read_model(save_args(tmp_path / "model.pt", options, state_of(model)), DICT)
+    assert imported.config.decoder.final_norm == final_norm
+    require_same(model, imported)
+
+
 def test_numbered_layer_norms_are_known(tmp_path):
     model = build("ADP-T")
     state = {
@@ -192,6 +202,57 @@ def test_unheard_of_options_that_are_off_do_no_harm(tmp_path):
     assert read_model(tmp_path / "m.pt", DICT).config == read_model(NEWEST, DICT).config
 
 
+def test_options_of_the_optimizer_and_those_that_are_off_do_no_harm_in_a_flat_list(tmp_path):
+    model = build("ADP-T")
+    options = options_of(model.config)
+    options |= {"scale_parameter": True, "share_all_embeddings": False, "encoder_layers": None}
+    require_same(model, read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT))
+
+
+def test_norms_after_the_layers_are_refused_where_the_model_would_have_them(tmp_path):
+    whole = contents()
+    whole["cfg"]["model"]["decoder_normalize_before"] = False
+    torch.save(whole, tmp_path / "section.pt")
+    with pytest.raises(ValueError, match="no model for: decoder_normalize_before=False; it"):
+        read_model(tmp_path / "section.pt", DICT)
+    model = build("ADP-T")
+    options = options_of(model.config) | {"decoder_normalize_before": False}
+    flat = save_args(tmp_path / "flat.pt", options, state_of(model))
+    require_same(model, read_model(flat, DICT))
+
+
+def test_values_in_messages_are_short(tmp_path):
+    model = build("ADP-T")
+    options = options_of(model.config) | {"decoder_notes": "x" * 10_000, "arch": "y" * 10_000}
+    with pytest.raises(ValueError, match="decoder_notes='xxx") as error:
+        read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT)
+    assert len(str(error.value)) < 1_000
+
+
+def test_cutoffs_may_stand_in_brackets(tmp_path):
+    model = build("ADP-T")
+    options = options_of(model.config)
+    options |= {"adaptive_input_cutoff": "[60, 200]", "adaptive_softmax_cutoff": "(60,200)"}
+    require_same(model, read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("adaptive_input_cutoff", None),
+        ("adaptive_input_cutoff", ""),
+        ("adaptive_input_cutoff", "60,2e2"),
+        ("adaptive_softmax_cutoff", "60;200"),
+        ("adaptive_softmax_cutoff", "(" * 1000),
+    ],
+)
+def test_cutoffs_that_are_not_understood_are_refused_by_name(name, value, tmp_path):
+    model = build("ADP")
+    options = options_of(model.config) | {name: value}
+    with pytest.raises(ValueError, match=f"m.pt: {name}=.*expected numbers like '20000,60000'"):
+        read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT)
+
+
 def test_missing_options_are_listed(tmp_path):
     model = build("CNN")
     options = options_of(model.config)
@@ -204,7 +265,8 @@ def test_missing_options_are_listed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["dropout", "decoder_layers", "decoder_input_dim", "tie_adaptive_proj"]
+    "name",
+    ["dropout", "decoder_layers", "decoder_input_dim", "tie_adaptive_proj", "tokens_per_sample"],
 )
 @pytest.mark.parametrize("value", ["x", [1], -1, 10**30, torch.zeros(2)], ids=str)
 def test_options_of_another_kind_are_refused(name, value, tmp_path):
@@ -247,6 +309,14 @@ def weights_changed(change, tmp_path, kind="ADP-T"):
             "given twice, under two names: decoder.layers.0.ffn_in.bias",
         ),
         (
+            lambda s: s.pop("decoder.adaptive_softmax.version"),
+            "missing: decoder.adaptive_softmax.version; .* of an older kind",
+        ),
+        (
+            lambda s: s.update({"decoder.layers.0.fc1.bias": torch.ones(24, dtype=torch.int8)}),
+            "not of floating point: decoder.layers.0.ffn_in.bias",
+        ),
+        (
             lambda s: s["decoder.adaptive_softmax.tail.1.2.weight"].add_(1),
             "output.embeddings.2 and input.embeddings.2 should be one weight",
         ),
@@ -263,6 +333,8 @@ def weights_changed(change, tmp_path, kind="ADP-T"):
         "layers",
         "fused",
         "twice",
+        "old softmax",
+        "integers",
         "tied table",
         "tied projection",
     ],

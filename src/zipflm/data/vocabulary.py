@@ -24,6 +24,9 @@ CONTINUES = "@@"
 # fairseq's mark for an entry that takes a name already given, e.g. a second `<unk>`.
 _OVERWRITE = "#fairseq:overwrite"
 
+# Of a count that fits into 64 bits.
+_MAX_DIGITS = 18
+
 
 class Vocabulary:
     """Ids of words; `words[id]` and `counts[id]` go the other way.
@@ -172,7 +175,7 @@ def _parse(path: str | PathLike[str], number: int, line: str) -> tuple[str, int,
     overwrites = field == _OVERWRITE
     if overwrites:
         word, _, field = word.rpartition(" ")
-    if not word or not (field.isascii() and field.isdigit()):
+    if not word or not (field.isascii() and field.isdigit() and len(field) <= _MAX_DIGITS):
         raise ValueError(
             f"{path}: line {number}: {line[:60]!r} is not a word, a space and a whole number"
         )

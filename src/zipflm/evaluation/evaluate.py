@@ -41,6 +41,11 @@ Source = str | PathLike[str]
 # Tokens in one pass, enough to keep the device busy; on a CPU more would only cost memory.
 _CPU_TOKENS = 4_096
 _DEVICE_TOKENS = 32_768
+# Beyond this, positions in a text overflow; no device holds so many either.
+_MOST_TOKENS = 2**31 - 1
+
+# In a text of pieces every few words have subword-nmt's mark, in a text of words next to none.
+_SHARE_OF_CONTINUED_WORDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +160,8 @@ def _completed(setting: Setting, config: Config) -> Setting:
     # The run's own context belongs to its own block.
     own = config.batches.eval_context if setting.block is None else 0
     context = own if setting.context is None else setting.context
-    if block < 1:
-        raise ValueError(f"--block {block}: must be at least 1")
+    if not 1 <= block <= _MOST_TOKENS:
+        raise ValueError(f"--block {block}: must be at least 1 and at most {_MOST_TOKENS}")
     if not 0 <= context < block:
         raise ValueError(
             f"--context {context}: must leave room for scored tokens in --block {block}; give 0 "
@@ -232,6 +237,13 @@ def _require_same_pieces(run: Source, config: Config, folder: DataFolder, split:
                 f"{run} splits words with the codes {digest}, but {folder.path} was prepared with "
                 f"{folder.codes.hash}; prepare the text with {_options_of(run)}"
             )
+    facts = folder.facts["splits"].get(split, {})
+    continued, words = facts.get("continued", 0), facts.get("words", 0)
+    if folder.codes is not None and continued > _SHARE_OF_CONTINUED_WORDS * words:
+        raise ValueError(
+            f"{run} splits words itself, but {continued} of the {words} words of the text end in "
+            f"{CONTINUES}: it was split before; give the text of whole words"
+        )
     if own is None and config.batches.unit == "bpe" and folder.codes is None:
         ids = folder.tokens(split).ids
         if folder.vocabulary.ends_word[ids].all():

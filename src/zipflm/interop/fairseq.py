@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +28,9 @@ from zipflm.config import (
     Tie,
 )
 from zipflm.interop.fairseq_options import current
+
+# What Python raises for a text that is no plain value, or not the expected one.
+_NO_LITERAL = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 
 # fairseq's name -> ours; {} is a number, the same on both sides. None: not a weight.
 _NAMES: dict[str, str | None] = {
@@ -114,7 +118,7 @@ def _input_config(options: Mapping[str, Any]) -> InputConfig:
         )
     if options["adaptive_input"]:
         return AdaptiveInput(
-            cutoffs=_cutoffs(options["adaptive_input_cutoff"]),
+            cutoffs=_cutoffs(options, "adaptive_input_cutoff"),
             dim=options["decoder_input_dim"],
             factor=options["adaptive_input_factor"],
         )
@@ -125,7 +129,7 @@ def _output_config(options: Mapping[str, Any]) -> OutputConfig:
     if options["adaptive_softmax_cutoff"] is None:
         return FullOutput(dim=options["decoder_output_dim"])
     return AdaptiveOutput(
-        cutoffs=_cutoffs(options["adaptive_softmax_cutoff"]),
+        cutoffs=_cutoffs(options, "adaptive_softmax_cutoff"),
         dim=options["decoder_output_dim"],
         factor=options["adaptive_softmax_factor"],
         # One rate there for the input of the whole layer and for the tails.
@@ -143,17 +147,19 @@ def _tie(options: Mapping[str, Any]) -> Tie:
     return Tie.PROJECTIONS if options["tie_adaptive_proj"] else Tie.EMBEDDINGS
 
 
-def _cutoffs(text: str) -> tuple[int, ...]:
+def _cutoffs(options: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """fairseq evaluates the text, so that brackets around the numbers change nothing."""
     try:
-        return tuple(int(part) for part in text.split(","))
-    except (ValueError, AttributeError):
-        raise ValueError(f"cutoffs {text!r}: expected numbers like '20000,60000'") from None
+        value = ast.literal_eval(options[name])
+        return tuple(map(index, value if isinstance(value, tuple | list) else [value]))
+    except _NO_LITERAL:
+        raise ValueError(f"{name}={options[name]!r}: expected numbers like '20000,60000'") from None
 
 
 def _filters(text: str) -> tuple[tuple[int, int], ...]:
     try:
         return tuple((int(size), int(features)) for size, features in ast.literal_eval(text))
-    except (ValueError, TypeError, SyntaxError):
+    except _NO_LITERAL:
         raise ValueError(f"character_filters={text!r}: expected '[(1, 128), ...]'") from None
 
 

@@ -8,8 +8,10 @@ nothing, builds the rest. Does not know what options or weights mean.
 
 from __future__ import annotations
 
+import lzma
 import pickletools
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -61,6 +63,7 @@ _UNREADABLE = (
     AssertionError,
     OverflowError,
     MemoryError,
+    zipfile.BadZipFile,
 )
 
 
@@ -98,7 +101,9 @@ def _refuse_foreign_names(path: Path) -> None:
             names |= set(_names(stream))
     except zipfile.BadZipFile as error:
         raise ValueError(f"{path}: cut short or damaged: {error}") from None
-    except (ValueError, KeyError, IndexError, EOFError, NotImplementedError) as error:
+    except (zlib.error, lzma.LZMAError) as error:
+        raise ValueError(f"{path}: cut short or damaged: {error}") from None
+    except (ValueError, KeyError, IndexError, EOFError, RuntimeError) as error:
         if not names - _ALLOWED:
             raise _foreign(path, f"not a pickle: {error}") from None
     if refused := sorted(names - _ALLOWED):
@@ -139,14 +144,25 @@ def _names(stream: IO[bytes]) -> Iterator[str]:
 
 def _load(path: Path) -> Any:
     stubs: list[Any] = [(stub, name) for name, stub in _STUBS.items()]
-    is_zip = zipfile.is_zipfile(path)
     try:
         with torch.serialization.safe_globals(stubs):
             # Mapped where it can be: the optimizer's state, half of a file, is never looked at.
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+            mmap = _is_mappable(path)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except _UNREADABLE as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ValueError(f"{path}: cut short, damaged or no fairseq checkpoint: {reason}") from None
+
+
+def _is_mappable(path: Path) -> bool:
+    """Whether tensors lie in the file as they are: not so in a stream, nor if packed anew.
+
+    torch does not look, and takes compressed bytes for numbers.
+    """
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
 
 
 def _options(path: Path, contents: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
@@ -184,6 +200,9 @@ def _weights(path: Path, contents: Mapping[str, Any]) -> dict[str, Tensor]:
             raise _foreign(path, f"model[{name!r}] is a {type(tensor).__name__}, not a tensor")
         if tensor.ndim == 0 or tensor.numel() == 0:
             raise _foreign(path, f"model[{name!r}] has the shape {tuple(tensor.shape)}")
+        # One number can stand for any shape; a copy of it would fill the memory.
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise _foreign(path, f"model[{name!r}] has more numbers than the file holds for it")
     return dict(weights)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from zipflm.config import BatchConfig, CharacterInput, Config, ModelConfig
+from zipflm.config import AdaptiveOutput, BatchConfig, CharacterInput, Config, ModelConfig
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.interop.fairseq import model_config, split_shared
 from zipflm.interop.fairseq_file import read_checkpoint
@@ -95,10 +95,20 @@ def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[st
     Raises ValueError that lists weights which are unknown, missing, left over or misshapen, and
     tied ones of which the copies differ.
     """
+    _require_known_softmax(state, config)
     weights, shared = split_shared(state, config)
     _require_fit(weights, config)
     _require_equal_copies(shared, weights)
     return weights
+
+
+def _require_known_softmax(state: Mapping[str, Tensor], config: ModelConfig) -> None:
+    name = "decoder.adaptive_softmax.version"
+    if isinstance(config.output, AdaptiveOutput) and name not in state:
+        raise ValueError(
+            f"weights do not fit the options: missing: {name}; without it the adaptive softmax is "
+            "of an older kind, which fairseq does not read any more either"
+        )
 
 
 def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
@@ -119,6 +129,7 @@ def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
             for name, shape in expected.items()
             if shapes.get(name, shape) != shape
         ],
+        "not of floating point": [n for n, t in weights.items() if not t.is_floating_point()],
     }
     if any(wrong.values()):
         lists = "; ".join(f"{what}: {', '.join(names)}" for what, names in wrong.items() if names)
@@ -174,8 +185,7 @@ def _unit(vocabulary: Vocabulary) -> Unit:
 
 def _config(model: ModelConfig, options: Mapping[str, Any], unit: Unit) -> Config:
     """A run's config; how the model was trained is fairseq's and not translated."""
-    block = options.get("tokens_per_sample")
-    block = block if isinstance(block, int) and block >= 1 else BatchConfig().block
+    block = options.get("tokens_per_sample") or BatchConfig().block
     tokens = max(block, BatchConfig().tokens)
     return Config(
         **{field.name: getattr(model, field.name) for field in fields(ModelConfig)},

@@ -7,6 +7,7 @@ offer is refused by name, and so is a model option that nobody here has heard of
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -34,6 +35,9 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "past_target": (False,),
     "output_dictionary_size": (-1,),
 }
+# What a section of model options must say. Old code made norms come first whatever a flat
+# list says; later code believes the section.
+_TRUE_IN_SECTION = ("decoder_normalize_before",)
 # What a file means that does not have the option, because its version had no choice there.
 _BEFORE: dict[str, Any] = {
     "adaptive_input": False,
@@ -46,7 +50,6 @@ _BEFORE: dict[str, Any] = {
     "tie_adaptive_proj": False,
     "character_embeddings": False,
     "share_decoder_input_output_embed": False,
-    "no_decoder_final_norm": True,
 }
 _SIZES = (
     "decoder_embed_dim",
@@ -65,6 +68,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_SIZES, (int,)),
     "decoder_input_dim": (int,),
     "decoder_output_dim": (int,),
+    "tokens_per_sample": (int,),
     "character_embedding_dim": (int,),
     "char_embedder_highway_layers": (int,),
     "character_filters": (str,),
@@ -87,7 +91,10 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "decoder_final_norm": (bool,),
 }
 _LARGEST = 2**31
-# Of no consequence for a trained model. Norms come first whatever decoder_normalize_before says.
+# Values in messages: a file can hold a book under any name.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+# Of no consequence for a trained model.
 _IGNORED = (
     "decoder_normalize_before",
     "decoder_layerdrop",
@@ -96,12 +103,12 @@ _IGNORED = (
     "base_sublayers",
     "base_shuffle",
     "arch",  # looked at apart
-    "tokens_per_sample",
     "max_target_positions",
     "checkpoint_activations",
     "offload_activations",
     "min_params_to_wrap",
     "tpu",
+    "scale_parameter",  # Adafactor's
 )
 # The names of model options begin like this; a flat `args` also holds a hundred others.
 _PREFIXES = (
@@ -155,20 +162,25 @@ def _require(options: Mapping[str, Any]) -> None:
 def _refuse(options: Mapping[str, Any], model_options: Collection[str]) -> None:
     known = {*_ONLY, *_KINDS, *_IGNORED}
     foreign = [
-        f"{name}={value!r}"
+        f"{name}={_SHORT.repr(value)}"
         for name, value in options.items()
         if (name in _ONLY and not _is_one_of(value, _ONLY[name]))
         or (name in _KINDS and not _is_of_kind(value, _KINDS[name]))
-        or (name.startswith(_PREFIXES) and name not in known)
-        or (name in model_options and name not in known and not _is_off(value))
+        or (name in _TRUE_IN_SECTION and name in model_options and value is not True)
+        or (
+            (name in model_options or name.startswith(_PREFIXES))
+            and name not in known
+            and not _is_off(value)
+        )
     ]
     arch = options.get("arch")
     if arch is not None and not str(arch).startswith("transformer_lm"):
-        foreign.insert(0, f"arch={arch!r}")
+        foreign.insert(0, f"arch={_SHORT.repr(arch)}")
     if foreign:
         raise ValueError(
             f"options that zipflm has no model for: {', '.join(foreign)}; it imports "
-            "transformer_lm models with sinusoidal positions, ReLU and scaled embeddings"
+            "transformer_lm models with norms first, sinusoidal positions, ReLU and scaled "
+            "embeddings"
         )
 
 
@@ -197,7 +209,9 @@ def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]
         return not options["decoder_final_norm"]
     if "no_tie_adaptive_proj" in options:
         return True
-    return bool(options.get("no_decoder_final_norm", _BEFORE["no_decoder_final_norm"]))
+    if "no_decoder_final_norm" in options:
+        return bool(options["no_decoder_final_norm"])
+    return "decoder.layer_norm.weight" not in weights
 
 
 def _ties_projections(now: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
