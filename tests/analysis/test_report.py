@@ -80,6 +80,7 @@ def test_a_study_of_failures_only_still_makes_a_page(tmp_path: Path) -> None:
         (number(float("nan")), "-"),
         (number(1234.567), "1,234.57"),
         (number(float("inf")), "infinite"),
+        (number(12_345_678_901.0), "1.23e+10"),
         (millions(246_933_504), "246.9M"),
         (millions(2_458_880), "2.46M"),
         (millions(123_456), "123K"),

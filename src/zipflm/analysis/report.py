@@ -30,9 +30,21 @@ _CAPTIONS = {
 }
 
 
+def make_writable(out: Path) -> None:
+    """Make the folder of a report before the work that it is about; ValueError if that fails."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--out {out}: cannot be made ({error.strerror}); give a folder that can"
+        ) from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {out}: cannot be written to; give a folder that can")
+
+
 def write_report(study: Study, out: Path) -> Path:
     """Write everything into the folder `out`; the path of the page."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_writable(out)
     save_figures(study, out / "figures")
     _write(out / "table.csv", to_csv(study))
     _write(out / "table.json", json.dumps(to_json(study), indent=1, allow_nan=False) + "\n")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from zipflm import __version__
-from zipflm.analysis.report import write_report
+from zipflm.analysis.report import make_writable, write_report
 from zipflm.analysis.study import Member, ScoredText, Study, build
 from zipflm.comparison.plan import Plan, Request, make_plans, open_words
 from zipflm.comparison.progress import Display
@@ -26,8 +26,9 @@ from zipflm.comparison.runs import WordScores, make_member, score_once
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import Setting
+from zipflm.overrides import from_dict, to_dict
 from zipflm.training import distributed, run_folder
-from zipflm.training.checkpoint import newest_first
+from zipflm.training.checkpoint import newest_first, read_json, verify
 from zipflm.training.distributed import Process
 from zipflm.training.setup import accumulation, check_data
 from zipflm.training.throughput import reset_peak_memory
@@ -36,6 +37,20 @@ from zipflm.training.trainer import train as train_run
 Train = Callable[[Config, DataFolder, Path], bool]
 """Trains, or goes on training, into a run folder; False if a signal ended it."""
 Score = Callable[[Path, Path, str, Setting], WordScores]
+
+_WITHOUT_CONSEQUENCE = {
+    "batches": ("tokens",),
+    "training": (
+        "compile",
+        "parallel",
+        "report_every",
+        "validate_every",
+        "checkpoint_every",
+        "max_bad_updates",
+        "tensorboard",
+    ),
+}
+"""Fields that decide how and how closely watched a member is trained, not what comes of it."""
 
 PROTOCOL_FACTS = {
     "losses": "natural logarithm, per word; the end of a sentence counts as a word (column eos)",
@@ -100,6 +115,8 @@ def run_plans(
     with distributed.started(device) as process:
         for plan in plans:
             check(plan, process)
+        if process.is_first:
+            make_writable(out)
         members: list[Member] = list(others)
         stopped = False
         display = Display(plans, sys.stdout, is_silent=not process.is_first)
@@ -150,10 +167,15 @@ class _Job:
             if not problem and self._process.is_first:
                 self._display.enter(self._plan, "scoring")
                 scores = self._scored()
+            member = self._member(scores, problem)
         except (ValueError, OSError, RuntimeError) as error:
             problem = " ".join(str(error).split()) or type(error).__name__
+            member = self._member({}, problem)
         distributed.wait_for_all(self._process)
         self._display.enter(self._plan, problem and "failed" or "done")
+        return member
+
+    def _member(self, scores: dict[str, WordScores], problem: str) -> Member:
         return make_member(
             self._plan.folder,
             self._plan.config,
@@ -167,11 +189,17 @@ class _Job:
         )
 
     def _is_trained(self) -> bool:
-        """A checkpoint of the last update is there, and it is of this very model."""
+        """A whole checkpoint of the last update is there, and it is of this very model."""
         plan = self._plan
         run_folder.check(plan.folder, plan.config, self._data, resume=True)
         found = newest_first(plan.folder)
-        return bool(found) and _update(found[0]) >= plan.config.training.max_updates
+        if not found or _update(found[0]) < plan.config.training.max_updates:
+            return False
+        try:
+            verify(found[0])
+        except ValueError:  # the trainer names the damage and goes on from the one before
+            return False
+        return True
 
     def _trained(self) -> str:
         """Train with the trainer's own lines in a file; why it is not complete, if it is not."""
@@ -198,11 +226,26 @@ def check(plan: Plan, process: Process) -> None:
     """ValueError if a member cannot be trained as planned, or its folder holds another run."""
     data = DataFolder.open(plan.data)
     try:
+        data.tokens("train")
         check_data(plan.config, data)
         accumulation(plan.config, process)
         run_folder.check(plan.folder, plan.config, data, resume=True)
+        _require_same_training(plan)
     except ValueError as error:
         raise ValueError(f"{plan.label}: {error}") from None
+
+
+def _require_same_training(plan: Plan) -> None:
+    """A run may be resumed with other settings, but then its result is not what the report says it
+    is; only what leaves the result as it is may change in a study."""
+    path = plan.folder / "config.json"
+    if not path.is_file():
+        return
+    held, asked = to_dict(from_dict(Config, read_json(path))), to_dict(plan.config)
+    for part, names in _WITHOUT_CONSEQUENCE.items():
+        for name in names:
+            held[part][name] = asked[part][name]
+    run_folder.require_equal(plan.folder, held, asked, "choose another --out for another study")
 
 
 def scored_splits(words: DataFolder) -> tuple[str, ...]:
