@@ -113,6 +113,8 @@ def seeded(
     config: Config, seeds: int, *, label: str, factorization: str, data: Path, out: Path
 ) -> list[Plan]:
     """The same model with as many seeds, counted on from the config's own."""
+    if seeds < 1:
+        raise ValueError(f"--seeds {seeds}: must be at least 1")
     first = config.training.seed
     return [
         Plan(
@@ -129,10 +131,20 @@ def seeded(
 
 def settings(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Setting]:
     """Every combination of the settings asked for; one that changes nothing if none were."""
+    _require_distinct("--bands", bands, [cutoffs(text) for text in bands])
+    _require_distinct("--tail-dropout", tail_dropout, tail_dropout)
     by_band = [Setting(f"bands {text}", _bands(text)) for text in bands]
     by_rate = [Setting(f"tail dropout {rate:g}", _tail_dropout(rate)) for rate in tail_dropout]
     groups = [group for group in (by_band, by_rate) if group]
     return [_combined(parts) for parts in product(*groups)]
+
+
+def _require_distinct(option: str, given: Sequence[object], meant: Sequence[object]) -> None:
+    """Two members of one name would pass for two seeds."""
+    for place, value in enumerate(meant):
+        if value in meant[:place]:
+            same = given[meant.index(value)]
+            raise ValueError(f"{option} {given[place]}: the same as {same}; name each setting once")
 
 
 def _combined(parts: Iterable[Setting]) -> Setting:
@@ -200,8 +212,6 @@ def _require_known(request: Request) -> None:
     if len(set(request.factorizations)) < max(1, len(request.factorizations)):
         given = ",".join(request.factorizations)
         raise ValueError(f"--factorizations {given}: name at least one, and each of them once")
-    if request.seeds < 1:
-        raise ValueError(f"--seeds {request.seeds}: must be at least 1")
 
 
 def _folder(request: Request, factorization: str) -> DataFolder:
@@ -233,10 +243,12 @@ def open_twin(words: DataFolder, otherwise: str) -> DataFolder:
         )
     twin = DataFolder.open(path)
     for split in words.splits:
-        ours, theirs = (data.facts["splits"].get(split, {}).get("words") for data in (words, twin))
-        if ours != theirs:
-            raise ValueError(
-                f"{path}: its {split} split has {theirs} words, that of {words.path} {ours}; "
-                "prepare both from the same text"
-            )
+        # As many words may be other words; as many bytes besides are hardly an accident.
+        for unit in ("words", "bytes"):
+            ours, theirs = (data.facts["splits"].get(split, {}).get(unit) for data in (words, twin))
+            if ours != theirs:
+                raise ValueError(
+                    f"{path}: its {split} split has {theirs} {unit}, that of {words.path} {ours}; "
+                    "prepare both from the same text"
+                )
     return twin
