@@ -1,5 +1,6 @@
 """Studies with a pretended trainer: order, going on, failures, what is written and said."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -189,3 +190,31 @@ def test_data_without_training_text_are_refused_before_anything_is_trained(
     with pytest.raises(ValueError, match="SM: .*no split 'train'"):
         compare(request, train=trainer, score=pretend_score)
     assert trainer.trained == []
+
+
+def test_a_full_disk_is_told_with_the_place_and_leaves_the_report_before_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    write = Path.write_text
+
+    def write_half(path: Path, text: str, **options: str) -> int:
+        write(path, text[: len(text) // 2], **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(OSError, match=f"{tmp_path}: No space left on device .*; free some space"):
+        compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+
+def test_a_full_disk_is_the_problem_of_the_member_that_met_it(data: Path, tmp_path: Path) -> None:
+    def score(run: Path, folder: Path, split: str, setting: Setting) -> WordScores:
+        if run.parent.name == "SM":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pretend_score(run, folder, split, setting)
+
+    outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
+    problem = outcome.study.rows[0].problem
+    assert "members/SM/seed-1: No space left" in problem and "same command again" in problem

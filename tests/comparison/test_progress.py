@@ -88,10 +88,11 @@ class NarrowTerminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize("width", ["10", "24", "60"])
 def test_the_result_leaves_columns_out_before_it_cuts_a_number(
-    monkeypatch: pytest.MonkeyPatch,
+    width: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", width)
     study, narrow, wide = example_study(), NarrowTerminal(), io.StringIO()
     print_table(study, narrow)
     print_table(study, wide)

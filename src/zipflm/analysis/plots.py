@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from zipflm.analysis.files import written_whole
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.palette import STYLES, Style, styles
 from zipflm.analysis.paper_bins import BIN_MODELS, BINS
@@ -176,7 +177,8 @@ def save_figures(study: Study, folder: Path) -> list[Path]:
             for suffix in ("svg", "png"):
                 path = folder / f"{name}.{suffix}"
                 metadata = {"Date": None} if suffix == "svg" else {"Software": None}
-                figure.savefig(path, dpi=160, metadata=metadata)
+                with written_whole(path) as unfinished:
+                    figure.savefig(unfinished, dpi=160, metadata=metadata)
                 written.append(path)
     return written
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zipflm.analysis import page, paper
+from zipflm.analysis.files import written_whole
 from zipflm.analysis.findings import findings
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.plots import figures, save_figures
@@ -128,6 +129,5 @@ def _protocol(study: Study) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")

@@ -14,11 +14,18 @@ import torch
 
 from zipflm.analysis.report import make_writable, write_report
 from zipflm.analysis.study import ContextScore, Member, Study, build
-from zipflm.comparison.compare import PROTOCOL_FACTS, Outcome, run_plans, scored_splits, scored_text
+from zipflm.comparison.compare import (
+    FULL_DISK_REMEDY,
+    PROTOCOL_FACTS,
+    Outcome,
+    run_plans,
+    scored_splits,
+    scored_text,
+)
 from zipflm.comparison.plan import Plan, open_twin, open_words, seeded, settings
 from zipflm.comparison.runs import WordScores, make_member, score_run
 from zipflm.config import Config
-from zipflm.data.folder import DataFolder
+from zipflm.data.folder import DataFolder, naming_full_disk
 from zipflm.evaluation.evaluate import Setting
 from zipflm.evaluation.run import checkpoint_folder
 from zipflm.overrides import from_dict
@@ -68,7 +75,8 @@ def analyse(
         context for run in opened for context in _contexts(run, context_sizes, splits, setting)
     ]
     study = replace(study, contexts=tuple(contexts))
-    write_report(study, out)
+    with naming_full_disk(out, FULL_DISK_REMEDY):
+        write_report(study, out)
     return study
 
 

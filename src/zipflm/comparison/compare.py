@@ -24,7 +24,7 @@ from zipflm.comparison.plan import Plan, Request, make_plans, open_words
 from zipflm.comparison.progress import Display
 from zipflm.comparison.runs import WordScores, make_member, score_once
 from zipflm.config import Config
-from zipflm.data.folder import DataFolder
+from zipflm.data.folder import DataFolder, naming_full_disk
 from zipflm.evaluation.evaluate import Setting
 from zipflm.overrides import from_dict, to_dict
 from zipflm.training import distributed, run_folder
@@ -51,6 +51,8 @@ _WITHOUT_CONSEQUENCE = {
     ),
 }
 """Fields that decide how and how closely watched a member is trained, not what comes of it."""
+
+FULL_DISK_REMEDY = "free some space and give the same command again"
 
 PROTOCOL_FACTS = {
     "losses": "natural logarithm, per word; the end of a sentence counts as a word (column eos)",
@@ -130,7 +132,8 @@ def run_plans(
         study = build(members, text, title=title, dataset=dataset, facts=facts)
         page = out / "report.html"
         if process.is_first and (study.finished or stopped):
-            page = write_report(study, out)
+            with naming_full_disk(out, FULL_DISK_REMEDY):
+                page = write_report(study, out)
         distributed.wait_for_all(process)
     # Only the first process has scores.
     if process.is_first and not study.finished and not stopped:
@@ -162,11 +165,12 @@ class _Job:
         scores: dict[str, WordScores] = {}
         problem = "not trained: the study was interrupted" if skip else ""
         try:
-            if not skip and not self._is_trained():
-                problem = self._trained()
-            if not problem and self._process.is_first:
-                self._display.enter(self._plan, "scoring")
-                scores = self._scored()
+            with naming_full_disk(self._plan.folder, FULL_DISK_REMEDY):
+                if not skip and not self._is_trained():
+                    problem = self._trained()
+                if not problem and self._process.is_first:
+                    self._display.enter(self._plan, "scoring")
+                    scores = self._scored()
             member = self._member(scores, problem)
         except (ValueError, OSError, RuntimeError) as error:
             problem = " ".join(str(error).split()) or type(error).__name__

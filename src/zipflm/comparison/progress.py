@@ -203,9 +203,11 @@ def print_table(study: Study, stream: IO[str] | None = None) -> None:
         for column in shown
     ]
     others = [_title(c) for c in reversed(shown) if c.is_number and c.group != "perplexity"]
-    table = _fitting(found, others, console)
+    of_others = [_title(c) for c in shown if c.group == "perplexity" and study.split not in c.title]
+    table = _fitting(found, [*others, *of_others], console)
     print(study.title, file=stream)
-    console.print(table)
+    # Should the terminal be too narrow even so, it breaks lines and cuts nothing.
+    Console(file=stream, width=_UNLIMITED).print(table)
     if len(table.columns) < len(found):
         print("more columns are in the report", file=stream)
     # Not by the console, which would break the line inside a path.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm.analysis.files import written_whole
 from zipflm.analysis.study import CurvePoint, Member, SplitScore, split_score
 from zipflm.config import AdaptiveInput, CharacterInput, Config, FullOutput, InputConfig, Tie
 from zipflm.data.folder import DataFolder
@@ -54,10 +54,9 @@ def score_once(run: Path, data: Path, split: str, setting: Setting) -> WordScore
         return kept
     scores = score_run(run, data, split, setting)
     path.parent.mkdir(exist_ok=True)
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.npz")
     facts = json.dumps({"key": key, "protocol": scores.protocol})
-    np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
-    os.replace(unfinished, path)
+    with written_whole(path) as unfinished:
+        np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
     return scores
 
 
