@@ -58,9 +58,13 @@ def test_a_finished_member_is_not_trained_again(data: Path, tmp_path: Path) -> N
     assert again.trained == []
 
 
-def test_an_interrupted_study_says_so_and_goes_on(data: Path, tmp_path: Path) -> None:
+def test_an_interrupted_study_says_so_and_goes_on(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = PretendTrainer(stops_at="BPE")
     outcome = compare(request_for(data, tmp_path), train=first, score=pretend_score)
+    said = capsys.readouterr().out
+    assert "BPE: stopped" in said and "ADP-T: not trained" in said and "failed" not in said
     assert outcome.stopped and first.trained == ["SM", "BPE"]
     problems = [row.problem for row in outcome.study.rows]
     assert problems[0] == ""

@@ -176,7 +176,8 @@ class _Job:
             problem = " ".join(str(error).split()) or type(error).__name__
             member = self._member({}, problem)
         distributed.wait_for_all(self._process)
-        self._display.enter(self._plan, problem and "failed" or "done")
+        unfinished = "not trained" if skip else "stopped" if self.stopped else "failed"
+        self._display.enter(self._plan, unfinished if problem else "done")
         return member
 
     def _member(self, scores: dict[str, WordScores], problem: str) -> Member:
