@@ -9,7 +9,7 @@ import pytest
 from analysis import example_study as example
 
 from zipflm.analysis.page import render
-from zipflm.analysis.report import markdown, write_report
+from zipflm.analysis.report import _code, markdown, write_report
 from zipflm.analysis.tables import duration, memory, millions, number, to_csv, to_json
 
 
@@ -96,3 +96,10 @@ def test_a_study_of_failures_only_still_makes_a_page(tmp_path: Path) -> None:
 )
 def test_numbers_for_people(text: str, expected: str) -> None:
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "code"), [("a", "`a`"), ("`", "`` ` ``"), ("a``b", "``` a``b ```")]
+)
+def test_words_of_backticks_stay_words(word: str, code: str) -> None:
+    assert _code(word) == code

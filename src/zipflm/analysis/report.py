@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def _bins(study: Study, bins: Sequence[FrequencyBin]) -> str:
 def _words(study: Study) -> list[str]:
     def listed(words: Sequence[WordDifference]) -> str:
         return ", ".join(
-            f"`{study.vocabulary.words[w.word_id]}` {w.difference:+.2f} ({w.train_count:,})"
+            f"{_code(study.vocabulary.words[w.word_id])} {w.difference:+.2f} ({w.train_count:,})"
             for w in words
         )
 
@@ -116,6 +117,12 @@ def _words(study: Study) -> list[str]:
         for label, lists in study.words.items()
     ]
     return [_table(["model", "wins (nats, training count)", "losses"], rows)] if rows else []
+
+
+def _code(word: str) -> str:
+    """A word as it is; one with backticks between more of them than it has."""
+    fence = "`" * (max(map(len, re.findall("`+", word)), default=0) + 1)
+    return f"{fence} {word} {fence}" if len(fence) > 1 else f"`{word}`"
 
 
 def _facts(study: Study) -> str:

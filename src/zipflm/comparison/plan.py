@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from zipflm.config import AdaptiveInput, AdaptiveOutput, Config
+from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, Tie
 from zipflm.data.folder import DataFolder
 from zipflm.overrides import UnknownKey
-from zipflm.presets import FACTORIZATIONS
+from zipflm.presets import FACTORIZATIONS, from_name
 from zipflm.recipes import resolve
 
 SUBWORDS = ("BPE", "BPE-T")
@@ -103,10 +103,32 @@ def _resolved(request: Request, folders: Mapping[str, DataFolder]) -> dict[str, 
                 changes = [text for text in changes if not text.startswith(f"{error.key}=")]
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
+        _require_as_named(configs[factorization], from_name(name))
     for errors in refused.values():
         if len(errors) == len(configs):
             raise errors[-1]
     return configs
+
+
+def _require_as_named(config: Config, named: Config) -> None:
+    """A row goes by the name of its factorization, so overrides may not make another one of it."""
+    for key, ours, theirs in (
+        ("name", config.name, named.name),
+        ("input", type(config.input).__name__, type(named.input).__name__),
+        ("output", type(config.output).__name__, type(named.output).__name__),
+        ("batches.unit", config.batches.unit, named.batches.unit),
+    ):
+        if ours != theirs:
+            raise ValueError(f"{key}={ours}: {_another(named)}")
+    if (config.tie == Tie.NONE) != (named.tie == Tie.NONE):
+        raise ValueError(f"tie={config.tie}: {_another(named)}")
+
+
+def _another(named: Config) -> str:
+    return (
+        f"{named.name} would no longer be what its name says; leave it out, or choose members that "
+        "are so with --factorizations"
+    )
 
 
 def seeded(
