@@ -342,7 +342,11 @@ def compare(
         data=Path(data),
         preset=preset,
         out=Path(out),
-        factorizations=_parts(factorizations) or (("ADP-T",) if varies else FACTORIZATIONS),
+        factorizations=(
+            (("ADP-T",) if varies else FACTORIZATIONS)
+            if factorizations is None
+            else _parts(factorizations)
+        ),
         seeds=seeds,
         recipe=recipe,
         overrides=tuple(overrides or ()),

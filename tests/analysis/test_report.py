@@ -9,7 +9,7 @@ import pytest
 from analysis import example_study as example
 
 from zipflm.analysis.page import render
-from zipflm.analysis.report import markdown, write_report
+from zipflm.analysis.report import _code, markdown, write_report
 from zipflm.analysis.tables import duration, memory, millions, number, to_csv, to_json
 
 
@@ -95,6 +95,7 @@ def test_a_perplexity_beyond_all_numbers_does_not_prevent_the_report(tmp_path: P
         (number(float("nan")), "-"),
         (number(1234.567), "1,234.57"),
         (number(float("inf")), "infinite"),
+        (number(12_345_678_901.0), "1.23e+10"),
         (millions(246_933_504), "246.9M"),
         (millions(2_458_880), "2.46M"),
         (millions(123_456), "123K"),
@@ -110,3 +111,10 @@ def test_a_perplexity_beyond_all_numbers_does_not_prevent_the_report(tmp_path: P
 )
 def test_numbers_for_people(text: str, expected: str) -> None:
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "code"), [("a", "`a`"), ("`", "`` ` ``"), ("a``b", "``` a``b ```")]
+)
+def test_words_of_backticks_stay_words(word: str, code: str) -> None:
+    assert _code(word) == code

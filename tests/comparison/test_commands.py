@@ -44,6 +44,7 @@ def toy_size(command: str) -> list[str]:
     """The same command on a vocabulary of forty words and with three updates."""
     for old, new in (
         ("wikitext-103", "tiny"),
+        ("wikitext-2", "tiny"),
         ("5k/155k/100k,20k/140k/100k", "4/8/20,8/24"),
         ("0,256,480", "0,4,8"),
         ("--seeds 3", "--seeds 2"),
@@ -76,7 +77,10 @@ def test_the_readme_shows_every_kind_of_study() -> None:
         ("analyse runs/a --context-sizes 0,x", "--context-sizes 0,x: write numbers"),
         ("analyse runs/a runs/b --bands 4/8", "start from one run"),
         ("analyse runs/none", "runs/none"),
+        ("analyse runs/a --bands 4/8 --seeds 0", "--seeds 0: must be at least 1"),
+        ("analyse runs/a --context-sizes 0,16", "--context-sizes 16: .* give 0 to 15"),
         ("compare --preset tiny --factorizations ADPT", "choose from SM"),
+        ("compare --preset tiny --factorizations ,", "name at least one"),
     ],
 )
 def test_mistakes_are_told(

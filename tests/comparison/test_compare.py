@@ -1,6 +1,8 @@
 """Studies with a pretended trainer: order, going on, failures, what is written and said."""
 
+import errno
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -56,9 +58,13 @@ def test_a_finished_member_is_not_trained_again(data: Path, tmp_path: Path) -> N
     assert again.trained == []
 
 
-def test_an_interrupted_study_says_so_and_goes_on(data: Path, tmp_path: Path) -> None:
+def test_an_interrupted_study_says_so_and_goes_on(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = PretendTrainer(stops_at="BPE")
     outcome = compare(request_for(data, tmp_path), train=first, score=pretend_score)
+    said = capsys.readouterr().out
+    assert "BPE: stopped" in said and "ADP-T: not trained" in said and "failed" not in said
     assert outcome.stopped and first.trained == ["SM", "BPE"]
     problems = [row.problem for row in outcome.study.rows]
     assert problems[0] == ""
@@ -123,3 +129,96 @@ def test_training_losses_of_pieces_are_shown_per_word() -> None:
     assert [point.update for point in points] == [5, 9]
     assert points[0].loss == 3.0 and points[0].valid_loss == pytest.approx(3.0)
     assert points[1].loss is None
+
+
+@pytest.mark.parametrize("override", ["training.max_updates=100", "batches.eval_block=32"])
+def test_a_study_that_was_trained_otherwise_is_refused(
+    data: Path, tmp_path: Path, override: str
+) -> None:
+    compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
+    other = request_for(data, tmp_path, overrides=(override,))
+    with pytest.raises(ValueError, match=r"SM: .* asked for; .*another --out"):
+        compare(other, train=PretendTrainer(), score=pretend_score)
+
+
+def test_what_changes_no_result_may_change_when_a_study_goes_on(data: Path, tmp_path: Path) -> None:
+    compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
+    again = PretendTrainer()
+    request = request_for(data, tmp_path, overrides=("training.report_every=7",))
+    compare(request, train=again, score=pretend_score)
+    assert again.trained == []
+
+
+def test_a_member_whose_checkpoint_is_damaged_is_trained_again(data: Path, tmp_path: Path) -> None:
+    compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
+    (checkpoint,) = (tmp_path / "members/BPE/seed-1/checkpoints").iterdir()
+    (checkpoint / "weights.safetensors").write_bytes(b"cut sho")
+    again = PretendTrainer()
+    compare(request_for(data, tmp_path), train=again, score=pretend_score)
+    assert again.trained == ["BPE"]
+
+
+def test_an_infinite_perplexity_is_the_members_problem(data: Path, tmp_path: Path) -> None:
+    def score(run: Path, folder: Path, split: str, setting: Setting) -> WordScores:
+        found = pretend_score(run, folder, split, setting)
+        is_bad = run.parent.name == "SM" and run.name == "seed-2"
+        return WordScores(found.nll * 1e20, found.protocol) if is_bad else found
+
+    request = request_for(data, tmp_path, seeds=2)
+    outcome = compare(request, train=PretendTrainer(), score=score)
+    assert outcome.study.rows[0].problem.startswith("seed 2: a mean loss of")
+    assert outcome.page.is_file() and len(outcome.study.finished) == 3
+
+
+@pytest.mark.parametrize("place", ["file", "file/study"])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_trained(
+    data: Path, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    trainer = PretendTrainer()
+    with pytest.raises(ValueError, match=r"(--out .*/file|file: is a file).*give a folder"):
+        compare(request_for(data, tmp_path / place), train=trainer, score=pretend_score)
+    assert trainer.trained == []
+
+
+def test_data_without_training_text_are_refused_before_anything_is_trained(
+    data: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "data"
+    shutil.copytree(data, other)
+    facts = json.loads((other / "data.json").read_text())
+    del facts["splits"]["train"]
+    (other / "data.json").write_text(json.dumps(facts))
+    trainer = PretendTrainer()
+    request = request_for(other, tmp_path / "study", factorizations=("SM", "ADP-T"))
+    with pytest.raises(ValueError, match="SM: .*no split 'train'"):
+        compare(request, train=trainer, score=pretend_score)
+    assert trainer.trained == []
+
+
+def test_a_full_disk_is_told_with_the_place_and_leaves_the_report_before_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    write = Path.write_text
+
+    def write_half(path: Path, text: str, **options: str) -> int:
+        write(path, text[: len(text) // 2], **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(OSError, match=f"{tmp_path}: No space left on device .*; free some space"):
+        compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+
+def test_a_full_disk_is_the_problem_of_the_member_that_met_it(data: Path, tmp_path: Path) -> None:
+    def score(run: Path, folder: Path, split: str, setting: Setting) -> WordScores:
+        if run.parent.name == "SM":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pretend_score(run, folder, split, setting)
+
+    outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
+    problem = outcome.study.rows[0].problem
+    assert "members/SM/seed-1: No space left" in problem and "same command again" in problem

@@ -108,9 +108,22 @@ def test_bands_that_are_none_are_refused(text: str) -> None:
             "unknown key input.cutoffs",
         ),
         ({"overrides": ("input.cutoffs=3,5",)}, "tiny/ADP-T: tie='projections'"),
+        ({"overrides": ("tie=none",)}, "tie=none: tiny/SM-T would no longer be"),
+        ({"overrides": ("tie=embeddings",)}, "tie=embeddings: tiny/SM would no longer be"),
+        ({"overrides": ("name=mine/ADP",)}, "name=mine/ADP: tiny/SM would"),
+        ({"overrides": ("batches.unit=bpe",)}, "batches.unit=bpe: tiny/SM would"),
+        ({"overrides": ("output=FullOutput",)}, "output=FullOutput: tiny/ASM would"),
         ({"bands": ("4/8/20",), "factorizations": ("SM",)}, "tiny/SM has no bands; leave it out"),
         ({"bands": ("5k/9k",), "factorizations": ("ADP",)}, "the vocabulary has only"),
         ({"tail_dropout": (0.1,), "factorizations": ("SM",)}, "has no tail; leave it out"),
+        (
+            {"bands": ("4/8/20", "8/24", "4/ 8/9"), "factorizations": ("ADP",)},
+            "--bands 4/ 8/9: the same as 4/8/20; name each setting once",
+        ),
+        (
+            {"tail_dropout": (0.1, 0.10), "factorizations": ("ADP",)},
+            "--tail-dropout 0.1: the same as 0.1",
+        ),
         ({"tail_dropout": (1.5,), "factorizations": ("ADP",)}, "a dropout rate lies in"),
     ],
 )
@@ -134,13 +147,15 @@ def test_a_folder_of_sub_words_is_no_start(data: Path) -> None:
         make_plans(Request(data=data / "bpe", preset="tiny", out=Path("s")))
 
 
-def test_a_twin_of_another_text_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["fewer words", "other words"])
+def test_a_twin_of_another_text_is_refused(tmp_path: Path, change: str) -> None:
     data = make_data(tmp_path, twin=False)
     from zipflm.data.prepare import Options, prepare
 
     texts = {split: [tmp_path / f"{split}.other"] for split in ("train", "valid", "test")}
-    for (other,) in texts.values():
-        other.write_text("another text, another\n")
+    for split, (other,) in texts.items():
+        same = (tmp_path / f"{split}.txt").read_text()
+        other.write_text(same[4:] if change == "fewer words" else same.replace("cat", "horse"))
     prepare(data / "bpe", texts, Options(bpe=5))
     with pytest.raises(ValueError, match="prepare both from the same text"):
         make_plans(Request(data=data, preset="tiny", out=Path("s")))

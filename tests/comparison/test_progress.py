@@ -4,11 +4,13 @@ import io
 from pathlib import Path
 
 import pytest
+from analysis.example_study import study as example_study
 from comparison.studies import PretendTrainer, make_data
 from rich.console import Console
 
+from zipflm.analysis.tables import number
 from zipflm.comparison.plan import Plan, Request, make_plans
-from zipflm.comparison.progress import Display, State
+from zipflm.comparison.progress import Display, State, print_table
 from zipflm.data.folder import DataFolder
 
 
@@ -55,3 +57,47 @@ def test_lines_say_which_of_how_many(plans: list[Plan], tmp_path: Path) -> None:
     with display.shown():
         display.enter(plans[0], "done")
     assert stream.getvalue().startswith("[1/8] SM: done, update 200/200")
+
+
+@pytest.mark.parametrize("width", [36, 60, 80])
+def test_a_narrow_terminal_shows_whole_names_and_numbers(plans: list[Plan], width: int) -> None:
+    display = Display(plans, io.StringIO(), is_silent=True)
+    display._console = Console(file=io.StringIO(), width=width)
+    display.enter(plans[0], "training")
+    out = io.StringIO()
+    Console(file=out, width=width).print(display.table())
+    lines = out.getvalue().splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [plan.label for plan in plans]
+    assert all(part in lines[1] for part in ("200/200", "30.0", "training"))
+
+
+def test_a_low_terminal_shows_the_current_member(plans: list[Plan]) -> None:
+    display = Display(plans, io.StringIO(), is_silent=True)
+    display._console = Console(file=io.StringIO(), width=80, height=6)
+    for plan in (plans[0], plans[4], plans[7]):
+        display.enter(plan, "training")
+        out = io.StringIO()
+        Console(file=out, width=80).print(display.table())
+        lines = out.getvalue().splitlines()
+        assert len(lines) <= 5 and any(line.split()[0] == plan.label for line in lines)
+        assert "3 of 8 members" in lines[-1]
+
+
+class NarrowTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", ["10", "24", "60"])
+def test_the_result_leaves_columns_out_before_it_cuts_a_number(
+    width: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    study, narrow, wide = example_study(), NarrowTerminal(), io.StringIO()
+    print_table(study, narrow)
+    print_table(study, wide)
+    assert "\u2026" not in narrow.getvalue() + wide.getvalue()
+    assert "more columns are in the report" in narrow.getvalue()
+    assert "memory" in wide.getvalue() and "memory" not in narrow.getvalue()
+    for row in study.finished:
+        assert number(row.perplexity[study.split].mean) in narrow.getvalue()

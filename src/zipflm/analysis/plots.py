@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from matplotlib.transforms import Bbox
 
+from zipflm.analysis.files import written_whole
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.palette import STYLES, Style, styles
 from zipflm.analysis.paper_bins import BIN_MODELS, BINS
@@ -192,7 +193,8 @@ def save_figures(study: Study, folder: Path) -> list[Path]:
             for suffix in ("svg", "png"):
                 path = folder / f"{name}.{suffix}"
                 metadata = {"Date": None} if suffix == "svg" else {"Software": None}
-                figure.savefig(path, dpi=160, metadata=metadata)
+                with written_whole(path) as unfinished:
+                    figure.savefig(unfinished, dpi=160, metadata=metadata)
                 written.append(path)
     return written
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from zipflm.analysis import page, paper
+from zipflm.analysis.files import written_whole
 from zipflm.analysis.findings import findings
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.plots import figures, save_figures
@@ -30,9 +32,21 @@ _CAPTIONS = {
 }
 
 
+def make_writable(out: Path) -> None:
+    """Make the folder of a report before the work that it is about; ValueError if that fails."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--out {out}: cannot be made ({error.strerror}); give a folder that can"
+        ) from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {out}: cannot be written to; give a folder that can")
+
+
 def write_report(study: Study, out: Path) -> Path:
     """Write everything into the folder `out`; the path of the page."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_writable(out)
     save_figures(study, out / "figures")
     _write(out / "table.csv", to_csv(study))
     _write(out / "table.json", json.dumps(to_json(study), indent=1, allow_nan=False) + "\n")
@@ -94,7 +108,7 @@ def _bins(study: Study, bins: Sequence[FrequencyBin]) -> str:
 def _words(study: Study) -> list[str]:
     def listed(words: Sequence[WordDifference]) -> str:
         return ", ".join(
-            f"`{study.vocabulary.words[w.word_id]}` {w.difference:+.2f} ({w.train_count:,})"
+            f"{_code(study.vocabulary.words[w.word_id])} {w.difference:+.2f} ({w.train_count:,})"
             for w in words
         )
 
@@ -103,6 +117,12 @@ def _words(study: Study) -> list[str]:
         for label, lists in study.words.items()
     ]
     return [_table(["model", "wins (nats, training count)", "losses"], rows)] if rows else []
+
+
+def _code(word: str) -> str:
+    """A word as it is; one with backticks between more of them than it has."""
+    fence = "`" * (max(map(len, re.findall("`+", word)), default=0) + 1)
+    return f"{fence} {word} {fence}" if len(fence) > 1 else f"`{word}`"
 
 
 def _facts(study: Study) -> str:
@@ -116,6 +136,5 @@ def _protocol(study: Study) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")

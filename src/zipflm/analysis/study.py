@@ -27,6 +27,8 @@ from zipflm.analysis.word_lists import WordLists, word_lists
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 
 REFERENCE = "ADP-T"
+MAX_LOSS = 700.0
+"""In nats; the perplexity of a mean loss above it is beyond all numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +55,11 @@ class SplitScore:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+        return math.exp(self.loss)
 
     @property
     def known_perplexity(self) -> float:
-        return math.exp(self.known_loss) if self.known_loss < 700 else math.inf
+        return math.exp(self.known_loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,12 +240,20 @@ def build(
 
 
 def split_score(nll: FloatArray, word_ids: IntArray, protocol: Mapping[str, Any]) -> SplitScore:
-    """The mean loss of a split, with and without unknown words."""
+    """The mean loss of a split, with and without unknown words.
+
+    ValueError if it is so high that there is no perplexity to compare.
+    """
     if len(nll) != len(word_ids) or len(nll) == 0:
         raise ValueError(f"{len(nll)} losses for {len(word_ids)} words of the split")
     known = word_ids != UNKNOWN
     known_loss = float(np.mean(nll[known], dtype=np.float64)) if known.any() else math.nan
     loss = float(np.mean(nll, dtype=np.float64))
+    if max(loss, known_loss) >= MAX_LOSS:
+        raise ValueError(
+            f"a mean loss of {loss:.3g} nats per word, an infinite perplexity: its training "
+            "diverged; lower the learning rate"
+        )
     return SplitScore(loss=loss, known_loss=known_loss, protocol=protocol)
 
 

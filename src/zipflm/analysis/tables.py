@@ -66,7 +66,10 @@ def number(value: float | None, digits: int = 2) -> str:
     """A number for people; a missing one is a dash, never a zero."""
     if value is None or math.isnan(value):
         return EMPTY
-    return "infinite" if math.isinf(value) else f"{value:,.{digits}f}"
+    if math.isinf(value):
+        return "infinite"
+    # A model that all but diverged would fill the line with digits.
+    return f"{value:,.{digits}f}" if abs(value) < 1e9 else f"{value:.2e}"
 
 
 def millions(count: int) -> str:

@@ -12,13 +12,20 @@ from pathlib import Path
 
 import torch
 
-from zipflm.analysis.report import write_report
+from zipflm.analysis.report import make_writable, write_report
 from zipflm.analysis.study import ContextScore, Member, Study, build
-from zipflm.comparison.compare import PROTOCOL_FACTS, Outcome, run_plans, scored_splits, scored_text
+from zipflm.comparison.compare import (
+    FULL_DISK_REMEDY,
+    PROTOCOL_FACTS,
+    Outcome,
+    run_plans,
+    scored_splits,
+    scored_text,
+)
 from zipflm.comparison.plan import Plan, open_twin, open_words, seeded, settings
 from zipflm.comparison.runs import WordScores, make_member, score_run
 from zipflm.config import Config
-from zipflm.data.folder import DataFolder
+from zipflm.data.folder import DataFolder, naming_full_disk
 from zipflm.evaluation.evaluate import Setting
 from zipflm.evaluation.run import checkpoint_folder
 from zipflm.overrides import from_dict
@@ -48,6 +55,9 @@ def analyse(
     splits = scored_splits(words)
     setting = setting or Setting()
     opened = _open(runs, words)
+    for run in opened:
+        _require_room(run, context_sizes, setting)
+    make_writable(out)
     members = [_member(run, words, splits, setting) for run in opened]
     study = build(
         members,
@@ -65,7 +75,8 @@ def analyse(
         context for run in opened for context in _contexts(run, context_sizes, splits, setting)
     ]
     study = replace(study, contexts=tuple(contexts))
-    write_report(study, out)
+    with naming_full_disk(out, FULL_DISK_REMEDY):
+        write_report(study, out)
     return study
 
 
@@ -162,7 +173,7 @@ def _contexts(
     run: _Run, sizes: Sequence[int], splits: Sequence[str], setting: Setting
 ) -> list[ContextScore]:
     """Perplexity of one run with each context, in windows as long as the block it is scored in."""
-    block = setting.block or run.config.batches.eval_block
+    block = _block(run, setting)
     found = []
     for size in sizes:
         chosen = replace(setting, block=block, context=size)
@@ -180,3 +191,18 @@ def _contexts(
             )
         )
     return found
+
+
+def _block(run: _Run, setting: Setting) -> int:
+    return setting.block or run.config.batches.eval_block
+
+
+def _require_room(run: _Run, sizes: Sequence[int], setting: Setting) -> None:
+    """ValueError, before anything is scored, for a context that leaves nothing to score."""
+    block = _block(run, setting)
+    for size in sizes:
+        if not 0 <= size < block:
+            raise ValueError(
+                f"--context-sizes {size}: must leave room for scored tokens in the block of "
+                f"{block} that {run.path} is scored in; give 0 to {block - 1}, or another --block"
+            )

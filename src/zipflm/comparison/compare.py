@@ -18,16 +18,17 @@ from typing import Any
 import torch
 
 from zipflm import __version__
-from zipflm.analysis.report import write_report
+from zipflm.analysis.report import make_writable, write_report
 from zipflm.analysis.study import Member, ScoredText, Study, build
 from zipflm.comparison.plan import Plan, Request, make_plans, open_words
 from zipflm.comparison.progress import Display
 from zipflm.comparison.runs import WordScores, make_member, score_once
 from zipflm.config import Config
-from zipflm.data.folder import DataFolder
+from zipflm.data.folder import DataFolder, naming_full_disk
 from zipflm.evaluation.evaluate import Setting
+from zipflm.overrides import from_dict, to_dict
 from zipflm.training import distributed, run_folder
-from zipflm.training.checkpoint import newest_first
+from zipflm.training.checkpoint import newest_first, read_json, verify
 from zipflm.training.distributed import Process
 from zipflm.training.setup import accumulation, check_data
 from zipflm.training.throughput import reset_peak_memory
@@ -36,6 +37,22 @@ from zipflm.training.trainer import train as train_run
 Train = Callable[[Config, DataFolder, Path], bool]
 """Trains, or goes on training, into a run folder; False if a signal ended it."""
 Score = Callable[[Path, Path, str, Setting], WordScores]
+
+_WITHOUT_CONSEQUENCE = {
+    "batches": ("tokens",),
+    "training": (
+        "compile",
+        "parallel",
+        "report_every",
+        "validate_every",
+        "checkpoint_every",
+        "max_bad_updates",
+        "tensorboard",
+    ),
+}
+"""Fields that decide how and how closely watched a member is trained, not what comes of it."""
+
+FULL_DISK_REMEDY = "free some space and give the same command again"
 
 PROTOCOL_FACTS = {
     "losses": "natural logarithm, per word; the end of a sentence counts as a word (column eos)",
@@ -100,6 +117,8 @@ def run_plans(
     with distributed.started(device) as process:
         for plan in plans:
             check(plan, process)
+        if process.is_first:
+            make_writable(out)
         members: list[Member] = list(others)
         stopped = False
         display = Display(plans, sys.stdout, is_silent=not process.is_first)
@@ -113,7 +132,8 @@ def run_plans(
         study = build(members, text, title=title, dataset=dataset, facts=facts)
         page = out / "report.html"
         if process.is_first and (study.finished or stopped):
-            page = write_report(study, out)
+            with naming_full_disk(out, FULL_DISK_REMEDY):
+                page = write_report(study, out)
         distributed.wait_for_all(process)
     # Only the first process has scores.
     if process.is_first and not study.finished and not stopped:
@@ -145,15 +165,22 @@ class _Job:
         scores: dict[str, WordScores] = {}
         problem = "not trained: the study was interrupted" if skip else ""
         try:
-            if not skip and not self._is_trained():
-                problem = self._trained()
-            if not problem and self._process.is_first:
-                self._display.enter(self._plan, "scoring")
-                scores = self._scored()
+            with naming_full_disk(self._plan.folder, FULL_DISK_REMEDY):
+                if not skip and not self._is_trained():
+                    problem = self._trained()
+                if not problem and self._process.is_first:
+                    self._display.enter(self._plan, "scoring")
+                    scores = self._scored()
+            member = self._member(scores, problem)
         except (ValueError, OSError, RuntimeError) as error:
             problem = " ".join(str(error).split()) or type(error).__name__
+            member = self._member({}, problem)
         distributed.wait_for_all(self._process)
-        self._display.enter(self._plan, problem and "failed" or "done")
+        unfinished = "not trained" if skip else "stopped" if self.stopped else "failed"
+        self._display.enter(self._plan, unfinished if problem else "done")
+        return member
+
+    def _member(self, scores: dict[str, WordScores], problem: str) -> Member:
         return make_member(
             self._plan.folder,
             self._plan.config,
@@ -167,11 +194,17 @@ class _Job:
         )
 
     def _is_trained(self) -> bool:
-        """A checkpoint of the last update is there, and it is of this very model."""
+        """A whole checkpoint of the last update is there, and it is of this very model."""
         plan = self._plan
         run_folder.check(plan.folder, plan.config, self._data, resume=True)
         found = newest_first(plan.folder)
-        return bool(found) and _update(found[0]) >= plan.config.training.max_updates
+        if not found or _update(found[0]) < plan.config.training.max_updates:
+            return False
+        try:
+            verify(found[0])
+        except ValueError:  # the trainer names the damage and goes on from the one before
+            return False
+        return True
 
     def _trained(self) -> str:
         """Train with the trainer's own lines in a file; why it is not complete, if it is not."""
@@ -198,11 +231,26 @@ def check(plan: Plan, process: Process) -> None:
     """ValueError if a member cannot be trained as planned, or its folder holds another run."""
     data = DataFolder.open(plan.data)
     try:
+        data.tokens("train")
         check_data(plan.config, data)
         accumulation(plan.config, process)
         run_folder.check(plan.folder, plan.config, data, resume=True)
+        _require_same_training(plan)
     except ValueError as error:
         raise ValueError(f"{plan.label}: {error}") from None
+
+
+def _require_same_training(plan: Plan) -> None:
+    """A run may be resumed with other settings, but then its result is not what the report says it
+    is; only what leaves the result as it is may change in a study."""
+    path = plan.folder / "config.json"
+    if not path.is_file():
+        return
+    held, asked = to_dict(from_dict(Config, read_json(path))), to_dict(plan.config)
+    for part, names in _WITHOUT_CONSEQUENCE.items():
+        for name in names:
+            held[part][name] = asked[part][name]
+    run_folder.require_equal(plan.folder, held, asked, "choose another --out for another study")
 
 
 def scored_splits(words: DataFolder) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from zipflm.config import AdaptiveInput, AdaptiveOutput, Config
+from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, Tie
 from zipflm.data.folder import DataFolder
 from zipflm.overrides import UnknownKey
-from zipflm.presets import FACTORIZATIONS
+from zipflm.presets import FACTORIZATIONS, from_name
 from zipflm.recipes import resolve
 
 SUBWORDS = ("BPE", "BPE-T")
@@ -103,16 +103,40 @@ def _resolved(request: Request, folders: Mapping[str, DataFolder]) -> dict[str, 
                 changes = [text for text in changes if not text.startswith(f"{error.key}=")]
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
+        _require_as_named(configs[factorization], from_name(name))
     for errors in refused.values():
         if len(errors) == len(configs):
             raise errors[-1]
     return configs
 
 
+def _require_as_named(config: Config, named: Config) -> None:
+    """A row goes by the name of its factorization, so overrides may not make another one of it."""
+    for key, ours, theirs in (
+        ("name", config.name, named.name),
+        ("input", type(config.input).__name__, type(named.input).__name__),
+        ("output", type(config.output).__name__, type(named.output).__name__),
+        ("batches.unit", config.batches.unit, named.batches.unit),
+    ):
+        if ours != theirs:
+            raise ValueError(f"{key}={ours}: {_another(named)}")
+    if (config.tie == Tie.NONE) != (named.tie == Tie.NONE):
+        raise ValueError(f"tie={config.tie}: {_another(named)}")
+
+
+def _another(named: Config) -> str:
+    return (
+        f"{named.name} would no longer be what its name says; leave it out, or choose members that "
+        "are so with --factorizations"
+    )
+
+
 def seeded(
     config: Config, seeds: int, *, label: str, factorization: str, data: Path, out: Path
 ) -> list[Plan]:
     """The same model with as many seeds, counted on from the config's own."""
+    if seeds < 1:
+        raise ValueError(f"--seeds {seeds}: must be at least 1")
     first = config.training.seed
     return [
         Plan(
@@ -129,10 +153,20 @@ def seeded(
 
 def settings(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Setting]:
     """Every combination of the settings asked for; one that changes nothing if none were."""
+    _require_distinct("--bands", bands, [cutoffs(text) for text in bands])
+    _require_distinct("--tail-dropout", tail_dropout, tail_dropout)
     by_band = [Setting(f"bands {text}", _bands(text)) for text in bands]
     by_rate = [Setting(f"tail dropout {rate:g}", _tail_dropout(rate)) for rate in tail_dropout]
     groups = [group for group in (by_band, by_rate) if group]
     return [_combined(parts) for parts in product(*groups)]
+
+
+def _require_distinct(option: str, given: Sequence[object], meant: Sequence[object]) -> None:
+    """Two members of one name would pass for two seeds."""
+    for place, value in enumerate(meant):
+        if value in meant[:place]:
+            same = given[meant.index(value)]
+            raise ValueError(f"{option} {given[place]}: the same as {same}; name each setting once")
 
 
 def _combined(parts: Iterable[Setting]) -> Setting:
@@ -200,8 +234,6 @@ def _require_known(request: Request) -> None:
     if len(set(request.factorizations)) < max(1, len(request.factorizations)):
         given = ",".join(request.factorizations)
         raise ValueError(f"--factorizations {given}: name at least one, and each of them once")
-    if request.seeds < 1:
-        raise ValueError(f"--seeds {request.seeds}: must be at least 1")
 
 
 def _folder(request: Request, factorization: str) -> DataFolder:
@@ -233,10 +265,12 @@ def open_twin(words: DataFolder, otherwise: str) -> DataFolder:
         )
     twin = DataFolder.open(path)
     for split in words.splits:
-        ours, theirs = (data.facts["splits"].get(split, {}).get("words") for data in (words, twin))
-        if ours != theirs:
-            raise ValueError(
-                f"{path}: its {split} split has {theirs} words, that of {words.path} {ours}; "
-                "prepare both from the same text"
-            )
+        # As many words may be other words; as many bytes besides are hardly an accident.
+        for unit in ("words", "bytes"):
+            ours, theirs = (data.facts["splits"].get(split, {}).get(unit) for data in (words, twin))
+            if ours != theirs:
+                raise ValueError(
+                    f"{path}: its {split} split has {theirs} {unit}, that of {words.path} {ours}; "
+                    "prepare both from the same text"
+                )
     return twin

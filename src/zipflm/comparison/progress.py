@@ -11,19 +11,24 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from zipflm.analysis.study import Study
-from zipflm.analysis.tables import columns, duration, number
+from zipflm.analysis.tables import Column, columns, duration, number
 from zipflm.comparison.plan import Plan
 from zipflm.training.run_folder import read_log
 
 _QUARTERS = 4
+_LINES_AROUND = 3
+"""Of a terminal, besides the members: titles, the line on members out of sight, the cursor's."""
+_UNLIMITED = 1_000
+"""Columns of an output that is no terminal."""
 
 
 @dataclass
@@ -119,26 +124,65 @@ class Display:
         """All members, the current one as its log has it by now."""
         if self._current is not None and self._current.stage == "training":
             self._current.read()
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for title in ("model", "", "update", "loss", "valid", "tokens/s", "time", "stage"):
-            table.add_column(title, justify="left" if title in ("model", "", "stage") else "right")
-        for state in self.states.values():
-            table.add_row(*_cells(state), style=None if state.update else "dim")
+        states = self._in_sight()
+        rows = [_cells(state) for state in states]
+        found = [
+            _Column(title, [row[title] for row in rows], title not in ("model", "", "stage"))
+            for title in rows[0]
+        ]
+        table = _fitting(found, ("", "tokens/s", "loss", "time"), self._console)
+        for row, state in zip(table.rows, states, strict=True):
+            row.style = None if state.update else "dim"
+        if len(states) < len(self.states):
+            done = sum(state.stage == "done" for state in self.states.values())
+            table.caption = f"{len(states)} of {len(self.states)} members; {done} are done"
         return table
 
+    def _in_sight(self) -> list[State]:
+        """All members, or as many as the terminal has lines for, the current one among them."""
+        states = list(self.states.values())
+        room = max(1, self._console.height - _LINES_AROUND)
+        place = states.index(self._current) if self._current else 0
+        first = max(0, min(place - room // 2, len(states) - room))
+        return states[first : first + room]
 
-def _cells(state: State) -> list[Any]:
+
+def _cells(state: State) -> dict[str, RenderableType]:
     total = _max_updates(state.plan)
-    return [
-        _name(state.plan),
-        ProgressBar(total=total, completed=state.update, width=20),
-        f"{state.update}/{total}",
-        number(state.loss, 3),
-        number(state.perplexity, 1),
-        number(state.tokens_per_second, 0),
-        duration(state.seconds),
-        state.stage,
-    ]
+    return {
+        "model": _name(state.plan),
+        "": ProgressBar(total=total, completed=state.update, width=20),
+        "update": f"{state.update}/{total}",
+        "loss": number(state.loss, 3),
+        "valid": number(state.perplexity, 1),
+        "tokens/s": number(state.tokens_per_second, 0),
+        "time": duration(state.seconds),
+        "stage": state.stage,
+    }
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    cells: Sequence[RenderableType]
+    is_number: bool = True
+
+
+def _fitting(columns: Sequence[_Column], expendable: Sequence[str], console: Console) -> Table:
+    """A table as wide as the terminal at most: columns are left out, in the order of `expendable`,
+    because a number that is cut is another number."""
+    for count in range(len(expendable) + 1):
+        kept = [column for column in columns if column.title not in expendable[:count]]
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for column in kept:
+            justify: JustifyMethod = "right" if column.is_number else "left"
+            table.add_column(column.title, justify=justify, no_wrap=True)
+        for cells in zip(*(column.cells for column in kept), strict=True):
+            table.add_row(*cells)
+        wished = Measurement.get(console, console.options.update(max_width=_UNLIMITED), table)
+        if wished.maximum <= console.width:
+            break
+    return table
 
 
 def _name(plan: Plan) -> str:
@@ -150,19 +194,27 @@ def _max_updates(plan: Plan) -> int:
 
 
 def print_table(study: Study, stream: IO[str] | None = None) -> None:
-    """The comparison on the terminal: what fits into it."""
-    shown = [c for c in columns(study) if c.title not in ("input", "decoder", "output")]
-    table = Table(title=study.title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for column in shown:
-        title = f"{column.group}\n{column.title}" if column.group else column.title
-        table.add_column(title, justify="right" if column.is_number else "left")
-    for row in study.rows:
-        table.add_row(*(column.text(row) for column in shown))
+    """The comparison on the terminal: what fits into it, the perplexities before all else."""
     stream = stream or sys.stdout
-    # Wide enough for all columns where the output is a file.
-    width = None if stream.isatty() else 120
-    console = Console(file=stream, width=width)
-    console.print(table)
+    console = Console(file=stream, width=None if stream.isatty() else _UNLIMITED)
+    shown = [c for c in columns(study) if c.title not in ("input", "decoder", "output")]
+    found = [
+        _Column(_title(column), [column.text(row) for row in study.rows], column.is_number)
+        for column in shown
+    ]
+    others = [_title(c) for c in reversed(shown) if c.is_number and c.group != "perplexity"]
+    of_others = [_title(c) for c in shown if c.group == "perplexity" and study.split not in c.title]
+    table = _fitting(found, [*others, *of_others], console)
+    print(study.title, file=stream)
+    # Should the terminal be too narrow even so, it breaks lines and cuts nothing.
+    Console(file=stream, width=_UNLIMITED).print(table)
+    if len(table.columns) < len(found):
+        print("more columns are in the report", file=stream)
+    # Not by the console, which would break the line inside a path.
     for row in study.rows:
         if row.problem:
-            console.print(f"{row.label}: {row.problem}", markup=False, highlight=False)
+            print(f"{row.label}: {row.problem}", file=stream)
+
+
+def _title(column: Column) -> str:
+    return f"{column.group}\n{column.title}" if column.group else column.title

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm.analysis.files import written_whole
 from zipflm.analysis.study import CurvePoint, Member, SplitScore, split_score
 from zipflm.config import AdaptiveInput, CharacterInput, Config, FullOutput, InputConfig, Tie
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import Setting, evaluate
 from zipflm.evaluation.run import checkpoint_folder
 from zipflm.overrides import to_dict
+from zipflm.training.checkpoint import read_json
 from zipflm.training.run_folder import read_log
 
 SCORES = "scores"
@@ -40,30 +42,38 @@ def score_run(run: Path, data: Path, split: str, setting: Setting) -> WordScores
 
 
 def score_once(run: Path, data: Path, split: str, setting: Setting) -> WordScores:
-    """The same, kept in the run folder and read from there while the checkpoint is the same."""
-    key = {"checkpoint": checkpoint_folder(run).name, "setting": asdict(setting)}
-    key["vocabulary"] = DataFolder.open(data).vocabulary.hash
+    """The same, kept in the run folder and read from there while weights and text are the same."""
+    key = {
+        "weights": read_json(checkpoint_folder(run) / "checksums.json")["weights.safetensors"],
+        "text": _text_hash(DataFolder.open(data), split),
+        "setting": asdict(setting),
+    }
     path = run / SCORES / f"{split}.npz"
     kept = _read_kept(path, key)
     if kept is not None:
         return kept
     scores = score_run(run, data, split, setting)
     path.parent.mkdir(exist_ok=True)
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.npz")
     facts = json.dumps({"key": key, "protocol": scores.protocol})
-    np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
-    os.replace(unfinished, path)
+    with written_whole(path) as unfinished:
+        np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
     return scores
+
+
+def _text_hash(data: DataFolder, split: str) -> str:
+    """Of the ids, and of what they stand for."""
+    return f"{data.vocabulary.hash} {data.facts['splits'][split]['sha256']}"
 
 
 def _read_kept(path: Path, key: dict[str, Any]) -> WordScores | None:
     try:
-        with np.load(path) as held:
+        # Opened here: numpy would leave a file that is no archive open.
+        with path.open("rb") as file, np.load(file) as held:
             facts = json.loads(str(held["facts"]))
             if facts["key"] != key:
                 return None
             return WordScores(held["nll"], facts["protocol"])
-    except (OSError, ValueError, KeyError):  # not there, or cut short: score again
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # absent or damaged: score again
         return None
 
 

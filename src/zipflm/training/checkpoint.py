@@ -105,8 +105,8 @@ def load_newest(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
             warn(f"{error}; falling back to the checkpoint before it")
     if folders:
         raise ValueError(
-            f"{run}: none of its {len(folders)} checkpoints can be read; train again in another "
-            "folder, or restore one of them"
+            f"{run}: none of its {len(folders)} checkpoints can be read; restore one of them, or "
+            "remove the folder to train again"
         )
     return None
 

@@ -59,11 +59,21 @@ def _require_same(out: Path, held: Config, asked: Config) -> None:
     for config in (old, new):
         config["optimizer"] = config["training"]["optimizer"]["kind"]
         config["unit"] = config["batches"]["unit"]
-    for name in [*names, "optimizer", "unit"]:
-        if old[name] != new[name]:
+    compared = [*names, "optimizer", "unit"]
+    require_equal(out, {n: old[n] for n in compared}, {n: new[n] for n in compared})
+
+
+def require_equal(
+    out: Path, held: dict[str, Any], asked: dict[str, Any], otherwise: str = ""
+) -> None:
+    """ValueError that names the first field in which the run in `out` is not what was asked for;
+    `otherwise` is a remedy besides asking for the same."""
+    for name in asked:
+        if held[name] != asked[name]:
             raise ValueError(
-                f"{out} holds a run of {held.name} with {_first_difference(name, old, new)} "
-                f"asked for; resume with the same preset, recipe and overrides"
+                f"{out} holds a run of {held['name']} with {_first_difference(name, held, asked)} "
+                "asked for; resume with the same preset, recipe and overrides"
+                + (f", or {otherwise}" if otherwise else "")
             )
 
 

@@ -309,7 +309,7 @@ def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> bool:
             f"{good[0] if good else 'none'}; make room there"
         )
         if must:
-            raise OSError(f"{message} and continue with --resume") from error
+            raise OSError(f"{message} and resume the run") from error
         run.log.say(f"{message}, the run goes on and will try again")
         return False
     return True
