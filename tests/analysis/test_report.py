@@ -73,21 +73,6 @@ def test_a_study_of_failures_only_still_makes_a_page(tmp_path: Path) -> None:
     assert "diverged" in page and "nan" not in (tmp_path / "table.csv").read_text()
 
 
-def test_a_perplexity_beyond_all_numbers_does_not_prevent_the_report(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from zipflm.analysis.study import SplitScore, build
-
-    lost, other = example.member("SM"), example.member("ADP", rank=1)
-    assert lost.nll is not None
-    score = SplitScore(loss=800.0, known_loss=800.0, protocol={})
-    curve = tuple(replace(point, valid_loss=800.0) for point in lost.curve)
-    lost = replace(lost, scores={"test": score}, nll=lost.nll + 800, curve=curve)
-    study = build([lost, other], example.text(), title="t", dataset="tiny", facts={})
-    page = write_report(study, tmp_path).read_text()
-    assert "infinite" in page
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

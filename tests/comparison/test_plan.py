@@ -101,6 +101,7 @@ def test_bands_that_are_none_are_refused(text: str) -> None:
         ({"factorizations": ()}, "name at least one"),
         ({"seeds": 0}, "--seeds 0: must be at least 1"),
         ({"preset": "wiki"}, "dataset='wiki'"),
+        ({"preset": "tiny/ADP-T"}, "--preset tiny; choose its members with --factorizations ADP-T"),
         ({"overrides": ("decoder.layers=2",)}, "did you mean decoder.num_layers"),
         ({"overrides": ("input.cutofs=3,5",)}, "did you mean input.cutoffs"),
         (

@@ -228,6 +228,12 @@ def _tail_dropout(rate: float) -> Callable[[Config], Config]:
 
 
 def _require_known(request: Request) -> None:
+    dataset, _, size = request.preset.partition("/")
+    if size in FACTORIZATIONS:
+        raise ValueError(
+            f"--preset {request.preset}: a study takes the dataset, --preset {dataset}; choose its "
+            f"members with --factorizations {size},..."
+        )
     for name in request.factorizations:
         if name not in FACTORIZATIONS:
             raise ValueError(f"--factorizations {name}: choose from {', '.join(FACTORIZATIONS)}")
