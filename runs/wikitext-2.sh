@@ -2,7 +2,7 @@
 # The paper's eight factorizations on WikiText-2, all in about ten minutes on one GPU: text to
 # report, top to bottom.
 #
-#   runs/wikitext-2.sh TEXT_FOLDER OUT [key=value ...]
+#   runs/wikitext-2.sh TEXT_FOLDER OUT [options of zipflm compare, key=value ...]
 #
 # TEXT_FOLDER holds WikiText-2's wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or the
 # same compressed (.xz, .gz, .bz2).

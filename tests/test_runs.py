@@ -18,12 +18,12 @@ TOY = """
 """.split()
 
 
-@pytest.mark.slow
-def test_the_wikipedia_track_runs_from_text_to_perplexity(tmp_path):
-    text = tmp_path / "text"
+def run(script: str, place: Path, train_name: str, *options: str) -> str:
+    """What the script prints, on a small text."""
+    text = place / "text"
     text.mkdir()
     for ours, theirs in {
-        "train.txt": "part0.tokens",
+        "train.txt": train_name,
         "valid.txt": "wiki.valid.tokens",
         "test.txt": "wiki.test.tokens",
     }.items():
@@ -31,10 +31,23 @@ def test_the_wikipedia_track_runs_from_text_to_perplexity(tmp_path):
     shutil.copy(GOLDEN / "data" / "dict.txt", text)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     result = subprocess.run(
-        ["bash", ROOT / "runs" / "wikipedia-track.sh", text, tmp_path / "out", *TOY],
+        ["bash", ROOT / "runs" / script, text, place / "out", *TOY, *options],
         env=os.environ | {"PATH": path},
         capture_output=True,
         text=True,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("perplexity  ") == 2  # valid and test
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_the_wikipedia_track_runs_from_text_to_perplexity(tmp_path):
+    said = run("wikipedia-track.sh", tmp_path, "part0.tokens")
+    assert said.count("perplexity  ") == 2  # valid and test
+
+
+@pytest.mark.slow
+def test_wikitext_2_runs_from_text_to_report(tmp_path):
+    some = ("--factorizations", "BPE,ADP-T", "decoder.num_heads=2")
+    said = run("wikitext-2.sh", tmp_path, "wiki.train.tokens", *some)
+    assert f"report: {tmp_path}/out/study/report.html" in said

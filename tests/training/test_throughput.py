@@ -1,6 +1,7 @@
 """Operations per token, counted by hand for a small model, and the lines people read."""
 
 import io
+import platform
 
 import numpy as np
 import pytest
@@ -8,7 +9,12 @@ import torch
 
 from zipflm.presets import preset
 from zipflm.training.log import Log, as_line
-from zipflm.training.throughput import flops_per_token, peak_flops, peak_memory
+from zipflm.training.throughput import (
+    flops_per_token,
+    peak_flops,
+    peak_memory,
+    reset_peak_memory,
+)
 
 
 def test_a_token_meets_its_own_band_only():
@@ -41,6 +47,20 @@ def test_a_tied_table_costs_as_much_as_an_untied_one():
 def test_a_cpu_has_no_known_peak_but_memory():
     assert peak_flops(torch.device("cpu")) is None
     assert peak_memory(torch.device("cpu")) > 2**20
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives memory back")
+def test_memory_that_was_freed_does_not_count_for_what_comes_next():
+    cpu = torch.device("cpu")
+    reset_peak_memory(cpu)
+    before = peak_memory(cpu)
+    blocks = [bytearray(b"x" * 100_000) for _ in range(3_000)]
+    last = bytearray(b"x" * 100_000)  # above the others, so that these stay where they are
+    del blocks
+    assert peak_memory(cpu) > before + 250 * 2**20
+    reset_peak_memory(cpu)
+    assert peak_memory(cpu) < before + 50 * 2**20
+    assert last
 
 
 def test_a_line_shows_what_an_entry_holds():
