@@ -56,6 +56,15 @@ def test_a_model_far_above_the_others_is_named_and_does_not_squash_them() -> Non
     assert figures(study)["learning-curves"]().axes[0].get_ylim()[1] < 8
 
 
+def test_nothing_of_the_second_half_of_a_training_is_cut_off() -> None:
+    members = [example.member(label, rank=i) for i, label in enumerate(example.LABELS)]
+    (first, *_, last) = (p for p in members[0].curve if p.valid_loss is not None)
+    late = replace(first, valid_loss=9.0), replace(last, valid_loss=5.0)
+    members[0] = replace(members[0], curve=late)
+    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    assert figures(study)["learning-curves"]().axes[0].get_ylim()[1] > 9.0
+
+
 def test_names_of_points_do_not_overlap() -> None:
     members = [
         replace(example.member(f"ADP-T bands {i}k/155k/100k", rank=3), seed=i) for i in range(4)

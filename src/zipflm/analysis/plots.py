@@ -76,7 +76,7 @@ def learning_curves(study: Study) -> Figure:
         _line(axes, points, style, row.label)
         training = [(p.update, p.loss) for p in row.curve if p.loss is not None]
         axes.plot(*_columns(training), color=style.light, linewidth=0.7, alpha=0.45)
-    _cut_above(axes, _last_losses(study), lambda loss: loss)
+    _cut_above(axes, _valid_losses(study), lambda loss: loss)
     figure.legend(loc="outside right upper", title="valid (thin: training)")
     return figure
 
@@ -92,7 +92,7 @@ def perplexity_against_time(study: Study) -> Figure:
         ]
         _line(axes, points, style, row.label)
     axes.set_yscale("log")
-    _cut_above(axes, _last_losses(study), _exp)
+    _cut_above(axes, _valid_losses(study), _exp)
     _plain_ticks(axes)
     figure.legend(loc="outside right upper")
     return figure
@@ -121,7 +121,7 @@ def parameters_against_perplexity(study: Study) -> Figure:
             markersize=10,
         )
     axes.margins(0.15)
-    ends = {label: float(np.log(y)) for label, (_, y) in points.items()}
+    ends = {label: [float(np.log(y))] for label, (_, y) in points.items()}
     _cut_above(axes, ends, _exp)
     _plain_ticks(axes)
     _name_points(figure, axes, points)
@@ -221,9 +221,13 @@ def ceiling(losses: Sequence[float]) -> float:
     return middle + max(1.0, 4 * (middle - min(losses)))
 
 
-def _last_losses(study: Study) -> dict[str, float]:
+_MARGIN = 0.05
+"""In nats, above the highest mark."""
+
+
+def _valid_losses(study: Study) -> dict[str, list[float]]:
     valid = {row.label: [p.valid_loss for p in row.curve if p.valid_loss] for row in study.rows}
-    return {label: losses[-1] for label, losses in valid.items() if losses}
+    return {label: losses for label, losses in valid.items() if losses}
 
 
 def _exp(loss: float) -> float:
@@ -231,18 +235,23 @@ def _exp(loss: float) -> float:
     return float(np.exp(min(loss, 300.0)))
 
 
-def _cut_above(axes: Axes, losses: Mapping[str, float], place: Callable[[float], float]) -> None:
-    """End the axis at the ceiling, and name the models that lie above it.
+def _cut_above(
+    axes: Axes, losses: Mapping[str, Sequence[float]], place: Callable[[float], float]
+) -> None:
+    """End the axis at the ceiling, and name the models that end above it.
 
-    Early losses are cut off too: they are so high that nothing else would show.
+    Early losses are cut off too, so high that nothing else would show, but nothing of the second
+    half of a training.
     """
     if not losses:
         return
-    top = ceiling(list(losses.values()))
+    limit = ceiling([own[-1] for own in losses.values()])
+    shown = [own[(len(own) - 1) // 2 :] for own in losses.values() if own[-1] <= limit]
+    top = max(limit, *(max(own) + _MARGIN for own in shown))
     if place(top) < axes.get_ylim()[1]:
         kept = [y for line in axes.lines for y in np.asarray(line.get_ydata()) if y <= place(top)]
         axes.set_ylim(0.97 * min(kept), place(top))
-    lost = [f"{label} {place(x):.3g}" for label, x in losses.items() if x > top]
+    lost = [f"{label} {place(own[-1]):.3g}" for label, own in losses.items() if own[-1] > limit]
     if lost:
         text = "above: " + ", ".join(lost)
         axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)

@@ -217,8 +217,12 @@ function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) 
   const warp = log ? Math.log : (v) => v;
   /* Every y axis here is a loss in nats or, warped, its logarithm of perplexity. */
   const lasts = visible.map((s) => [s, s.points[s.points.length - 1]]);
-  const top = ceiling(lasts.map(([, p]) => warp(p.y)));
-  const above = lasts.filter(([, p]) => warp(p.y) > top);
+  const limit = ceiling(lasts.map(([, p]) => warp(p.y)));
+  const above = lasts.filter(([, p]) => warp(p.y) > limit);
+  /* Nothing of the second half of a training is cut off. */
+  const second = lasts.filter(([, p]) => warp(p.y) <= limit)
+    .flatMap(([s]) => s.points.slice(Math.floor((s.points.length - 1) / 2)));
+  const top = Math.max(limit, ...second.map((p) => warp(p.y)));
   const all = visible.flatMap((s) => s.points.concat(s.faint || []));
   const ends = all.flatMap((p) => (p.spread ? [lowEnd(p), p.y + p.spread] : [p.y])).map(warp);
   /* A line that comes from above enters at the ceiling. */
