@@ -98,7 +98,8 @@ class Vocabulary:
             if number > 1 and count > counts[-1]:
                 raise ValueError(
                     f"{path}: line {number}: count {count} of {word!r} is above the {counts[-1]} "
-                    "before it; sort the entries by falling count"
+                    "before it; sort a list of your own by falling count (not that of a trained "
+                    "model, which would mix up its words)"
                 )
             lines_of[word] = number
             words.append(word)
