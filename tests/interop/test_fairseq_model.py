@@ -390,3 +390,12 @@ def test_the_unit_is_seen_from_the_dictionary(tmp_path):
     pieces = [line.replace(" ", "@@ ") for line in entries[:100]] + entries[100:]
     (tmp_path / "dict.txt").write_text("\n".join(pieces) + "\n")
     assert read_model(path, tmp_path / "dict.txt").config.batches.unit == "bpe"
+
+
+def test_pieces_that_would_pass_for_words_are_refused(tmp_path):
+    model = build("SM-T")
+    path = save_args(tmp_path / "m.pt", options_of(model.config), state_of(model))
+    entries = ["\u2581" + line for line in DICT.read_text().splitlines()]
+    (tmp_path / "dict.txt").write_text("\n".join(entries) + "\n")
+    with pytest.raises(ValueError, match="dict.txt: 49. of its 496 entries .* sentencepiece"):
+        read_model(path, tmp_path / "dict.txt")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zipflm.config import AdaptiveOutput, BatchConfig, CharacterInput, Config, ModelConfig
-from zipflm.data.vocabulary import Vocabulary
+from zipflm.data.vocabulary import CONTINUES, Vocabulary
 from zipflm.interop.fairseq import model_config, split_shared
 from zipflm.interop.fairseq_file import read_checkpoint
 from zipflm.interop.fairseq_options import current
@@ -24,9 +24,9 @@ from zipflm.model.language_model import LanguageModel
 Source = str | PathLike[str]
 Unit = Literal["word", "bpe"]
 
-# Of the entries of a sub-word dictionary about half end in subword-nmt's mark of a word that goes
-# on; among words the mark is all but unheard of.
-_SHARE_OF_CONTINUED_PIECES = 0.05
+# Of the entries of a sub-word dictionary about half bear a mark, subword-nmt's of a word that goes
+# on or sentencepiece's of one that begins; among words the marks are all but unheard of.
+_SHARE_OF_PIECES = 0.05
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def read_model(
         weights = _plain(fitting_weights(file.weights, model))
     except ValueError as error:
         raise ValueError(f"{checkpoint}: {error}") from None
-    config = _config(model, options, unit or _unit(vocabulary))
+    config = _config(model, options, unit or _unit(dictionary, vocabulary))
     return ImportedModel(config, weights, vocabulary, file.updates)
 
 
@@ -178,9 +178,17 @@ def _plain(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _unit(vocabulary: Vocabulary) -> Unit:
-    share = 1 - vocabulary.ends_word.mean()
-    return "bpe" if share > _SHARE_OF_CONTINUED_PIECES else "word"
+def _unit(dictionary: Source, vocabulary: Vocabulary) -> Unit:
+    if 1 - vocabulary.ends_word.mean() > _SHARE_OF_PIECES:
+        return "bpe"
+    foreign = sum(word.startswith("\u2581") for word in vocabulary.words)
+    if foreign > _SHARE_OF_PIECES * len(vocabulary):
+        raise ValueError(
+            f"{dictionary}: {foreign} of its {len(vocabulary)} entries begin with \u2581, as "
+            f"sentencepiece's do; zipflm puts only subword-nmt's pieces ({CONTINUES}) together, "
+            "and would take each of these for a word"
+        )
+    return "word"
 
 
 def _config(model: ModelConfig, options: Mapping[str, Any], unit: Unit) -> Config:
