@@ -1,70 +1,17 @@
-from dataclasses import replace
+"""fairseq's weights in our names: every kind comes back, and what does not fit is refused."""
 
 import pytest
 import torch
 from fairseq_checkpoints import (
     DICT,
-    NEWEST,
-    OLDEST,
     as_v062,
-    contents,
     options_of,
     save_args,
     state_of,
 )
+from interop.fairseq_models import MODELS, SIZE, build, require_same
 
-from zipflm.config import (
-    AdaptiveInput,
-    AdaptiveOutput,
-    CharacterInput,
-    DecoderConfig,
-    FixedInput,
-    FullOutput,
-    ModelConfig,
-    Tie,
-)
-from zipflm.data.characters import spellings
-from zipflm.data.vocabulary import Vocabulary
 from zipflm.interop.fairseq_model import read_model
-from zipflm.model.language_model import LanguageModel
-
-VOCABULARY = Vocabulary.load(DICT)
-SIZE = len(VOCABULARY)
-DECODER = DecoderConfig(dim=16, num_layers=2, num_heads=2, ffn_dim=24)
-BANDS = {"cutoffs": (60, 200), "dim": 16, "factor": 4}
-CHARACTERS = CharacterInput(char_dim=4, filters=((1, 4), (3, 6)), highway_layers=2)
-MODELS = {
-    "SM": (FixedInput(dim=8), FullOutput(dim=12), Tie.NONE),
-    "SM-T": (FixedInput(dim=8), FullOutput(dim=8), Tie.EMBEDDINGS),
-    "BPE-T": (FixedInput(dim=16), FullOutput(dim=16), Tie.EMBEDDINGS),
-    "ASM": (FixedInput(dim=8), AdaptiveOutput(**BANDS), Tie.NONE),
-    "ASM narrow": (FixedInput(dim=8), AdaptiveOutput(cutoffs=(60,), dim=8), Tie.NONE),
-    "CNN": (CHARACTERS, AdaptiveOutput(**BANDS), Tie.NONE),
-    "ADP": (AdaptiveInput(**BANDS), AdaptiveOutput(**BANDS), Tie.NONE),
-    "ADP tied embeddings": (AdaptiveInput(**BANDS), AdaptiveOutput(**BANDS), Tie.EMBEDDINGS),
-    "ADP-T": (AdaptiveInput(**BANDS), AdaptiveOutput(**BANDS), Tie.PROJECTIONS),
-}
-
-
-def build(kind, *, final_norm=False):
-    layer_in, layer_out, tie = MODELS[kind]
-    decoder = replace(DECODER, final_norm=final_norm)
-    config = ModelConfig(
-        vocab_size=SIZE, input=layer_in, decoder=decoder, output=layer_out, tie=tie
-    )
-    model = LanguageModel(config, torch.from_numpy(spellings(VOCABULARY, 50))).eval()
-    for parameter in model.parameters():  # so that no bias or gain is trivial
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    return model
-
-
-def require_same(model, imported):
-    table = torch.from_numpy(spellings(VOCABULARY, 50))
-    again = LanguageModel(imported.config, table).eval()
-    again.load_state_dict(imported.weights)
-    words, targets = torch.randint(SIZE, (2, 2, 9))
-    with torch.no_grad():
-        torch.testing.assert_close(again.nll(words, targets), model.nll(words, targets))
 
 
 @pytest.mark.parametrize("final_norm", [False, True])
@@ -138,142 +85,6 @@ def test_half_precision_weights_become_float32(tmp_path):
     state = {name: tensor.half() for name, tensor in state_of(model).items()}
     imported = read_model(save_args(tmp_path / "m.pt", options_of(model.config), state), DICT)
     assert {tensor.dtype for tensor in imported.weights.values()} == {torch.float32}
-
-
-@pytest.mark.parametrize("path", [NEWEST, OLDEST], ids=lambda path: path.stem)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"activation_fn": "gelu"},
-        {"decoder_learned_pos": True},
-        {"no_token_positional_embeddings": True},
-        {"no_scale_embedding": True, "layernorm_embedding": True},
-        {"base_layers": 1},
-        {"scale_fc": True, "scale_attn": True, "scale_heads": True, "scale_resids": True},
-        {"add_bos_token": True},
-        {"decoder_layers_to_keep": "0,2"},
-        {"decoder_moe_experts": 8},
-        {"encoder_layers": 6},
-        {"arch": "fconv_lm"},
-        {"task": "translation"},
-        {"future_target": True},
-        {"output_dictionary_size": 100},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_options_without_a_model_here_are_listed(path, changes, tmp_path):
-    whole = contents(path)
-    args = (
-        vars(whole["args"]) if whole["args"] else whole["cfg"]["model"] | {"arch": "transformer_lm"}
-    )
-    save_args(tmp_path / "m.pt", args | changes, whole["model"])
-    with pytest.raises(ValueError, match="m.pt: options that zipflm has no model for") as error:
-        read_model(tmp_path / "m.pt", DICT)
-    for name, value in changes.items():
-        assert f"{name}={value!r}" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"alibi": True},
-        {"use_rotary": 1},
-        {"positional_scheme": "rope"},
-        {"moe_freq": 2, "num_experts": 8},
-        {"sparse_bands": [1]},
-        {"normformer": torch.zeros(1)},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_model_options_of_which_nobody_heard_are_listed(changes, tmp_path):
-    whole = contents()
-    whole["cfg"]["model"] |= changes
-    torch.save(whole, tmp_path / "m.pt")
-    with pytest.raises(ValueError, match="m.pt: options that zipflm has no model for") as error:
-        read_model(tmp_path / "m.pt", DICT)
-    assert all(f"{name}={value!r}" in str(error.value) for name, value in changes.items())
-
-
-def test_unheard_of_options_that_are_off_do_no_harm(tmp_path):
-    whole = contents()
-    whole["cfg"]["model"] |= {"alibi": False, "rope": None, "moe_freq": 0, "plan": "", "x": 0.0}
-    whole["cfg"]["task"] |= {"sampling": "fast"}
-    torch.save(whole, tmp_path / "m.pt")
-    assert read_model(tmp_path / "m.pt", DICT).config == read_model(NEWEST, DICT).config
-
-
-def test_options_of_the_optimizer_and_those_that_are_off_do_no_harm_in_a_flat_list(tmp_path):
-    model = build("ADP-T")
-    options = options_of(model.config)
-    options |= {"scale_parameter": True, "share_all_embeddings": False, "encoder_layers": None}
-    require_same(model, read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT))
-
-
-def test_norms_after_the_layers_are_refused_where_the_model_would_have_them(tmp_path):
-    whole = contents()
-    whole["cfg"]["model"]["decoder_normalize_before"] = False
-    torch.save(whole, tmp_path / "section.pt")
-    with pytest.raises(ValueError, match="no model for: decoder_normalize_before=False; it"):
-        read_model(tmp_path / "section.pt", DICT)
-    model = build("ADP-T")
-    options = options_of(model.config) | {"decoder_normalize_before": False}
-    flat = save_args(tmp_path / "flat.pt", options, state_of(model))
-    require_same(model, read_model(flat, DICT))
-
-
-def test_values_in_messages_are_short(tmp_path):
-    model = build("ADP-T")
-    options = options_of(model.config) | {"decoder_notes": "x" * 10_000, "arch": "y" * 10_000}
-    with pytest.raises(ValueError, match="decoder_notes='xxx") as error:
-        read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT)
-    assert len(str(error.value)) < 1_000
-
-
-def test_cutoffs_may_stand_in_brackets(tmp_path):
-    model = build("ADP-T")
-    options = options_of(model.config)
-    options |= {"adaptive_input_cutoff": "[60, 200]", "adaptive_softmax_cutoff": "(60,200)"}
-    require_same(model, read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("adaptive_input_cutoff", None),
-        ("adaptive_input_cutoff", ""),
-        ("adaptive_input_cutoff", "60,2e2"),
-        ("adaptive_softmax_cutoff", "60;200"),
-        ("adaptive_softmax_cutoff", "(" * 1000),
-    ],
-)
-def test_cutoffs_that_are_not_understood_are_refused_by_name(name, value, tmp_path):
-    model = build("ADP")
-    options = options_of(model.config) | {name: value}
-    with pytest.raises(ValueError, match=f"m.pt: {name}=.*expected numbers like '20000,60000'"):
-        read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT)
-
-
-def test_missing_options_are_listed(tmp_path):
-    model = build("CNN")
-    options = options_of(model.config)
-    gone = {"decoder_attention_heads", "dropout", "activation_dropout", "character_filters"}
-    options = {name: value for name, value in options.items() if name not in gone}
-    save_args(tmp_path / "m.pt", options, state_of(model))
-    with pytest.raises(ValueError, match="options missing from the checkpoint") as error:
-        read_model(tmp_path / "m.pt", DICT)
-    assert all(name in str(error.value) for name in gone)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["dropout", "decoder_layers", "decoder_input_dim", "tie_adaptive_proj", "tokens_per_sample"],
-)
-@pytest.mark.parametrize("value", ["x", [1], -1, 10**30, torch.zeros(2)], ids=str)
-def test_options_of_another_kind_are_refused(name, value, tmp_path):
-    model = build("ADP-T")
-    save_args(tmp_path / "m.pt", options_of(model.config) | {name: value}, state_of(model))
-    with pytest.raises(ValueError, match=f"m.pt: options that zipflm has no model for: .*{name}="):
-        read_model(tmp_path / "m.pt", DICT)
 
 
 def weights_changed(change, tmp_path, kind="ADP-T"):

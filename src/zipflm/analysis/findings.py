@@ -48,7 +48,7 @@ def _overall(study: Study) -> str:
 
 def _rare(study: Study) -> str:
     """The rarest bin that has words: where the paper finds the models furthest apart."""
-    b = _rarest(study.word_bins)
+    b = rarest(study.word_bins)
     if b is None:
         return ""
     return (
@@ -59,7 +59,7 @@ def _rare(study: Study) -> str:
 
 
 def _previous(study: Study) -> str:
-    b = _rarest(study.previous_bins)
+    b = rarest(study.previous_bins)
     if b is None:
         return ""
     return (
@@ -68,7 +68,8 @@ def _previous(study: Study) -> str:
     )
 
 
-def _rarest(bins: Sequence[FrequencyBin]) -> FrequencyBin | None:
+def rarest(bins: Sequence[FrequencyBin]) -> FrequencyBin | None:
+    """The rarest words there are; None if all are frequent."""
     return next((b for b in bins if b.name in RARE and b.tokens), None)
 
 

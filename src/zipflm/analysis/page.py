@@ -15,7 +15,7 @@ from typing import Any
 
 from zipflm.analysis import paper
 from zipflm.analysis.chart_data import chart_data
-from zipflm.analysis.findings import findings
+from zipflm.analysis.findings import findings, rarest
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.plots import DATASETS, style_of
 from zipflm.analysis.study import Row, Study
@@ -150,7 +150,7 @@ def _tiles(study: Study) -> Iterable[str]:
         fast = min(timed, key=lambda row: row.seconds.mean if row.seconds else 0.0)
         assert fast.seconds is not None
         tiles.append((duration(fast.seconds.mean), fast.label, "shortest training"))
-    rare = next((b for b in study.word_bins if b.name in ("1-10", "11-100") and b.tokens), None)
+    rare = rarest(study.word_bins)
     if rare is not None:
         loss, label = min((loss, label) for label, loss in rare.loss.items() if loss is not None)
         what = f"lowest loss on words that training has {rare.name} times"
