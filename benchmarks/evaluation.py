@@ -14,10 +14,10 @@ import time
 
 import numpy as np
 import torch
+from zipflm.evaluation.perplexity import Precision, score
 
 from zipflm.data.batches import Batches
 from zipflm.data.tokens import TokenArray
-from zipflm.evaluation.perplexity import Precision, score
 from zipflm.model.language_model import LanguageModel
 from zipflm.presets import from_name
 

@@ -2,6 +2,8 @@ import os
 
 import pytest
 import torch
+from fairseq_checkpoints import NEWEST, import_run
+from small_data import make_folder
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which nobody has yet
@@ -21,3 +23,25 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _same_numbers_every_time():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def word_data(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("data"), "words")
+
+
+@pytest.fixture(scope="session")
+def bpe_data(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("data"), "pieces", bpe=40)
+
+
+@pytest.fixture(scope="session")
+def other_data(tmp_path_factory):
+    """Another vocabulary."""
+    return make_folder(tmp_path_factory.mktemp("data"), "others", seed=1, max_size=40)
+
+
+@pytest.fixture(scope="session")
+def imported_run(tmp_path_factory):
+    """The golden ADP-T model as a run folder."""
+    return import_run(NEWEST, tmp_path_factory.mktemp("runs") / "adpt")

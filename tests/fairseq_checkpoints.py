@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, CharacterInput, FixedInput, Tie
-from zipflm.interop.fairseq_model import read_model
-from zipflm.training.imported import write_run
+from zipflm.interop import fairseq_run
 
 GOLDEN = Path(__file__).parent / "golden"
 CHECKPOINTS = sorted((GOLDEN / "checkpoints").glob("*.pt"))
@@ -173,13 +172,5 @@ def _joined(layer):
 
 def import_run(checkpoint, out):
     """A run folder, as `zipflm import-fairseq` makes it."""
-    model = read_model(checkpoint, DICT)
-    write_run(
-        out,
-        model.config,
-        model.weights,
-        model.vocabulary,
-        updates=model.updates,
-        origin=checkpoint.name,
-    )
+    fairseq_run.import_run(checkpoint, DICT, out)
     return out

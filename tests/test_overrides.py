@@ -14,8 +14,9 @@ from zipflm.config import (
     Muon,
     WarmupDecay,
 )
-from zipflm.overrides import from_dict, override, to_dict
+from zipflm.overrides import override
 from zipflm.presets import DATASETS, FACTORIZATIONS
+from zipflm.records import from_dict, to_dict
 
 CONFIG = preset("tiny", "ADP-T")
 

@@ -13,7 +13,8 @@ import torch
 import zipflm
 from zipflm.data.folder import DataFolder
 from zipflm.recipes import resolve
-from zipflm.training import checkpoint
+from zipflm.runs.folder import RunFolder
+from zipflm.runs.records import Report, Validation
 from zipflm.training.trainer import train
 
 SMALL = [
@@ -43,10 +44,16 @@ def run(data, out, *overrides, recipe="paper", base=SMALL, **options):
 
 
 def weights(out: Path, update: int | None = None) -> dict[str, torch.Tensor]:
-    folders = checkpoint.newest_first(out)
-    folder = folders[0] if update is None else out / "checkpoints" / f"update-{update:08d}"
-    read = checkpoint.load(folder)
+    read = RunFolder(out).choose("newest" if update is None else update).read()
     return read.weights | read.optimizer
+
+
+def reports(out: Path) -> list[Report]:
+    return [line for line in RunFolder(out).log() if isinstance(line, Report)]
+
+
+def validations(out: Path) -> list[Validation]:
+    return [line for line in RunFolder(out).log() if isinstance(line, Validation)]
 
 
 def assert_same(ours, theirs):

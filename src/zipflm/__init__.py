@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zipflm.config import Blocks as Blocks
     from zipflm.config import Config as Config
     from zipflm.config import ModelConfig as ModelConfig
     from zipflm.config import Tie as Tie
@@ -29,6 +30,7 @@ _HOME = {
     "AdaptiveSoftmax": "zipflm.model.outputs",
     "Bands": "zipflm.model.bands",
     "Batches": "zipflm.data.batches",
+    "Blocks": "zipflm.config",
     "Config": "zipflm.config",
     "DataFolder": "zipflm.data.folder",
     "LanguageModel": "zipflm.model.language_model",

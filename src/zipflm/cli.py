@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from zipflm.comparison.compare import Outcome
+    from zipflm.comparison.compare import FinishedStudy
 
 _Number = TypeVar("_Number", int, float)
 
@@ -201,6 +201,10 @@ def train(
     keep: Annotated[
         int, typer.Option(min=0, help="Checkpoints to keep besides the best; 0 keeps all.")
     ] = 3,
+    other_text: Annotated[
+        bool,
+        typer.Option("--other-text", help="With --resume: go on with another training text."),
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
 ) -> None:
     """Train a model; with torchrun, on many devices."""
@@ -212,7 +216,15 @@ def train(
 
     folder = DataFolder.open(data)
     config = resolve(preset, recipe, overrides or [], len(folder.vocabulary))
-    run(config, folder, Path(out), resume=resume, keep=keep, device=device)
+    run(
+        config,
+        folder,
+        Path(out),
+        resume=resume,
+        keep=keep,
+        device=device,
+        other_text=other_text,
+    )
 
 
 @app.command()
@@ -244,19 +256,11 @@ def import_fairseq(
     ] = None,
 ) -> None:
     """Make a run folder from a model that fairseq trained."""
-    from zipflm.interop.fairseq_model import read_model
-    from zipflm.training.imported import write_run
+    from pathlib import Path
 
-    model = read_model(checkpoint, dictionary, unit="bpe" if bpe_codes else None)
-    write_run(
-        out,
-        model.config,
-        model.weights,
-        model.vocabulary,
-        updates=model.updates,
-        origin=checkpoint,
-        bpe_codes=bpe_codes,
-    )
+    from zipflm.interop.fairseq_run import import_run
+
+    model = import_run(checkpoint, dictionary, Path(out), bpe_codes=bpe_codes)
     typer.echo(
         f"{out}: {model.config.name}, {model.config.num_params():,} parameters, "
         f"{model.config.vocab_size:,} entries of unit {model.config.batches.unit}"
@@ -289,13 +293,18 @@ def evaluate(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="Of a run: newest (if not given), best or a number of updates."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
     """Perplexity of a run on a split or a text, with any block and context."""
-    from zipflm.evaluation.evaluate import Setting, shown
+    from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.evaluation.evaluate import evaluate as score
+    from zipflm.runs.folder import parse_choice
 
-    setting = Setting(
+    options = ScoringOptions(
         block=block,
         context=context,
         break_mode=break_mode,  # type: ignore[arg-type]  # checked there
@@ -303,9 +312,10 @@ def evaluate(
         device=device,
         precision=precision,  # type: ignore[arg-type]  # checked there
     )
+    choice = parse_choice(checkpoint)
     with _removing_what_is_unfinished():
-        report = score(run, data=data, split=split, text=text, setting=setting).report()
-    typer.echo(shown(report, as_json))
+        found = score(run, data=data, split=split, text=text, checkpoint=choice, options=options)
+    typer.echo(found.as_json() if as_json else found.as_text())
 
 
 @app.command()
@@ -375,6 +385,10 @@ def analyse(
         str | None, typer.Option(help="Train it with these dropouts in the tail as well.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of every such setting.")] = 1,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="Of every run: newest (if not given), best or a number of updates."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
 ) -> None:
     """Losses by word frequency, figures and word lists of any runs."""
@@ -382,9 +396,10 @@ def analyse(
 
     from zipflm.comparison import analyse as library
     from zipflm.comparison.progress import print_table
-    from zipflm.evaluation.evaluate import Setting
+    from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.runs.folder import parse_choice
 
-    paths = [Path(run) for run in runs]
+    paths, choice = [Path(run) for run in runs], parse_choice(checkpoint)
     if bands is not None or tail_dropout is not None:
         if len(paths) != 1 or context_sizes is not None:
             raise ValueError("--bands and --tail-dropout start from one run, without contexts")
@@ -396,6 +411,7 @@ def analyse(
                 Path(out),
                 bands=_parts(bands),
                 tail_dropout=rates,
+                checkpoint=choice,
                 seeds=seeds,
                 device=device,
             )
@@ -405,8 +421,9 @@ def analyse(
         paths,
         Path(data),
         Path(out),
+        checkpoint=choice,
         context_sizes=_numbers("--context-sizes", context_sizes, int),
-        setting=Setting(block=block, device=device),
+        options=ScoringOptions(block=block, device=device),
     )
     print_table(study)
     typer.echo(f"report: {Path(out) / 'report.html'}")
@@ -423,7 +440,7 @@ def _numbers(option: str, text: str | None, kind: type[_Number]) -> tuple[_Numbe
         raise ValueError(f"{option} {text}: write numbers with commas between them") from None
 
 
-def _conclude(outcome: Outcome) -> None:
+def _conclude(finished: FinishedStudy) -> None:
     """The end of a study on the terminal; under torchrun the first process alone speaks."""
     import os
 
@@ -431,9 +448,9 @@ def _conclude(outcome: Outcome) -> None:
 
     if os.environ.get("RANK", "0") != "0":
         return
-    print_table(outcome.study)
-    typer.echo(f"report: {outcome.page}")
-    if outcome.stopped:
+    print_table(finished.study)
+    typer.echo(f"report: {finished.page}")
+    if finished.stopped:
         typer.echo("stopped before the end; the same command goes on where it was")
 
 

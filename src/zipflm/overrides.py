@@ -1,53 +1,22 @@
-"""Configs as dictionaries and dotted overrides as typed values, strict in both directions.
+"""Dotted overrides, as they are typed on a command line, as typed values of any config.
 
-Works on any frozen dataclass: a union of dataclasses is told apart by the key `kind`, which holds
-the type's name; an unknown key is refused with the closest known one.
+`decoder.num_layers=8` becomes a number because the field is one; an unknown key is refused with the
+closest known one. Works on any frozen dataclass; `records` knows how such values are kept.
 """
 
 from __future__ import annotations
 
+import math
 import types
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from zipflm.records import UnknownKey as UnknownKey
+from zipflm.records import construct, defaults, parse, quoted, type_name
+
 T = TypeVar("T")
-
-
-class UnknownKey(ValueError):
-    """A key whose last part, or an earlier one, names no field."""
-
-    def __init__(self, unknown: str, known: list[str], key: str) -> None:
-        close = get_close_matches(unknown, known, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(known)
-        super().__init__(f"unknown key {unknown}: {hint}")
-        self.key = key
-        """All of it, as it was written."""
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """A nested dictionary of plain JSON values."""
-    return {"kind": type(config).__name__} | {
-        f.name: _to_plain(getattr(config, f.name)) for f in fields(config)
-    }
-
-
-def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """The inverse of `to_dict`; `where` is the dotted name under which errors are reported."""
-    hints = get_type_hints(cls)
-    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    for key in values:
-        if key not in names and key != "kind":
-            raise UnknownKey(where + key, [where + name for name in names], where + key)
-    kind = values.get("kind", cls.__name__)
-    if kind != cls.__name__:
-        raise ValueError(f"{where}kind={kind!r}: expected {cls.__name__}")
-    parsed = {
-        name: _parse(hints[name], values[name], where + name) for name in names if name in values
-    }
-    return _construct(cls, parsed, where)
 
 
 def override(config: T, assignments: Iterable[str]) -> T:
@@ -109,7 +78,7 @@ class _Node:
         return True
 
     def become(self, cls: type) -> None:
-        own, names = _defaults(self.cls), {f.name for f in fields(cls)}
+        own, names = defaults(self.cls), {f.name for f in fields(cls)}
         self.values = {
             name: value
             for name, value in self.values.items()
@@ -137,14 +106,14 @@ class _Node:
             hint = f"choose {kinds}, or set" if kinds else "set"
             raise ValueError(f"{key}={text}: {hint} one of its fields: {known}")
         else:
-            self.values[name] = _parse(get_type_hints(self.cls)[name], text, key)
+            self.values[name] = _from_text(get_type_hints(self.cls)[name], text, key)
 
     def build(self) -> Any:
         values = {
             name: value.build() if isinstance(value, _Node) else value
             for name, value in self.values.items()
         }
-        return _construct(self.cls, values, self.where)
+        return construct(self.cls, values, self.where)
 
 
 def _variants(cls: type) -> dict[str, dict[str, type]]:
@@ -157,107 +126,44 @@ def _variants(cls: type) -> dict[str, dict[str, type]]:
     }
 
 
-def _defaults(cls: type) -> dict[str, Any]:
-    """The fields that need not be given, and what they then are."""
-    known: dict[str, Any] = {}
-    for field in fields(cls):
-        if field.default is not MISSING:
-            known[field.name] = field.default
-        elif field.default_factory is not MISSING:
-            known[field.name] = field.default_factory()
-    return known
-
-
-def _construct(cls: type[T], values: dict[str, Any], where: str) -> T:
-    known = _defaults(cls)
-    for field in fields(cls):  # type: ignore[arg-type]
-        if field.name not in values and field.name not in known:
-            key = where + field.name
-            raise ValueError(f"{key}: missing, and {cls.__name__} needs it; add {key}=...")
-    return cls(**values)
-
-
-def _to_plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return to_dict(value)
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple):
-        return [_to_plain(item) for item in value]
-    return value
-
-
-def _parse(hint: Any, value: Any, where: str) -> Any:
-    """`value` (from JSON, or the text of an override) as the type `hint`."""
+def _from_text(hint: Any, text: str, where: str) -> Any:
+    """The text of an override as the type `hint`."""
     origin, options = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _parse_union(options, value, where)
-    if origin is Literal:
-        if value not in options:
-            raise ValueError(f"{where}={value!r}: choose from {', '.join(map(str, options))}")
-        return value
-    if origin is tuple:
-        return _parse_tuple(options, value, where)
-    if is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{where}={value!r}: expected the fields of {_name(hint)}")
-        return from_dict(hint, value, where + ".")  # type: ignore[arg-type]
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        choices = [member.value for member in hint]
-        if value not in choices:
-            raise ValueError(f"{where}={value!r}: choose from {', '.join(choices)}")
-        return hint(value)
-    return _parse_scalar(hint, value, where)
-
-
-def _parse_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
-    if type(None) in options:
-        if value is None or value == "none":
+    if origin in (Union, types.UnionType) and type(None) in options:
+        if text == "none":
             return None
-        options = tuple(option for option in options if option is not type(None))
-        if len(options) == 1:
-            return _parse(options[0], value, where)
-    kinds = {option.__name__: option for option in options}
-    kind = value.get("kind") if isinstance(value, Mapping) else None
-    if kind not in kinds:
-        raise ValueError(f"{where}: kind={kind!r}: choose from {', '.join(kinds)}")
-    return _parse(kinds[kind], value, where)
+        (hint,) = (option for option in options if option is not type(None))
+        return _from_text(hint, text, where)
+    if origin is tuple:
+        return _tuple_from_text(options, text, where)
+    if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
+        return parse(hint, text, where)
+    return _scalar_from_text(hint, text, where)
 
 
-def _parse_tuple(options: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if isinstance(value, str):
-        # A tuple inside a tuple is written with colons: 0.3:128,0.8:256.
-        separator = "," if options[-1] is Ellipsis else ":"
-        value = [] if value == "none" else value.strip("()[]").split(separator)
-        value = [part for part in value if part.strip()]
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{where}={value!r}: expected a list, e.g. {where}=20000,60000")
+def _tuple_from_text(options: tuple[Any, ...], text: str, where: str) -> tuple[Any, ...]:
+    # A tuple inside a tuple is written with colons: 0.3:128,0.8:256.
+    separator = "," if options[-1] is Ellipsis else ":"
+    parts = [] if text == "none" else text.strip("()[]").split(separator)
+    parts = [part.strip() for part in parts if part.strip()]
     if options[-1] is Ellipsis:
-        return tuple(_parse(options[0], item, where) for item in value)
-    if len(options) != len(value):
-        raise ValueError(f"{where}={value!r}: expected {len(options)} values")
-    return tuple(_parse(o, item, where) for o, item in zip(options, value, strict=True))
+        return tuple(_from_text(options[0], part, where) for part in parts)
+    if len(options) != len(parts):
+        raise ValueError(f"{where}={quoted(text)}: expected {len(options)} values")
+    return tuple(_from_text(o, part, where) for o, part in zip(options, parts, strict=True))
 
 
-def _parse_scalar(hint: type, value: Any, where: str) -> Any:
+def _scalar_from_text(hint: type, text: str, where: str) -> Any:
+    if hint is str:
+        return text
     if hint is bool:
-        known = {"true": True, "false": False, True: True, False: False}
-        key = value.lower() if isinstance(value, str) else value
-        if isinstance(key, str | bool) and key in known:
-            return known[key]
-        raise ValueError(f"{where}={value!r}: write true or false")
-    accepted = (str, int, float) if hint is not str else (str,)
-    if isinstance(value, bool) or not isinstance(value, accepted):
-        raise ValueError(f"{where}={value!r}: expected {_name(hint)}")
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"{where}={quoted(text)}: write true or false")
+        return text.lower() == "true"
     try:
-        text = value.replace("_", "").strip() if isinstance(value, str) and hint is int else value
-        number = hint(text)
+        number = int(text.replace("_", "")) if hint is int else float(text)
     except ValueError:
-        raise ValueError(f"{where}={value!r}: expected {_name(hint)}") from None
-    if hint is int and isinstance(value, float) and value != number:
-        raise ValueError(f"{where}={value!r}: expected a whole number")
+        raise ValueError(f"{where}={quoted(text)}: expected {type_name(hint)}") from None
+    if not math.isfinite(number if hint is float else 0):
+        raise ValueError(f"{where}={quoted(text)}: expected a finite number")
     return number
-
-
-def _name(hint: Any) -> str:
-    return {int: "a whole number", float: "a number", str: "text"}.get(hint, str(hint.__name__))

@@ -7,7 +7,10 @@ import math
 import numpy as np
 
 from zipflm.analysis.study import CurvePoint, Member, ScoredText, Study, build, split_score
+from zipflm.config import Blocks
 from zipflm.data.vocabulary import Vocabulary
+from zipflm.evaluation.scores import ScoringProtocol
+from zipflm.presets import preset
 
 LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 
@@ -32,8 +35,17 @@ def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> Me
     counts = np.maximum(scored.vocabulary.counts[scored.word_ids], 1)
     nll = 10 - 0.6 * np.log(counts) - 0.04 * rank + random.normal(0, 0.5, len(counts))
     nll = np.abs(nll)
-    protocol = {"unit": "bpe" if "BPE" in label else "word", "block": 64, "context": 0}
-    score = split_score(nll, scored.word_ids, protocol | {"tokens": len(nll)})
+    protocol = ScoringProtocol(
+        unit="bpe" if "BPE" in label else "word",
+        blocks=Blocks(break_mode="complete", block=64),
+        tokens=len(nll),
+        words=len(nll),
+        unk=0,
+        eos=1,
+        positions=len(nll),
+        precision="float32",
+    )
+    score = split_score(nll, scored.word_ids, protocol)
     curve = tuple(
         CurvePoint(
             update=10 * i,
@@ -48,6 +60,7 @@ def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> Me
         factorization=label.split(" ")[0],
         seed=seed,
         run=f"members/{label}/seed-{seed}",
+        checkpoint=None if problem else "update-00000100",
         input="adaptive" if "ADP" in label else "embedding 32",
         output="adaptive (tied)" if label.endswith("-T") else "softmax 32",
         params={"input.table": 1000 * (9 - rank), "decoder.layers": 50_000, "output.table": 700},
@@ -57,8 +70,8 @@ def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> Me
         seconds=None if problem else 10.0 + rank,
         tokens_per_second=None if problem else 12_345.0,
         memory=None if problem else 123_456_789,
-        config={"name": f"tiny/{label}"},
-        versions={"torch": "2.13.0"},
+        config=preset("tiny", label.split(" ")[0] if label.split(" ")[0] in LABELS else "SM"),
+        versions=None,
         problem=problem,
     )
 
@@ -69,7 +82,7 @@ def study(dataset: str = "tiny", seeds: int = 1, broken: str = "") -> Study:
         for rank, label in enumerate(LABELS)
         for seed in range(1, seeds + 1)
     ]
-    facts = {"data": "data/", "updates": 100, "zipflm": "0.1.0"}
+    facts = {"data": "data/", "updates": "100", "zipflm": "0.1.0"}
     return build(members, text(), title="Factorizations of test", dataset=dataset, facts=facts)
 
 

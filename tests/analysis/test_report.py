@@ -14,7 +14,8 @@ from zipflm.analysis.tables import duration, memory, millions, number, to_csv, t
 
 
 def test_all_files_are_written(tmp_path: Path) -> None:
-    assert write_report(example.study(), tmp_path / "study") == tmp_path / "study" / "report.html"
+    page = write_report(example.study(), tmp_path / "study", "study")
+    assert page == tmp_path / "study" / "report.html"
     names = {path.name for path in (tmp_path / "study").iterdir()}
     assert names == {"report.html", "report.md", "table.csv", "table.json", "figures"}
 
@@ -22,7 +23,7 @@ def test_all_files_are_written(tmp_path: Path) -> None:
 def test_csv_and_json_hold_the_same_values() -> None:
     study = example.study(dataset="wikitext-103")
     lines = list(csv.DictReader(to_csv(study).splitlines()))
-    rows = json.loads(json.dumps(to_json(study), allow_nan=False))["rows"]
+    rows = json.loads(json.dumps(to_json(study, "study"), allow_nan=False))["rows"]
     assert [line["model"] for line in lines] == [row["model"] for row in rows]
     for line, row in zip(lines, rows, strict=True):
         assert float(line["perplexity_test"]) == row["perplexity_test"]
@@ -42,7 +43,9 @@ def test_a_member_without_a_result_has_its_reason_and_no_number() -> None:
 
 def test_every_number_has_its_protocol() -> None:
     text = markdown(example.study(seeds=2))
-    assert text.count("| SM-T | 2 | test | word | 64 | 0 | 3,000 |") == 1
+    assert (
+        text.count("| SM-T | 2 | test | update-00000100 | word | complete | 64 | 0 | 3,000 |") == 1
+    )
     assert text.count("| SM-T | 1 | valid |") == 1
 
 
@@ -69,7 +72,7 @@ def test_a_study_of_failures_only_still_makes_a_page(tmp_path: Path) -> None:
 
     members = [example.member("SM", problem="diverged")]
     study = build(members, example.text(), title="t", dataset="tiny", facts={})
-    page = write_report(study, tmp_path).read_text()
+    page = write_report(study, tmp_path, "study").read_text()
     assert "diverged" in page and "nan" not in (tmp_path / "table.csv").read_text()
 
 

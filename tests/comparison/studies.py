@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from zipflm.comparison.runs import WordScores
-from zipflm.config import Config
-from zipflm.data.folder import DataFolder, file_hash
+from zipflm.comparison.members import ScoredRun, WordScores
+from zipflm.comparison.plan import Plan, Request, make_plans, open_words
+from zipflm.config import Blocks, Config
+from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
-from zipflm.evaluation.evaluate import Setting
-from zipflm.training import run_folder
+from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.evaluation.scores import ScoringProtocol
+from zipflm.runs.checkpoint import Contents
+from zipflm.runs.folder import RunFolder
+from zipflm.runs.log import append_line
+from zipflm.runs.records import Place, Report, TrainingState, Validation
 
 SENTENCES = [
     "the cat sat on the mat and the dog sat on the rug",
@@ -35,6 +41,48 @@ def make_data(folder: Path, *, twin: bool = True) -> Path:
     return folder / "data"
 
 
+def plans_for(request: Request) -> list[Plan]:
+    return make_plans(request, open_words(request.data))
+
+
+def report(
+    update: int, seconds: float, loss: float, speed: float = 20.0, memory: int = 7
+) -> Report:
+    return Report(
+        update=update,
+        epoch=0.5,
+        seconds=seconds,
+        token_unit="word",
+        loss=loss,
+        nats_per_word=loss,
+        perplexity=float(np.exp(loss)),
+        learning_rate=1.0,
+        grad_norm=1.0,
+        tokens_per_second=speed,
+        data_share=0.0,
+        skipped=0,
+        block=64,
+        memory=memory,
+        seconds_left=0.0,
+    )
+
+
+def validation(update: int, seconds: float, perplexity: float) -> Validation:
+    loss = float(np.log(perplexity))
+    return Validation(
+        update=update,
+        seconds=seconds,
+        split="valid",
+        nats_per_word=loss,
+        perplexity=perplexity,
+        nats_per_token=loss,
+        token_unit="word",
+        tokens=9,
+        words=9,
+        blocks=Blocks(break_mode="complete", block=64),
+    )
+
+
 class PretendTrainer:
     """Writes the folder of a finished run; fails or is interrupted where told to."""
 
@@ -45,30 +93,56 @@ class PretendTrainer:
     def __call__(self, config: Config, data: DataFolder, out: Path) -> bool:
         self.trained.append(config.name.split("/")[1])
         print("a line of the trainer")
-        run_folder.prepare(out, config, data, 0)
+        run = RunFolder(out)
+        run.open(config, data, 0)
         if self.trained[-1] == self.diverges:
             raise ValueError("so many updates in a row had a non-finite loss")
         last = config.training.max_updates
-        entries = [
-            {"update": 1, "seconds": 1.0, "loss": 5.0, "tokens_per_second": 1.0, "memory": 7},
-            {"update": 2, "seconds": 1.5, "loss": 4.5, "tokens_per_second": 18.0, "memory": 7},
-            {"update": last, "seconds": 2.0, "loss": 4.0, "tokens_per_second": 20.0, "memory": 9},
-            {"update": last, "seconds": 2.0, "valid": {"perplexity": 30.0, "loss": 3.4}},
-        ]
-        (out / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+        for line in (
+            report(1, 1.0, 5.0, speed=1.0),
+            report(2, 1.5, 4.5, speed=18.0),
+            report(last, 2.0, 4.0, memory=9),
+            validation(last, 2.0, 30.0),
+        ):
+            append_line(run.log_path, line)
         if self.trained[-1] == self.stops_at:
             return False
-        folder = out / "checkpoints" / f"update-{last:08d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "weights.safetensors").write_bytes(b"weights")
-        sums = {"weights.safetensors": file_hash(folder / "weights.safetensors")}
-        (folder / "checksums.json").write_text(json.dumps(sums))
+        for checkpoint in run.checkpoints():
+            checkpoint.remove()
+        state = TrainingState(
+            update=last,
+            place=Place(),
+            seconds=2.0,
+            skipped=0,
+            loss_scale=None,
+            seed=config.training.seed,
+            world_size=1,
+            vocabulary=data.vocabulary.hash,
+            text=data.split("train").sha256,
+            valid=None,
+        )
+        weights = {"pretended": torch.zeros(2)}
+        run.save(Contents(weights, {}, state, config, data.vocabulary, data.codes), keep=1)
         return True
 
 
-def pretend_score(run: Path, data: Path, split: str, setting: Setting) -> WordScores:
-    """As many losses as the split has words, lower for names later in the alphabet."""
-    words = DataFolder.open(data).facts["splits"][split]["words"]
+def pretend_score(
+    run: Path, data: DataFolder, splits: Sequence[str], options: ScoringOptions
+) -> ScoredRun:
+    """As many losses as each split has words, lower for names later in the alphabet."""
     level = 5.0 - 0.1 * (ord(run.parent.name[0]) - ord("A"))
-    protocol = {"unit": DataFolder.open(data).unit, "block": 64, "context": 0}
-    return WordScores(np.full(words, level), protocol)
+    scores = {}
+    for split in splits:
+        words = data.split(split).words
+        protocol = ScoringProtocol(
+            unit=data.unit,
+            blocks=Blocks(break_mode="complete", block=64),
+            tokens=data.split(split).tokens,
+            words=words,
+            unk=0,
+            eos=0,
+            positions=words,
+            precision="float32",
+        )
+        scores[split] = WordScores(np.full(words, level), protocol)
+    return ScoredRun("update-00000200", scores)

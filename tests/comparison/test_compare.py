@@ -3,17 +3,24 @@
 import errno
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from comparison.studies import PretendTrainer, make_data, pretend_score
+from comparison.studies import (
+    PretendTrainer,
+    make_data,
+    pretend_score,
+    report,
+    validation,
+)
 
 from zipflm.comparison.compare import compare
+from zipflm.comparison.members import ScoredRun, WordScores, curve
 from zipflm.comparison.plan import Request
 from zipflm.comparison.progress import print_table
-from zipflm.comparison.runs import WordScores, curve
-from zipflm.evaluation.evaluate import Setting
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +53,7 @@ def test_members_are_trained_scored_and_reported(
     assert "a line of the trainer" in (tmp_path / "members/SM/seed-1/output-0.txt").read_text()
     rows = json.loads((tmp_path / "table.json").read_text())["rows"]
     assert [row["model"] for row in rows] == ["SM", "BPE", "ADP-T"]
+    assert rows[0]["members"][0]["checkpoint"] == "update-00000200"
     assert rows[0]["training_time"] == 2.0 and rows[0]["training_memory"] == 9
     # 1 token/s while the model is compiled, then 18 and 20.
     assert rows[0]["training_tokens_per_s"] == pytest.approx(18)
@@ -87,10 +95,10 @@ def test_one_that_diverges_has_its_row_and_the_others_finish(
 
 
 def test_scores_that_are_not_numbers_are_the_members_problem(data: Path, tmp_path: Path) -> None:
-    def score(run: Path, folder: Path, split: str, setting: Setting) -> WordScores:
+    def score(run: Path, *rest: Any) -> ScoredRun:
         if run.parent.name == "SM":
             raise ValueError("no finite log-probability")
-        return pretend_score(run, folder, split, setting)
+        return pretend_score(run, *rest)
 
     outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
     assert outcome.study.rows[0].problem == "no finite log-probability"
@@ -120,14 +128,11 @@ def test_tokens_that_do_not_divide_are_refused_before_anything_is_trained(
 
 
 def test_training_losses_of_pieces_are_shown_per_word() -> None:
-    log = [
-        {"update": 5, "seconds": 1.0, "loss": 2.0},
-        {"update": 5, "seconds": 1.0, "valid": {"perplexity": float(np.exp(3.0)), "loss": 2.5}},
-        {"update": 9, "seconds": 2.0, "loss": None},
-    ]
-    points = curve(log, pieces_per_word=1.5)
+    pieces = replace(report(5, 1.0, 2.0), token_unit="bpe", nats_per_word=3.0)
+    diverged = replace(report(9, 2.0, 2.0), loss=None, nats_per_word=None)
+    points = curve([pieces, validation(5, 1.0, float(np.exp(3.5))), diverged])
     assert [point.update for point in points] == [5, 9]
-    assert points[0].loss == 3.0 and points[0].valid_loss == pytest.approx(3.0)
+    assert points[0].loss == 3.0 and points[0].valid_loss == pytest.approx(3.5)
     assert points[1].loss is None
 
 
@@ -159,10 +164,12 @@ def test_a_member_whose_checkpoint_is_damaged_is_trained_again(data: Path, tmp_p
 
 
 def test_an_infinite_perplexity_is_the_members_problem(data: Path, tmp_path: Path) -> None:
-    def score(run: Path, folder: Path, split: str, setting: Setting) -> WordScores:
-        found = pretend_score(run, folder, split, setting)
-        is_bad = run.parent.name == "SM" and run.name == "seed-2"
-        return WordScores(found.nll * 1e20, found.protocol) if is_bad else found
+    def score(run: Path, *rest: Any) -> ScoredRun:
+        found = pretend_score(run, *rest)
+        if run.parent.name == "SM" and run.name == "seed-2":
+            bad = {s: WordScores(w.nll * 1e20, w.protocol) for s, w in found.splits.items()}
+            return ScoredRun(found.checkpoint, bad)
+        return found
 
     request = request_for(data, tmp_path, seeds=2)
     outcome = compare(request, train=PretendTrainer(), score=score)
@@ -214,10 +221,10 @@ def test_a_full_disk_is_told_with_the_place_and_leaves_the_report_before_it(
 
 
 def test_a_full_disk_is_the_problem_of_the_member_that_met_it(data: Path, tmp_path: Path) -> None:
-    def score(run: Path, folder: Path, split: str, setting: Setting) -> WordScores:
+    def score(run: Path, *rest: Any) -> ScoredRun:
         if run.parent.name == "SM":
             raise OSError(errno.ENOSPC, "No space left on device")
-        return pretend_score(run, folder, split, setting)
+        return pretend_score(run, *rest)
 
     outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
     problem = outcome.study.rows[0].problem

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from comparison.studies import make_data
+from comparison.studies import make_data, plans_for
 
-from zipflm.comparison.plan import Request, cutoffs, make_plans
+from zipflm.comparison.plan import Request, cutoffs
 from zipflm.config import AdaptiveOutput
 from zipflm.presets import FACTORIZATIONS
 
@@ -16,14 +16,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_eight_are_planned_each_with_data_of_its_unit(data: Path) -> None:
-    plans = make_plans(Request(data=data, preset="tiny", out=Path("study")))
+    plans = plans_for(Request(data=data, preset="tiny", out=Path("study")))
     assert tuple(plan.label for plan in plans) == FACTORIZATIONS
-    assert {plan.label for plan in plans if plan.data.name == "bpe"} == {"BPE", "BPE-T"}
-    assert plans[-1].folder == Path("study/members/ADP-T/seed-1")
+    assert {plan.label for plan in plans if plan.data.path.name == "bpe"} == {"BPE", "BPE-T"}
+    assert plans[-1].run.path == Path("study/members/ADP-T/seed-1")
 
 
 def test_members_differ_in_their_layers_only(data: Path) -> None:
-    plans = make_plans(Request(data=data, preset="demo", out=Path("s"), recipe="modern"))
+    plans = plans_for(Request(data=data, preset="demo", out=Path("s"), recipe="modern"))
     assert len({plan.config.decoder for plan in plans}) == 1
     assert len({plan.config.training for plan in plans}) == 1
 
@@ -37,17 +37,17 @@ def test_seeds_count_on_from_the_configs_own(data: Path) -> None:
         seeds=3,
         overrides=("training.seed=7",),
     )
-    plans = make_plans(request)
+    plans = plans_for(request)
     assert [plan.seed for plan in plans] == [7, 8, 9]
     assert [plan.config.training.seed for plan in plans] == [7, 8, 9]
-    assert len({plan.folder for plan in plans}) == 3
+    assert len({plan.run.path for plan in plans}) == 3
 
 
 def test_a_change_of_a_layer_goes_to_the_members_that_have_it(data: Path) -> None:
     overrides = ("input.cutoffs=3,5", "output.cutoffs=3,5", "output.tail_dropout=0.3")
-    plans = make_plans(Request(data=data, preset="tiny", out=Path("s"), overrides=overrides))
+    plans = plans_for(Request(data=data, preset="tiny", out=Path("s"), overrides=overrides))
     configs = {plan.label: plan.config for plan in plans}
-    assert configs["SM"] == make_plans(Request(data=data, preset="tiny", out=Path("s")))[0].config
+    assert configs["SM"] == plans_for(Request(data=data, preset="tiny", out=Path("s")))[0].config
     for label in ("ASM", "CNN", "ADP", "ADP-T"):
         output = configs[label].output
         assert isinstance(output, AdaptiveOutput)
@@ -66,7 +66,7 @@ def test_settings_make_rows_of_their_own(data: Path) -> None:
         bands=("4/8/20", "8/24"),
         tail_dropout=(0.0, 0.2),
     )
-    plans = make_plans(request)
+    plans = plans_for(request)
     assert [plan.label for plan in plans] == [
         "ADP-T bands 4/8/20, tail dropout 0",
         "ADP-T bands 4/8/20, tail dropout 0.2",
@@ -76,7 +76,7 @@ def test_settings_make_rows_of_their_own(data: Path) -> None:
     output = plans[1].config.output
     assert isinstance(output, AdaptiveOutput)
     assert (output.cutoffs, output.tail_dropout) == ((4, 12), 0.2)
-    assert plans[1].folder.parent.name == "ADP-T-bands-4-8-20-tail-dropout-0.2"
+    assert plans[1].run.path.parent.name == "ADP-T-bands-4-8-20-tail-dropout-0.2"
 
 
 @pytest.mark.parametrize(
@@ -133,22 +133,22 @@ def test_what_cannot_be_trained_is_refused(
 ) -> None:
     fields = {"data": data, "preset": "tiny", "out": Path("s"), **changes}
     with pytest.raises(ValueError, match=message):
-        make_plans(Request(**fields))  # type: ignore[arg-type]
+        plans_for(Request(**fields))  # type: ignore[arg-type]
 
 
 def test_without_sub_words_the_error_says_what_to_prepare_or_leave_out(tmp_path: Path) -> None:
     data = make_data(tmp_path, twin=False)
     with pytest.raises(ValueError, match=r"--bpe 32000 --out .*data/bpe\), or leave them out: "
                        "--factorizations SM,SM-T,ASM,CNN,ADP,ADP-T"):  # fmt: skip
-        make_plans(Request(data=data, preset="tiny", out=Path("s")))
+        plans_for(Request(data=data, preset="tiny", out=Path("s")))
 
 
 def test_a_folder_of_sub_words_is_no_start(data: Path) -> None:
     with pytest.raises(ValueError, match="its unit is bpe; a study starts from words"):
-        make_plans(Request(data=data / "bpe", preset="tiny", out=Path("s")))
+        plans_for(Request(data=data / "bpe", preset="tiny", out=Path("s")))
 
 
-@pytest.mark.parametrize("change", ["fewer words", "other words"])
+@pytest.mark.parametrize("change", ["fewer words", "other words", "other order"])
 def test_a_twin_of_another_text_is_refused(tmp_path: Path, change: str) -> None:
     data = make_data(tmp_path, twin=False)
     from zipflm.data.prepare import Options, prepare
@@ -156,7 +156,12 @@ def test_a_twin_of_another_text_is_refused(tmp_path: Path, change: str) -> None:
     texts = {split: [tmp_path / f"{split}.other"] for split in ("train", "valid", "test")}
     for split, (other,) in texts.items():
         same = (tmp_path / f"{split}.txt").read_text()
-        other.write_text(same[4:] if change == "fewer words" else same.replace("cat", "horse"))
+        changed = {
+            "fewer words": same[4:],
+            "other words": same.replace("cat", "dog"),
+            "other order": "\n".join(reversed(same.splitlines())) + "\n",
+        }
+        other.write_text(changed[change])
     prepare(data / "bpe", texts, Options(bpe=5))
     with pytest.raises(ValueError, match="prepare both from the same text"):
-        make_plans(Request(data=data, preset="tiny", out=Path("s")))
+        plans_for(Request(data=data, preset="tiny", out=Path("s")))

@@ -5,21 +5,20 @@ from pathlib import Path
 
 import pytest
 from analysis.example_study import study as example_study
-from comparison.studies import PretendTrainer, make_data
+from comparison.studies import PretendTrainer, make_data, plans_for
 from rich.console import Console
 
 from zipflm.analysis.tables import number
-from zipflm.comparison.plan import Plan, Request, make_plans
+from zipflm.comparison.plan import Plan, Request
 from zipflm.comparison.progress import Display, State, print_table
-from zipflm.data.folder import DataFolder
 
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> list[Plan]:
     place = tmp_path_factory.mktemp("corpus")
     request = Request(data=make_data(place), preset="tiny", out=place / "study")
-    plans = make_plans(request)
-    PretendTrainer()(plans[0].config, DataFolder.open(plans[0].data), plans[0].folder)
+    plans = plans_for(request)
+    PretendTrainer()(plans[0].config, plans[0].data, plans[0].run.path)
     return plans
 
 

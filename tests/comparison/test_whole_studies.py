@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from zipflm.comparison.analyse import ablate, analyse
 from zipflm.comparison.compare import compare
+from zipflm.comparison.members import score_once
 from zipflm.comparison.plan import Request
-from zipflm.comparison.runs import score_once
-from zipflm.data.folder import file_hash
-from zipflm.evaluation.evaluate import Setting, evaluate
+from zipflm.data.folder import DataFolder
+from zipflm.evaluation.evaluate import ScoringOptions, evaluate
+from zipflm.files import file_hash
 
 SHORT = (
     "training.max_updates=3",
@@ -114,31 +115,37 @@ def test_a_context_as_long_as_the_block_is_refused(data: Path, study: Path, tmp_
 @pytest.mark.parametrize("remains", [0, 1000])
 def test_scores_that_are_damaged_are_made_again(data: Path, study: Path, remains: int) -> None:
     run = study / "members" / "ADP-T" / "seed-1"
-    good = score_once(run, data, "test", Setting(device="cpu"))
+    folder, options = DataFolder.open(data), ScoringOptions(device="cpu")
+    good = score_once(run, folder, ["test"], options).splits["test"]
     kept = run / "scores" / "test.npz"
     kept.write_bytes(kept.read_bytes()[:remains])
-    again = score_once(run, data, "test", Setting(device="cpu"))
+    again = score_once(run, folder, ["test"], options).splits["test"]
     assert again.nll.tolist() == good.nll.tolist() and kept.stat().st_size > 1000
 
 
 def test_scores_of_another_text_or_other_weights_are_not_reused(
     data: Path, study: Path, tmp_path: Path
 ) -> None:
-    run, other, setting = tmp_path / "run", tmp_path / "data", Setting(device="cpu")
+    run, other, options = tmp_path / "run", tmp_path / "data", ScoringOptions(device="cpu")
+
+    def losses(folder: Path) -> list[float]:
+        scored = score_once(run, DataFolder.open(folder), ["valid"], options)
+        return list(scored.splits["valid"].nll)
+
     shutil.copytree(study / "members" / "ADP-T" / "seed-1", run)
     shutil.copytree(data, other)
-    valid = score_once(run, data, "valid", setting)
+    valid = losses(data)
     facts = json.loads((other / "data.json").read_text())
     facts["splits"]["valid"] = facts["splits"]["test"]
     (other / "data.json").write_text(json.dumps(facts))
-    assert len(score_once(run, other, "valid", setting).nll) < len(valid.nll)
+    assert len(losses(other)) < len(valid)
     (checkpoint,) = (run / "checkpoints").iterdir()
     weights = load_file(checkpoint / "weights.safetensors")
     save_file({n: t + 1 for n, t in weights.items()}, checkpoint / "weights.safetensors")
     sums = json.loads((checkpoint / "checksums.json").read_text())
     sums["weights.safetensors"] = file_hash(checkpoint / "weights.safetensors")
     (checkpoint / "checksums.json").write_text(json.dumps(sums))
-    assert score_once(run, data, "valid", setting).nll.tolist() != valid.nll.tolist()
+    assert losses(data) != valid
 
 
 def test_two_runs_of_one_name_are_refused(data: Path, study: Path, tmp_path: Path) -> None:

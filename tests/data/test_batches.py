@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zipflm.config import Blocks
 from zipflm.data import batches as batches_module
 from zipflm.data.batches import Batches, cut, group
 from zipflm.data.tokens import TokenArray
@@ -37,6 +38,10 @@ def plans(draw):
     }
 
 
+def batches_of(tokens, *, break_mode, block, context=0, **options):
+    return Batches(tokens, Blocks(break_mode=break_mode, block=block, context=context), **options)
+
+
 def golden_tokens(split):
     blocks = np.load(GOLDEN / "blocks.npz")
     offsets = np.concatenate([[0], np.cumsum(blocks[f"{split}.sizes"])])
@@ -51,7 +56,7 @@ def test_blocks_are_those_of_the_published_code(split, mode, size):
     name = f"{split}.{MODES[mode]}.{64 if mode == 'sentence' else size}"
     bounds = cut(tokens, mode, size)
     assert np.array_equal(np.stack([bounds[:-1], bounds[1:]], axis=1), blocks[f"{name}.slices"])
-    batches = Batches(tokens, break_mode=mode, block=size, max_tokens=200, shuffle=False)
+    batches = batches_of(tokens, break_mode=mode, block=size, max_tokens=200, shuffle=False)
     rows = sorted(
         (int(windows.start[i]), batch.words[i], batch.targets[i], batch.scored[i])
         for number, batch in enumerate(batches.epoch(0))
@@ -79,7 +84,7 @@ def test_context_windows_are_those_of_the_published_code(name):
         )
     ]
     mode, block, context, _ = name.split(".")
-    batches = Batches(
+    batches = batches_of(
         golden_tokens("valid")[1],
         break_mode=mode,
         block=int(block.removeprefix("tps")),
@@ -104,7 +109,7 @@ def test_every_target_is_scored_once_over_all_ranks(plan, world_size, epoch):
     tokens, arguments = plan
     scored, lengths = [], set()
     for rank in range(world_size):
-        batches = Batches(tokens, **arguments, rank=rank, world_size=world_size)
+        batches = batches_of(tokens, **arguments, rank=rank, world_size=world_size)
         found = list(batches.epoch(epoch))
         lengths |= {len(batches), len(found)}
         scored += [batch.targets[batch.scored] for batch in found]
@@ -115,7 +120,7 @@ def test_every_target_is_scored_once_over_all_ranks(plan, world_size, epoch):
 @given(plans())
 def test_rows_are_the_stream_with_its_context(plan):
     tokens, arguments = plan
-    batches = Batches(tokens, **arguments)
+    batches = batches_of(tokens, **arguments)
     shifted = [2, *tokens.ids.tolist()]
     for number, batch in enumerate(batches.epoch(3)):
         windows = batches.windows(3, number)
@@ -136,7 +141,7 @@ def test_rows_are_the_stream_with_its_context(plan):
 @given(plans())
 def test_padded_size_stays_within_the_budget_unless_a_row_is_alone(plan):
     tokens, arguments = plan
-    for batch in Batches(tokens, **arguments).epoch(0):
+    for batch in batches_of(tokens, **arguments).epoch(0):
         assert batch.words.numel() <= arguments["max_tokens"] or len(batch.words) == 1
         assert batch.words.shape == batch.targets.shape == batch.scored.shape
 
@@ -145,8 +150,8 @@ def test_padded_size_stays_within_the_budget_unless_a_row_is_alone(plan):
 def test_plan_is_a_pure_function_that_two_integers_resume(plan, epoch, start, world_size):
     tokens, arguments = plan
     arguments = arguments | {"world_size": world_size, "rank": world_size - 1}
-    whole = list(Batches(tokens, **arguments).epoch(epoch))
-    used = Batches(tokens, **arguments)
+    whole = list(batches_of(tokens, **arguments).epoch(epoch))
+    used = batches_of(tokens, **arguments)
     list(used.epoch(epoch + 1))
     resumed = list(used.epoch(epoch, start))
     assert len(resumed) == max(0, len(whole) - start)
@@ -198,7 +203,7 @@ def test_shuffling_changes_with_seed_and_epoch_and_not_otherwise():
     tokens = stream([7] * 100)
 
     def first(seed, epoch, shuffle=True):
-        batches = Batches(
+        batches = batches_of(
             tokens, break_mode="none", block=7, max_tokens=14, seed=seed, shuffle=shuffle
         )
         return torch.cat([batch.targets.flatten() for batch in batches.epoch(epoch)]).tolist()
@@ -211,7 +216,7 @@ def test_shuffling_changes_with_seed_and_epoch_and_not_otherwise():
 
 def test_shuffled_sentences_are_batched_by_length_with_changing_neighbours():
     tokens = stream([3, 9] * 50)
-    batches = Batches(tokens, break_mode="sentence", block=64, max_tokens=27, shuffle=True)
+    batches = batches_of(tokens, break_mode="sentence", block=64, max_tokens=27, shuffle=True)
     widths = [batch.words.shape[1] for batch in batches.epoch(0)]
     assert set(widths) == {3, 9}
     assert widths != sorted(widths)
@@ -232,18 +237,18 @@ def test_shuffled_sentences_are_batched_by_length_with_changing_neighbours():
 def test_impossible_arguments_are_refused(changes, message):
     arguments = {"break_mode": "none", "block": 5, "max_tokens": 10, "shuffle": False} | changes
     with pytest.raises(ValueError, match=message):
-        Batches(stream([4, 4]), **arguments)
+        batches_of(stream([4, 4]), **arguments)
 
 
 def test_split_without_tokens_is_refused():
     with pytest.raises(ValueError, match="no token"):
-        Batches(TokenArray.of([]), break_mode="none", block=5, max_tokens=10, shuffle=False)
+        batches_of(TokenArray.of([]), break_mode="none", block=5, max_tokens=10, shuffle=False)
 
 
 @settings(max_examples=20)
 @given(st.sampled_from(["none", "complete", "sentence"]))
 def test_dtypes_are_those_of_the_interface(mode):
-    batch = next(Batches(stream([3, 4]), break_mode=mode, block=5, max_tokens=9, shuffle=False)
+    batch = next(batches_of(stream([3, 4]), break_mode=mode, block=5, max_tokens=9, shuffle=False)
                  .epoch(0))  # fmt: skip
     assert (batch.words.dtype, batch.targets.dtype) == (torch.int64, torch.int64)
     assert batch.scored.dtype == torch.bool

@@ -3,6 +3,7 @@ import threading
 import pytest
 import torch
 
+from zipflm.config import Blocks
 from zipflm.data.batches import Batches
 from zipflm.data.loader import Loader
 from zipflm.data.tokens import TokenArray
@@ -11,7 +12,7 @@ from zipflm.data.tokens import TokenArray
 @pytest.fixture
 def batches():
     tokens = TokenArray.of([[5, 6, 7, 2]] * 40)
-    return Batches(tokens, break_mode="none", block=8, max_tokens=16, seed=1, shuffle=True)
+    return Batches(tokens, Blocks(break_mode="none", block=8), max_tokens=16, seed=1, shuffle=True)
 
 
 def loader_threads():

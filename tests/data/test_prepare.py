@@ -2,6 +2,7 @@ import errno
 import gzip
 import json
 import lzma
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from zipflm.data import prepare as module
 from zipflm.data.bpe import join
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
+from zipflm.data.text import chunks
 from zipflm.data.tokens import TokenFile, TokenWriter
 from zipflm.data.vocabulary import Vocabulary
+from zipflm.records import to_dict
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 TEXTS = {split: [GOLDEN / "text" / f"{split}.txt"] for split in ("train", "valid", "test")}
@@ -32,7 +35,7 @@ def test_golden_text_gives_the_published_ids(tmp_path, processes):
         tokens = folder.tokens(split)
         assert np.array_equal(tokens.ids, blocks[f"{split}.ids"])
         assert np.array_equal(np.diff(tokens.offsets.astype(int)), blocks[f"{split}.sizes"])
-        assert folder.facts["splits"][split]["unknown"] == facts[split]["unk"]
+        assert folder.facts.splits[split].unknown == facts[split]["unk"]
         assert tokens.num_sentences == facts[split]["lines"]
     assert folder.ends_word.all() and len(folder.ends_word) == 496
     folder.verify()
@@ -46,9 +49,9 @@ def test_golden_variants_have_the_published_unknowns(tmp_path, variant, options)
     golden = json.loads((GOLDEN / "dataset.json").read_text())["variants"][variant]
     folder = prepare(tmp_path / "d", TEXTS, options)
     assert len(folder.vocabulary) == golden["size"]
-    splits = folder.facts["splits"]
-    assert {split: splits[split]["tokens"] for split in TEXTS} == golden["tokens"]
-    assert {split: splits[split]["unknown"] for split in TEXTS} == golden["unk"]
+    splits = folder.facts.splits
+    assert {split: splits[split].tokens for split in TEXTS} == golden["tokens"]
+    assert {split: splits[split].unknown for split in TEXTS} == golden["unk"]
 
 
 def test_chunk_with_more_words_than_16_bits_number(tmp_path):
@@ -91,11 +94,11 @@ def test_sub_words_join_back_to_the_words(tmp_path):
         ids = folder.tokens(split).ids.astype(int)
         wanted = [w for line in lines(split) for w in [*line.split(), "</s>"]]
         found = np.split(ids, np.flatnonzero(ends[ids]) + 1)[:-1]
-        assert len(found) == len(wanted) == folder.facts["splits"][split]["words"]
+        assert len(found) == len(wanted) == folder.facts.splits[split].words
         words = [join(vocabulary.words[i] for i in pieces) for pieces in found]
         known = [w if 3 not in pieces else "<unk>" for w, pieces in zip(wanted, found, strict=True)]
         assert words == known
-    assert folder.facts["splits"]["train"]["unknown"] == sum(
+    assert folder.facts.splits["train"].unknown == sum(
         line.split().count("<unk>") for line in lines("train")
     )
     again = prepare(tmp_path / "e", TEXTS, Options(bpe_codes=folder.path / "bpe.codes"))
@@ -222,15 +225,19 @@ def test_folder_with_a_changed_vocabulary_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"format": 1}', '{"format": 99}', "no file", "no splits"]
+    "content", ["", "[]", '{"format": 1}', '{"format": 99}', "no file", "no splits", "a path"]
 )
 def test_damaged_facts_are_refused(tmp_path, content):
     folder = prepare(tmp_path / "d", TEXTS)
+    facts = to_dict(folder.facts)
     if content == "no file":
-        del folder.facts["splits"]["valid"]["file"]
-        content = json.dumps(folder.facts)
+        del facts["splits"]["valid"]["file"]
+        content = json.dumps(facts)
     if content == "no splits":
-        content = json.dumps(folder.facts | {"splits": {"test": 3}})
+        content = json.dumps(facts | {"splits": {"test": 3}})
+    if content == "a path":
+        facts["splits"]["valid"]["file"] = "../valid.tokens"
+        content = json.dumps(facts)
     (folder.path / "data.json").write_text(content)
     with pytest.raises(ValueError, match="data.json"):
         DataFolder.open(folder.path)
@@ -254,3 +261,43 @@ def test_token_files_are_mapped_not_read(tmp_path):
     tokens = folder.tokens("train")
     assert isinstance(tokens, TokenFile)
     assert isinstance(tokens.ids, np.memmap) and not tokens.ids.flags.owndata
+
+
+def text_hash(folder, split="test"):
+    return folder.facts.splits[split].words_sha256
+
+
+def test_the_same_text_has_the_same_hash_whatever_its_ids(tmp_path):
+    words = prepare(tmp_path / "words", TEXTS)
+    pieces = prepare(tmp_path / "pieces", TEXTS, Options(bpe=50), processes=2)
+    assert all(text_hash(words, split) == text_hash(pieces, split) for split in TEXTS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["a c b\nd e\n", "a b c\ne d\n", "d e\na b c\n", "a b c d\ne\n", "a b c\nd e\n\n"],
+)
+def test_another_order_of_words_or_lines_is_another_text(tmp_path, other):
+    folders = []
+    for name, text in (("one", "a b c\nd e\n"), ("other", other)):
+        (tmp_path / f"{name}.txt").write_text(text)
+        splits = {"train": TEXTS["train"], "test": [tmp_path / f"{name}.txt"]}
+        folders.append(prepare(tmp_path / name, splits))
+    assert text_hash(folders[0]) != text_hash(folders[1])
+
+
+def test_chunks_do_not_enter_the_hash_of_a_text(tmp_path, monkeypatch):
+    whole = prepare(tmp_path / "whole", TEXTS)
+    monkeypatch.setattr("zipflm.data.scan.chunks", partial(chunks, size=1000))
+    assert len(list(chunks(str(TEXTS["train"][0]), size=1000))) > 1
+    assert text_hash(prepare(tmp_path / "cut", TEXTS), "train") == text_hash(whole, "train")
+
+
+@pytest.mark.parametrize("bpe", [None, 5])
+def test_words_that_read_unk_are_not_out_of_vocabulary(tmp_path, bpe):
+    (tmp_path / "train.txt").write_text("ab b c ab b c\n")
+    (tmp_path / "test.txt").write_text("ab <unk> b\n\u00e9 <unk>\n")
+    splits = {name: [tmp_path / f"{name}.txt"] for name in ("train", "test")}
+    options = Options(min_count=1) if bpe is None else Options(bpe=bpe)
+    facts = prepare(tmp_path / "d", splits, options).facts.splits["test"]
+    assert (facts.unknown, facts.out_of_vocabulary) == (3, 1)

@@ -133,7 +133,7 @@ def test_embedded_corpus_is_complete_and_split_by_address(tmp_path):
     assert (everything[0].year, everything[-1].year) == (1790, 2021)
     splits = Counter(split_of(number) for number in range(233))
     assert splits == {"train": 210, "valid": 12, "test": 11}
-    sizes = {split: facts["tokens"] for split, facts in folder.facts["splits"].items()}
+    sizes = {split: facts.tokens for split, facts in folder.facts.splits.items()}
     # The rules for tokens and sentences are part of what results on this corpus mean.
     assert sizes == {"train": 1_825_274, "valid": 100_985, "test": 96_571}
     assert len(folder.vocabulary) == 15_984

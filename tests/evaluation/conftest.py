@@ -1,6 +1,6 @@
 import pytest
 import torch
-from fairseq_checkpoints import DICT, GOLDEN, NEWEST, import_run
+from fairseq_checkpoints import DICT, GOLDEN
 
 from zipflm.data.prepare import Options, prepare
 
@@ -21,7 +21,7 @@ def data(tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("data") / "words", texts, Options(vocabulary=DICT)).path
 
 
-@pytest.fixture(scope="session")
-def run(tmp_path_factory):
+@pytest.fixture
+def run(imported_run):
     """An imported ADP-T model."""
-    return import_run(NEWEST, tmp_path_factory.mktemp("runs") / "adpt")
+    return imported_run

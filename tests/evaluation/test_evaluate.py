@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import zipflm.cli
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
-from zipflm.evaluation.evaluate import Setting, evaluate
+from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 
 TEXTS = GOLDEN / "data" / "text"
 
@@ -52,15 +52,13 @@ def test_import_and_evaluate_from_the_command_line(data, tmp_path):
     assert {name: report[name] for name in wanted} == wanted
     assert report["seconds"] > 0
     assert report["tokens_per_second"] == pytest.approx(1545 / report["seconds"])
-    assert report["bits_per_byte"] == pytest.approx(
-        report["nll_sum"] / math.log(2) / report["bytes"]
-    )
+    assert report["checkpoint"] == "update-00000060"
 
 
 def test_bytes_are_those_of_the_text_with_single_spaces(data):
     text = (TEXTS / "valid.txt").read_text(encoding="utf-8")
     plain = "".join(" ".join(line.split()) + "\n" for line in text.splitlines())
-    assert DataFolder.open(data).facts["splits"]["valid"]["bytes"] == len(plain.encode())
+    assert DataFolder.open(data).split("valid").bytes == len(plain.encode())
 
 
 def test_without_json_the_protocol_is_printed(run, data):
@@ -72,11 +70,51 @@ def test_without_json_the_protocol_is_printed(run, data):
         assert part in result.stdout
 
 
+def test_bits_per_byte_are_those_of_a_text_that_is_spelt_out(run, tmp_path):
+    known = [line.split(" ")[0] for line in DICT.read_text(encoding="utf-8").splitlines()[:40]]
+    (tmp_path / "known.txt").write_text(" ".join([*known, "<unk>"]) + "\n", encoding="utf-8")
+    (tmp_path / "unknown.txt").write_text(" ".join([*known, "qqqqqq"]) + "\n", encoding="utf-8")
+    good = evaluate(run, text=tmp_path / "known.txt")
+    num_bytes = (tmp_path / "known.txt").stat().st_size
+    assert good.bits_per_byte == pytest.approx(good.scores.nll_sum / math.log(2) / num_bytes)
+    assert f"bits/byte   {good.bits_per_byte:.4f}" in good.as_text()
+    bad = evaluate(run, text=tmp_path / "unknown.txt")
+    assert bad.bits_per_byte is None and json.loads(bad.as_json())["out_of_vocabulary"] == 1
+    assert "not defined: 1 words are unknown" in bad.as_text()
+
+
+def test_the_checkpoint_that_was_scored_is_named(run, data, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy") / "checkpoints"
+    shutil.copytree(copy / "update-00000060", copy / "update-00000200")
+    common = ["evaluate", str(copy.parent), "--data", str(data), "--device", "cpu"]
+    for more, name in (([], "update-00000200"), (["--checkpoint", "60"], "update-00000060")):
+        result = CliRunner().invoke(zipflm.cli.app, [*common, *more], catch_exceptions=False)
+        assert f"checkpoint  {name} of {copy.parent}" in result.stdout
+    assert "--checkpoint 7: " in refused(*common, "--checkpoint", 7)
+    assert "--checkpoint last: choose newest, best" in refused(*common, "--checkpoint", "last")
+
+
+def test_a_run_that_goes_on_training_is_reported_under_the_checkpoint_that_was_read(
+    run, data, tmp_path, monkeypatch
+):
+    copy = shutil.copytree(run, tmp_path / "copy") / "checkpoints"
+    old, new = copy / "update-00000060", copy / "update-00000200"
+    verify = DataFolder.verify
+
+    def save_meanwhile(self, *splits):
+        shutil.copytree(old, new)
+        shutil.rmtree(old)
+        verify(self, *splits)
+
+    monkeypatch.setattr(DataFolder, "verify", save_meanwhile)
+    assert evaluate(copy.parent, data=data).checkpoint == old.name
+
+
 def test_a_text_is_scored_like_the_split_made_from_it(run, data):
     of_text = evaluate(run, text=TEXTS / "valid.txt")
     of_split = evaluate(run, data=data, split="valid")
     np.testing.assert_array_equal(of_text.scores.nll, of_split.scores.nll)
-    assert of_text.text_bytes == of_split.text_bytes
+    assert of_text.num_bytes == of_split.num_bytes
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +135,8 @@ def pieces(tmp_path_factory):
 
 @pytest.mark.parametrize("break_mode", ["none", "complete", "sentence"])
 def test_sub_word_models_report_word_perplexity(pieces, break_mode):
-    setting = Setting(block=16, break_mode=break_mode)
-    report = evaluate(pieces / "run", text=pieces / "text.txt", setting=setting).report()
+    options = ScoringOptions(block=16, break_mode=break_mode)
+    report = evaluate(pieces / "run", text=pieces / "text.txt", options=options).report()
     text = (pieces / "text.txt").read_text(encoding="utf-8")
     num_words = len(text.replace("@@ ", "").split()) + text.count("\n")
     assert (report["words"], report["unit"], report["token_unit"]) == (num_words, "word", "bpe")
@@ -131,14 +169,14 @@ def test_pieces_are_refused_for_a_run_that_splits_words_itself(pieces, tmp_path)
 def test_context_must_leave_room(run, data):
     for context in (64, 65, -1):
         message = refused("evaluate", run, "--data", data, "--block", 64, "--context", context)
-        assert f"--context {context}: must leave room for scored tokens in --block 64" in message
+        assert f"--context={context}: must leave room for scored tokens in block=64" in message
 
 
 def test_another_vocabulary_is_refused_with_both_hashes(run, tmp_path):
     other = prepare(tmp_path / "other", {"train": [TEXTS / "train.txt"]}, Options(min_count=2))
     message = refused("evaluate", run, "--data", other.path, "--split", "train")
     assert other.vocabulary.hash in message
-    assert evaluate(run, text=TEXTS / "test.txt").facts["vocabulary"] in message
+    assert evaluate(run, text=TEXTS / "test.txt").vocabulary in message
 
 
 def test_a_changed_split_is_refused(run, data, tmp_path):
@@ -180,8 +218,8 @@ def test_a_text_without_words_is_refused(run, tmp_path):
         (("--text", "x", "--precision", "int8"), "--precision int8: choose from"),
         (("--text", "x", "--batch-tokens", "0"), "--batch-tokens 0: must be at least 1"),
         (("--text", "x", "--batch-tokens", "10"), "--batch-tokens 10: must hold at least one"),
-        (("--text", "x", "--block", "0"), "--block 0: must be at least 1"),
-        (("--text", "x", "--block", 10**20), f"--block {10**20}: must be at least 1 and at most"),
+        (("--text", "x", "--block", "0"), "--block=0: give 1 to"),
+        (("--text", "x", "--block", 10**20), f"--block={10**20}: give 1 to"),
         (("--text", "x", "--split", "test"), "--split test: of a data folder"),
         (("--data", "x", "--split", "nope"), "--split nope: choose from train, valid, test"),
         (("--text", "x", "--device", "abacus"), "--device abacus: choose cpu, cuda"),

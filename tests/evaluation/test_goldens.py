@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fairseq_checkpoints import CHECKPOINTS, GOLDEN, import_run
 
-from zipflm.evaluation.evaluate import Setting, evaluate
+from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 
 BREAKS = {"none": "none", "complete": "complete", "eos": "sentence"}
 
@@ -18,9 +18,9 @@ def test_every_token_has_the_published_log_probability(checkpoint, data, tmp_pat
         assert len(names) == 12
         for name in names:
             _, split, mode, context = name.split(".")
-            setting = Setting(
+            options = ScoringOptions(
                 block=64, context=int(context.removeprefix("ctx")), break_mode=BREAKS[mode]
             )
-            scores = evaluate(run, data=data, split=split, setting=setting).scores
+            scores = evaluate(run, data=data, split=split, options=options).scores
             np.testing.assert_array_equal(scores.targets, golden[split], err_msg=name)
             np.testing.assert_allclose(scores.nll, -golden[name], rtol=0, atol=1e-5, err_msg=name)

@@ -1,21 +1,21 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.evaluation.scores import Protocol, TokenScores
+from zipflm.config import Blocks
+from zipflm.evaluation.scores import ScoringProtocol, TokenScores
 
 
 def scores(nll, ends):
-    protocol = Protocol(
+    protocol = ScoringProtocol(
         unit="bpe",
-        break_mode="none",
-        block=8,
-        context=0,
+        blocks=Blocks(break_mode="none", block=8),
         tokens=len(nll),
-        words=sum(ends),
+        words=sum(ends) + (not ends[-1]) if ends else 0,
         unk=0,
         eos=0,
         positions=len(nll),
@@ -32,19 +32,18 @@ def scores(nll, ends):
 def test_pieces_add_up_to_words():
     merged = scores([1, 2, 4, 8, 16], [False, False, True, True, True])
     assert merged.words().tolist() == [7, 8, 16]
-    assert (merged.tokens, merged.num_words) == (5, 3)
     assert merged.perplexity == pytest.approx(math.exp(31 / 3))
 
 
 def test_pieces_that_nothing_completes_are_a_word():
     assert scores([1, 2, 4], [True, False, False]).words().tolist() == [1, 6]
-    assert scores([1, 2, 4], [True, False, False]).num_words == 2
+    assert scores([1, 2, 4], [True, False, False]).nats_per_word == pytest.approx(7 / 2)
 
 
 @given(st.lists(st.tuples(st.floats(0, 30, width=32), st.booleans()), min_size=1))
 def test_merging_conserves_the_total(pairs):
     merged = scores(*zip(*pairs, strict=True))
-    assert len(merged.words()) == merged.num_words
+    assert len(merged.words()) == merged.protocol.words
     assert merged.words().sum() == pytest.approx(merged.nll_sum)
 
 
@@ -64,3 +63,16 @@ def test_bits_per_byte():
 def test_nothing_or_unequal_lengths_are_refused(nll, ends):
     with pytest.raises(ValueError, match="equally many, at least one"):
         scores(nll, ends)
+
+
+def test_a_protocol_that_counts_other_words_is_refused():
+    good = scores([1, 2], [True, True])
+    with pytest.raises(ValueError, match="says 5 words, but the tokens make up 2"):
+        replace(good, protocol=replace(good.protocol, words=5))
+
+
+def test_the_protocol_is_one_flat_table():
+    assert scores([1], [True]).protocol.by_name() == {
+        **{"unit": "bpe", "break_mode": "none", "block": 8, "context": 0, "tokens": 1, "words": 1},
+        **{"unk": 0, "eos": 0, "positions": 1, "precision": "float32"},
+    }

@@ -7,7 +7,7 @@ import pytest
 from fairseq_checkpoints import GOLDEN
 
 from zipflm.data.prepare import Options, prepare
-from zipflm.evaluation.evaluate import Setting, evaluate
+from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.recipes import resolve
 from zipflm.training.trainer import train
 
@@ -61,7 +61,7 @@ def test_text_that_was_not_split_like_the_runs_is_refused(trained, tmp_path):
     lines = given["bpe_codes"].read_text().splitlines()
     (tmp_path / "codes").write_text("\n".join(lines[:-5]) + "\n")
     other = prepare(tmp_path / "other", texts, Options(**given | {"bpe_codes": tmp_path / "codes"}))
-    assert other.facts["bpe"]["hash"] == other.codes.hash
+    assert other.facts.bpe.hash == other.codes.hash
     with pytest.raises(ValueError, match=other.codes.hash) as error:
         evaluate(trained / "run", data=other.path)
     assert advice in str(error.value)
@@ -78,7 +78,7 @@ def test_the_advice_for_another_vocabulary_leads_to_the_same_pieces(trained, tmp
 
 
 def test_words_are_the_same_in_number_for_words_and_sub_words(trained):
-    setting = Setting(block=32, context=16, break_mode="none")
-    report = evaluate(trained / "run", text=TEXTS / "valid.txt", setting=setting).report()
+    options = ScoringOptions(block=32, context=16, break_mode="none")
+    report = evaluate(trained / "run", text=TEXTS / "valid.txt", options=options).report()
     assert report["words"] == 1545
     assert report["perplexity"] == pytest.approx(math.exp(report["nll_sum"] / 1545))

@@ -1,7 +1,5 @@
 """Two processes do what one does, through gloo on the CPU."""
 
-import json
-
 import pytest
 import torch
 from training_runs import (
@@ -12,12 +10,12 @@ from training_runs import (
     run_apart,
     run_together,
     train_command,
+    validations,
     weights,
 )
 
-from zipflm.training import checkpoint
+from zipflm.runs.folder import RunFolder
 from zipflm.training.distributed import Process, add_up, started
-from zipflm.training.run_folder import read_log
 from zipflm.training.setup import accumulation
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
@@ -46,9 +44,9 @@ def test_two_processes_equal_one(word_data, tmp_path, case):
     run(word_data, tmp_path / "one", *overrides)
     run_together(word_data, tmp_path / "two", *overrides)
     assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), **TOLERANCE)
-    ours, theirs = (read_log(tmp_path / name)[-1]["valid"] for name in ("two", "one"))
-    assert (ours["tokens"], ours["words"]) == (theirs["tokens"], theirs["words"])
-    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    ours, theirs = (validations(tmp_path / name)[-1] for name in ("two", "one"))
+    assert (ours.tokens, ours.words) == (theirs.tokens, theirs.words)
+    assert ours.nats_per_word == pytest.approx(theirs.nats_per_word, rel=1e-5)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -79,8 +77,8 @@ def test_torchrun_trains_and_the_first_process_alone_speaks(word_data, tmp_path)
     done = call(train_command(word_data, out, "training.max_updates=2", processes=2))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 device(s) x 64 tokens x 1 accumulated") == 1
-    state = json.loads((checkpoint.newest_first(out)[0] / "state.json").read_text())
-    assert state["world_size"] == 2
+    state = RunFolder(out).choose("newest").state()
+    assert state.world_size == 2
 
 
 def test_tokens_per_update_must_be_reachable(word_data):

@@ -7,10 +7,18 @@ import subprocess
 import time
 
 import pytest
-from training_runs import assert_same, call, child, environment, run, train_command, weights
+from training_runs import (
+    assert_same,
+    call,
+    child,
+    environment,
+    reports,
+    run,
+    train_command,
+    weights,
+)
 
-from zipflm.training import checkpoint
-from zipflm.training.run_folder import read_log
+from zipflm.runs.folder import RunFolder
 
 LONG = ["training.max_updates=100000", "training.checkpoint_every=20", "training.report_every=10"]
 
@@ -27,7 +35,7 @@ def wait_for(condition, process, seconds=60):
 
 
 def names(out):
-    return {folder.name for folder in checkpoint.newest_first(out)}
+    return {checkpoint.name for checkpoint in RunFolder(out).checkpoints()}
 
 
 @pytest.mark.slow
@@ -46,13 +54,13 @@ def test_killed_at_ten_moments_it_ends_with_the_same_weights(word_data, tmp_path
         time.sleep(draw.uniform(0.0, 0.3))
         process.kill()
         process.join()
-        for folder in checkpoint.newest_first(out):
-            checkpoint.verify(folder)
-            reached.add(folder.name)
+        for checkpoint in RunFolder(out).checkpoints():
+            checkpoint.verify()
+            reached.add(checkpoint.name)
     assert reached, "all ten came before the first checkpoint"
     run(word_data, out, *length, resume=True)
     assert_same(weights(out), weights(tmp_path / "whole"))
-    logged = [entry["update"] for entry in read_log(out) if "loss" in entry]
+    logged = [report.update for report in reports(out)]
     assert logged == sorted(set(logged)) and logged[-1] == 150
 
 
@@ -62,13 +70,13 @@ def test_a_signal_saves_and_says_how_to_go_on(word_data, tmp_path, number):
     out = tmp_path / "run"
     with (tmp_path / "log").open("w") as log:
         process = start(train_command(word_data, out, *LONG), log)
-        wait_for(lambda: (out / "log.jsonl").exists() and read_log(out), process)
+        wait_for(lambda: reports(out), process)
         process.send_signal(number)
         assert process.wait(30) == 0
     said = (tmp_path / "log").read_text()
     assert "--resume" in said.splitlines()[-1]
     assert "Traceback" not in said
-    saved = checkpoint.load(checkpoint.newest_first(out)[0]).state["update"]
+    saved = RunFolder(out).choose("newest").read().state.update
     length = ["training.max_updates=" + str(saved + 2)]
     assert run(word_data, out, *length, resume=True)
 
@@ -91,7 +99,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint_and_says_so(word_data, tmp_p
     assert "could not save update 8" in done.stderr
     assert str(out / "checkpoints" / "update-00000004") in done.stderr
     assert "Traceback" not in done.stderr
-    assert [folder.name for folder in checkpoint.newest_first(out)] == ["update-00000004"]
+    assert [checkpoint.update for checkpoint in RunFolder(out).checkpoints()] == [4]
     assert not list((out / "checkpoints").glob(".*"))
     assert_same(weights(out), good)
     run(word_data, out, *length, resume=True)

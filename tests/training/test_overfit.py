@@ -1,10 +1,10 @@
 """Every factorization can learn 200 sentences by heart."""
 
 import pytest
+from training_runs import reports
 
 from zipflm.presets import FACTORIZATIONS
 from zipflm.recipes import resolve
-from zipflm.training.run_folder import read_log
 from zipflm.training.trainer import train
 
 OVERRIDES = [
@@ -32,6 +32,6 @@ def test_a_tiny_model_overfits_200_sentences(factorization, word_data, bpe_data,
     overrides = OVERRIDES + EXTRA.get(factorization, [])
     config = resolve(f"tiny/{factorization}", "modern", overrides, len(data.vocabulary))
     assert train(config, data, tmp_path / "run", device="cpu")
-    losses = [entry["loss"] for entry in read_log(tmp_path / "run") if "loss" in entry]
+    losses = [report.loss for report in reports(tmp_path / "run")]
     assert losses[0] > 3
     assert losses[-1] < 0.2

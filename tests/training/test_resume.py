@@ -4,13 +4,13 @@ import json
 import shutil
 
 import pytest
-from training_runs import SMALL, assert_close, assert_same, config_of, run, weights
+from training_runs import SMALL, assert_close, assert_same, config_of, reports, run, weights
 
 from zipflm.config import Config
-from zipflm.overrides import from_dict
-from zipflm.training import checkpoint, run_folder
+from zipflm.records import from_dict
+from zipflm.runs import provenance
+from zipflm.runs.folder import RunFolder
 from zipflm.training.log import Log
-from zipflm.training.run_folder import read_log
 
 
 @pytest.mark.parametrize("recipe", ["paper", "modern"])
@@ -58,8 +58,7 @@ def test_the_log_has_every_update_once_after_resuming(word_data, tmp_path):
     with (tmp_path / "run" / "log.jsonl").open("a") as log:
         log.write('{"update": 6, "lo')
     run(word_data, tmp_path / "run", *every, resume=True)
-    reports = [entry["update"] for entry in read_log(tmp_path / "run") if "loss" in entry]
-    assert reports == [1, 2, 3, 4, 5, 6]
+    assert [report.update for report in reports(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_resuming_nothing_starts_from_the_beginning(word_data, tmp_path):
@@ -79,7 +78,7 @@ def test_resuming_a_finished_run_says_so_and_writes_nothing(word_data, tmp_path,
 
 def test_every_session_of_a_run_is_recorded(word_data, tmp_path, monkeypatch):
     for update, commit in ((2, "first"), (4, "second"), (6, "third")):
-        monkeypatch.setattr(run_folder, "_commit", lambda commit=commit: commit)
+        monkeypatch.setattr(provenance, "commit", lambda package, commit=commit: commit)
         run(word_data, tmp_path / "run", f"training.max_updates={update}", resume=True)
     versions = json.loads((tmp_path / "run" / "versions.json").read_text())
     assert versions["commit"] == "first"
@@ -133,34 +132,33 @@ def test_a_damaged_checkpoint_does_not_outlive_good_ones(word_data, tmp_path, ca
     run(word_data, out, every, "training.max_updates=5", resume=True, keep=1)
     aside = out / "checkpoints" / ".damaged-update-00000006"
     assert aside.is_dir() and str(aside) in capsys.readouterr().out
-    assert [folder.name for folder in checkpoint.newest_first(out)] == ["update-00000005"]
-    assert checkpoint.load_newest(out, pytest.fail).state["update"] == 5
+    assert [checkpoint.update for checkpoint in RunFolder(out).checkpoints()] == [5]
+    assert RunFolder(out).newest_contents(pytest.fail).state.update == 5
 
 
 def test_a_damaged_checkpoint_is_not_the_best(word_data, tmp_path):
     every = ["training.checkpoint_every=2", "training.validate_every=2", "training.max_updates=6"]
     run(word_data, tmp_path / "run", *every, keep=0)
-    first = checkpoint.best(tmp_path / "run")
-    damage(tmp_path / "run", int(first.name.removeprefix("update-")))
-    second = checkpoint.best(tmp_path / "run")
-    assert second not in (None, first)
-    checkpoint.verify(second)
+    first = RunFolder(tmp_path / "run").best()
+    damage(tmp_path / "run", first.update)
+    second = RunFolder(tmp_path / "run").best()
+    assert second.update != first.update
+    second.verify()
 
 
 def test_what_was_just_saved_is_never_pruned(word_data, tmp_path):
     run(word_data, tmp_path / "run", "training.checkpoint_every=2", "training.max_updates=6")
-    saved = tmp_path / "run" / "checkpoints" / "update-00000002"
-    checkpoint.prune(tmp_path / "run", 1, saved)
-    assert saved.is_dir()
+    folder = RunFolder(tmp_path / "run")
+    contents = folder.choose(2).read()
+    folder.choose(2).remove()
+    assert folder.save(contents, keep=1).path.is_dir()
 
 
 def test_an_unfinished_checkpoint_is_not_seen_and_removed(word_data, tmp_path):
     run(word_data, tmp_path / "run", "training.max_updates=2")
     left = tmp_path / "run" / "checkpoints" / ".update-00000003.77"
     left.mkdir()
-    assert [folder.name for folder in checkpoint.newest_first(tmp_path / "run")] == [
-        "update-00000002"
-    ]
+    assert [checkpoint.update for checkpoint in RunFolder(tmp_path / "run").checkpoints()] == [2]
     run(word_data, tmp_path / "run", "training.max_updates=3", resume=True)
     assert not left.exists()
 
@@ -169,10 +167,12 @@ def test_an_unfinished_checkpoint_is_not_seen_and_removed(word_data, tmp_path):
 def test_the_newest_and_the_best_are_kept(word_data, tmp_path, keep):
     every = ["training.checkpoint_every=2", "training.validate_every=2", "training.max_updates=10"]
     run(word_data, tmp_path / "run", *every, keep=keep)
-    kept = {folder.name for folder in checkpoint.newest_first(tmp_path / "run")}
-    best = checkpoint.best(tmp_path / "run")
-    newest = [f"update-{number:08d}" for number in (10, 8, 6, 4, 2)][: keep or 5]
-    assert kept == {*newest, best.name}
+    folder = RunFolder(tmp_path / "run")
+    newest = (10, 8, 6, 4, 2)[: keep or 5]
+    assert {checkpoint.update for checkpoint in folder.checkpoints()} == {
+        *newest,
+        folder.best().update,
+    }
 
 
 def test_the_model_of_a_run_cannot_change(word_data, tmp_path):

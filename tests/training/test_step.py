@@ -3,16 +3,16 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import config_of, run
+from training_runs import config_of, reports, run
 
-from zipflm.config import AdamW, Muon, Nesterov
+from zipflm.config import AdamW, Blocks, Muon, Nesterov
 from zipflm.data.batches import Batch, Batches
 from zipflm.model.language_model import LanguageModel
 from zipflm.presets import FACTORIZATIONS, preset
+from zipflm.runs.building import untrained_model
 from zipflm.training import optimizers, step
 from zipflm.training.distributed import Process
-from zipflm.training.run_folder import read_log
-from zipflm.training.setup import build_learner, build_model
+from zipflm.training.setup import build_learner
 from zipflm.training.tally import Tally
 
 CPU = Process(0, 1, torch.device("cpu"))
@@ -21,12 +21,16 @@ OPTIMIZERS = [Nesterov(), AdamW(weight_decay=0.1), Muon(weight_decay=0.1, matrix
 
 def make_learner(data, *overrides):
     config = config_of(data, "decoder.dropout=0", "output.tail_dropout=0", *overrides)
-    return build_learner(config, build_model(config, data), CPU)
+    return build_learner(config, untrained_model(config, data.vocabulary), CPU)
 
 
 def some_batches(data, number=4):
     batches = Batches(
-        data.tokens("train"), break_mode="none", block=16, max_tokens=64, shuffle=True, seed=1
+        data.tokens("train"),
+        Blocks(break_mode="none", block=16),
+        max_tokens=64,
+        shuffle=True,
+        seed=1,
     )
     return [batches.batch(0, index) for index in range(number)]
 
@@ -65,7 +69,7 @@ def test_accumulating_equals_one_large_batch(word_data):
 def test_the_norm_is_that_of_the_mean_and_clipping_bounds_the_step(word_data):
     learner = make_learner(word_data, "training.clip_norm=0.1", "training.optimizer.momentum=0")
     before = snapshot(learner)
-    model = build_model(config_of(word_data), word_data).eval()
+    model = untrained_model(config_of(word_data), word_data.vocabulary).eval()
     (batch,) = some_batches(word_data, 1)
     model.nll(batch.words, batch.targets, batch.scored).mean().backward()
     mean_norm = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()]))
@@ -203,8 +207,7 @@ def poison(monkeypatch, updates):
 def test_a_run_counts_reports_and_survives_bad_updates(word_data, tmp_path, monkeypatch):
     poison(monkeypatch, {3, 4})
     assert run(word_data, tmp_path / "run", "training.max_updates=10")
-    entries = [entry for entry in read_log(tmp_path / "run") if "loss" in entry]
-    assert entries[-1]["skipped"] == 2
+    assert reports(tmp_path / "run")[-1].skipped == 2
 
 
 def test_too_many_bad_updates_stop_the_run_with_the_batch_saved(word_data, tmp_path, monkeypatch):

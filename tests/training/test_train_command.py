@@ -1,17 +1,17 @@
 """`zipflm train` and `zipflm plot` as a user meets them, bad input included."""
 
 import json
+import math
 
 import pytest
 import torch
-from training_runs import SMALL, config_of, run
+from training_runs import SMALL, config_of, reports, run, validations
 from typer.testing import CliRunner
 
 from zipflm import cli
 from zipflm.config import Config
-from zipflm.overrides import from_dict
+from zipflm.records import from_dict
 from zipflm.training import step
-from zipflm.training.run_folder import read_log
 
 RUNNER = CliRunner()
 
@@ -40,17 +40,13 @@ def test_a_run_leaves_what_identifies_it_and_what_it_learned(word_data, tmp_path
     versions = json.loads((out / "versions.json").read_text())
     assert versions["packages"]["torch"] == torch.__version__
     assert versions["vocabulary"] == word_data.vocabulary.hash
-    entries = read_log(out)
-    reports = [entry for entry in entries if "valid" not in entry]
-    assert [entry["update"] for entry in reports] == [1, 5, 10]
-    assert {
-        *("epoch", "loss", "perplexity", "learning_rate", "grad_norm", "tokens_per_second"),
-        *("memory", "skipped", "seconds", "data_share"),
-    } <= reports[0].keys()
-    valid = [entry["valid"] for entry in entries if "valid" in entry]
-    assert len(valid) == 2
-    assert valid[0]["words"] == len(word_data.tokens("valid").ids)
-    assert {"break_mode", "block", "context", "unit", "split"} <= valid[0].keys()
+    assert versions["text"] == word_data.split("train").sha256
+    assert [report.update for report in reports(out)] == [1, 5, 10]
+    assert all(report.loss == report.nats_per_word > 0 for report in reports(out))
+    valid = validations(out)
+    assert [line.update for line in valid] == [5, 10]
+    assert valid[0].words == valid[0].tokens == len(word_data.tokens("valid").ids)
+    assert valid[0].blocks == config.batches.eval_blocks
     names = {path.name for path in (out / "checkpoints" / "update-00000010").iterdir()}
     assert names == {
         *("weights.safetensors", "optimizer.safetensors", "state.json", "config.json"),
@@ -66,9 +62,9 @@ def test_tokens_per_update_are_those_of_whole_blocks(word_data, tmp_path):
     assert result.exit_code == 0, result.output
     assert "200 tokens per update = 1 device(s) x 50 tokens (2 x 25) x 4 acc" in result.output
     assert "200 tokens per update = 1 device(s) x 40 tokens (1 x 40) x 5 acc" in result.output
-    first, second = [entry for entry in read_log(tmp_path / "run") if "loss" in entry]
-    assert (first["block"], second["block"]) == (25, 40)
-    seen = first["tokens_per_second"] * first["seconds"]
+    first, second = reports(tmp_path / "run")
+    assert (first.block, second.block) == (25, 40)
+    seen = first.tokens_per_second * first.seconds
     assert seen == pytest.approx(200, rel=0.01)
 
 
@@ -84,9 +80,10 @@ def test_sub_words_are_scored_per_word(bpe_data, tmp_path):
     more = ["input.dim=16", "output.dim=16", "training.max_updates=2", "--device", "cpu"]
     result = RUNNER.invoke(cli.app, [*arguments, *base, *more])
     assert result.exit_code == 0, result.output
-    valid = read_log(tmp_path / "r")[-1]["valid"]
-    assert valid["words"] < valid["tokens"] == len(bpe_data.tokens("valid").ids)
-    assert valid["perplexity"] > torch.tensor(valid["loss"]).exp().item()
+    valid = validations(tmp_path / "r")[-1]
+    assert valid.words < valid.tokens == len(bpe_data.tokens("valid").ids)
+    assert valid.nats_per_word == pytest.approx(valid.nats_per_token * valid.tokens / valid.words)
+    assert valid.perplexity == pytest.approx(math.exp(valid.nats_per_word))
     assert (tmp_path / "r" / "checkpoints" / "update-00000002" / "bpe.codes").is_file()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.paper import comparison_row
 from zipflm.analysis.plots import DATASETS, bins_of_paper
-from zipflm.analysis.study import Study
+from zipflm.analysis.study import NOT_COMPILED, Study
 from zipflm.analysis.tables import number
 
 RARE = ("1-10", "11-100")
@@ -20,6 +20,7 @@ TIED = (("SM", "SM-T"), ("BPE", "BPE-T"), ("ADP", "ADP-T"))
 def findings(study: Study) -> list[str]:
     """Sentences about the finished rows; no comparison where there is nothing to compare."""
     found = _incomplete(study)
+    found += [f"{row.label} {NOT_COMPILED}." for row in study.rows if row.compiled is False]
     if len(study.finished) > 1:
         found += [_overall(study), _rare(study), _previous(study), _tying(study), _chance(study)]
     return [sentence for sentence in found if sentence]

@@ -30,6 +30,7 @@ from zipflm.analysis.tables import (
     number,
 )
 from zipflm.analysis.word_lists import WordDifference
+from zipflm.records import to_dict
 
 _DARK_PAGE = (
     "--page:#101216;--card:#16181d;--ink:#f0f1f4;--soft:#a6abb8;--line:#2c303a;--accent:#86b6ff;"
@@ -294,7 +295,8 @@ def protocol_rows(study: Study) -> list[dict[str, str]]:
     """Every perplexity with what it means: one row per model, seed and split."""
     return [
         {"model": row.label, "seed": str(member.seed), "split": split}
-        | {key.replace("_", " "): _plain(value) for key, value in score.protocol.items()}
+        | {"checkpoint": member.checkpoint or EMPTY}
+        | {key.replace("_", " "): _plain(value) for key, value in score.protocol.by_name().items()}
         | {"perplexity": number(score.perplexity)}
         for row in study.rows
         for member in row.members
@@ -329,10 +331,13 @@ def _protocol(study: Study) -> str:
 
 def _details(row: Row) -> dict[str, Any]:
     return {
-        "runs": [{"seed": member.seed, "run": member.run} for member in row.members],
+        "runs": [
+            {"seed": member.seed, "run": member.run, "checkpoint": member.checkpoint}
+            for member in row.members
+        ],
         "parameters": dict(row.first.params),
-        "versions": dict(row.first.versions),
-        "config": dict(row.first.config),
+        "versions": to_dict(row.first.versions) if row.first.versions else None,
+        "config": to_dict(row.first.config),
     }
 
 

@@ -16,13 +16,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from matplotlib.transforms import Bbox
 
-from zipflm.analysis.files import written_whole
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.palette import STYLES, Style, styles
 from zipflm.analysis.paper_bins import BIN_MODELS, BINS
 from zipflm.analysis.study import Row, Study
+from zipflm.files import written_whole
+from zipflm.units import perplexity
 
 _INK = "#16181d"
+_LARGEST_DRAWN = 1e130
 DATASETS = {"wikitext-103": "WikiText-103", "billion-word": "Billion Word"}
 _SETTINGS = {
     "font.family": "sans-serif",
@@ -88,11 +90,13 @@ def perplexity_against_time(study: Study) -> Figure:
     figure, axes = _axes("Perplexity against training time", unit, "valid perplexity")
     for row, style in _curves(study):
         points = [
-            (p.seconds / seconds, _exp(p.valid_loss)) for p in row.curve if p.valid_loss is not None
+            (p.seconds / seconds, _drawn_perplexity(p.valid_loss))
+            for p in row.curve
+            if p.valid_loss is not None
         ]
         _line(axes, points, style, row.label)
     axes.set_yscale("log")
-    _cut_above(axes, _valid_losses(study), _exp)
+    _cut_above(axes, _valid_losses(study), _drawn_perplexity)
     _plain_ticks(axes)
     figure.legend(loc="outside right upper")
     return figure
@@ -122,7 +126,7 @@ def parameters_against_perplexity(study: Study) -> Figure:
         )
     axes.margins(0.15)
     ends = {label: [float(np.log(y))] for label, (_, y) in points.items()}
-    _cut_above(axes, ends, _exp)
+    _cut_above(axes, ends, _drawn_perplexity)
     _plain_ticks(axes)
     _name_points(figure, axes, points)
     return figure
@@ -230,9 +234,9 @@ def _valid_losses(study: Study) -> dict[str, list[float]]:
     return {label: losses for label, losses in valid.items() if losses}
 
 
-def _exp(loss: float) -> float:
+def _drawn_perplexity(loss: float) -> float:
     """A perplexity that matplotlib can place: it needs room for margins above the largest."""
-    return float(np.exp(min(loss, 300.0)))
+    return min(perplexity(loss), _LARGEST_DRAWN)
 
 
 def _cut_above(

@@ -11,15 +11,17 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from zipflm.analysis import page, paper
-from zipflm.analysis.files import written_whole
 from zipflm.analysis.findings import findings
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.plots import figures, save_figures
 from zipflm.analysis.study import Study
 from zipflm.analysis.tables import EMPTY, columns, context_rows, number, to_csv, to_json
 from zipflm.analysis.word_lists import WordDifference
+from zipflm.files import write_whole
+from zipflm.records import load_object
 
 _CAPTIONS = {
     "loss-by-word-frequency": "Loss by frequency of the word",
@@ -32,8 +34,46 @@ _CAPTIONS = {
 }
 
 
-def make_writable(out: Path) -> None:
-    """Make the folder of a report before the work that it is about; ValueError if that fails."""
+Maker = Literal["study", "analysis"]
+"""What a report belongs to: a study trains its members, an analysis takes runs that are there."""
+_TABLE = "table.json"
+_MEMBERS = "members"
+
+
+def claim(out: Path, maker: Maker) -> None:
+    """Make the folder of a report before the work that it is about.
+
+    ValueError if that cannot be done, or if the folder holds a report of the other kind, which
+    would be lost.
+    """
+    held = _maker_of(out)
+    if held is not None and held != maker:
+        raise ValueError(
+            f"--out {out}: holds the report of {_KINDS[held]}, which would be overwritten; choose "
+            "another --out"
+        )
+    _make_writable(out)
+
+
+_KINDS = {"study": "a study", "analysis": "an analysis of runs"}
+
+
+def _maker_of(out: Path) -> Maker | None:
+    if (out / _MEMBERS).is_dir():
+        return "study"
+    try:
+        made_by = load_object((out / _TABLE).read_bytes()).get("made_by")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError):
+        raise ValueError(
+            f"{out / _TABLE}: cannot be read, so whose report it is cannot be told; choose another "
+            "--out or remove it first"
+        ) from None
+    return "study" if made_by == "study" else "analysis"
+
+
+def _make_writable(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -44,14 +84,15 @@ def make_writable(out: Path) -> None:
         raise ValueError(f"--out {out}: cannot be written to; give a folder that can")
 
 
-def write_report(study: Study, out: Path) -> Path:
+def write_report(study: Study, out: Path, maker: Maker) -> Path:
     """Write everything into the folder `out`; the path of the page."""
-    make_writable(out)
+    _make_writable(out)
     save_figures(study, out / "figures")
-    _write(out / "table.csv", to_csv(study))
-    _write(out / "table.json", json.dumps(to_json(study), indent=1, allow_nan=False) + "\n")
-    _write(out / "report.md", markdown(study))
-    _write(out / "report.html", page.render(study))
+    write_whole(out / "table.csv", to_csv(study))
+    table = json.dumps(to_json(study, maker), indent=1, allow_nan=False)
+    write_whole(out / _TABLE, table + "\n")
+    write_whole(out / "report.md", markdown(study))
+    write_whole(out / "report.html", page.render(study))
     return out / "report.html"
 
 
@@ -133,8 +174,3 @@ def _protocol(study: Study) -> str:
     rows = page.protocol_rows(study)
     names = list(dict.fromkeys(key for row in rows for key in row))
     return _table(names, [[row.get(name, EMPTY) for name in names] for row in rows]) if rows else ""
-
-
-def _write(path: Path, text: str) -> None:
-    with written_whole(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")

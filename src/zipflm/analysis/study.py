@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 
@@ -24,11 +23,14 @@ from zipflm.analysis.frequency_bins import (
 )
 from zipflm.analysis.paper import PaperModel, comparison_row, setting_row
 from zipflm.analysis.word_lists import WordLists, word_lists
+from zipflm.config import Config
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
+from zipflm.evaluation.scores import ScoringProtocol
+from zipflm.runs.records import Versions
+from zipflm.units import LARGEST_LOSS, perplexity
 
 REFERENCE = "ADP-T"
-MAX_LOSS = 700.0
-"""In nats; the perplexity of a mean loss above it is beyond all numbers."""
+NOT_COMPILED = "was to be compiled but ran uncompiled; its time and speed are not comparable"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +52,16 @@ class SplitScore:
     """Mean nll in nats per word."""
     known_loss: float
     """The same without unknown words, which sub-word models must spell and others need not."""
-    protocol: Mapping[str, Any]
-    """What the number means: unit, tokens, words, block, context, break mode, eos and unk."""
+    protocol: ScoringProtocol
+    """What the number means."""
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.loss)
+        return perplexity(self.loss)
 
     @property
     def known_perplexity(self) -> float:
-        return math.exp(self.known_loss)
+        return perplexity(self.known_loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,8 @@ class Member:
     factorization: str
     seed: int
     run: str
+    checkpoint: str | None
+    """The one that was scored; None for a member without a result."""
     input: str
     output: str
     params: Mapping[str, int]
@@ -84,8 +88,11 @@ class Member:
     tokens_per_second: float | None = None
     memory: int | None = None
     """Peak, in bytes."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, Any] = field(default_factory=dict)
+    compiled: bool | None = None
+    """Whether it ran compiled; None where that was not asked for, or is not known."""
+    config: Config
+    versions: Versions | None
+    """None for a model that was trained elsewhere."""
     problem: str = ""
     """Why there is no result, for the row; empty where there is one."""
 
@@ -115,6 +122,7 @@ class Row:
     seconds: Summary | None
     tokens_per_second: Summary | None
     memory: int | None
+    compiled: bool | None
     curve: tuple[CurvePoint, ...]
     paper: PaperModel | None
 
@@ -176,7 +184,7 @@ class Study:
     previous_bins: tuple[FrequencyBin, ...]
     words: Mapping[str, WordLists]
     vocabulary: Vocabulary
-    facts: Mapping[str, Any]
+    facts: Mapping[str, str]
     """Data, command and machine, for the reader."""
     contexts: tuple[ContextScore, ...] = ()
 
@@ -191,7 +199,7 @@ class Study:
     def headline(self, row: Row) -> Summary:
         """The perplexity that ranks the rows: on known words where the units of the models differ
         and some words are unknown, since only word models may then say `<unk>`."""
-        units = {m.scores[self.split].protocol.get("unit") for r in self.finished
+        units = {m.scores[self.split].protocol.unit for r in self.finished
                  for m in r.members if m.scores}  # fmt: skip
         is_mixed = self.has_unknown and len(units) > 1
         return (row.known_perplexity if is_mixed else row.perplexity)[self.split]
@@ -210,7 +218,7 @@ def build(
     *,
     title: str,
     dataset: str,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, str],
 ) -> Study:
     """The tables of `members`, whose `nll` belong to the words of `text`."""
     if not members:
@@ -239,7 +247,7 @@ def build(
     )
 
 
-def split_score(nll: FloatArray, word_ids: IntArray, protocol: Mapping[str, Any]) -> SplitScore:
+def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) -> SplitScore:
     """The mean loss of a split, with and without unknown words.
 
     ValueError if it is so high that there is no perplexity to compare.
@@ -249,7 +257,7 @@ def split_score(nll: FloatArray, word_ids: IntArray, protocol: Mapping[str, Any]
     known = word_ids != UNKNOWN
     known_loss = float(np.mean(nll[known], dtype=np.float64)) if known.any() else math.nan
     loss = float(np.mean(nll, dtype=np.float64))
-    if max(loss, known_loss) >= MAX_LOSS:
+    if max(loss, known_loss) >= LARGEST_LOSS:
         raise ValueError(
             f"a mean loss of {loss:.3g} nats per word, an infinite perplexity: its training "
             "diverged; lower the learning rate"
@@ -273,9 +281,14 @@ def _row(members: Sequence[Member], dataset: str) -> Row:
         seconds=Summary.of([m.seconds for m in good if m.seconds is not None]),
         tokens_per_second=Summary.of(rates),
         memory=max((m.memory for m in good if m.memory is not None), default=None),
+        compiled=_all([m.compiled for m in good if m.compiled is not None]),
         curve=_mean_curve([member.curve for member in members if member.curve]),
         paper=find(dataset, first.label),
     )
+
+
+def _all(answers: Sequence[bool]) -> bool | None:
+    return all(answers) if answers else None
 
 
 def _mean_nll(row: Row) -> FloatArray | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from zipflm.analysis.paper import CONTEXT, GPUS, PaperModel
 from zipflm.analysis.study import Member, Row, Study, Summary
+from zipflm.records import to_dict
 
 Value = str | int | float | None
 EMPTY = "-"
@@ -59,6 +60,8 @@ def columns(study: Study) -> list[Column]:
         ),
         Column("memory", "training", lambda row: row.memory, lambda row: memory(row.memory)),
     ]
+    if any(row.compiled is not None for row in study.rows):
+        found.append(Column("compiled", "training", _compiled, _compiled, is_number=False))
     return found + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
 
 
@@ -116,10 +119,11 @@ def to_csv(study: Study) -> str:
     return out.getvalue()
 
 
-def to_json(study: Study) -> dict[str, Any]:
-    """Everything in the report as plain values."""
+def to_json(study: Study, made_by: str) -> dict[str, Any]:
+    """Everything in the report as plain values; `made_by` says which command it belongs to."""
     shown = columns(study)
     found = {
+        "made_by": made_by,
         "title": study.title,
         "dataset": study.dataset,
         "split": study.split,
@@ -176,21 +180,23 @@ def _member(member: Member) -> dict[str, Any]:
     return {
         "seed": member.seed,
         "run": member.run,
+        "checkpoint": member.checkpoint,
         "problem": member.problem,
         "seconds": member.seconds,
         "tokens_per_second": member.tokens_per_second,
         "memory": member.memory,
+        "compiled": member.compiled,
         "scores": {
             split: {
                 "perplexity": score.perplexity,
                 "known_perplexity": score.known_perplexity,
                 "loss": score.loss,
-                "protocol": dict(score.protocol),
+                "protocol": score.protocol.by_name(),
             }
             for split, score in member.scores.items()
         },
-        "config": dict(member.config),
-        "versions": dict(member.versions),
+        "config": to_dict(member.config),
+        "versions": to_dict(member.versions) if member.versions else None,
     }
 
 
@@ -214,6 +220,10 @@ def _name(column: Column) -> str:
 def _splits(study: Study) -> Sequence[str]:
     scored = dict.fromkeys(split for row in study.rows for split in row.perplexity)
     return tuple(scored) or (study.split,)
+
+
+def _compiled(row: Row) -> str:
+    return {None: EMPTY, True: "yes", False: "no"}[row.compiled]
 
 
 def _words(title: str, text: Callable[[Row], str]) -> Column:

@@ -10,32 +10,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from zipflm.analysis.report import make_writable, write_report
+from zipflm.analysis.report import claim, write_report
 from zipflm.analysis.study import ContextScore, Member, Study, build
 from zipflm.comparison.compare import (
     FULL_DISK_REMEDY,
     PROTOCOL_FACTS,
-    Outcome,
+    FinishedStudy,
     run_plans,
     scored_splits,
     scored_text,
 )
-from zipflm.comparison.plan import Plan, open_twin, open_words, seeded, settings
-from zipflm.comparison.runs import WordScores, make_member, score_run
+from zipflm.comparison.members import make_member, score_run
+from zipflm.comparison.plan import Plan, open_twin, open_words, seeded, variations
 from zipflm.config import Config
-from zipflm.data.folder import DataFolder, naming_full_disk
-from zipflm.evaluation.evaluate import Setting
-from zipflm.evaluation.run import checkpoint_folder
-from zipflm.overrides import from_dict
+from zipflm.data.folder import DataFolder
+from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.files import naming_full_disk
 from zipflm.presets import FACTORIZATIONS
-from zipflm.training.checkpoint import read_json
+from zipflm.runs.checkpoint import Checkpoint
+from zipflm.runs.folder import Choice, RunFolder, locate
+from zipflm.runs.loaded import load_run
+from zipflm.units import perplexity
 
 
 @dataclass(frozen=True)
-class _Run:
-    path: Path
+class _Analysed:
+    """One run: which checkpoint of it, on what data, under what name."""
+
+    run: RunFolder
+    checkpoint: Checkpoint
     config: Config
     data: DataFolder
     label: str
@@ -47,23 +50,29 @@ def analyse(
     data: Path,
     out: Path,
     *,
+    checkpoint: Choice | None = None,
     context_sizes: Sequence[int] = (),
-    setting: Setting | None = None,
+    options: ScoringOptions | None = None,
 ) -> Study:
     """Score the runs on every held-out split and write their report."""
     words = open_words(data)
     splits = scored_splits(words)
-    setting = setting or Setting()
-    opened = _open(runs, words)
-    for run in opened:
-        _require_room(run, context_sizes, setting)
-    make_writable(out)
-    members = [_member(run, words, splits, setting) for run in opened]
+    options = options or ScoringOptions()
+    analysed = _open(runs, checkpoint, words)
+    for run in analysed:
+        _require_room(run, context_sizes, options)
+    claim(out, "analysis")
+    members: list[Member] = []
+    contexts: list[ContextScore] = []
+    for run in analysed:
+        member, more = _scored(run, words, splits, options, context_sizes)
+        members.append(member)
+        contexts += more
     study = build(
         members,
         scored_text(words, splits[-1]),
         title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
-        dataset=_dataset(opened),
+        dataset=_dataset(analysed),
         facts={
             "data": f"a vocabulary of {len(words.vocabulary):,} words",
             "folder": str(words.path),
@@ -71,12 +80,9 @@ def analyse(
         }
         | PROTOCOL_FACTS,
     )
-    contexts = [
-        context for run in opened for context in _contexts(run, context_sizes, splits, setting)
-    ]
     study = replace(study, contexts=tuple(contexts))
     with naming_full_disk(out, FULL_DISK_REMEDY):
-        write_report(study, out)
+        write_report(study, out, "analysis")
     return study
 
 
@@ -87,39 +93,40 @@ def ablate(
     *,
     bands: Sequence[str],
     tail_dropout: Sequence[float],
+    checkpoint: Choice | None = None,
     seeds: int = 1,
     device: str | None = None,
-) -> Outcome:
+) -> FinishedStudy:
     """A study of a run's own model under every setting, trained as the run was."""
     words = open_words(data)
-    (base,) = _open([run], words)
+    (base,) = _open([run], checkpoint, words)
     plans: list[Plan] = []
-    for setting in settings(bands, tail_dropout):
+    for variation in variations(bands, tail_dropout):
         plans += seeded(
-            setting.change(base.config),
+            variation.apply(base.config),
             seeds,
-            label=f"{base.factorization} {setting.name}",
+            label=f"{base.factorization} {variation.name}",
             factorization=base.factorization,
-            data=base.data.path,
+            data=base.data,
             out=out,
         )
+    member, _ = _scored(base, words, scored_splits(words), ScoringOptions(device=device), ())
     return run_plans(
         plans,
-        data,
+        words,
         out,
         title=f"Settings of {base.label}",
         dataset=_dataset([base]),
         facts={"base": str(run)},
         device=device,
-        others=[_member(base, words, scored_splits(words), Setting(device=device))],
+        others=[member],
     )
 
 
-def _open(paths: Sequence[Path], words: DataFolder) -> list[_Run]:
+def _open(paths: Sequence[Path], choice: Choice | None, words: DataFolder) -> list[_Analysed]:
     """Configs and data of runs; a label is the factorization where only one run has it."""
-    configs = [
-        from_dict(Config, read_json(checkpoint_folder(path) / "config.json")) for path in paths
-    ]
+    found = [locate(path, choice) for path in paths]
+    configs = [checkpoint.config() for _, checkpoint in found]
     kinds = [_factorization(config) for config in configs]
     names = [
         kind if kinds.count(kind) == 1 and kind in FACTORIZATIONS else path.resolve().name
@@ -131,8 +138,8 @@ def _open(paths: Sequence[Path], words: DataFolder) -> list[_Run]:
                 f"{path}: another run is called {name} as well; give their folders different names"
             )
     return [
-        _Run(path, config, _data_of(config, words), name, kind)
-        for path, config, name, kind in zip(paths, configs, names, kinds, strict=True)
+        _Analysed(run, checkpoint, config, _data_of(config, words), name, kind)
+        for (run, checkpoint), config, name, kind in zip(found, configs, names, kinds, strict=True)
     ]
 
 
@@ -147,62 +154,58 @@ def _data_of(config: Config, words: DataFolder) -> DataFolder:
     return open_twin(words, "leave out the runs of sub-words")
 
 
-def _dataset(runs: Sequence[_Run]) -> str:
+def _dataset(runs: Sequence[_Analysed]) -> str:
     """The preset they share, if they do: the paper's rows belong to one."""
     names = {run.config.name.partition("/")[0] for run in runs}
     return names.pop() if len(names) == 1 else ""
 
 
-def _member(run: _Run, words: DataFolder, splits: Sequence[str], setting: Setting) -> Member:
-    scores: dict[str, WordScores] = {
-        split: score_run(run.path, run.data.path, split, setting) for split in splits
-    }
-    return make_member(
-        run.path,
+def _scored(
+    run: _Analysed,
+    words: DataFolder,
+    splits: Sequence[str],
+    options: ScoringOptions,
+    context_sizes: Sequence[int],
+) -> tuple[Member, list[ContextScore]]:
+    """A run as a member, and its perplexity with each context; its model is loaded once."""
+    loaded = load_run(run.checkpoint.path)
+    member = make_member(
+        run.run,
         run.config,
-        run.data,
         label=run.label,
         factorization=run.factorization,
-        scores=scores,
+        scored=score_run(loaded, run.data, splits, options),
         words=words,
         split=splits[-1],
     )
-
-
-def _contexts(
-    run: _Run, sizes: Sequence[int], splits: Sequence[str], setting: Setting
-) -> list[ContextScore]:
-    """Perplexity of one run with each context, in windows as long as the block it is scored in."""
-    block = _block(run, setting)
-    found = []
-    for size in sizes:
-        chosen = replace(setting, block=block, context=size)
-        perplexity = {}
-        for split in splits:
-            nll = score_run(run.path, run.data.path, split, chosen).nll
-            perplexity[split] = float(torch.from_numpy(nll).mean().exp())
-        found.append(
+    contexts = []
+    for size in context_sizes:
+        # In windows as long as the block that the run is scored in.
+        block = options.blocks(run.config).block
+        chosen = replace(options, block=block, context=size)
+        scored = score_run(loaded, run.data, splits, chosen)
+        contexts.append(
             ContextScore(
                 label=run.label,
                 train_block=run.config.batches.block,
                 block=block,
                 context=size,
-                perplexity=perplexity,
+                perplexity={
+                    split: perplexity(float(scores.nll.mean()))
+                    for split, scores in scored.splits.items()
+                },
             )
         )
-    return found
+    return member, contexts
 
 
-def _block(run: _Run, setting: Setting) -> int:
-    return setting.block or run.config.batches.eval_block
-
-
-def _require_room(run: _Run, sizes: Sequence[int], setting: Setting) -> None:
+def _require_room(run: _Analysed, sizes: Sequence[int], options: ScoringOptions) -> None:
     """ValueError, before anything is scored, for a context that leaves nothing to score."""
-    block = _block(run, setting)
+    block = options.blocks(run.config).block
     for size in sizes:
         if not 0 <= size < block:
             raise ValueError(
                 f"--context-sizes {size}: must leave room for scored tokens in the block of "
-                f"{block} that {run.path} is scored in; give 0 to {block - 1}, or another --block"
+                f"{block} that {run.run.path} is scored in; give 0 to {block - 1}, or another "
+                "--block"
             )

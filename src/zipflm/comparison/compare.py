@@ -11,24 +11,23 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from zipflm import __version__
-from zipflm.analysis.report import make_writable, write_report
+from zipflm.analysis.report import claim, write_report
 from zipflm.analysis.study import Member, ScoredText, Study, build
+from zipflm.comparison.members import ScoredRun, make_member, score_once
 from zipflm.comparison.plan import Plan, Request, make_plans, open_words
 from zipflm.comparison.progress import Display
-from zipflm.comparison.runs import WordScores, make_member, score_once
 from zipflm.config import Config
-from zipflm.data.folder import DataFolder, naming_full_disk
-from zipflm.evaluation.evaluate import Setting
-from zipflm.overrides import from_dict, to_dict
-from zipflm.training import distributed, run_folder
-from zipflm.training.checkpoint import newest_first, read_json, verify
+from zipflm.data.folder import DataFolder
+from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.files import naming_full_disk
+from zipflm.runs import resume
+from zipflm.training import distributed
 from zipflm.training.distributed import Process
 from zipflm.training.setup import accumulation, check_data
 from zipflm.training.throughput import reset_peak_memory
@@ -36,21 +35,8 @@ from zipflm.training.trainer import train as train_run
 
 Train = Callable[[Config, DataFolder, Path], bool]
 """Trains, or goes on training, into a run folder; False if a signal ended it."""
-Score = Callable[[Path, Path, str, Setting], WordScores]
-
-_WITHOUT_CONSEQUENCE = {
-    "batches": ("tokens",),
-    "training": (
-        "compile",
-        "parallel",
-        "report_every",
-        "validate_every",
-        "checkpoint_every",
-        "max_bad_updates",
-        "tensorboard",
-    ),
-}
-"""Fields that decide how and how closely watched a member is trained, not what comes of it."""
+Score = Callable[[Path, DataFolder, Sequence[str], ScoringOptions], ScoredRun]
+"""Scores splits of a data folder with a run's newest checkpoint."""
 
 FULL_DISK_REMEDY = "free some space and give the same command again"
 
@@ -68,7 +54,7 @@ PROTOCOL_FACTS = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinishedStudy:
     """A study, where its page is, and whether a signal stopped it before the end."""
 
     study: Study
@@ -82,11 +68,12 @@ def compare(
     device: str | None = None,
     train: Train | None = None,
     score: Score = score_once,
-) -> Outcome:
+) -> FinishedStudy:
     """Run a study, or the rest of it."""
+    words = open_words(request.data)
     return run_plans(
-        make_plans(request),
-        request.data,
+        make_plans(request, words),
+        words,
         request.out,
         title=f"Word representations compared on {request.data}",
         dataset=request.preset.partition("/")[0],
@@ -100,25 +87,25 @@ def compare(
 
 def run_plans(
     plans: Sequence[Plan],
-    data: Path,
+    words: DataFolder,
     out: Path,
     *,
     title: str,
     dataset: str,
-    facts: dict[str, Any],
+    facts: dict[str, str],
     device: str | None = None,
     train: Train | None = None,
     score: Score = score_once,
     others: Sequence[Member] = (),
-) -> Outcome:
-    """Train and score every plan, in order; `others` are members that need no training."""
-    words = open_words(data)
+) -> FinishedStudy:
+    """Train and score every plan, in order, and report on the held-out splits of `words`; `others`
+    are members that need no training."""
     splits = scored_splits(words)
     with distributed.started(device) as process:
         for plan in plans:
             check(plan, process)
         if process.is_first:
-            make_writable(out)
+            claim(out, "study")
         members: list[Member] = list(others)
         stopped = False
         display = Display(plans, sys.stdout, is_silent=not process.is_first)
@@ -133,12 +120,12 @@ def run_plans(
         page = out / "report.html"
         if process.is_first and (study.finished or stopped):
             with naming_full_disk(out, FULL_DISK_REMEDY):
-                page = write_report(study, out)
+                page = write_report(study, out, "study")
         distributed.wait_for_all(process)
     # Only the first process has scores.
     if process.is_first and not study.finished and not stopped:
         raise ValueError(f"no member has a result; the first says: {study.rows[0].problem}")
-    return Outcome(study, page, stopped)
+    return FinishedStudy(study, page, stopped)
 
 
 class _Job:
@@ -157,37 +144,35 @@ class _Job:
         self._plan, self._words, self._splits = plan, words, splits
         self._process, self._display = process, display
         self._train, self._score = train, score
-        self._data = DataFolder.open(plan.data)
         self.stopped = False
 
     def run(self, skip: bool) -> Member:
         """Train and score; what goes wrong becomes the member's problem."""
-        scores: dict[str, WordScores] = {}
+        scored: ScoredRun | None = None
         problem = "not trained: the study was interrupted" if skip else ""
         try:
-            with naming_full_disk(self._plan.folder, FULL_DISK_REMEDY):
+            with naming_full_disk(self._plan.run.path, FULL_DISK_REMEDY):
                 if not skip and not self._is_trained():
                     problem = self._trained()
                 if not problem and self._process.is_first:
                     self._display.enter(self._plan, "scoring")
-                    scores = self._scored()
-            member = self._member(scores, problem)
+                    scored = self._scored()
+            member = self._member(scored, problem)
         except (ValueError, OSError, RuntimeError) as error:
             problem = " ".join(str(error).split()) or type(error).__name__
-            member = self._member({}, problem)
+            member = self._member(None, problem)
         distributed.wait_for_all(self._process)
         unfinished = "not trained" if skip else "stopped" if self.stopped else "failed"
         self._display.enter(self._plan, unfinished if problem else "done")
         return member
 
-    def _member(self, scores: dict[str, WordScores], problem: str) -> Member:
+    def _member(self, scored: ScoredRun | None, problem: str) -> Member:
         return make_member(
-            self._plan.folder,
+            self._plan.run,
             self._plan.config,
-            self._data,
             label=self._plan.label,
             factorization=self._plan.factorization,
-            scores=scores,
+            scored=scored,
             words=self._words,
             split=self._splits[-1],
             problem=problem,
@@ -196,12 +181,12 @@ class _Job:
     def _is_trained(self) -> bool:
         """A whole checkpoint of the last update is there, and it is of this very model."""
         plan = self._plan
-        run_folder.check(plan.folder, plan.config, self._data, resume=True)
-        found = newest_first(plan.folder)
-        if not found or _update(found[0]) < plan.config.training.max_updates:
+        resume.check(plan.run, plan.config, plan.data, resume=True)
+        found = plan.run.checkpoints()
+        if not found or found[0].update < plan.config.training.max_updates:
             return False
         try:
-            verify(found[0])
+            found[0].verify()
         except ValueError:  # the trainer names the damage and goes on from the one before
             return False
         return True
@@ -209,32 +194,29 @@ class _Job:
     def _trained(self) -> str:
         """Train with the trainer's own lines in a file; why it is not complete, if it is not."""
         self._display.enter(self._plan, "training")
-        self._plan.folder.mkdir(parents=True, exist_ok=True)
+        folder = self._plan.run.path
+        folder.mkdir(parents=True, exist_ok=True)
         # Otherwise the peak of a member would be that of the largest one before it.
         gc.collect()
         reset_peak_memory(self._process.device)
-        place = self._plan.folder / f"output-{self._process.rank}.txt"
+        place = folder / f"output-{self._process.rank}.txt"
         with place.open("a", encoding="utf-8") as file, redirect_stdout(file):
-            complete = self._train(self._plan.config, self._data, self._plan.folder)
+            complete = self._train(self._plan.config, self._plan.data, folder)
         self.stopped = not complete
         return "" if complete else "interrupted; the same command goes on with it"
 
-    def _scored(self) -> dict[str, WordScores]:
-        setting = Setting(device=self._process.device.type)
-        return {
-            split: self._score(self._plan.folder, self._plan.data, split, setting)
-            for split in self._splits
-        }
+    def _scored(self) -> ScoredRun:
+        options = ScoringOptions(device=self._process.device.type)
+        return self._score(self._plan.run.path, self._plan.data, self._splits, options)
 
 
 def check(plan: Plan, process: Process) -> None:
     """ValueError if a member cannot be trained as planned, or its folder holds another run."""
-    data = DataFolder.open(plan.data)
     try:
-        data.tokens("train")
-        check_data(plan.config, data)
+        plan.data.tokens("train")
+        check_data(plan.config, plan.data)
         accumulation(plan.config, process)
-        run_folder.check(plan.folder, plan.config, data, resume=True)
+        resume.check(plan.run, plan.config, plan.data, resume=True)
         _require_same_training(plan)
     except ValueError as error:
         raise ValueError(f"{plan.label}: {error}") from None
@@ -243,14 +225,31 @@ def check(plan: Plan, process: Process) -> None:
 def _require_same_training(plan: Plan) -> None:
     """A run may be resumed with other settings, but then its result is not what the report says it
     is; only what leaves the result as it is may change in a study."""
-    path = plan.folder / "config.json"
-    if not path.is_file():
+    if not plan.run.holds_a_run:
         return
-    held, asked = to_dict(from_dict(Config, read_json(path))), to_dict(plan.config)
-    for part, names in _WITHOUT_CONSEQUENCE.items():
-        for name in names:
-            held[part][name] = asked[part][name]
-    run_folder.require_equal(plan.folder, held, asked, "choose another --out for another study")
+    held = _with_the_same_watching(plan.run.config(), plan.config)
+    remedy = "choose another --out for another study"
+    resume.require_same_config(plan.run.path, held, plan.config, remedy)
+
+
+def _with_the_same_watching(config: Config, other: Config) -> Config:
+    """`config` with those fields of `other` that decide how and how closely watched a member is
+    trained, not what comes of it."""
+    theirs = other.training
+    return replace(
+        config,
+        batches=replace(config.batches, tokens=other.batches.tokens),
+        training=replace(
+            config.training,
+            compile=theirs.compile,
+            parallel=theirs.parallel,
+            report_every=theirs.report_every,
+            validate_every=theirs.validate_every,
+            checkpoint_every=theirs.checkpoint_every,
+            max_bad_updates=theirs.max_bad_updates,
+            tensorboard=theirs.tensorboard,
+        ),
+    )
 
 
 def scored_splits(words: DataFolder) -> tuple[str, ...]:
@@ -267,7 +266,7 @@ def scored_text(words: DataFolder, split: str) -> ScoredText:
     return ScoredText(split=split, word_ids=words.tokens(split).ids, vocabulary=words.vocabulary)
 
 
-def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> dict[str, Any]:
+def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> dict[str, str]:
     """What holds for the whole study, for its reader."""
     configs = [plan.config.training for plan in plans]
     updates = _either(f"{config.max_updates:,}" for config in configs)
@@ -281,7 +280,7 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
         "training": f"{updates} updates of {tokens} tokens each, {optimizer}",
         "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
         "devices": f"{process.world_size} x {name}",
-        "threads of each process": torch.get_num_threads(),
+        "threads of each process": str(torch.get_num_threads()),
         "memory": "peak of the GPU's allocator" if name != "CPU" else "peak of the whole process",
     } | PROTOCOL_FACTS
 
@@ -293,10 +292,6 @@ def _either(values: Iterable[str]) -> str:
 
 def _recipe(request: Request) -> str:
     return "the preset's own" if request.recipe == "paper" else request.recipe
-
-
-def _update(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _trainer(device: str | None) -> Train:

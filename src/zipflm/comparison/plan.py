@@ -12,12 +12,18 @@ from itertools import product
 from pathlib import Path
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, Tie
+from zipflm.data.facts import FACTS_FILE
 from zipflm.data.folder import DataFolder
 from zipflm.overrides import UnknownKey
 from zipflm.presets import FACTORIZATIONS, from_name
 from zipflm.recipes import resolve
+from zipflm.runs.folder import RunFolder
 
 SUBWORDS = ("BPE", "BPE-T")
+_SAME_TEXT = "prepare both from the same text"
+
+MEMBERS = "members"
+"""Name of the folder, inside that of a study, with the run of every member."""
 TWIN = "bpe"
 """Name of the folder, inside the data folder, with the same text in sub-words."""
 
@@ -49,35 +55,35 @@ class Plan:
     factorization: str
     seed: int
     config: Config
-    data: Path
-    folder: Path
+    data: DataFolder
+    run: RunFolder
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A change to a config, and its name in the member's label; the plain one has none."""
+class Variation:
+    """A config made into another one, and its name in the member's label."""
 
     name: str
-    change: Callable[[Config], Config]
+    apply: Callable[[Config], Config]
 
 
-def make_plans(request: Request) -> list[Plan]:
-    """All members in the order in which they are trained.
+def make_plans(request: Request, words: DataFolder) -> list[Plan]:
+    """All members in the order in which they are trained; `words` is `request.data`, opened.
 
     Raises ValueError for anything that cannot be trained, before anything is.
     """
     _require_known(request)
-    folders = {name: _folder(request, name) for name in request.factorizations}
+    folders = _folders(request, words)
     configs = _resolved(request, folders)
-    chosen = settings(request.bands, request.tail_dropout)
+    chosen = variations(request.bands, request.tail_dropout)
     plans = []
-    for factorization, setting in product(request.factorizations, chosen):
+    for factorization, variation in product(request.factorizations, chosen):
         plans += seeded(
-            setting.change(configs[factorization]),
+            variation.apply(configs[factorization]),
             request.seeds,
-            label=f"{factorization} {setting.name}".strip(),
+            label=f"{factorization} {variation.name}".strip(),
             factorization=factorization,
-            data=folders[factorization].path,
+            data=folders[factorization],
             out=request.out,
         )
     return plans
@@ -132,7 +138,7 @@ def _another(named: Config) -> str:
 
 
 def seeded(
-    config: Config, seeds: int, *, label: str, factorization: str, data: Path, out: Path
+    config: Config, seeds: int, *, label: str, factorization: str, data: DataFolder, out: Path
 ) -> list[Plan]:
     """The same model with as many seeds, counted on from the config's own."""
     if seeds < 1:
@@ -145,18 +151,19 @@ def seeded(
             seed=seed,
             config=replace(config, training=replace(config.training, seed=seed)),
             data=data,
-            folder=out / "members" / re.sub(r"[^A-Za-z0-9.-]+", "-", label) / f"seed-{seed}",
+            run=RunFolder(out / MEMBERS / re.sub(r"[^A-Za-z0-9.-]+", "-", label) / f"seed-{seed}"),
         )
         for seed in range(first, first + seeds)
     ]
 
 
-def settings(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Setting]:
-    """Every combination of the settings asked for; one that changes nothing if none were."""
+def variations(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Variation]:
+    """Every combination of the settings asked for; one without a name, that leaves a config as it
+    is, if none were."""
     _require_distinct("--bands", bands, [cutoffs(text) for text in bands])
     _require_distinct("--tail-dropout", tail_dropout, tail_dropout)
-    by_band = [Setting(f"bands {text}", _bands(text)) for text in bands]
-    by_rate = [Setting(f"tail dropout {rate:g}", _tail_dropout(rate)) for rate in tail_dropout]
+    by_band = [Variation(f"bands {text}", _bands(text)) for text in bands]
+    by_rate = [Variation(f"tail dropout {rate:g}", _tail_dropout(rate)) for rate in tail_dropout]
     groups = [group for group in (by_band, by_rate) if group]
     return [_combined(parts) for parts in product(*groups)]
 
@@ -169,15 +176,15 @@ def _require_distinct(option: str, given: Sequence[object], meant: Sequence[obje
             raise ValueError(f"{option} {given[place]}: the same as {same}; name each setting once")
 
 
-def _combined(parts: Iterable[Setting]) -> Setting:
+def _combined(parts: Iterable[Variation]) -> Variation:
     parts = tuple(parts)
 
-    def change(config: Config) -> Config:
+    def apply(config: Config) -> Config:
         for part in parts:
-            config = part.change(config)
+            config = part.apply(config)
         return config
 
-    return Setting(", ".join(part.name for part in parts), change)
+    return Variation(", ".join(part.name for part in parts), apply)
 
 
 def cutoffs(text: str) -> tuple[int, ...]:
@@ -200,7 +207,7 @@ def cutoffs(text: str) -> tuple[int, ...]:
 def _bands(text: str) -> Callable[[Config], Config]:
     ends = cutoffs(text)
 
-    def change(config: Config) -> Config:
+    def apply(config: Config) -> Config:
         input, output = config.input, config.output
         if isinstance(input, AdaptiveInput):
             input = replace(input, cutoffs=ends)
@@ -215,16 +222,16 @@ def _bands(text: str) -> Callable[[Config], Config]:
             )
         return replace(config, input=input, output=output)
 
-    return change
+    return apply
 
 
 def _tail_dropout(rate: float) -> Callable[[Config], Config]:
-    def change(config: Config) -> Config:
+    def apply(config: Config) -> Config:
         if not isinstance(config.output, AdaptiveOutput):
             raise ValueError(f"--tail-dropout {rate:g}: {config.name} has no tail; leave it out")
         return replace(config, output=replace(config.output, tail_dropout=rate))
 
-    return change
+    return apply
 
 
 def _require_known(request: Request) -> None:
@@ -242,12 +249,13 @@ def _require_known(request: Request) -> None:
         raise ValueError(f"--factorizations {given}: name at least one, and each of them once")
 
 
-def _folder(request: Request, factorization: str) -> DataFolder:
-    words = open_words(request.data)
-    if factorization not in SUBWORDS:
-        return words
+def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
+    """The data of every factorization."""
+    if not set(SUBWORDS) & set(request.factorizations):
+        return dict.fromkeys(request.factorizations, words)
     others = ",".join(name for name in request.factorizations if name not in SUBWORDS)
-    return open_twin(words, f"leave them out: --factorizations {others or 'ADP-T'}")
+    twin = open_twin(words, f"leave them out: --factorizations {others or 'ADP-T'}")
+    return {name: twin if name in SUBWORDS else words for name in request.factorizations}
 
 
 def open_words(path: Path) -> DataFolder:
@@ -264,19 +272,20 @@ def open_words(path: Path) -> DataFolder:
 def open_twin(words: DataFolder, otherwise: str) -> DataFolder:
     """The sub-word folder of the same text; `otherwise` says what to do without it."""
     path = words.path / TWIN
-    if not (path / "data.json").is_file():
+    if not (path / FACTS_FILE).is_file():
         raise ValueError(
             f"{path}: no sub-word data for {' and '.join(SUBWORDS)}; prepare it from the same text "
             f"(zipflm prepare ... --bpe 32000 --out {path}), or {otherwise}"
         )
     twin = DataFolder.open(path)
     for split in words.splits:
-        # As many words may be other words; as many bytes besides are hardly an accident.
-        for unit in ("words", "bytes"):
-            ours, theirs = (data.facts["splits"].get(split, {}).get(unit) for data in (words, twin))
-            if ours != theirs:
-                raise ValueError(
-                    f"{path}: its {split} split has {theirs} {unit}, that of {words.path} {ours}; "
-                    "prepare both from the same text"
-                )
+        if split not in twin.splits:
+            raise ValueError(f"{path}: has no {split} split, but {words.path} has; {_SAME_TEXT}")
+        ours, theirs = words.split(split), twin.split(split)
+        if ours.words_sha256 != theirs.words_sha256:
+            raise ValueError(
+                f"{path}: the words of its {split} split ({theirs.words:,}, hash "
+                f"{theirs.words_sha256[:12]}) are not those of {words.path} ({ours.words:,}, hash "
+                f"{ours.words_sha256[:12]}); {_SAME_TEXT}"
+            )
     return twin

@@ -19,10 +19,10 @@ from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from zipflm.analysis.study import Study
+from zipflm.analysis.study import NOT_COMPILED, Study
 from zipflm.analysis.tables import Column, columns, duration, number
 from zipflm.comparison.plan import Plan
-from zipflm.training.run_folder import read_log
+from zipflm.runs.records import Report, Validation
 
 _QUARTERS = 4
 _LINES_AROUND = 3
@@ -39,27 +39,27 @@ class State:
     stage: str = "waiting"
     update: int = 0
     loss: float | None = None
+    """Nats per word of the last report."""
     perplexity: float | None = None
     tokens_per_second: float | None = None
     seconds: float | None = None
 
     def read(self) -> None:
         """Take in what the member's log says by now."""
-        if not (self.plan.folder / "log.jsonl").is_file():
-            return
-        for entry in read_log(self.plan.folder):
-            self.update, self.seconds = entry["update"], entry["seconds"]
-            if "valid" in entry:
-                self.perplexity = entry["valid"]["perplexity"]
-            else:
-                self.loss, self.tokens_per_second = entry["loss"], entry["tokens_per_second"]
+        for line in self.plan.run.log():
+            self.update, self.seconds = line.update, line.seconds
+            match line:
+                case Validation():
+                    self.perplexity = line.perplexity
+                case Report():
+                    self.loss, self.tokens_per_second = line.nats_per_word, line.tokens_per_second
 
 
 class Display:
     """Shows all members while `shown` lasts; `enter` says what the current one does."""
 
     def __init__(self, plans: Sequence[Plan], stream: IO[str], is_silent: bool) -> None:
-        self.states = {plan.folder: State(plan) for plan in plans}
+        self.states = {plan.run.path: State(plan) for plan in plans}
         self._console = Console(file=stream)
         self._is_silent = is_silent
         self._current: State | None = None
@@ -91,7 +91,7 @@ class Display:
 
     def enter(self, plan: Plan, stage: str) -> None:
         """The member begins a stage: training, scoring, done, or a problem."""
-        state = self.states[plan.folder]
+        state = self.states[plan.run.path]
         state.stage = stage
         state.read()
         self._current, self._quarters = state, _QUARTERS * state.update // _max_updates(plan)
@@ -214,6 +214,8 @@ def print_table(study: Study, stream: IO[str] | None = None) -> None:
     for row in study.rows:
         if row.problem:
             print(f"{row.label}: {row.problem}", file=stream)
+        if row.compiled is False:
+            print(f"{row.label}: {NOT_COMPILED}", file=stream)
 
 
 def _title(column: Column) -> str:

@@ -2,9 +2,12 @@
 
 Variants are types (`FixedInput | AdaptiveInput | CharacterInput`), so that a combination that
 makes no sense cannot be written or fails at once, naming field, value and remedy. This package
-builds nothing and reads no file; `overrides` turns these values into dictionaries and back.
+builds nothing and reads no file; `records` keeps these values as JSON, `overrides` changes them.
 """
 
+from zipflm.config.blocks import Blocks as Blocks
+from zipflm.config.blocks import BreakMode as BreakMode
+from zipflm.config.blocks import Unit as Unit
 from zipflm.config.checks import require as require
 from zipflm.config.layers import AdaptiveInput as AdaptiveInput
 from zipflm.config.layers import AdaptiveOutput as AdaptiveOutput

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from zipflm.config.blocks import Blocks, BreakMode, Unit
 from zipflm.config.checks import require, require_choices, require_positive
 from zipflm.config.model import ModelConfig
 
@@ -13,34 +14,45 @@ from zipflm.config.model import ModelConfig
 class BatchConfig:
     """How token streams become batches (section 4.3)."""
 
-    unit: Literal["word", "bpe"] = "word"
+    unit: Unit = "word"
     """What one id stands for; a data folder made for the other unit is refused."""
-    break_mode: Literal["none", "complete", "sentence"] = "none"
-    """`none`: blocks of exactly `block` tokens. `complete`: as many whole sentences as fit.
-    `sentence`: one sentence each, batched with others of similar length."""
+    break_mode: BreakMode = "none"
+    """Where training text is cut: `none` after `block` tokens, `complete` between sentences,
+    `sentence` at every one of them (see `Blocks`)."""
     block: int = 512
     """Tokens in a training block."""
     tokens: int = 4096
     """At most this many tokens, padding included, go through a device at once."""
-    eval_break_mode: Literal["none", "complete", "sentence"] = "complete"
+    eval_break_mode: BreakMode = "complete"
     eval_block: int = 512
     eval_context: int = 0
     """Of `eval_block`, how many tokens are context that is not scored."""
 
     def __post_init__(self) -> None:
         require_choices(self)
-        require_positive(block=self.block, tokens=self.tokens, eval_block=self.eval_block)
+        require_positive(tokens=self.tokens)
+        _ = self.blocks
+        try:
+            _ = self.eval_blocks
+        except ValueError as error:  # which names the field of Blocks
+            raise ValueError(f"eval_{error}") from None
         require(
             self.break_mode == "sentence" or self.tokens >= self.block,
             "tokens",
             self.tokens,
             f"a block of {self.block} tokens does not fit; raise tokens or lower block",
         )
-        require(
-            0 <= self.eval_context < self.eval_block,
-            "eval_context",
-            self.eval_context,
-            f"must leave room for scored tokens in eval_block={self.eval_block}",
+
+    @property
+    def blocks(self) -> Blocks:
+        """How training text is cut."""
+        return Blocks(break_mode=self.break_mode, block=self.block)
+
+    @property
+    def eval_blocks(self) -> Blocks:
+        """How text is cut to be scored, unless something else is asked for."""
+        return Blocks(
+            break_mode=self.eval_break_mode, block=self.eval_block, context=self.eval_context
         )
 
 

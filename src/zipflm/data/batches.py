@@ -13,17 +13,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from zipflm.config import Blocks, BreakMode
 from zipflm.data.tokens import Tokens
 from zipflm.data.vocabulary import END, PAD
 
-BreakMode = Literal["none", "complete", "sentence"]
 Positions = NDArray[np.int64]
 
 _SENTENCES = 1 << 20
@@ -117,30 +117,28 @@ class Batches:
     def __init__(
         self,
         tokens: Tokens,
+        blocks: Blocks,
         *,
-        break_mode: BreakMode,
-        block: int,
-        context: int = 0,
         max_tokens: int,
         seed: int = 0,
         shuffle: bool,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`block` includes `context`. `max_tokens` counts padding; a sentence longer than that
-        makes a batch of its own. With `shuffle` rows are sorted by length in random tie order and
-        batches come in random order; without, `none` and `complete` keep the stream's order.
+        """`max_tokens` counts padding; a sentence longer than that makes a batch of its own. With
+        `shuffle` rows are sorted by length in random tie order and batches come in random order;
+        without, `none` and `complete` keep the stream's order.
         """
-        _check(break_mode, block, context, max_tokens, rank, world_size)
+        _check(blocks, max_tokens, rank, world_size)
         if len(tokens.ids) == 0:
             raise ValueError("cannot cut batches from a split with no token")
-        self.tokens, self.break_mode, self.block, self.context = tokens, break_mode, block, context
+        self.tokens, self.blocks = tokens, blocks
         # A plain view of the mapped file, for which NumPy indexes without detours.
-        self._ids, self._block, self._context = np.asarray(tokens.ids), block, context
+        self._ids = np.asarray(tokens.ids)
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
-        self._bounds = cut(tokens, break_mode, block - context)
-        self._sorts = shuffle or break_mode == "sentence"
+        self._bounds = cut(tokens, blocks.break_mode, blocks.block - blocks.context)
+        self._sorts = shuffle or blocks.break_mode == "sentence"
         self._lengths = self._window_lengths()
         self._groups = group(np.sort(self._lengths) if self._sorts else self._lengths, max_tokens)
         self._epoch, self._order, self._turns = -1, _NOTHING, _NOTHING
@@ -190,10 +188,11 @@ class Batches:
     def _window_lengths(self) -> NDArray[Any]:
         """Tokens of every part with its context, in a type that is small and sorts fast."""
         lengths = np.diff(self._bounds)
-        longest = max(int(lengths.max()), self._block)
+        block, context = self.blocks.block, self.blocks.context
+        longest = max(int(lengths.max()), block)
         lengths = lengths.astype(np.uint16 if longest < 1 << 16 else np.int64)
-        if self._context:
-            room = np.clip(self._block - lengths.astype(np.int64), 0, self._context)
+        if context:
+            room = np.clip(block - lengths.astype(np.int64), 0, context)
             room = np.minimum(room, self._bounds[:-1].astype(np.int64))
             lengths = lengths + room.astype(lengths.dtype)
         return lengths
@@ -216,14 +215,8 @@ class Batches:
 _NOTHING: NDArray[Any] = np.zeros(0, dtype=np.uint32)
 
 
-def _check(
-    break_mode: str, block: int, context: int, max_tokens: int, rank: int, world_size: int
-) -> None:
-    if break_mode not in get_args(BreakMode):
-        raise ValueError(f"break_mode={break_mode!r}: choose from {', '.join(get_args(BreakMode))}")
-    if block < 1 or not 0 <= context < block:
-        raise ValueError(f"context={context}: must leave room for scored tokens in block={block}")
-    if max_tokens < 1 or (break_mode == "none" and max_tokens < block):
-        raise ValueError(f"max_tokens={max_tokens}: a block of {block} tokens does not fit")
+def _check(blocks: Blocks, max_tokens: int, rank: int, world_size: int) -> None:
+    if max_tokens < 1 or (blocks.break_mode == "none" and max_tokens < blocks.block):
+        raise ValueError(f"max_tokens={max_tokens}: a block of {blocks.block} tokens does not fit")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank}: must lie below world_size={world_size}")

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from zipflm.data.folder import file_hash
+from zipflm.files import file_hash
 
 _TIMEOUT_SECONDS = 30
 _READ_BYTES = 1 << 18

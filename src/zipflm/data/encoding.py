@@ -1,7 +1,8 @@
-"""Words to ids: one id per word, or those of its pieces."""
+"""Words to ids: one id per word, or those of its pieces; and a hash of words whatever their ids."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from itertools import chain
 from typing import Any
@@ -53,3 +54,25 @@ class Encoding:
         ends = np.cumsum(lengths)
         first = np.repeat(self.starts[numbers][places] - (ends - lengths), lengths)
         return self.flat[first + np.arange(len(first))], ends[line_ends]
+
+
+class TextHash:
+    """SHA-256 of a text as a sequence of words and line ends.
+
+    Neither the vocabulary nor the way words are split enters, so the same text prepared as words
+    and as sub-words has the same hash, and so has one that is cut into chunks elsewhere. Words are
+    represented by 64 bits each: what is to be told apart are texts, not collisions on purpose.
+    """
+
+    def __init__(self, words: Collection[str]) -> None:
+        """`words[0]` stands for the end of a line, as in `Encoding`."""
+        digests = (hashlib.blake2b(word.encode(), digest_size=8).digest() for word in words)
+        self._digests = np.frombuffer(b"".join(digests), dtype="<u8")
+        self._hash = hashlib.sha256()
+
+    def add(self, numbers: NDArray[Any], places: NDArray[Any]) -> None:
+        """The words `numbers[places]` come next."""
+        self._hash.update(self._digests[numbers][places].data)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()

@@ -1,73 +1,62 @@
 """The data folder: `vocabulary.txt`, one token file per split, `data.json`, and BPE codes if any.
 
-A folder is written under a temporary name and renamed when complete, so that what has the final
-name is finished. Reads and writes folders; does not know how text becomes ids.
+It appears whole or not at all (`files.new_folder`). Opens and checks folders; does not know how
+text becomes ids.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm.config import Unit
 from zipflm.data.bpe import Codes
+from zipflm.data.facts import DataFacts, SplitFacts, read_facts
 from zipflm.data.tokens import TokenFile
 from zipflm.data.vocabulary import Vocabulary
+from zipflm.files import file_hash
 
-FORMAT = 1
 SPLITS = ("train", "valid", "test")
 
+VOCABULARY_FILE = "vocabulary.txt"
 CODES_FILE = "bpe.codes"
-
-TEMPORARY_REMEDY = "free some space, or let TMPDIR name a folder that has some"
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DataFolder:
     """A finished data folder; `open` checks it, the splits are mapped on first use."""
 
-    def __init__(self, path: Path, facts: dict[str, Any], vocabulary: Vocabulary) -> None:
+    def __init__(self, path: Path, facts: DataFacts, vocabulary: Vocabulary) -> None:
         self.path, self.facts, self.vocabulary = path, facts, vocabulary
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> DataFolder:
         """Open a folder that `zipflm prepare` made; ValueError or OSError if it is not whole."""
         path = Path(path)
-        facts = _read_facts(path / "data.json")
-        vocabulary = Vocabulary.load(path / "vocabulary.txt")
-        if vocabulary.hash != facts["vocabulary"]["hash"]:
+        facts = read_facts(path)
+        vocabulary = Vocabulary.load(path / VOCABULARY_FILE)
+        if vocabulary.hash != facts.vocabulary.hash:
             raise ValueError(
-                f"{path / 'vocabulary.txt'}: its hash is {vocabulary.hash}, but data.json says "
-                f"{facts['vocabulary']['hash']}; prepare the data again"
+                f"{path / VOCABULARY_FILE}: its hash is {vocabulary.hash}, but data.json says "
+                f"{facts.vocabulary.hash}; prepare the data again"
             )
         return cls(path, facts, vocabulary)
 
     @property
-    def unit(self) -> str:
-        """`word` or `bpe`: what one id stands for."""
-        return str(self.facts["unit"])
+    def unit(self) -> Unit:
+        """What one id stands for."""
+        return self.facts.unit
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return tuple(self.facts["splits"])
+        return tuple(self.facts.splits)
 
     def tokens(self, split: str) -> TokenFile:
         """The token file of a split, checked against this folder's vocabulary."""
-        self._require_split(split)
-        tokens = TokenFile(self.path / self.facts["splits"][split]["file"])
+        tokens = TokenFile(self.path / self.split(split).file)
         tokens.require_vocabulary(self.vocabulary.hash)
         return tokens
 
@@ -84,7 +73,7 @@ class DataFolder:
         if self.unit == "word":
             return None
         codes = Codes.load(self.path / CODES_FILE)
-        said = self.facts.get("bpe", {}).get("hash", codes.hash)
+        said = self.facts.bpe.hash if self.facts.bpe else None
         if codes.hash != said:
             raise ValueError(
                 f"{self.path / CODES_FILE}: its hash is {codes.hash}, but data.json says {said}; "
@@ -92,15 +81,17 @@ class DataFolder:
             )
         return codes
 
-    def _require_split(self, split: str) -> None:
+    def split(self, split: str) -> SplitFacts:
+        """What data.json says of a split; ValueError if the folder has no such."""
         if split not in SPLITS:
             raise ValueError(f"split {split!r}: choose from {', '.join(SPLITS)}")
-        if split not in self.facts["splits"]:
+        if split not in self.facts.splits:
             remedy = "a training text" if split == "train" else f"--{split}"
             raise ValueError(
                 f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}; prepare it "
                 f"again with {remedy}"
             )
+        return self.facts.splits[split]
 
     def verify(self, *splits: str) -> None:
         """Read token files, all unless named, and compare their hashes with data.json.
@@ -108,115 +99,10 @@ class DataFolder:
         Raises ValueError if one differs.
         """
         for split in splits or self.splits:
-            self._require_split(split)
-            facts = self.facts["splits"][split]
-            digest = file_hash(self.path / facts["file"])
-            if digest != facts["sha256"]:
+            facts = self.split(split)
+            digest = file_hash(self.path / facts.file)
+            if digest != facts.sha256:
                 raise ValueError(
-                    f"{self.path / facts['file']}: SHA-256 of the {split} split is {digest}, but "
-                    f"data.json says {facts['sha256']}; prepare the data again"
+                    f"{self.path / facts.file}: SHA-256 of the {split} split is {digest}, but "
+                    f"data.json says {facts.sha256}; prepare the data again"
                 )
-
-
-def file_hash(path: str | PathLike[str]) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_facts(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"{path.parent}: no data folder (no data.json); make one: zipflm prepare")
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        version = facts["format"]
-        _ = facts["unit"], facts["vocabulary"]["hash"]
-        _ = [(split["file"], split["sha256"]) for split in facts["splits"].values()]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{path}: damaged; prepare the data again") from None
-    if version != FORMAT:
-        raise ValueError(f"{path}: format {version}, this release reads {FORMAT}; prepare again")
-    return facts  # type: ignore[no-any-return]
-
-
-def refuse_existing(out: str | PathLike[str]) -> None:
-    """FileExistsError if `out` is anything but free or an empty folder elsewhere."""
-    out = Path(out)
-    if out.exists() and out.samefile(os.curdir):
-        raise FileExistsError(f"{out} is the folder you are in; name a new one with --out")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise FileExistsError(f"{out} exists already; choose another --out or remove it first")
-
-
-@contextmanager
-def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
-    """A folder to fill that gets the name `out` on a clean exit, and vanishes on an error."""
-    out = Path(out)
-    refuse_existing(out)
-    made = _make_parents(out)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.unfinished-", dir=out.parent))
-    try:
-        with naming_full_disk(out, "nothing was kept; free some space or choose another --out"):
-            yield unfinished
-            unfinished.chmod(0o777 & ~_umask())
-            os.rename(unfinished, out)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        for parent in made:
-            parent.rmdir()
-        raise
-    _sync(out.parent)
-
-
-class DiskFull(OSError):
-    """What was being written and what to do, in words."""
-
-
-@contextmanager
-def naming_full_disk(path: Path, remedy: str) -> Iterator[None]:
-    """Say in DiskFull what could not be written, which the system's own error does not.
-
-    The outermost of several has the word: it knows what the user asked for.
-    """
-    try:
-        yield
-    except OSError as error:
-        if not isinstance(error, DiskFull) and error.errno not in _FULL:
-            raise
-        reason = os.strerror(error.errno or errno.ENOSPC)
-        full = DiskFull(f"{path}: {reason} while writing it; {remedy}")
-        full.errno = error.errno
-        raise full from None
-
-
-def _make_parents(path: Path) -> list[Path]:
-    """Make the folders above a path; those that were missing, innermost first."""
-    missing = [parent for parent in path.absolute().parents if not parent.exists()]
-    path.absolute().parent.mkdir(parents=True, exist_ok=True)
-    return missing
-
-
-def write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    """Write data.json, the last file of a folder."""
-    with open(folder / "data.json", "w", encoding="utf-8") as file:
-        json.dump(facts, file, indent=2, ensure_ascii=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _umask() -> int:
-    # There is no way to ask but to set it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync(folder: Path) -> None:
-    """Make the rename survive a power cut, where the file system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)

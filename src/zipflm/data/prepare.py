@@ -11,27 +11,30 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
+from zipflm.config import Unit
 from zipflm.data.bpe import Codes
-from zipflm.data.encoding import Encoding
-from zipflm.data.folder import (
-    CODES_FILE,
+from zipflm.data.encoding import Encoding, TextHash
+from zipflm.data.facts import (
+    FACTS_FILE,
     FORMAT,
-    SPLITS,
-    DataFolder,
-    file_hash,
-    new_folder,
-    refuse_existing,
-    write_facts,
+    CodesFacts,
+    DataFacts,
+    OptionFacts,
+    SplitFacts,
+    VocabularyFacts,
 )
+from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.scan import Errors, Scan, scan
 from zipflm.data.sources import corpus_texts
 from zipflm.data.text import STDIN, chunks, expand, stored_size
 from zipflm.data.tokens import TokenWriter
 from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.files import file_hash, new_folder, refuse_existing
+from zipflm.records import write_record
 
 Text = str | PathLike[str]
 Report = Callable[[str, int, int | None], None]
@@ -46,12 +49,13 @@ class Options:
     """Words seen less often in the training text are unknown; 3, or 1 for sub-words."""
     max_size: int | None = None
     """Ids at most, specials included; fillers up to a multiple of 8 come on top."""
-    vocabulary: Text | None = None
-    """An existing vocabulary, in zipflm's or fairseq's format, instead of a new one."""
+    vocabulary: Text | Vocabulary | None = None
+    """An existing vocabulary instead of a new one: a file in zipflm's or fairseq's format, or one
+    that was loaded."""
     bpe: int | None = None
     """Learn so many merges on the training text and split words with them."""
-    bpe_codes: Text | None = None
-    """Split words with these subword-nmt codes."""
+    bpe_codes: Text | Codes | None = None
+    """Split words with these subword-nmt codes: a file, or codes that were loaded."""
     errors: Errors = "strict"
 
     def __post_init__(self) -> None:
@@ -69,7 +73,7 @@ class Options:
                 raise ValueError(f"{option} {value}: must be at least {least}")
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> Unit:
         return "word" if self.bpe is None and self.bpe_codes is None else "bpe"
 
     @property
@@ -107,16 +111,15 @@ def prepare(
             report("learning sub-words", 0, None)
             codes = Codes.learn(scans["train"].words(), options.bpe)
         vocabulary = given or _vocabulary(options, codes, scans["train"].words())
-        vocabulary.save(folder / "vocabulary.txt")
+        vocabulary.save(folder / VOCABULARY_FILE)
         if codes is not None:
             codes.save(folder / CODES_FILE)
-        entries = {
-            split: _encode(folder, split, scanned, vocabulary, codes, report)
-            | {"sources": [Path(name).name for name in sources[split]]}
+        written = {
+            split: _encode(folder, split, sources[split], scanned, vocabulary, codes, report)
             for split, scanned in scans.items()
         }
-        facts = _facts(options, vocabulary, codes, entries)
-        write_facts(folder, facts)
+        facts = _facts(options, vocabulary, codes, written)
+        write_record(folder / FACTS_FILE, facts)
     return DataFolder(Path(out), facts, vocabulary)
 
 
@@ -142,11 +145,13 @@ def _given(options: Options) -> tuple[Vocabulary | None, Codes | None]:
 
     To be read before anything else: a fault in them should not show after an hour.
     """
-    vocabulary = None
-    if options.vocabulary is not None:
-        name = os.fspath(options.vocabulary)
+    vocabulary, codes = options.vocabulary, options.bpe_codes
+    if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
+        name = os.fspath(vocabulary)
         vocabulary = Vocabulary.load(name, b"".join(chunk.read() for chunk in chunks(name)))
-    return vocabulary, None if options.bpe_codes is None else Codes.load(options.bpe_codes)
+    if codes is not None and not isinstance(codes, Codes):
+        codes = Codes.load(codes)
+    return vocabulary, codes
 
 
 def _sources(splits: Mapping[str, Iterable[Text]], options: Options) -> dict[str, list[str]]:
@@ -230,33 +235,40 @@ def _piece_counts(codes: Codes, counts: Mapping[str, int]) -> dict[str, int]:
 def _encode(
     folder: Path,
     split: str,
+    sources: Sequence[str],
     scanned: Scan,
     vocabulary: Vocabulary,
     codes: Codes | None,
     report: Report,
-) -> dict[str, Any]:
+) -> SplitFacts:
     """Write a split's token file; its entry in data.json."""
     encoding = Encoding(scanned.index, vocabulary, codes)
+    words = TextHash(scanned.index)
     path = folder / f"{split}.tokens"
     unknown = blank = 0
     with TokenWriter(path, len(vocabulary), vocabulary.hash) as writer:
         for ids, numbers in scanned.provisional():
             final, ends = encoding.apply(numbers, ids)
             writer.write(final, ends)
+            words.add(numbers, ids)
             unknown += int(np.count_nonzero(final == UNKNOWN))
             blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
             report(f"writing {split}", 4 * len(ids), 4 * scanned.num_tokens)
-    return {
-        "file": path.name,
-        "tokens": writer.num_tokens,
-        "words": scanned.num_tokens,
-        "sentences": writer.num_sentences,
-        "unknown": unknown,
-        "bytes": _text_bytes(scanned, blank),
-        "continued": sum(n for w, n in scanned.words().items() if w.endswith(CONTINUES)),
-        "types": len(scanned.index),
-        "sha256": file_hash(path),
-    }
+    counts = scanned.words()
+    return SplitFacts(
+        file=path.name,
+        tokens=writer.num_tokens,
+        words=scanned.num_tokens,
+        sentences=writer.num_sentences,
+        unknown=unknown,
+        out_of_vocabulary=unknown - counts.get(SPECIALS[UNKNOWN], 0),
+        bytes=_text_bytes(scanned, blank),
+        continued=sum(n for word, n in counts.items() if word.endswith(CONTINUES)),
+        types=len(scanned.index),
+        sha256=file_hash(path),
+        words_sha256=words.hexdigest(),
+        sources=tuple(Path(name).name for name in sources),
+    )
 
 
 def _text_bytes(scanned: Scan, blank: int) -> int:
@@ -270,31 +282,32 @@ def _facts(
     options: Options,
     vocabulary: Vocabulary,
     codes: Codes | None,
-    splits: Mapping[str, Any],
-) -> dict[str, Any]:
-    """What data.json says.
+    splits: Mapping[str, SplitFacts],
+) -> DataFacts:
+    return DataFacts(
+        format=FORMAT,
+        unit=options.unit,
+        vocabulary=VocabularyFacts(
+            size=len(vocabulary), words=vocabulary.num_words, hash=vocabulary.hash
+        ),
+        splits=dict(splits),
+        options=OptionFacts(
+            min_count=None if options.vocabulary else options.resolved_min_count,
+            max_size=options.max_size,
+            vocabulary=_name(options.vocabulary),
+            bpe=options.bpe,
+            bpe_codes=_name(options.bpe_codes),
+            errors=options.errors,
+        ),
+        bpe=None if codes is None else _codes_facts(codes),
+    )
 
-    `words` and `types` count `</s>`, once a line and once; `continued` words end in `@@`, because
-    the text was split into pieces before.
-    """
-    facts: dict[str, Any] = {
-        "format": FORMAT,
-        "unit": options.unit,
-        "vocabulary": {
-            "size": len(vocabulary),
-            "words": vocabulary.num_words,
-            "hash": vocabulary.hash,
-        },
-        "splits": dict(splits),
-        "options": {
-            "min_count": None if options.vocabulary else options.resolved_min_count,
-            "max_size": options.max_size,
-            "vocabulary": None if options.vocabulary is None else str(options.vocabulary),
-            "bpe": options.bpe,
-            "bpe_codes": None if options.bpe_codes is None else str(options.bpe_codes),
-            "errors": options.errors,
-        },
-    }
-    if codes is not None:
-        facts["bpe"] = {"file": CODES_FILE, "merges": len(codes.merges), "hash": codes.hash}
-    return facts
+
+def _name(source: Text | Vocabulary | Codes | None) -> str | None:
+    if isinstance(source, Vocabulary | Codes):
+        return f"loaded, hash {source.hash}"
+    return None if source is None else str(source)
+
+
+def _codes_facts(codes: Codes) -> CodesFacts:
+    return CodesFacts(file=CODES_FILE, merges=len(codes.merges), hash=codes.hash)

@@ -43,20 +43,17 @@ def progress_bar() -> Iterator[Callable[[str, int, int | None], None]]:
 def summary(folder: DataFolder) -> str:
     """A few lines on what a folder holds."""
     facts = folder.facts
-    vocabulary = facts["vocabulary"]
-    lines = [
-        f"{folder.path}: {vocabulary['size']:,} ids ({facts['unit']}), "
-        f"hash {vocabulary['hash'][:16]}"
-    ]
-    for name, split in facts["splits"].items():
-        unknown = 100 * split["unknown"] / split["tokens"]
-        files = len(split["sources"])
+    vocabulary = facts.vocabulary
+    lines = [f"{folder.path}: {vocabulary.size:,} ids ({facts.unit}), hash {vocabulary.hash[:16]}"]
+    for name, split in facts.splits.items():
+        unknown = 100 * split.unknown / split.tokens
+        files = len(split.sources)
         lines.append(
             f"  {name:5}  {files:>4} file{'s' if files != 1 else ' '}  "
-            f"{split['tokens']:>13,} tokens  {split['sentences']:>11,} sentences  "
-            f"{split['types']:>10,} types  {unknown:.2f} % unknown"
+            f"{split.tokens:>13,} tokens  {split.sentences:>11,} sentences  "
+            f"{split.types:>10,} types  {unknown:.2f} % unknown"
         )
-    asked, learned = facts["options"]["bpe"], facts.get("bpe", {}).get("merges", 0)
+    asked, learned = facts.options.bpe, facts.bpe.merges if facts.bpe else 0
     if asked is not None and learned < asked:
         lines.append(f"  {learned:,} merges learned of {asked:,}: no other pair occurs twice")
     return "\n".join(lines)

@@ -20,7 +20,8 @@ from typing import IO
 
 from zipflm.data.addresses import addresses, sentences, split_of
 from zipflm.data.download import fetch
-from zipflm.data.folder import SPLITS, TEMPORARY_REMEDY, naming_full_disk
+from zipflm.data.folder import SPLITS
+from zipflm.files import TEMPORARY_REMEDY, naming_full_disk
 
 Report = Callable[[str, int, int | None], None]
 Splits = dict[str, list[Path]]

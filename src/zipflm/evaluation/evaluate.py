@@ -1,6 +1,7 @@
 """`zipflm evaluate`: the perplexity of a run on a split of a data folder, or on a text.
 
-Finds the pieces, lets `perplexity` score and reports the numbers with their protocol.
+Paths become a `LoadedRun` and a `DataFolder` here, once; `score_split` checks that the two belong
+together, lets `scoring` score and reports the numbers with their protocol.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
@@ -19,37 +20,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zipflm.config import Config
-from zipflm.data.batches import Batches, BreakMode
-from zipflm.data.bpe import Codes
-from zipflm.data.folder import (
-    CODES_FILE,
-    SPLITS,
-    TEMPORARY_REMEDY,
-    DataFolder,
-    naming_full_disk,
-)
+from zipflm.config import Blocks, BreakMode, Config
+from zipflm.data.batches import Batches
+from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.prepare import Options, prepare
-from zipflm.data.vocabulary import CONTINUES, Vocabulary
+from zipflm.data.vocabulary import CONTINUES
 from zipflm.evaluation.device import usable_device
-from zipflm.evaluation.perplexity import Precision, score
-from zipflm.evaluation.run import checkpoint_folder, load_run
 from zipflm.evaluation.scores import TokenScores
+from zipflm.evaluation.scoring import Precision, score
+from zipflm.files import TEMPORARY_REMEDY, naming_full_disk
+from zipflm.runs.folder import Choice
+from zipflm.runs.loaded import LoadedRun, load_run
 
 Source = str | PathLike[str]
 
 # Tokens in one pass, enough to keep the device busy; on a CPU more would only cost memory.
 _CPU_TOKENS = 4_096
 _DEVICE_TOKENS = 32_768
-# Beyond this, positions in a text overflow; no device holds so many either.
-_MOST_TOKENS = 2**31 - 1
 
 # In a text of pieces every few words have subword-nmt's mark, in a text of words next to none.
 _SHARE_OF_CONTINUED_WORDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class ScoringOptions:
     """How to cut and compute; None means the run's own, or what suits the device."""
 
     block: int | None = None
@@ -72,50 +66,136 @@ class Setting:
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ValueError(f"--batch-tokens {self.batch_tokens}: must be at least 1")
 
+    def resolved(self, config: Config) -> ResolvedOptions:
+        """With nothing left open; ValueError for what is impossible."""
+        blocks, device = self.blocks(config), usable_device(self.device)
+        room = _CPU_TOKENS if device == "cpu" else _DEVICE_TOKENS
+        tokens = max(room, blocks.block) if self.batch_tokens is None else self.batch_tokens
+        if tokens < blocks.block:
+            raise ValueError(
+                f"--batch-tokens {tokens}: must hold at least one --block, {blocks.block} tokens"
+            )
+        return ResolvedOptions(blocks, tokens, device, self.precision)
+
+    def blocks(self, config: Config) -> Blocks:
+        """How a run's text is cut; ValueError if these options and the run's own do not fit."""
+        own = config.batches.eval_blocks
+        # The run's own context belongs to its own block.
+        context = own.context if self.block is None else 0
+        try:
+            return Blocks(
+                break_mode=self.break_mode or own.break_mode,
+                block=own.block if self.block is None else self.block,
+                context=context if self.context is None else self.context,
+            )
+        except ValueError as error:  # which begins with the name of the field
+            raise ValueError(f"--{error}") from None
+
+
+@dataclass(frozen=True)
+class ResolvedOptions:
+    """How to cut and compute, for one run on one machine."""
+
+    blocks: Blocks
+    batch_tokens: int
+    device: str
+    precision: Precision
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores and what a report says beside them."""
+    """Scores, and what a report says beside them."""
 
     scores: TokenScores
     seconds: float
-    text_bytes: int | None
-    """Bytes of the text: of every word, plus one per space between two words and per line end."""
-    facts: dict[str, Any]
-    """Where run and text came from, and on what it was computed."""
+    run: str
+    checkpoint: str
+    """Name of the folder that was read."""
+    source: str
+    """The data folder or the text."""
+    split: str | None
+    vocabulary: str
+    """Its hash."""
+    device: str
+    num_bytes: int
+    """Of the text: of every word, plus one per space between two words and per line end."""
+    out_of_vocabulary: int
+    """Words that became `<unk>` although the text spells them otherwise."""
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """None where a word is unknown: `<unk>` says nothing of how it is spelt, so that the model
+        does not encode the text."""
+        return None if self.out_of_vocabulary else self.scores.bits_per_byte(self.num_bytes)
 
     def report(self) -> dict[str, Any]:
         """Plain JSON values. `nll` and `perplexity` are per word: perplexity = exp(nll)."""
-        scores, protocol = self.scores, asdict(self.scores.protocol)
-        unit = protocol.pop("unit")
-        size = self.text_bytes
+        scores, protocol = self.scores, self.scores.protocol
         return {
             "perplexity": scores.perplexity,
-            "nll": scores.nll_sum / scores.num_words,
+            "nll": scores.nats_per_word,
             "nll_sum": scores.nll_sum,
             "unit": "word",
-            "tokens": protocol.pop("tokens"),
-            "token_unit": unit,
-            "words": protocol.pop("words"),
-            "break": protocol.pop("break_mode"),
-            **protocol,
+            "tokens": protocol.tokens,
+            "token_unit": protocol.unit,
+            "words": protocol.words,
+            "break": protocol.blocks.break_mode,
+            "block": protocol.blocks.block,
+            "context": protocol.blocks.context,
+            "unk": protocol.unk,
+            "eos": protocol.eos,
+            "positions": protocol.positions,
+            "precision": protocol.precision,
             "seconds": self.seconds,
-            "tokens_per_second": scores.tokens / self.seconds,
-            "bits_per_byte": scores.bits_per_byte(size) if size else None,
-            "bytes": size,
-            **self.facts,
+            "tokens_per_second": protocol.tokens / self.seconds,
+            "bits_per_byte": self.bits_per_byte,
+            "bytes": self.num_bytes,
+            "out_of_vocabulary": self.out_of_vocabulary,
+            "run": self.run,
+            "checkpoint": self.checkpoint,
+            "source": self.source,
+            "split": self.split,
+            "vocabulary": self.vocabulary,
+            "device": self.device,
         }
+
+    def as_json(self) -> str:
+        return json.dumps(self.report(), indent=1)
+
+    def as_text(self) -> str:
+        """The same for people."""
+        scores, protocol, blocks = self.scores, self.scores.protocol, self.scores.protocol.blocks
+        return "\n".join(
+            [
+                f"perplexity  {scores.perplexity:.4f} per word ({scores.nats_per_word:.5f} nats)",
+                f"checkpoint  {self.checkpoint} of {self.run}",
+                f"scored      {protocol.tokens:,} tokens, {protocol.words:,} words, of these "
+                f"{protocol.eos:,} line ends and {protocol.unk:,} unknown",
+                f"protocol    block {blocks.block}, context {blocks.context}, break "
+                f"{blocks.break_mode}, {protocol.precision}",
+                f"bits/byte   {self._bits_per_byte_in_words()}",
+                f"time        {self.seconds:.1f} s on {self.device}, "
+                f"{protocol.tokens / self.seconds:,.0f} tokens/s",
+            ]
+        )
+
+    def _bits_per_byte_in_words(self) -> str:
+        value = self.bits_per_byte
+        if value is not None:
+            return f"{value:.4f}"
+        return f"not defined: {self.out_of_vocabulary:,} words are unknown and would not be spelt"
 
 
 def evaluate(
-    run: Source,
+    run: LoadedRun | Source,
     *,
-    data: Source | None = None,
+    data: DataFolder | Source | None = None,
     split: str | None = None,
     text: Source | None = None,
-    setting: Setting | None = None,
+    checkpoint: Choice | None = None,
+    options: ScoringOptions | None = None,
 ) -> Evaluation:
-    """Score a split of a data folder, or a text, with a run's newest or with one checkpoint.
+    """Score a split of a data folder, or a text, with a run's newest or chosen checkpoint.
 
     The split is `test` unless given.
     """
@@ -125,126 +205,100 @@ def evaluate(
         raise ValueError(f"--split {split}: of a data folder; --text is scored as a whole")
     if split is not None and split not in SPLITS:
         raise ValueError(f"--split {split}: choose from {', '.join(SPLITS)}")
-    scored_split = split or "test"
-    model, config, vocabulary = load_run(run)
-    setting = _completed(setting or Setting(), config)
-    with _opened(run, data, text) as folder:
-        _require_same_vocabulary(run, vocabulary, folder)
-        _require_same_pieces(run, config, folder, scored_split)
-        folder.verify(scored_split)
-        batches = _batches(folder, scored_split, setting)
-        started = time.perf_counter()
-        scores = score(
-            model,
-            batches,
-            device=setting.device or "cpu",
-            ends_word=_ends_word(config, folder),
-            precision=setting.precision,
-        )
-        seconds = time.perf_counter() - started
-        facts = {
-            "run": str(run),
-            "checkpoint": checkpoint_folder(run).name,
-            "source": str(data if text is None else text),
-            "split": scored_split if text is None else None,
-            "vocabulary": vocabulary.hash,
-            "device": _device_name(setting.device or "cpu"),
-        }
-        return Evaluation(scores, seconds, _text_bytes(config, folder, scored_split), facts)
+    options = options or ScoringOptions()
+    loaded = run if isinstance(run, LoadedRun) else load_run(run, checkpoint)
+    options.resolved(loaded.config)  # an error, if it is one, before a long text is prepared
+    if text is not None:
+        with _prepared(loaded, text) as folder:
+            return score_split(loaded, folder, "test", options, source=str(text))
+    assert data is not None
+    folder = data if isinstance(data, DataFolder) else DataFolder.open(data)
+    return score_split(loaded, folder, split or "test", options)
 
 
-def _completed(setting: Setting, config: Config) -> Setting:
-    """Nothing left open, and nothing impossible."""
-    device = usable_device(setting.device)
-    block = config.batches.eval_block if setting.block is None else setting.block
-    # The run's own context belongs to its own block.
-    own = config.batches.eval_context if setting.block is None else 0
-    context = own if setting.context is None else setting.context
-    if not 1 <= block <= _MOST_TOKENS:
-        raise ValueError(f"--block {block}: must be at least 1 and at most {_MOST_TOKENS}")
-    if not 0 <= context < block:
-        raise ValueError(
-            f"--context {context}: must leave room for scored tokens in --block {block}; give 0 "
-            f"to {block - 1}"
-        )
-    room = _CPU_TOKENS if device == "cpu" else _DEVICE_TOKENS
-    batch_tokens = max(room, block) if setting.batch_tokens is None else setting.batch_tokens
-    if batch_tokens < block:
-        raise ValueError(
-            f"--batch-tokens {batch_tokens}: must hold at least one --block, {block} tokens"
-        )
-    return replace(
-        setting,
-        device=device,
-        block=block,
-        context=context,
-        break_mode=setting.break_mode or config.batches.eval_break_mode,
-        batch_tokens=batch_tokens,
+def score_split(
+    run: LoadedRun,
+    folder: DataFolder,
+    split: str,
+    options: ScoringOptions,
+    *,
+    source: str | None = None,
+) -> Evaluation:
+    """Score one split; ValueError if it was not prepared for this run, or is damaged.
+
+    `source` is the text of which the folder was made for this evaluation alone.
+    """
+    _require_same_vocabulary(run, folder)
+    _require_same_pieces(run, folder, split)
+    folder.verify(split)
+    chosen = options.resolved(run.config)
+    started = time.perf_counter()
+    scores = score(
+        run.model,
+        _batches(folder, split, chosen),
+        device=chosen.device,
+        ends_word=_ends_word(run.config, folder),
+        precision=chosen.precision,
+    )
+    return Evaluation(
+        scores=scores,
+        seconds=time.perf_counter() - started,
+        run=str(run),
+        checkpoint=run.checkpoint.name,
+        source=str(folder.path) if source is None else source,
+        split=split if source is None else None,
+        vocabulary=run.vocabulary.hash,
+        device=_device_name(chosen.device),
+        num_bytes=_text_bytes(run.config, folder, split),
+        out_of_vocabulary=folder.split(split).out_of_vocabulary,
     )
 
 
-def _batches(folder: DataFolder, split: str, setting: Setting) -> Batches:
-    assert setting.break_mode and setting.block and setting.batch_tokens
+def _batches(folder: DataFolder, split: str, options: ResolvedOptions) -> Batches:
     tokens = folder.tokens(split)
     if len(tokens) == 0:
         raise ValueError(f"{folder.path}: the split {split} has no tokens; prepare it again")
-    return Batches(
-        tokens,
-        break_mode=setting.break_mode,
-        block=setting.block,
-        context=setting.context or 0,
-        max_tokens=setting.batch_tokens,
-        shuffle=False,
-    )
+    return Batches(tokens, options.blocks, max_tokens=options.batch_tokens, shuffle=False)
 
 
 @contextmanager
-def _opened(run: Source, data: Source | None, text: Source | None) -> Iterator[DataFolder]:
-    """The data folder, or a passing one made from a text with the run's vocabulary."""
-    if data is not None:
-        yield DataFolder.open(data)
-        return
-    assert text is not None
-    vocabulary = checkpoint_folder(run) / "vocabulary.txt"
-    options = Options(vocabulary=vocabulary, bpe_codes=_codes_file(run))
+def _prepared(run: LoadedRun, text: Source) -> Iterator[DataFolder]:
+    """A passing data folder of a text, made as the run's own data was."""
+    options = Options(vocabulary=run.vocabulary, bpe_codes=run.codes)
     with tempfile.TemporaryDirectory(prefix="zipflm-") as place:
         with naming_full_disk(Path(place), TEMPORARY_REMEDY):
             folder = prepare(Path(place) / "data", {"test": [text]}, options)
         yield folder
 
 
-def _require_same_vocabulary(run: Source, vocabulary: Vocabulary, folder: DataFolder) -> None:
-    if vocabulary.hash != folder.vocabulary.hash:
+def _require_same_vocabulary(run: LoadedRun, folder: DataFolder) -> None:
+    if run.vocabulary.hash != folder.vocabulary.hash:
         raise ValueError(
-            f"{run} was trained with the vocabulary {vocabulary.hash} ({len(vocabulary)} words), "
-            f"but {folder.path} was prepared with {folder.vocabulary.hash} "
+            f"{run} was trained with the vocabulary {run.vocabulary.hash} ({len(run.vocabulary)} "
+            f"words), but {folder.path} was prepared with {folder.vocabulary.hash} "
             f"({len(folder.vocabulary)} words); prepare the text with {_options_of(run)}"
         )
 
 
-def _require_same_pieces(run: Source, config: Config, folder: DataFolder, split: str) -> None:
+def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None:
     """Words must have been split as those were that the run was trained on."""
-    own = _codes_file(run)
-    if own is not None and folder.codes is None:
+    if run.codes is not None and folder.codes is None:
         raise ValueError(
             f"{run} knows pieces of words, but {folder.path} was prepared without splitting words; "
             f"prepare the text with {_options_of(run)}"
         )
-    if own is not None and folder.codes is not None:
-        digest = Codes.load(own).hash
-        if folder.codes.hash != digest:
-            raise ValueError(
-                f"{run} splits words with the codes {digest}, but {folder.path} was prepared with "
-                f"{folder.codes.hash}; prepare the text with {_options_of(run)}"
-            )
-    facts = folder.facts["splits"].get(split, {})
-    continued, words = facts.get("continued", 0), facts.get("words", 0)
-    if folder.codes is not None and continued > _SHARE_OF_CONTINUED_WORDS * words:
+    if run.codes is not None and folder.codes is not None and folder.codes.hash != run.codes.hash:
         raise ValueError(
-            f"{run} splits words itself, but {continued} of the {words} words of the text end in "
-            f"{CONTINUES}: it was split before; give the text of whole words"
+            f"{run} splits words with the codes {run.codes.hash}, but {folder.path} was prepared "
+            f"with {folder.codes.hash}; prepare the text with {_options_of(run)}"
         )
-    if own is None and config.batches.unit == "bpe" and folder.codes is None:
+    facts = folder.split(split)
+    if folder.codes is not None and facts.continued > _SHARE_OF_CONTINUED_WORDS * facts.words:
+        raise ValueError(
+            f"{run} splits words itself, but {facts.continued} of the {facts.words} words of the "
+            f"text end in {CONTINUES}: it was split before; give the text of whole words"
+        )
+    if run.codes is None and run.config.batches.unit == "bpe" and folder.codes is None:
         ids = folder.tokens(split).ids
         if folder.vocabulary.ends_word[ids].all():
             raise ValueError(
@@ -254,16 +308,11 @@ def _require_same_pieces(run: Source, config: Config, folder: DataFolder, split:
             )
 
 
-def _codes_file(run: Source) -> Path | None:
-    path = checkpoint_folder(run) / CODES_FILE
-    return path if path.is_file() else None
-
-
-def _options_of(run: Source) -> str:
+def _options_of(run: LoadedRun) -> str:
     """What to give `zipflm prepare` for text that the run can score."""
-    codes = _codes_file(run)
-    vocabulary = f"--vocabulary {checkpoint_folder(run) / 'vocabulary.txt'}"
-    return vocabulary if codes is None else f"{vocabulary} --bpe-codes {codes}"
+    folder = run.checkpoint.path
+    vocabulary = f"--vocabulary {folder / VOCABULARY_FILE}"
+    return vocabulary if run.codes is None else f"{vocabulary} --bpe-codes {folder / CODES_FILE}"
 
 
 def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
@@ -273,34 +322,13 @@ def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
     return folder.vocabulary.ends_word
 
 
-def _text_bytes(config: Config, folder: DataFolder, split: str) -> int | None:
+def _text_bytes(config: Config, folder: DataFolder, split: str) -> int:
     """Bytes of the words: where a text came in pieces, without the marks and spaces in words."""
-    facts = folder.facts["splits"][split]
+    facts = folder.split(split)
     if folder.unit == "bpe" or config.batches.unit == "word":
-        return facts.get("bytes")  # type: ignore[no-any-return]
-    if "bytes" not in facts or "continued" not in facts:  # from an earlier release
-        return None
-    return int(facts["bytes"]) - len(f"{CONTINUES} ") * int(facts["continued"])
+        return facts.bytes
+    return facts.bytes - len(f"{CONTINUES} ") * facts.continued
 
 
 def _device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-
-
-def shown(report: dict[str, Any], as_json: bool) -> str:
-    """A report for the terminal, or as JSON with every number."""
-    if as_json:
-        return json.dumps(report, indent=1)
-    per_byte = report["bits_per_byte"]
-    return "\n".join(
-        [
-            f"perplexity  {report['perplexity']:.4f} per word ({report['nll']:.5f} nats)",
-            f"scored      {report['tokens']:,} tokens, {report['words']:,} words, of these "
-            f"{report['eos']:,} line ends and {report['unk']:,} unknown",
-            f"protocol    block {report['block']}, context {report['context']}, break "
-            f"{report['break']}, {report['precision']}",
-            *([f"bits/byte   {per_byte:.4f}"] if per_byte is not None else []),
-            f"time        {report['seconds']:.1f} s on {report['device']}, "
-            f"{report['tokens_per_second']:,.0f} tokens/s",
-        ]
-    )

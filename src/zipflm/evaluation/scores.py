@@ -6,34 +6,24 @@ neither models nor files.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_MAX_EXPONENT = math.log(1e300)
-
-
-def perplexity(nll_sum: float, num_words: int) -> float:
-    """exp(nats per word); infinite where that is beyond all numbers."""
-    per_word = nll_sum / max(num_words, 1)
-    return math.exp(per_word) if per_word < _MAX_EXPONENT else math.inf
+from zipflm.config import Blocks, Unit
+from zipflm.units import bits, perplexity
 
 
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
+class ScoringProtocol:
     """What a perplexity must be quoted with. It is per word whatever `unit` the model has."""
 
-    unit: str
-    """What one id of the model stands for: `word`, or `bpe` for sub-words."""
-    break_mode: str
-    """How the text was cut: `none`, `complete` or `sentence`."""
-    block: int
-    """Most tokens the model saw at once (a longer sentence alone is not cut)."""
-    context: int
-    """Of which so many were context, scored in an earlier block."""
+    unit: Unit
+    """What one id of the model stands for."""
+    blocks: Blocks
+    """How the text was cut, and how much of each block was context."""
     tokens: int
     """Tokens scored, each exactly once, `</s>` included."""
     words: int
@@ -47,6 +37,12 @@ class Protocol:
     precision: str
     """Of activations and matrix products; log-probabilities are float32."""
 
+    def by_name(self) -> dict[str, str | int]:
+        """All of it in one flat table, for people and files."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "blocks"}
+        blocks = {f.name: getattr(self.blocks, f.name) for f in fields(self.blocks)}
+        return {"unit": own.pop("unit")} | blocks | own
+
 
 @dataclass(frozen=True)
 class TokenScores:
@@ -58,7 +54,7 @@ class TokenScores:
     """-log p(token | what came before), in nats."""
     ends_word: NDArray[np.bool_]
     """False for a piece of a word that the next piece continues."""
-    protocol: Protocol
+    protocol: ScoringProtocol
 
     def __post_init__(self) -> None:
         if not len(self.targets) == len(self.nll) == len(self.ends_word) > 0:
@@ -66,23 +62,24 @@ class TokenScores:
                 f"{len(self.targets)} targets, {len(self.nll)} nll and {len(self.ends_word)} word "
                 "ends: there must be equally many, at least one"
             )
-
-    @property
-    def tokens(self) -> int:
-        return len(self.nll)
-
-    @property
-    def num_words(self) -> int:
-        # Pieces at the very end that nothing completes still make up a word.
-        return int(np.count_nonzero(self.ends_word)) + (not self.ends_word[-1])
+        if self.protocol.words != count_words(self.ends_word):
+            raise ValueError(
+                f"the protocol says {self.protocol.words} words, but the tokens make up "
+                f"{count_words(self.ends_word)}"
+            )
 
     @property
     def nll_sum(self) -> float:
         return float(self.nll.sum(dtype=np.float64))
 
     @property
+    def nats_per_word(self) -> float:
+        return self.nll_sum / self.protocol.words
+
+    @property
     def perplexity(self) -> float:
-        return perplexity(self.nll_sum, self.num_words)
+        """Per word."""
+        return perplexity(self.nats_per_word)
 
     def words(self) -> NDArray[np.float64]:
         """nll per word: the pieces of a word added up, so that the total is the same.
@@ -94,4 +91,9 @@ class TokenScores:
 
     def bits_per_byte(self, num_bytes: int) -> float:
         """Bits that the model needs per byte of a text of that length."""
-        return self.nll_sum / math.log(2) / num_bytes
+        return bits(self.nll_sum) / num_bytes
+
+
+def count_words(ends_word: NDArray[np.bool_]) -> int:
+    """Words that tokens make up; pieces at the very end that nothing completes are one too."""
+    return int(np.count_nonzero(ends_word)) + (not ends_word[-1])

@@ -5,11 +5,8 @@ The first process alone writes; the others have a log that stays silent.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,21 +19,26 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from zipflm.records import to_dict
+from zipflm.runs.folder import RunFolder
+from zipflm.runs.log import append_line
+from zipflm.runs.records import LogLine, Report, Validation
+
 
 class Log:
     """Open with `with`; `report` for numbers, `say` for sentences, `advance` after every update."""
 
     def __init__(
-        self, out: Path, max_updates: int, is_silent: bool = False, tensorboard: bool = False
+        self, run: RunFolder, max_updates: int, is_silent: bool = False, tensorboard: bool = False
     ) -> None:
-        self._out, self._max_updates, self._is_silent = out, max_updates, is_silent
+        self._run, self._max_updates, self._is_silent = run, max_updates, is_silent
         self._bar: Progress | None = None
         self._make_events = _event_writer() if tensorboard and not is_silent else None
         self._events: Any = None
 
     def __enter__(self) -> Self:
         if self._make_events is not None:
-            self._events = self._make_events(self._out / "tensorboard")
+            self._events = self._make_events(self._run.path / "tensorboard")
         return self
 
     def begin(self, update: int) -> None:
@@ -74,72 +76,72 @@ class Log:
         else:
             print(text, flush=True)
 
-    def report(self, entry: Mapping[str, Any]) -> None:
+    def report(self, line: LogLine) -> None:
         """One object of the log, and its line."""
         if self._is_silent:
             return
-        self._write(json.dumps(_finite(entry)) + "\n")
-        self.say(as_line(entry, self._max_updates))
+        self._write(line)
+        self.say(as_text(line, self._max_updates))
         if self._events is not None:
-            for name, value in entry.get("valid", entry).items():
-                prefix = "valid" if "valid" in entry else "train"
+            prefix = "valid" if isinstance(line, Validation) else "train"
+            for name, value in to_dict(line).items():
                 if isinstance(value, int | float) and name != "update":
-                    self._events.add_scalar(f"{prefix}/{name}", value, entry["update"])
+                    self._events.add_scalar(f"{prefix}/{name}", value, line.update)
 
-    def _write(self, text: str) -> None:
+    def _write(self, line: LogLine) -> None:
         """A line that cannot be written, on a full disk, is no reason to lose the run."""
-        path = self._out / "log.jsonl"
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text)
+            append_line(self._run.log_path, line)
         except OSError as error:
-            self.say(f"could not write to {path} ({error}); the run goes on")
+            self.say(f"could not write to {self._run.log_path} ({error}); the run goes on")
 
 
-def as_line(entry: Mapping[str, Any], max_updates: int) -> str:
-    """An entry of the log for people."""
-    start = f"update {entry['update']}/{max_updates}"
-    if "valid" in entry:
-        valid = entry["valid"]
-        return (
-            f"{start}  valid loss {valid['loss']:.4f}  "
-            f"perplexity {_perplexity(valid['perplexity'])} "
-            f"({valid['words']:,} words, {valid['break_mode']} blocks of {valid['block']}, "
-            f"context {valid['context']})"
-        )
+def as_text(line: LogLine, max_updates: int) -> str:
+    """A line of the log for people."""
+    start = f"update {line.update}/{max_updates}"
+    match line:
+        case Report():
+            return "  ".join([start, *_report_parts(line)])
+        case Validation():
+            blocks = line.blocks
+            return (
+                f"{start}  valid loss {_number(line.nats_per_word, 4)} per word  "
+                f"perplexity {_number(line.perplexity)} ({line.words:,} words, "
+                f"{blocks.break_mode} blocks of {blocks.block}, context {blocks.context})"
+            )
+
+
+def _report_parts(line: Report) -> list[str]:
+    loss = f"loss {_number(line.loss, 4)}"
+    if line.token_unit != "word":
+        loss += f" per piece, {_number(line.nats_per_word, 4)} per word"
     parts = [
-        start,
-        f"epoch {entry['epoch']:.2f}",
-        f"loss {entry['loss']:.4f}",
-        f"perplexity {_perplexity(entry['perplexity'])}",
-        f"lr {entry['learning_rate']:.3g}",
-        f"norm {entry['grad_norm']:.3g}",
-        f"{entry['tokens_per_second']:,.0f} tokens/s",
-        f"{entry['memory'] / 2**30:.1f} GiB",
-        f"left {_duration(entry['seconds_left'])}",
+        f"epoch {line.epoch:.2f}",
+        loss,
+        f"perplexity {_number(line.perplexity)}",
+        f"lr {line.learning_rate:.3g}",
+        f"norm {_number(line.grad_norm, 3)}",
+        f"{line.tokens_per_second:,.0f} tokens/s",
+        f"{line.memory / 2**30:.1f} GiB",
     ]
-    if "flop_utilisation" in entry:
-        parts.insert(-2, f"{entry['flop_utilisation']:.1%} of peak")
-    if entry["skipped"]:
-        parts.append(f"skipped {entry['skipped']}")
-    return "  ".join(parts)
+    if line.flop_utilisation is not None:
+        parts.append(f"{line.flop_utilisation:.1%} of peak")
+    parts.append(f"left {_duration(line.seconds_left)}")
+    if line.skipped:
+        parts.append(f"skipped {line.skipped}")
+    return parts
 
 
-def _perplexity(value: float) -> str:
-    return f"{value:.2f}" if value < 1e6 else f"{value:.2e}"
+def _number(value: float | None, digits: int = 2) -> str:
+    if value is None or not math.isfinite(value):
+        return "not finite"
+    return f"{value:.{digits}f}" if value < 1e6 else f"{value:.2e}"
 
 
 def _duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: null instead."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _event_writer() -> Any:

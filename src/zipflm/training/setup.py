@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import torch
-
-from zipflm.config import CharacterInput, Config
-from zipflm.data.characters import spellings
+from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.model.language_model import LanguageModel
 from zipflm.training import distributed, optimizers, step
@@ -82,16 +79,6 @@ def _update_line(config: Config, process: Process, block: int) -> str:
         f"{number} = {process.world_size} device(s) x {tokens:,} tokens{blocks} x "
         f"{accumulation(config, process, block)} accumulated"
     )
-
-
-def build_model(config: Config, data: DataFolder) -> LanguageModel:
-    """The model with its first weights."""
-    # On the CPU and from the same seed everywhere, so that all processes start alike.
-    torch.manual_seed(config.training.seed)
-    table = None
-    if isinstance(config.input, CharacterInput):
-        table = torch.from_numpy(spellings(data.vocabulary, config.input.max_bytes))
-    return LanguageModel(config, table)
 
 
 def build_learner(config: Config, model: LanguageModel, process: Process) -> Learner:

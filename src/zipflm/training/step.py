@@ -60,14 +60,14 @@ class LossScale:
         self.value = self.value * torch.where(bad, 0.5, torch.where(grows, 2.0, 1.0))
         self.num_good = torch.where(grows, 0.0, self.num_good)
 
-    def dump(self) -> list[float]:
-        return [self.value.item(), self.num_good.item()]
+    def dump(self) -> tuple[float, float] | None:
+        return (self.value.item(), self.num_good.item()) if self._is_used else None
 
-    def load(self, values: Sequence[float]) -> None:
+    def load(self, saved: tuple[float, float] | None) -> None:
         """What `dump` gave, unless the precision has changed since."""
-        if self._is_used and values[0] != 1.0:
-            self.value.fill_(values[0])
-            self.num_good.fill_(values[1])
+        if self._is_used and saved is not None:
+            self.value.fill_(saved[0])
+            self.num_good.fill_(saved[1])
 
 
 class Outcome(NamedTuple):
@@ -76,6 +76,8 @@ class Outcome(NamedTuple):
     nll: float
     """Sum over all scored tokens of all processes."""
     tokens: float
+    words: float
+    """Scored tokens that end a word."""
     norm: float
     """Of the gradient of the mean, before it was clipped."""
     bad: float
@@ -96,6 +98,7 @@ class Learner:
     process: Process
     precision: str
     clip_norm: float
+    ends_word: Tensor | None = None
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
@@ -106,14 +109,18 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 def update(learner: Learner, batches: Sequence[Batch], stop: bool = False) -> Tensor:
     """Learn from the micro-batches of one update; an `Outcome` as a tensor on the device."""
-    totals = torch.zeros(3, dtype=torch.float64, device=learner.process.device)
+    totals = torch.zeros(4, dtype=torch.float64, device=learner.process.device)
     for index, batch in enumerate(batches):
         with distributed.accumulating(learner.scorer, index == len(batches) - 1):
             nll = forward(learner, batch)
             backward(learner, nll)
         totals[0] += nll.detach()
         totals[1] += batch.scored.sum()
-    totals[2].fill_(float(stop))  # plain assignment would copy, and wait for the device
+        ends = batch.scored
+        if learner.ends_word is not None:
+            ends = ends & learner.ends_word[batch.targets]
+        totals[2] += ends.sum()
+    totals[3].fill_(float(stop))  # plain assignment would copy, and wait for the device
     return change(learner, totals)
 
 
@@ -130,8 +137,8 @@ def backward(learner: Learner, nll: Tensor) -> None:
 
 @torch.no_grad()
 def change(learner: Learner, totals: Tensor) -> Tensor:
-    """Divide, clip and apply the accumulated gradients; `totals` are nll, tokens, stop."""
-    nll, tokens, stop = distributed.add_up(totals, learner.process)
+    """Divide, clip and apply the accumulated gradients; `totals` are nll, tokens, words, stop."""
+    nll, tokens, words, stop = distributed.add_up(totals, learner.process)
     params = [p for p in learner.model.parameters() if p.grad is not None]
     grads = [p.grad for p in params if p.grad is not None]
     # What the engines averaged over the processes was meant to be a sum.
@@ -144,7 +151,7 @@ def change(learner: Learner, totals: Tensor) -> Tensor:
     torch._foreach_mul_([local(grad) for grad in grads], factor.float())
     optimizers.step(learner.optimizers, bad)
     learner.scale.adapt(bad)
-    return torch.stack([nll, tokens, norm, bad.double(), stop])
+    return torch.stack([nll, tokens, words, norm, bad.double(), stop])
 
 
 def _norm(grads: Sequence[Tensor]) -> Tensor:

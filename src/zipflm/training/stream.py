@@ -9,7 +9,7 @@ When the block length changes, the place keeps its share of the epoch.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch.nn.functional as F
 
@@ -17,16 +17,8 @@ from zipflm.config import Config
 from zipflm.data.batches import Batch, Batches
 from zipflm.data.loader import Loader
 from zipflm.data.tokens import Tokens
+from zipflm.runs.records import Place
 from zipflm.training.distributed import Process
-
-
-@dataclass(frozen=True)
-class Place:
-    """Before batch number `consumed` of `total` in an epoch, counted over all processes."""
-
-    epoch: int = 0
-    consumed: int = 0
-    total: int = 1
 
 
 def block_at(config: Config, update: int) -> int:
@@ -107,8 +99,7 @@ class _Row(Batches):
     def __init__(self, config: Config, tokens: Tokens, process: Process, block: int) -> None:
         super().__init__(
             tokens,
-            break_mode=config.batches.break_mode,
-            block=block,
+            replace(config.batches.blocks, block=block),
             max_tokens=config.batches.tokens,
             seed=config.training.seed,
             shuffle=True,

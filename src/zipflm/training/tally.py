@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
 
+from zipflm.runs.records import Sums
 from zipflm.training.step import Outcome
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The updates since the last summary."""
+
+    sums: Sums
+    """Over those that were not skipped."""
+    grad_norm: float
+    tokens_per_second: float
+    seconds_per_update: float
+    data_share: float
+    """Part of the time spent waiting for data."""
 
 
 class Tally:
@@ -21,7 +34,7 @@ class Tally:
         self._start_again()
 
     def _start_again(self) -> None:
-        self._nll = self._tokens = 0.0
+        self._nll = self._tokens = self._words = 0.0
         self._updates, self._from, self._norm = 0, self.seconds, 0.0
         self.waited = 0.0
         """Seconds the loop waited for data."""
@@ -38,6 +51,7 @@ class Tally:
             self.bad_in_a_row = 0
             self._nll += outcome.nll
             self._tokens += outcome.tokens
+            self._words += outcome.words
             self._norm = outcome.norm
 
     def pause(self) -> None:
@@ -46,19 +60,15 @@ class Tally:
     def go_on(self) -> None:
         self._since = time.perf_counter()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """The numbers since the last summary; call between `pause` and `go_on`."""
         elapsed = max(self.seconds - self._from, 1e-9)
-        loss = self._nll / self._tokens if self._tokens else math.nan
-        numbers = {
-            "loss": loss,
-            "perplexity": math.exp(loss) if loss < 700 else math.inf,
-            "grad_norm": self._norm,
-            "tokens_per_second": self._tokens / elapsed,
-            "seconds_per_update": elapsed / max(self._updates, 1),
-            "data_share": self.waited / elapsed,
-            "seconds": self.seconds,
-            "skipped": self.skipped,
-        }
+        summary = Summary(
+            sums=Sums(self._nll, int(self._tokens), int(self._words)),
+            grad_norm=self._norm,
+            tokens_per_second=self._tokens / elapsed,
+            seconds_per_update=elapsed / max(self._updates, 1),
+            data_share=self.waited / elapsed,
+        )
         self._start_again()
-        return numbers
+        return summary

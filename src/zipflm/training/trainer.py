@@ -1,17 +1,15 @@
 """Training, from top to bottom: `train` builds everything, `_loop` is the run.
 
 One process or many run the same code; the first one alone writes. What an update is stands in
-`step`, what is saved in `checkpoint`, what may be resumed in `run_folder`.
+`step`; what is saved, and what may be resumed, in `zipflm.runs`.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -20,35 +18,21 @@ from zipflm.config import Config
 from zipflm.data.batches import Batch, Batches
 from zipflm.data.folder import DataFolder
 from zipflm.data.loader import Loader
-from zipflm.evaluation.perplexity import Scores, score_sums
-from zipflm.overrides import to_dict
-from zipflm.training import (
-    checkpoint,
-    distributed,
-    memory,
-    optimizers,
-    run_folder,
-    step,
-    throughput,
-)
-from zipflm.training.checkpoint import Checkpoint
+from zipflm.evaluation.scoring import score_sums
+from zipflm.runs import resume as resuming
+from zipflm.runs.building import untrained_model
+from zipflm.runs.checkpoint import Contents
+from zipflm.runs.folder import RunFolder
+from zipflm.runs.records import Place, Report, Sums, TrainingState, Validation
+from zipflm.training import distributed, memory, optimizers, step, throughput
 from zipflm.training.distributed import Process
 from zipflm.training.log import Log
 from zipflm.training.schedule import learning_rate
-from zipflm.training.setup import (
-    accumulation,
-    build_learner,
-    build_model,
-    check_data,
-    overview,
-)
+from zipflm.training.setup import accumulation, build_learner, check_data, overview
 from zipflm.training.signals import StopSignal
 from zipflm.training.step import Learner
-from zipflm.training.stream import Place, Stream, block_at
+from zipflm.training.stream import Stream, block_at
 from zipflm.training.tally import Tally
-
-_DATA_FILES = ("vocabulary.txt", "bpe.codes")
-"""What scoring text needs besides the weights; the second for sub-words only."""
 
 _SHARE = "--out must be a folder that all machines share"
 
@@ -59,7 +43,7 @@ class Run:
 
     config: Config
     data: DataFolder
-    out: Path
+    folder: RunFolder
     keep: int
     process: Process
     learner: Learner
@@ -78,22 +62,25 @@ def train(
     resume: bool = False,
     keep: int = 3,
     device: str | None = None,
+    other_text: bool = False,
 ) -> bool:
     """Train until `config.training.max_updates`; False if a signal ended it before.
 
     `out` is the run folder; with `resume` it may hold the same run, which is continued from its
-    newest good checkpoint. `keep` checkpoints are kept besides the best one, all if 0. ValueError
-    or OSError if the input does not allow it; nothing saved before is lost by that.
+    newest good checkpoint, with `other_text` also on another training text. `keep` checkpoints are
+    kept besides the best one, all if 0. ValueError or OSError if the input does not allow it;
+    nothing saved before is lost by that.
     """
     check_data(config, data)
     with distributed.started(device) as process, StopSignal() as stop:
         accumulation(config, process)  # an error if no whole number of batches makes an update
-        run_folder.check(out, config, data, resume)
+        folder = RunFolder(out)
+        resuming.check(folder, config, data, resume=resume, other_text=other_text)
         log = Log(
-            out, config.training.max_updates, not process.is_first, config.training.tensorboard
+            folder, config.training.max_updates, not process.is_first, config.training.tensorboard
         )
-        found = checkpoint.load_newest(out, log.say) if resume else None
-        done = found.state["update"] if found else None
+        found = folder.newest_contents(log.say) if resume else None
+        done = found.state.update if found else None
         # All have looked at the folder before the first process changes it, and after.
         distributed.require_same("the newest checkpoint's update", done, process, _SHARE)
         if done is not None and done >= config.training.max_updates:
@@ -103,15 +90,15 @@ def train(
             )
             return True
         if process.is_first:
-            run_folder.prepare(out, config, data, done or 0)
-            for folder in checkpoint.set_aside(out, done) if done is not None else ():
-                log.say(f"the damaged checkpoint was moved out of the way, to {folder}")
+            folder.open(config, data, done or 0)
+            for path in folder.set_aside(done) if done is not None else ():
+                log.say(f"the damaged checkpoint was moved out of the way, to {path}")
         distributed.wait_for_all(process)
         with log:
             for line in overview(config, process):
                 log.say(line)
             with memory.model_explained(config):
-                run = _start(config, data, out, keep, process, log, found)
+                run = _start(config, data, folder, keep, process, log, found)
             try:
                 return _loop(run, stop)
             except RuntimeError as error:
@@ -163,8 +150,8 @@ def _loop(run: Run, stop: StopSignal) -> bool:
     is_finished = run.update >= training.max_updates
     if not is_finished:
         run.log.say(
-            f"stopped after update {run.update} and saved in {run.out}; to go on, give the same "
-            "command with --resume"
+            f"stopped after update {run.update} and saved in {run.folder.path}; to go on, give the "
+            "same command with --resume"
         )
     return is_finished
 
@@ -191,64 +178,81 @@ def _seed(seed: int, update: int, rank: int) -> int:
 def _start(
     config: Config,
     data: DataFolder,
-    out: Path,
+    folder: RunFolder,
     keep: int,
     process: Process,
     log: Log,
-    found: Checkpoint | None,
+    found: Contents | None,
 ) -> Run:
     """A run at its beginning, or where a checkpoint left it."""
-    model = build_model(config, data)
+    model = untrained_model(config, data.vocabulary)
     if found is not None:
         model.load_state_dict(found.weights)
     learner = build_learner(config, model, process)
-    state: dict[str, Any] = {"update": 0, "place": {}, "seconds": 0.0, "skipped": 0}
+    update, place, tally = 0, Place(), Tally()
     if found is not None:
         state = found.state
+        assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
         optimizers.load_tensors(learner.optimizers, model, found.optimizer)
-        learner.scale.load(state["loss_scale"])
-        log.say(f"resuming after update {state['update']}")
-    update, place = state["update"], Place(**state["place"])
+        learner.scale.load(state.loss_scale)
+        update, place, tally = state.update, state.place, Tally(state.seconds, state.skipped)
+        log.say(f"resuming after update {update}")
     stream = Stream(config, data.tokens("train"), process, place, block_at(config, update))
-    tally = Tally(state["seconds"], state["skipped"])
-    return Run(config, data, out, keep, process, learner, stream, tally, log, update)
+    return Run(config, data, folder, keep, process, learner, stream, tally, log, update)
 
 
 # --- Between two updates. ---
 
 
-def _report(run: Run, rate: float) -> dict[str, Any]:
-    numbers = run.tally.summary()
+def _report(run: Run, rate: float) -> Report:
     config, device = run.config, run.process.device
+    numbers = run.tally.summary()
     first = run.learner.optimizers[0].param_groups[0]
-    left = (config.training.max_updates - run.update) * numbers.pop("seconds_per_update")
-    entry = {"update": run.update, "epoch": run.stream.epochs} | numbers
-    entry |= {"learning_rate": rate * first["base_lr"], "block": run.stream.block}
-    entry |= {"memory": throughput.peak_memory(device), "seconds_left": left}
-    peak = throughput.peak_flops(device)
-    if peak is not None:
-        flops = throughput.flops_per_token(config, run.data.vocabulary.counts, run.stream.block)
-        speed = entry["tokens_per_second"] * flops
-        entry["flop_utilisation"] = speed / (peak * run.process.world_size)
-    return entry
+    return Report(
+        update=run.update,
+        epoch=run.stream.epochs,
+        seconds=run.tally.seconds,
+        token_unit=config.batches.unit,
+        loss=numbers.sums.nats_per_token,
+        nats_per_word=numbers.sums.nats_per_word,
+        perplexity=numbers.sums.perplexity,
+        learning_rate=rate * first["base_lr"],
+        grad_norm=numbers.grad_norm,
+        tokens_per_second=numbers.tokens_per_second,
+        data_share=numbers.data_share,
+        skipped=run.tally.skipped,
+        block=run.stream.block,
+        memory=throughput.peak_memory(device),
+        seconds_left=(config.training.max_updates - run.update) * numbers.seconds_per_update,
+        flop_utilisation=_flop_utilisation(run, numbers.tokens_per_second),
+    )
 
 
-def _validate(run: Run) -> dict[str, Any] | None:
+def _flop_utilisation(run: Run, tokens_per_second: float) -> float | None:
+    """The share of what the devices could do at most, where that is known."""
+    peak = throughput.peak_flops(run.process.device)
+    if peak is None:
+        return None
+    counts = run.data.vocabulary.counts
+    flops = throughput.flops_per_token(run.config, counts, run.stream.block)
+    return tokens_per_second * flops / (peak * run.process.world_size)
+
+
+def _validate(run: Run) -> Validation | None:
     """Score the valid set, each process a share of it; report and return the result."""
     if "valid" not in run.data.splits:
         return None
-    batch_config, process, learner = run.config.batches, run.process, run.learner
+    blocks, process, learner = run.config.batches.eval_blocks, run.process, run.learner
     batches = Batches(
         run.data.tokens("valid"),
-        break_mode=batch_config.eval_break_mode,
-        block=batch_config.eval_block,
-        context=batch_config.eval_context,
-        max_tokens=max(batch_config.tokens, batch_config.eval_block),
+        blocks,
+        max_tokens=max(run.config.batches.tokens, blocks.block),
         shuffle=False,
         rank=process.rank,
         world_size=process.world_size,
     )
-    ends_word = torch.from_numpy(run.data.ends_word) if batch_config.unit == "bpe" else None
+    unit = run.config.batches.unit
+    ends_word = torch.from_numpy(run.data.ends_word) if unit == "bpe" else None
     # FSDP gathers weights in the wrapper's forward; otherwise the plain model spares compiling it
     # for shapes that training does not have.
     sharded = distributed.is_sharded(learner.scorer)
@@ -256,69 +260,67 @@ def _validate(run: Run) -> dict[str, Any] | None:
     learner.model.eval()
     with step.autocast(learner.precision, process.device):
         loaded = Loader(batches, process.device).epoch(0)
-        scores = score_sums(nll, loaded, process.device, ends_word)
+        sums = score_sums(nll, loaded, process.device, ends_word)
     learner.model.train()
-    scores = _over_processes(scores, process)
-    result = {"loss": scores.loss, "perplexity": scores.perplexity, "split": "valid"}
-    result |= {"tokens": scores.tokens, "words": scores.words, "unit": "word"}
-    result |= {
-        "break_mode": batch_config.eval_break_mode,
-        "block": batch_config.eval_block,
-        "context": batch_config.eval_context,
-    }
-    run.log.report({"update": run.update, "seconds": run.tally.seconds, "valid": result})
+    sums = _over_processes(sums, process)
+    result = Validation(
+        update=run.update,
+        seconds=run.tally.seconds,
+        split="valid",
+        nats_per_word=sums.nats_per_word,
+        perplexity=sums.perplexity,
+        nats_per_token=sums.nats_per_token,
+        token_unit=unit,
+        tokens=sums.tokens,
+        words=sums.words,
+        blocks=blocks,
+    )
+    run.log.report(result)
     return result
 
 
-def _over_processes(scores: Scores, process: Process) -> Scores:
-    sums = torch.tensor([scores.nll, scores.tokens, scores.words], dtype=torch.float64)
-    nll, tokens, words = distributed.add_up(sums.to(process.device), process).tolist()
-    return Scores(nll, int(tokens), int(words))
+def _over_processes(sums: Sums, process: Process) -> Sums:
+    own = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)
+    nll, tokens, words = distributed.add_up(own.to(process.device), process).tolist()
+    return Sums(nll, int(tokens), int(words))
 
 
-def _save(run: Run, valid: dict[str, Any] | None, must: bool) -> bool:
+def _save(run: Run, valid: Validation | None, must: bool) -> bool:
     """Write a checkpoint. Where that fails, False: the run goes on and tries again at the next one,
     unless this was the last chance (`must`)."""
     learner = run.learner
-    state = {
-        "update": run.update,
-        "place": asdict(run.stream.place),
-        "seconds": run.tally.seconds,
-        "skipped": run.tally.skipped,
-        "loss_scale": learner.scale.dump(),
-        "seed": run.config.training.seed,
-        "world_size": run.process.world_size,
-        "vocabulary": run.data.vocabulary.hash,
-        "valid": valid,
-    }
+    state = TrainingState(
+        update=run.update,
+        place=run.stream.place,
+        seconds=run.tally.seconds,
+        skipped=run.tally.skipped,
+        loss_scale=learner.scale.dump(),
+        seed=run.config.training.seed,
+        world_size=run.process.world_size,
+        vocabulary=run.data.vocabulary.hash,
+        text=run.data.split("train").sha256,
+        valid=valid,
+    )
     # Sharded tensors are gathered, so every process takes part up to here.
     weights = {k: distributed.whole(v) for k, v in learner.model.state_dict().items()}
     tensors = optimizers.dump_tensors(learner.optimizers, learner.model)
     if not run.process.is_first:
         return True
-    contents = Checkpoint(weights, tensors, state, to_dict(run.config))
+    data = run.data
+    contents = Contents(weights, tensors, state, run.config, data.vocabulary, data.codes)
     try:
-        saved = checkpoint.save(
-            run.out, contents, lambda folder: _copy_data_files(run.data, folder)
-        )
-        checkpoint.prune(run.out, run.keep, saved)
+        run.folder.save(contents, run.keep)
     except OSError as error:
-        good = checkpoint.newest_first(run.out)
+        good = run.folder.checkpoints()
         message = (
             f"could not save update {run.update} ({error}); the last good checkpoint is "
-            f"{good[0] if good else 'none'}; make room there"
+            f"{good[0].path if good else 'none'}; make room there"
         )
         if must:
             raise OSError(f"{message} and resume the run") from error
         run.log.say(f"{message}, the run goes on and will try again")
         return False
     return True
-
-
-def _copy_data_files(data: DataFolder, folder: Path) -> None:
-    for name in _DATA_FILES:
-        if (data.path / name).is_file():
-            shutil.copyfile(data.path / name, folder / name)
 
 
 # --- When something goes wrong. ---
@@ -328,7 +330,7 @@ def _stop_if_bad(run: Run, batches: Sequence[Batch]) -> None:
     """ValueError after too many updates without a finite loss and gradient; saves the batches."""
     if run.tally.bad_in_a_row < run.config.training.max_bad_updates:
         return
-    path = run.out / f"bad-batch-{run.process.rank}.safetensors"
+    path = run.folder.path / f"bad-batch-{run.process.rank}.safetensors"
     tensors = {}
     for index, batch in enumerate(batches):
         for name in ("words", "targets", "scored"):

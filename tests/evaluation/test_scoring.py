@@ -1,3 +1,4 @@
+import math
 import tracemalloc
 
 import numpy as np
@@ -7,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numerics import LargestTensor
 
-from zipflm.config import AdaptiveInput, AdaptiveOutput, DecoderConfig, ModelConfig, Tie
-from zipflm.data.batches import Batches
+from zipflm.config import AdaptiveInput, AdaptiveOutput, Blocks, DecoderConfig, ModelConfig, Tie
+from zipflm.data.batches import Batch, Batches
 from zipflm.data.tokens import TokenArray
-from zipflm.evaluation.perplexity import score
+from zipflm.evaluation.scoring import score, score_sums
 from zipflm.model.language_model import LanguageModel
+from zipflm.runs.records import Sums
 
 BANDS = {"cutoffs": (40, 120), "dim": 16}
 SMALL = ModelConfig(
@@ -37,8 +39,9 @@ def text(lengths, seed=0):
 
 
 def cut(tokens, **options):
-    options = {"break_mode": "none", "block": 16, "max_tokens": 64, "shuffle": False} | options
-    return Batches(tokens, **options)
+    options = {"break_mode": "none", "block": 16, "context": 0} | options
+    blocks = Blocks(**{name: options.pop(name) for name in ("break_mode", "block", "context")})
+    return Batches(tokens, blocks, **{"max_tokens": 64, "shuffle": False} | options)
 
 
 def scored(model, tokens, **options):
@@ -109,7 +112,7 @@ def test_sub_words_merge_across_blocks(model):
     merged = score(model, batches, device="cpu", ends_word=ends_word)
     plain = scored(model, tokens)
     assert (merged.protocol.unit, plain.protocol.unit) == ("bpe", "word")
-    assert merged.protocol.words == merged.num_words == len(tokens) - 1
+    assert merged.protocol.words == len(tokens) - 1
     assert merged.words()[15] == pytest.approx(float(plain.nll[15]) + float(plain.nll[16]))
     assert merged.words().sum() == pytest.approx(plain.nll_sum)
 
@@ -175,6 +178,31 @@ def test_low_precision_is_close_and_named(model):
     low = score(model, cut(tokens), device="cpu", ends_word=ALL_WORDS, precision="bfloat16")
     assert low.protocol.precision == "bfloat16"
     assert low.perplexity == pytest.approx(scored(model, tokens).perplexity, rel=0.05)
+
+
+def id_as_nll(words, targets, scored):
+    """A model that gives every target its id as nll."""
+    return torch.where(scored, targets.float(), 0.0)
+
+
+def batch(targets, scored):
+    targets = torch.tensor([targets])
+    return Batch(targets, targets, torch.tensor([scored]))
+
+
+def test_only_scored_tokens_count():
+    batches = [batch([1, 2, 3], [True, False, True]), batch([5, 7], [False, True])]
+    sums = score_sums(id_as_nll, batches, "cpu")
+    assert sums == Sums(nll=11.0, tokens=3, words=3)
+    assert sums.nats_per_token == pytest.approx(11 / 3)
+    assert sums.perplexity == pytest.approx(math.exp(11 / 3))
+
+
+def test_pieces_add_up_to_words():
+    ends_word = torch.tensor([True, True, False, True])
+    sums = score_sums(id_as_nll, [batch([2, 1, 2, 3], [True] * 4)], "cpu", ends_word)
+    assert (sums.tokens, sums.words) == (4, 2)
+    assert sums.perplexity == pytest.approx(math.exp(8 / 2))
 
 
 @pytest.mark.gpu

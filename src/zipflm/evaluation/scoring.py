@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -24,8 +23,9 @@ from torch import Tensor
 
 from zipflm.data.batches import Batch, Batches, Windows
 from zipflm.data.vocabulary import END, UNKNOWN
-from zipflm.evaluation.scores import Protocol, TokenScores, perplexity
+from zipflm.evaluation.scores import ScoringProtocol, TokenScores, count_words
 from zipflm.model.language_model import LanguageModel
+from zipflm.runs.records import Sums
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -128,13 +128,11 @@ def _scores(
     targets = batches.tokens.ids
     # A view of one value where every token ends a word.
     ends = np.broadcast_to(True, len(nll)) if ends_word.all() else ends_word[targets]
-    protocol = Protocol(
+    protocol = ScoringProtocol(
         unit="word" if ends_word.all() else "bpe",
-        break_mode=batches.break_mode,
-        block=batches.block,
-        context=batches.context,
+        blocks=batches.blocks,
         tokens=len(nll),
-        words=int(np.count_nonzero(ends)) + (not ends[-1]),
+        words=count_words(ends),
         unk=int(np.count_nonzero(targets == UNKNOWN)),
         eos=int(np.count_nonzero(targets == END)),
         positions=positions,
@@ -143,36 +141,13 @@ def _scores(
     return TokenScores(targets, nll, ends, protocol)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Sums over scored tokens; those of several processes or files add up."""
-
-    nll: float
-    """In nats."""
-    tokens: int
-    words: int
-    """Tokens that end a word; `</s>` is one."""
-
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return self.nll / max(self.tokens, 1)
-
-    @property
-    def perplexity(self) -> float:
-        return perplexity(self.nll, self.words)
-
-    def __add__(self, other: Scores) -> Scores:
-        return Scores(self.nll + other.nll, self.tokens + other.tokens, self.words + other.words)
-
-
 @torch.no_grad()
 def score_sums(
     nll: Callable[[Tensor, Tensor, Tensor], Tensor],
     batches: Iterable[Batch],
     device: torch.device | str,
     ends_word: Tensor | None = None,
-) -> Scores:
+) -> Sums:
     """Score every batch with `nll(words, targets, scored)`; reads the device once, at the end.
 
     `ends_word` [V] tells which ids end a word; without it all do. The caller puts the model into
@@ -188,4 +163,4 @@ def score_sums(
         totals[1] += batch.scored.sum()
         totals[2] += ends.sum()
     total, tokens, words = totals.tolist()
-    return Scores(total, int(tokens), int(words))
+    return Sums(total, int(tokens), int(words))

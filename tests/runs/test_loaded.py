@@ -7,36 +7,41 @@ from fairseq_checkpoints import DICT, GOLDEN, NEWEST, import_run
 from safetensors.torch import load_file, save_file
 
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.evaluation.run import checkpoint_folder, load_run
+from zipflm.files import file_hash
+from zipflm.runs.loaded import load_run
 
 
 @pytest.fixture
-def copy(run, tmp_path):
+def copy(imported_run, tmp_path):
     """A run to spoil."""
-    return shutil.copytree(run, tmp_path / "copy")
+    return shutil.copytree(imported_run, tmp_path / "copy")
 
 
-def test_a_run_holds_everything_needed_to_score_text(run):
-    model, config, vocabulary = load_run(run)
-    assert config.name == "fairseq/transformer_lm_wiki103"
-    assert vocabulary == Vocabulary.load(DICT)
+def test_a_run_holds_everything_needed_to_score_text(imported_run):
+    loaded = load_run(imported_run)
+    model = loaded.model
+    assert loaded.config.name == "fairseq/transformer_lm_wiki103"
+    assert loaded.vocabulary == Vocabulary.load(DICT)
     assert not model.training
     assert model.config.num_params() == sum(p.numel() for p in model.parameters())
     assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
 
 
 def test_character_models_are_told_how_words_are_spelt(tmp_path):
-    model, _, _ = load_run(import_run(GOLDEN / "checkpoints" / "new_cfg_cnn.pt", tmp_path / "run"))
+    run = import_run(GOLDEN / "checkpoints" / "new_cfg_cnn.pt", tmp_path / "run")
+    model = load_run(run).model
     assert model.input.spellings_VC.device.type == "cpu"
     nll = model.nll(torch.tensor([[2, 9]]), torch.tensor([[9, 3]]))
     assert nll.isfinite().all()
 
 
-def test_an_imported_run_is_laid_out_like_any_other(run):
+def test_an_imported_run_is_laid_out_like_any_other(imported_run):
+    run = imported_run
     names = {path.name for path in (run / "checkpoints" / "update-00000060").iterdir()}
     assert {"weights.safetensors", "config.json", "vocabulary.txt", "state.json"} <= names
     state = json.loads((run / "checkpoints" / "update-00000060" / "state.json").read_text())
-    assert state == {"update": 60, "imported_from": "new_cfg_adpt.pt"}
+    assert (state["kind"], state["update"]) == ("ImportedState", 60)
+    assert state["imported_from"].endswith("new_cfg_adpt.pt")
     assert (run / "config.json").is_file()
 
 
@@ -44,9 +49,15 @@ def test_the_newest_complete_checkpoint_is_taken_or_the_one_named(copy):
     old = copy / "checkpoints" / "update-00000060"
     shutil.copytree(old, copy / "checkpoints" / "update-00000200")
     shutil.copytree(old, copy / "checkpoints" / ".update-00000300.17")
-    assert checkpoint_folder(copy).name == "update-00000200"
-    assert checkpoint_folder(old) == old
-    assert load_run(old)[1] == load_run(copy)[1]
+    assert load_run(copy).checkpoint.name == "update-00000200"
+    assert load_run(copy, 60).checkpoint.name == load_run(old).checkpoint.name == old.name
+    assert load_run(old).folder.path == load_run(copy).folder.path == copy
+    with pytest.raises(ValueError, match="--checkpoint 70: .* has those of the updates 200, 60"):
+        load_run(copy, 70)
+    with pytest.raises(ValueError, match="no checkpoint of .* was scored on a valid set"):
+        load_run(copy, "best")
+    with pytest.raises(ValueError, match="is one checkpoint already"):
+        load_run(old, "newest")
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "vocabulary.txt"])
@@ -55,13 +66,28 @@ def test_a_damaged_or_missing_file_is_named(copy, name):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=f"{name}: damaged"):
         load_run(copy)
-    (path.parent / "checksums.json").unlink()
     if name == "weights.safetensors":
+        certify(path)
         with pytest.raises(ValueError, match=f"{name}: cut short or damaged"):
             load_run(copy)
     path.unlink()
-    with pytest.raises((ValueError, OSError), match=name):
+    with pytest.raises(ValueError, match=f"{name}: missing"):
         load_run(copy)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"weights.safetensors": 3}', "{}", "\xff"])
+def test_checksums_that_say_too_little_are_refused(copy, content):
+    path = copy / "checkpoints" / "update-00000060" / "checksums.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match="checksums.json: "):
+        load_run(copy)
+
+
+def certify(path):
+    """Make a changed file pass for the one that was saved."""
+    sums = json.loads((path.parent / "checksums.json").read_text())
+    sums[path.name] = file_hash(path)
+    (path.parent / "checksums.json").write_text(json.dumps(sums))
 
 
 def test_weights_of_another_model_are_refused(copy):
@@ -69,7 +95,7 @@ def test_weights_of_another_model_are_refused(copy):
     weights = load_file(folder / "weights.safetensors")
     weights["decoder.layers.0.ffn_in.bias"] = torch.zeros(3)
     save_file(weights, folder / "weights.safetensors")
-    (folder / "checksums.json").unlink()
+    certify(folder / "weights.safetensors")
     with pytest.raises(ValueError, match="weights do not fit the config: .*ffn_in.bias"):
         load_run(copy)
 
@@ -78,7 +104,7 @@ def test_a_vocabulary_of_another_size_is_refused(copy):
     folder = copy / "checkpoints" / "update-00000060"
     lines = (folder / "vocabulary.txt").read_text().splitlines()[:-1]
     (folder / "vocabulary.txt").write_text("\n".join(lines) + "\n")
-    (folder / "checksums.json").unlink()
+    certify(folder / "vocabulary.txt")
     with pytest.raises(ValueError, match="495 words, its config vocab_size=496"):
         load_run(copy)
 

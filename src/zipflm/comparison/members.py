@@ -1,0 +1,216 @@
+"""From a run folder to a `Member` of a study: what the model is, how it trained, how it scores."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zipflm.analysis.study import CurvePoint, Member, SplitScore, split_score
+from zipflm.config import AdaptiveInput, CharacterInput, Config, FullOutput, InputConfig, Tie
+from zipflm.data.folder import DataFolder
+from zipflm.evaluation.evaluate import ScoringOptions, score_split
+from zipflm.evaluation.scores import ScoringProtocol
+from zipflm.files import written_whole
+from zipflm.records import as_json, from_dict, load_object
+from zipflm.runs.checkpoint import WEIGHTS
+from zipflm.runs.folder import RunFolder
+from zipflm.runs.loaded import LoadedRun, load_run
+from zipflm.runs.records import LogLine, Report, Validation
+
+SCORES = "scores"
+"""Folder inside a member's run folder that keeps what was scored."""
+
+
+@dataclass(frozen=True)
+class WordScores:
+    """The loss of every word of a split, in the order of the text."""
+
+    nll: NDArray[np.float64]
+    protocol: ScoringProtocol
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """The scores of one checkpoint on several splits."""
+
+    checkpoint: str
+    splits: dict[str, WordScores]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Key:
+    """What kept scores belong to."""
+
+    weights: str
+    vocabulary: str
+    text: str
+    options: ScoringOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class _KeptFacts:
+    key: _Key
+    protocol: ScoringProtocol
+
+
+def score_run(
+    run: LoadedRun, data: DataFolder, splits: Sequence[str], options: ScoringOptions
+) -> ScoredRun:
+    """Score splits of a data folder with a run that is loaded."""
+    return ScoredRun(
+        run.checkpoint.name, {split: _scored(run, data, split, options) for split in splits}
+    )
+
+
+def score_once(
+    run: Path, data: DataFolder, splits: Sequence[str], options: ScoringOptions
+) -> ScoredRun:
+    """Score with a run's newest checkpoint; what was scored is kept in the run folder, and read
+    from there while weights and text are the same. The model is loaded once, or not at all."""
+    checkpoint = RunFolder(run).choose("newest")
+    found: dict[str, WordScores] = {}
+    loaded: LoadedRun | None = None
+    for split in splits:
+        data.verify(split)
+        key = _Key(
+            weights=checkpoint.checksums[WEIGHTS],
+            vocabulary=data.vocabulary.hash,
+            text=data.split(split).sha256,
+            options=options,
+        )
+        path = run / SCORES / f"{split}.npz"
+        kept = _read_kept(path, key)
+        if kept is None:
+            loaded = loaded or load_run(checkpoint.path)
+            kept = _scored(loaded, data, split, options)
+            _keep(path, key, kept)
+        found[split] = kept
+    return ScoredRun(checkpoint.name, found)
+
+
+def _scored(run: LoadedRun, data: DataFolder, split: str, options: ScoringOptions) -> WordScores:
+    scores = score_split(run, data, split, options).scores
+    return WordScores(scores.words(), scores.protocol)
+
+
+def _keep(path: Path, key: _Key, scores: WordScores) -> None:
+    path.parent.mkdir(exist_ok=True)
+    facts = as_json(_KeptFacts(key=key, protocol=scores.protocol))
+    with written_whole(path) as unfinished:
+        np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
+
+
+def _read_kept(path: Path, key: _Key) -> WordScores | None:
+    try:
+        # Opened here: numpy would leave a file that is no archive open.
+        with path.open("rb") as file, np.load(file) as held:
+            facts = from_dict(_KeptFacts, load_object(str(held["facts"])))
+            nll = held["nll"]
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # absent or damaged: score again
+        return None
+    is_whole = nll.dtype == np.float64 and nll.shape == (facts.protocol.words,)
+    return WordScores(nll, facts.protocol) if facts.key == key and is_whole else None
+
+
+def describe(config: Config) -> tuple[str, str]:
+    """Input and output layer in the words of the paper's tables."""
+    tied = " (tied)" if config.tie != Tie.NONE else ""
+    pieces = "BPE " if config.batches.unit == "bpe" else ""
+    if isinstance(config.output, FullOutput):
+        output = f"{pieces}softmax {config.output.dim}"
+    else:
+        assert config.output_bands is not None
+        output = f"adaptive {_sizes(config.output_bands.sizes)}"
+    return pieces + _input(config.input, config), output + tied
+
+
+def _input(layer: InputConfig, config: Config) -> str:
+    if isinstance(layer, AdaptiveInput):
+        assert config.input_bands is not None
+        return f"adaptive {_sizes(config.input_bands.sizes)}"
+    return "char-CNN" if isinstance(layer, CharacterInput) else f"embedding {layer.dim}"
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    return "/".join(f"{size / 1000:.3g}K" for size in sizes)
+
+
+def make_member(
+    run: RunFolder,
+    config: Config,
+    *,
+    label: str,
+    factorization: str,
+    scored: ScoredRun | None,
+    words: DataFolder,
+    split: str,
+    problem: str = "",
+) -> Member:
+    """A member from its run folder and its scores on the words of the folder `words`."""
+    input, output = describe(config)
+    log = run.log()
+    reports = [line for line in log if isinstance(line, Report)]
+    scores = scored.splits if scored else {}
+    return Member(
+        label=label,
+        factorization=factorization,
+        seed=config.training.seed,
+        run=str(run.path),
+        checkpoint=scored.checkpoint if scored else None,
+        input=input,
+        output=output,
+        params=config.params_by_part(),
+        scores={name: _split_score(words, name, found) for name, found in scores.items()},
+        nll=scores[split].nll if split in scores else None,
+        curve=curve(log),
+        seconds=reports[-1].seconds if reports else None,
+        tokens_per_second=_rate(reports),
+        memory=max((report.memory for report in reports), default=None),
+        compiled=_compiled(reports),
+        config=config,
+        versions=run.versions(),
+        problem=problem,
+    )
+
+
+def _split_score(words: DataFolder, split: str, scores: WordScores) -> SplitScore:
+    ids = np.asarray(words.tokens(split).ids)
+    return split_score(scores.nll, ids, scores.protocol)
+
+
+def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
+    """Losses per word, of whatever tokens a model is made."""
+    updates = sorted({line.update for line in log})
+    reports = {line.update: line for line in log if isinstance(line, Report)}
+    validations = {line.update: line for line in log if isinstance(line, Validation)}
+    points = []
+    for update in updates:
+        report, validation = reports.get(update), validations.get(update)
+        seconds = [line.seconds for line in (report, validation) if line is not None]
+        points.append(
+            CurvePoint(
+                update=update,
+                seconds=seconds[0],
+                loss=report.nats_per_word if report else None,
+                valid_loss=validation.nats_per_word if validation else None,
+            )
+        )
+    return tuple(points)
+
+
+def _rate(reports: Sequence[Report]) -> float | None:
+    """Tokens per second of training: the median, which compiling the model does not touch."""
+    rates = [report.tokens_per_second for report in reports]
+    return statistics.median(rates) if rates else None
+
+
+def _compiled(reports: Sequence[Report]) -> bool | None:
+    """False if the model ran uncompiled at any time although it should not have."""
+    known = {report.compiled for report in reports if report.compiled is not None}
+    return all(known) if known else None

@@ -1,0 +1,186 @@
+"""A checkpoint is a folder that is whole or not there; safetensors and JSON, never pickle.
+
+    checkpoints/update-00000123/
+        weights.safetensors     under the names of `LanguageModel.state_dict`
+        optimizer.safetensors   `weight's name/what it is`
+        state.json              `records.TrainingState` or `ImportedState`
+        config.json  vocabulary.txt  [bpe.codes]
+        checksums.json          SHA-256 of every other file
+
+Everything needed to score text is in it. It is written under a name with a leading dot, flushed to
+disk and renamed, so a folder with the final name is complete, whatever moment the process or the
+machine died. One that was damaged later is renamed to .damaged-update-... when a run is resumed
+from one before it. Random states are not stored: the generators are seeded anew at every update
+from (seed, update, rank).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from zipflm.config import Config
+from zipflm.data.bpe import Codes
+from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE
+from zipflm.data.vocabulary import Vocabulary
+from zipflm.files import file_hash, new_folder, write_whole
+from zipflm.records import read_record, read_value, write_record
+from zipflm.runs.records import State
+
+WEIGHTS = "weights.safetensors"
+_OPTIMIZER = "optimizer.safetensors"
+_STATE = "state.json"
+_CONFIG = "config.json"
+_CHECKSUMS = "checksums.json"
+_NEEDED = (WEIGHTS, _STATE, _CONFIG, VOCABULARY_FILE)
+_NAME = re.compile(r"update-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All of a checkpoint, in memory."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: State
+    config: Config
+    vocabulary: Vocabulary
+    codes: Codes | None
+
+
+class Checkpoint:
+    """A checkpoint on disk. Nothing is read before it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def update(self) -> int:
+        return int(self.path.name.removeprefix("update-"))
+
+    @cached_property
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 by file name; ValueError if a file that every checkpoint needs has none."""
+        path = self.path / _CHECKSUMS
+        found: dict[str, str] = read_value(dict[str, str], path)
+        for name in _NEEDED:
+            if name not in found:
+                raise ValueError(f"{path}: says nothing of {name}; this checkpoint is not whole")
+        return found
+
+    def verify(self, *, optimizer: bool = True) -> None:
+        """Compare every file with its checksum; ValueError names the first that differs.
+
+        The optimizer's state, twice the size of the weights, may be left out.
+        """
+        for name, expected in self.checksums.items():
+            path = self.path / name
+            if not optimizer and name == _OPTIMIZER:
+                continue
+            if not path.is_file():
+                raise ValueError(f"{path}: missing from this checkpoint")
+            if file_hash(path) != expected:
+                raise ValueError(f"{path}: damaged; its checksum is not the one it was saved with")
+
+    def state(self) -> State:
+        state: State = read_value(State, self.path / _STATE)
+        return state
+
+    def config(self) -> Config:
+        return read_record(Config, self.path / _CONFIG)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Mapped from the file: nothing is copied before it is used."""
+        return _read_tensors(self.path / WEIGHTS)
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.load(self.path / VOCABULARY_FILE)
+
+    def codes(self) -> Codes | None:
+        """The byte-pair codes of a sub-word model, where it has them."""
+        return Codes.load(self.path / CODES_FILE) if CODES_FILE in self.checksums else None
+
+    def read(self) -> Contents:
+        """All of it, checked; ValueError names the file that is damaged or missing."""
+        self.verify()
+        # Copies: what safetensors gives lies in the file, which may be removed while a run goes on.
+        weights = {name: tensor.clone() for name, tensor in self.weights().items()}
+        tensors = _read_tensors(self.path / _OPTIMIZER).items()
+        return Contents(
+            weights=weights,
+            optimizer={name: tensor.clone() for name, tensor in tensors},
+            state=self.state(),
+            config=self.config(),
+            vocabulary=self.vocabulary(),
+            codes=self.codes(),
+        )
+
+    def remove(self) -> None:
+        # First out of sight: a folder half removed must not pass for a checkpoint.
+        doomed = self.path.with_name("." + self.name)
+        os.rename(self.path, doomed)
+        shutil.rmtree(doomed)
+
+    def set_aside(self) -> Path:
+        """Rename it, so that it passes for a checkpoint no longer; its new path."""
+        aside = self.path.with_name(f".damaged-{self.name}")
+        shutil.rmtree(aside, ignore_errors=True)  # of the same update, longer ago
+        os.rename(self.path, aside)
+        return aside
+
+
+def is_checkpoint(folder: Path) -> bool:
+    return (folder / WEIGHTS).is_file()
+
+
+def has_checkpoint_name(folder: Path) -> bool:
+    """Unfinished and damaged ones have another name."""
+    return _NAME.fullmatch(folder.name) is not None
+
+
+def save(root: Path, contents: Contents) -> Checkpoint:
+    """Write a checkpoint into the folder `root`.
+
+    OSError if that fails, after which everything saved before is as it was.
+    """
+    final = root / f"update-{contents.state.update:08d}"
+    try:
+        with new_folder(final) as folder:
+            _write_files(folder, contents)
+    except SafetensorError as error:  # its way of saying "disk full"
+        raise OSError(f"{final}: {error}") from error
+    return Checkpoint(final)
+
+
+def _write_files(folder: Path, contents: Contents) -> None:
+    save_file(contents.weights, folder / WEIGHTS)
+    save_file(contents.optimizer, folder / _OPTIMIZER)
+    write_record(folder / _STATE, contents.state, State)
+    write_record(folder / _CONFIG, contents.config)
+    contents.vocabulary.save(folder / VOCABULARY_FILE)
+    if contents.codes is not None:
+        contents.codes.save(folder / CODES_FILE)
+    sums = {path.name: file_hash(path) for path in sorted(folder.iterdir())}
+    write_whole(folder / _CHECKSUMS, json.dumps(sums, indent=1) + "\n")
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: missing from this checkpoint") from None
+    except SafetensorError as error:
+        raise ValueError(f"{path}: cut short or damaged: {error}") from None

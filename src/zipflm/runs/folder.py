@@ -1,0 +1,196 @@
+"""The folder of a run: the one owner of its paths, and of what is read from and written to them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from zipflm.config import Config
+from zipflm.data.folder import DataFolder
+from zipflm.files import new_folder
+from zipflm.records import read_record, write_record
+from zipflm.runs import log
+from zipflm.runs.checkpoint import Checkpoint, Contents, has_checkpoint_name, is_checkpoint, save
+from zipflm.runs.provenance import provenance
+from zipflm.runs.records import LogLine, Resumption, TrainingState, Versions
+
+Choice = Literal["newest", "best"] | int
+"""Which checkpoint of a run: an int is the number of updates after which it was saved."""
+
+
+class RunFolder:
+    """A run on disk, there or yet to be made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log_path = path / "log.jsonl"
+        self.checkpoints_path = path / "checkpoints"
+        self._config_path = path / "config.json"
+        self._versions_path = path / "versions.json"
+
+    # --- What is there. ---
+
+    @property
+    def holds_a_run(self) -> bool:
+        return self._config_path.is_file()
+
+    def config(self) -> Config:
+        return read_record(Config, self._config_path)
+
+    def versions(self) -> Versions | None:
+        """None for a model that was trained elsewhere."""
+        return read_record(Versions, self._versions_path) if self._versions_path.is_file() else None
+
+    def log(self) -> list[LogLine]:
+        """Empty for a run that was imported, or has not said anything yet."""
+        return log.read_lines(self.log_path)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The complete ones, newest first."""
+        root = self.checkpoints_path
+        found = [Checkpoint(path) for path in root.iterdir()] if root.is_dir() else []
+        named = [checkpoint for checkpoint in found if has_checkpoint_name(checkpoint.path)]
+        return sorted(named, key=lambda checkpoint: checkpoint.update, reverse=True)
+
+    def choose(self, choice: Choice) -> Checkpoint:
+        """One checkpoint; ValueError, with those there are, if the run has no such."""
+        found = self.checkpoints()
+        if not found:
+            raise ValueError(
+                f"{self.path}: no run with a checkpoint; give the --out of zipflm train or "
+                "import-fairseq, or one folder of its checkpoints/"
+            )
+        if choice == "newest":
+            return found[0]
+        if choice == "best":
+            return self._best_or_error(found)
+        for checkpoint in found:
+            if checkpoint.update == choice:
+                return checkpoint
+        updates = ", ".join(str(checkpoint.update) for checkpoint in found)
+        raise ValueError(f"--checkpoint {choice}: {self.path} has those of the updates {updates}")
+
+    def _best_or_error(self, found: Sequence[Checkpoint]) -> Checkpoint:
+        best = self.best()
+        if best is None:
+            raise ValueError(
+                f"--checkpoint best: no checkpoint of {self.path} was scored on a valid set; "
+                f"choose newest, or an update: {', '.join(str(c.update) for c in found)}"
+            )
+        return best
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint with the lowest loss on the valid set, of those that were scored and are
+        not damaged."""
+        scored: list[tuple[float, Checkpoint]] = []
+        for checkpoint in self.checkpoints():
+            try:
+                state = checkpoint.state()
+            except ValueError:  # damaged: no candidate
+                continue
+            if isinstance(state, TrainingState) and state.valid is not None:
+                if state.valid.nats_per_word is not None:
+                    scored.append((state.valid.nats_per_word, checkpoint))
+        for _, checkpoint in sorted(scored, key=lambda pair: pair[0]):
+            try:
+                checkpoint.verify()
+            except ValueError:
+                continue
+            return checkpoint
+        return None
+
+    def newest_contents(self, warn: Callable[[str], None]) -> Contents | None:
+        """The newest checkpoint that is not damaged, or None if the run has none at all.
+
+        Each damaged one is reported by name; ValueError if there is no other.
+        """
+        found = self.checkpoints()
+        for checkpoint in found:
+            try:
+                return checkpoint.read()
+            except ValueError as error:
+                warn(f"{error}; falling back to the checkpoint before it")
+        if found:
+            raise ValueError(
+                f"{self.path}: none of its {len(found)} checkpoints can be read; restore one of "
+                "them, or remove the folder to train again"
+            )
+        return None
+
+    # --- What training writes. ---
+
+    def open(self, config: Config, data: DataFolder, update: int) -> None:
+        """Write what identifies the run, and drop what a killed process logged after `update`,
+        from which the run is resumed; 0 for one that starts."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._clean()
+        log.trim(self.log_path, update)
+        now = provenance(data)
+        first = self.versions() if update > 0 else None
+        if first is None:
+            versions = Versions(**vars(now))
+        else:
+            # What the run was started with stays where it was.
+            resumed = (*first.resumed, Resumption(**vars(now), update=update))
+            versions = replace(first, resumed=resumed)
+        write_record(self._versions_path, versions)
+        # Last, because its presence says that the folder holds a run.
+        write_record(self._config_path, config)
+
+    def save(self, contents: Contents, keep: int) -> Checkpoint:
+        """Write a checkpoint and remove old ones, except the best and the newest `keep`, of which
+        this is one whatever its number; 0 keeps all.
+
+        OSError if that fails, after which everything saved before is as it was.
+        """
+        saved = save(self.checkpoints_path, contents)
+        if keep > 0:
+            others = [c for c in self.checkpoints() if c.path != saved.path][keep - 1 :]
+            best = self.best() if others else None
+            for checkpoint in others:
+                if best is None or checkpoint.path != best.path:
+                    checkpoint.remove()
+        return saved
+
+    def set_aside(self, update: int) -> list[Path]:
+        """Rename the checkpoints after `update`, which could not be read; their new paths."""
+        return [c.set_aside() for c in self.checkpoints() if c.update > update]
+
+    def _clean(self) -> None:
+        """Remove what a killed process left unfinished."""
+        for path in self.checkpoints_path.glob(".update-*"):
+            shutil.rmtree(path)
+
+
+def write_imported(out: Path, contents: Contents) -> None:
+    """A run with one checkpoint of a model from elsewhere; appears whole or not at all.
+
+    Raises FileExistsError if `out` is taken.
+    """
+    with new_folder(out) as folder:
+        run = RunFolder(folder)
+        save(run.checkpoints_path, contents)
+        write_record(run._config_path, contents.config)
+
+
+def locate(path: Path, choice: Choice | None) -> tuple[RunFolder, Checkpoint]:
+    """The run and the checkpoint that a path means: of a run the `choice`, its newest unless said
+    otherwise, or the path itself if it is a checkpoint."""
+    if not is_checkpoint(path):
+        run = RunFolder(path)
+        return run, run.choose("newest" if choice is None else choice)
+    if choice is not None:
+        raise ValueError(f"--checkpoint {choice}: {path} is one checkpoint already; leave it out")
+    return RunFolder(path.resolve().parent.parent), Checkpoint(path)
+
+
+def parse_choice(text: str | None) -> Choice | None:
+    """The value of `--checkpoint`."""
+    if text is None or text == "newest" or text == "best":
+        return text  # type: ignore[return-value]
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise ValueError(f"--checkpoint {text}: choose newest, best or a number of updates")
+    return int(text)

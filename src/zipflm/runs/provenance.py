@@ -1,0 +1,58 @@
+"""With what a run is made: Python, packages, and the commit if this is the project's checkout."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from zipflm.data.folder import DataFolder
+from zipflm.runs.records import Provenance
+
+_PACKAGE = Path(__file__).parents[1] / "__init__.py"
+_PACKAGES = ("zipflm", "torch", "numpy", "safetensors", "tokenizers", "triton")
+
+
+def provenance(data: DataFolder) -> Provenance:
+    """Of a run that trains on this folder, here and now."""
+    return Provenance(
+        python=platform.python_version(),
+        packages=dict(_versions()),
+        commit=commit(_PACKAGE),
+        vocabulary=data.vocabulary.hash,
+        text=data.split("train").sha256,
+        data=str(data.path.resolve()),
+    )
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit(package: Path) -> str | None:
+    """The commit of the checkout that `package`, the file `src/zipflm/__init__.py`, is part of.
+
+    None for an installed package, also where its folder lies inside somebody else's repository:
+    the file must be tracked, and stand where this project has it.
+    """
+    root = package.resolve().parents[2]
+    if _git(root, "rev-parse", "--show-toplevel") != str(root):
+        return None
+    if _git(root, "ls-files", "--error-unmatch", str(package.resolve())) is None:
+        return None
+    return _git(root, "rev-parse", "HEAD")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,166 @@
+"""The records that a run keeps as JSON, except its config: state, provenance, lines of the log.
+
+Losses are in nats. `token` is what one id stands for, a word or a piece of one; what is to be
+compared between runs is per word, whatever their tokens are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zipflm.config import Blocks, Unit
+from zipflm.units import perplexity
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over scored tokens; those of several processes add up."""
+
+    nll: float
+    """In nats."""
+    tokens: int
+    words: int
+    """Tokens that end a word; `</s>` is one."""
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.nll / self.tokens if self.tokens else math.nan
+
+    @property
+    def nats_per_word(self) -> float:
+        return self.nll / self.words if self.words else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """Per word."""
+        return perplexity(self.nats_per_word)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What training says of the updates since the last report."""
+
+    update: int
+    epoch: float
+    """Passes over the training text so far."""
+    seconds: float
+    """Spent training so far; validation and checkpoints are not counted."""
+    token_unit: Unit
+    loss: float | None
+    """What is minimised: nats per token, of whatever `token_unit` says. None if it is not finite
+    or every update was skipped."""
+    nats_per_word: float | None
+    perplexity: float | None
+    """Per word."""
+    learning_rate: float
+    grad_norm: float | None
+    """Of the last update that was not skipped, before clipping."""
+    tokens_per_second: float
+    data_share: float
+    """Part of the time spent waiting for data."""
+    skipped: int
+    """Updates of the whole run that had a non-finite loss or gradient and changed nothing."""
+    block: int
+    memory: int
+    """Peak, in bytes: of the GPU's allocator, or of the process."""
+    seconds_left: float
+    flop_utilisation: float | None = None
+    compiled: bool | None = None
+    """Whether the model ran compiled; None where that was not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """One pass over the valid set on the way."""
+
+    update: int
+    seconds: float
+    """Spent training before it."""
+    split: str
+    nats_per_word: float | None
+    perplexity: float | None
+    """Per word."""
+    nats_per_token: float | None
+    token_unit: Unit
+    tokens: int
+    words: int
+    blocks: Blocks
+
+
+LogLine = Report | Validation
+
+
+@dataclass(frozen=True)
+class Place:
+    """Before batch number `consumed` of `total` in an epoch, counted over all processes."""
+
+    epoch: int = 0
+    consumed: int = 0
+    total: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """What a run needs besides weights and momenta to go on as if it had never stopped."""
+
+    update: int
+    place: Place
+    seconds: float
+    skipped: int
+    loss_scale: tuple[float, float] | None
+    """Of float16: the factor, and updates since it last changed; None for other precisions."""
+    seed: int
+    world_size: int
+    vocabulary: str
+    """Its hash."""
+    text: str
+    """SHA-256 of the training text's token file."""
+    valid: Validation | None
+    """The result on the valid set with these very weights, if they were scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedState:
+    """Of a model that was trained elsewhere: it can be scored, not trained on."""
+
+    update: int
+    imported_from: str
+
+
+State = TrainingState | ImportedState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """With what, and on what, a run was started or resumed."""
+
+    python: str
+    packages: Mapping[str, str]
+    commit: str | None
+    """Of the checkout that this package was run from, if it was one."""
+    vocabulary: str
+    """Its hash."""
+    text: str
+    """SHA-256 of the training text's token file."""
+    data: str
+    """The data folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumption(Provenance):
+    """The same, for a run that went on after `update`."""
+
+    update: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions(Provenance):
+    """All of `versions.json`: how the run was started, and each time it was resumed."""
+
+    resumed: tuple[Resumption, ...] = ()
+
+    @property
+    def latest(self) -> Provenance:
+        return self.resumed[-1] if self.resumed else self

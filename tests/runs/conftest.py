@@ -1,0 +1,21 @@
+import pytest
+import torch
+from training_runs import run as train_run
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small only wait for a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def trained(word_data, tmp_path_factory):
+    """A run with checkpoints after 2, 4 and 6 updates, all scored."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    every = ["training.checkpoint_every=2", "training.validate_every=2", "training.max_updates=6"]
+    train_run(word_data, out, *every, keep=0)
+    return out

@@ -1,0 +1,81 @@
+"""A run folder knows its checkpoints and writes what identifies the run."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from zipflm.runs.folder import RunFolder, locate, parse_choice
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    return RunFolder(shutil.copytree(trained, tmp_path / "copy"))
+
+
+def test_checkpoints_come_newest_first_and_others_are_not_seen(copy):
+    for name in (".update-00000009", "update-9", "update-00000009x", ".damaged-update-00000008"):
+        (copy.checkpoints_path / name).mkdir()
+    assert [checkpoint.update for checkpoint in copy.checkpoints()] == [6, 4, 2]
+
+
+def test_the_best_is_the_one_with_the_lowest_validation_loss(copy):
+    losses = {c.update: c.state().valid.nats_per_word for c in copy.checkpoints()}
+    assert copy.choose("best").update == min(losses, key=losses.get)
+    assert (copy.choose("newest").update, copy.choose(4).update) == (6, 4)
+
+
+def test_a_path_means_a_run_or_one_checkpoint(copy):
+    run, checkpoint = locate(copy.path, None)
+    assert (run.path, checkpoint.update) == (copy.path, 6)
+    run, checkpoint = locate(copy.choose(2).path, None)
+    assert (run.path, checkpoint.update) == (copy.path, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"), [(None, None), ("newest", "newest"), ("best", "best"), ("0012", 12)]
+)
+def test_a_choice_is_a_word_or_a_number(text, choice):
+    assert parse_choice(text) == choice
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "last", "9" * 30, "\u0663"])
+def test_a_choice_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="choose newest, best or a number"):
+        parse_choice(text)
+
+
+def test_old_checkpoints_are_removed_but_for_the_best_and_the_newest(copy):
+    contents = copy.choose(6).read()
+    copy.choose(6).remove()
+    best = copy.best().update
+    copy.save(replace(contents, state=replace(contents.state, valid=None)), keep=1)
+    assert {checkpoint.update for checkpoint in copy.checkpoints()} == {6, best}
+
+
+def test_a_run_says_what_it_was_made_with(copy, word_data):
+    versions = copy.versions()
+    assert versions.text == word_data.split("train").sha256
+    assert versions.vocabulary == word_data.vocabulary.hash
+    assert versions.latest is versions
+    copy.open(copy.config(), word_data, update=4)
+    assert [resumed.update for resumed in copy.versions().resumed] == [4]
+    assert copy.versions().latest.update == 4
+    assert max(line.update for line in copy.log()) == 4
+
+
+@pytest.mark.parametrize("name", ["config.json", "versions.json"])
+@pytest.mark.parametrize("content", [b"[]", b"7", b"{}", b"\xff", b"{", b'{"x": 1}', b"[" * 99999])
+def test_a_damaged_file_is_refused_by_name(copy, name, content):
+    (copy.path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name}: damaged or of another release"):
+        copy.config() if name == "config.json" else copy.versions()
+
+
+def test_unknown_fields_of_a_config_are_named(copy):
+    values = json.loads((copy.path / "config.json").read_text())
+    values["decoder"]["num_layer"] = 3
+    (copy.path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="unknown key decoder.num_layer: did you mean"):
+        copy.config()

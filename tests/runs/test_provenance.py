@@ -1,0 +1,64 @@
+"""The commit is that of this project's own checkout, or none."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import zipflm
+from zipflm.runs.provenance import commit, provenance
+
+
+def git(folder, *arguments):
+    command = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@x", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A checkout with the layout of this project."""
+    package = tmp_path / "src" / "zipflm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "x")
+    return tmp_path
+
+
+def test_a_checkout_has_a_commit(project):
+    found = commit(project / "src" / "zipflm" / "__init__.py")
+    assert found == git(project, "rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize("place", ["venv/lib/site-packages/zipflm", "src/zipflm/copy/src/zipflm"])
+def test_an_installed_package_has_none_in_whatever_repository_it_lies(project, place):
+    installed = project / place
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    assert commit(installed / "__init__.py") is None
+    git(project, "add", "-f", ".")
+    git(project, "commit", "-q", "-m", "y")
+    assert commit(installed / "__init__.py") is None
+
+
+def test_a_file_that_is_not_tracked_has_none(project):
+    git(project, "rm", "-q", "--cached", "src/zipflm/__init__.py")
+    git(project, "commit", "-q", "-m", "y")
+    assert commit(project / "src" / "zipflm" / "__init__.py") is None
+
+
+def test_without_git_there_is_none(project, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert commit(project / "src" / "zipflm" / "__init__.py") is None
+
+
+def test_provenance_names_packages_vocabulary_and_text(word_data):
+    found = provenance(word_data)
+    assert found.packages["zipflm"] == zipflm.__version__
+    assert (found.text, found.vocabulary) == (
+        word_data.split("train").sha256,
+        word_data.vocabulary.hash,
+    )
+    assert Path(found.data).is_dir() and shutil.which("git")

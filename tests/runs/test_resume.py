@@ -1,0 +1,86 @@
+"""What may be continued in a run folder: the same model, on the same text unless told otherwise."""
+
+import json
+import shutil
+
+import pytest
+from small_data import make_folder
+from training_runs import config_of
+from training_runs import run as train_run
+
+from zipflm.data.folder import DataFolder
+from zipflm.data.prepare import Options, prepare
+from zipflm.runs.folder import RunFolder
+from zipflm.runs.resume import check
+
+SHORT = "training.max_updates=2"
+LONGER = "training.max_updates=3"
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    return RunFolder(shutil.copytree(trained, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def same_words(word_data, tmp_path_factory):
+    """Another training text, prepared with the vocabulary of the first."""
+    root = tmp_path_factory.mktemp("same")
+    make_folder(root, "other", seed=7)
+    texts = {split: [root / f"other.{split}.txt"] for split in ("train", "valid")}
+    options = Options(vocabulary=word_data.path / "vocabulary.txt")
+    return prepare(root / "words", texts, options)
+
+
+def test_another_training_text_of_the_same_vocabulary_is_refused(copy, word_data, same_words):
+    config = config_of(word_data)
+    check(copy, config, word_data, resume=True)
+    with pytest.raises(ValueError) as error:
+        check(copy, config, same_words, resume=True)
+    for part in (word_data, same_words):
+        assert part.split("train").sha256[:12] in str(error.value)
+    assert "--other-text" in str(error.value)
+
+
+def test_going_on_with_another_text_on_purpose_is_recorded(word_data, same_words, tmp_path):
+    out = tmp_path / "run"
+    train_run(word_data, out, SHORT)
+    with pytest.raises(ValueError, match="--other-text"):
+        train_run(same_words, out, LONGER, resume=True)
+    train_run(same_words, out, LONGER, resume=True, other_text=True)
+    versions = RunFolder(out).versions()
+    assert versions.text == word_data.split("train").sha256
+    assert [resumed.text for resumed in versions.resumed] == [same_words.split("train").sha256]
+    # From now on that is the run's text.
+    train_run(same_words, out, "training.max_updates=4", resume=True)
+    with pytest.raises(ValueError, match="was trained on the text"):
+        train_run(word_data, out, "training.max_updates=5", resume=True)
+
+
+def test_a_folder_that_moved_is_the_same_text(copy, word_data, tmp_path):
+    moved = DataFolder.open(shutil.copytree(word_data.path, tmp_path / "moved"))
+    check(copy, config_of(word_data), moved, resume=True)
+
+
+def test_a_model_from_elsewhere_cannot_be_resumed(imported_run, word_data):
+    with pytest.raises(ValueError, match="was trained elsewhere and cannot be resumed"):
+        check(RunFolder(imported_run), config_of(word_data), word_data, resume=True)
+
+
+def as_the_release_before_wrote_it(run):
+    """Without the hash of the text, and with the state and the log of that time."""
+    versions = json.loads((run.path / "versions.json").read_text())
+    del versions["text"], versions["resumed"]
+    (run.path / "versions.json").write_text(json.dumps(versions))
+
+
+def test_a_run_that_does_not_say_its_text_is_refused_with_a_sentence(copy, word_data):
+    as_the_release_before_wrote_it(copy)
+    with pytest.raises(ValueError, match=r"versions.json: .*of another release: text: missing"):
+        check(copy, config_of(word_data), word_data, resume=True)
+
+
+def test_checkpoints_without_a_config_are_refused(copy, word_data):
+    (copy.path / "config.json").unlink()
+    with pytest.raises(ValueError, match="has checkpoints but no config.json"):
+        check(copy, config_of(word_data), word_data, resume=True)
