@@ -213,14 +213,14 @@ def test_token_file_of_another_vocabulary_is_refused(tmp_path):
     (one.path / "train.tokens").write_bytes((other.path / "train.tokens").read_bytes())
     with pytest.raises(ValueError, match=f"{other.vocabulary.hash}.*{one.vocabulary.hash}"):
         DataFolder.open(one.path).tokens("train")
-    with pytest.raises(ValueError, match="SHA-256"):
+    with pytest.raises(ValueError, match="train.tokens: damaged.*prepare the train split again"):
         one.verify()
 
 
 def test_folder_with_a_changed_vocabulary_is_refused(tmp_path):
     folder = prepare(tmp_path / "d", TEXTS)
     Vocabulary.from_counts({"a": 3}).save(folder.path / "vocabulary.txt")
-    with pytest.raises(ValueError, match=folder.vocabulary.hash):
+    with pytest.raises(ValueError, match="vocabulary.txt: damaged"):
         DataFolder.open(folder.path)
 
 
