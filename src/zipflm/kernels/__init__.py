@@ -14,6 +14,8 @@ from torch import Tensor
 
 from zipflm.kernels import linear_nll_chunked, reference
 from zipflm.kernels.ids import checked_ids as checked_ids
+from zipflm.kernels.precision import autocast as autocast
+from zipflm.kernels.precision import statistics_dtype as statistics_dtype
 
 Impl = Literal["auto", "reference", "fused"]
 
@@ -31,10 +33,7 @@ def linear_nll(
     The fast forms have a first derivative only; for a second one, or `torch.func`, ask for
     `reference`.
     """
-    device = hidden_NE.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        hidden_NE, weight_VE = hidden_NE.to(dtype), weight_VE.to(dtype)
+    hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
     return _choose(hidden_NE, impl)(hidden_NE, weight_VE, targets_N, active_N)
 
 

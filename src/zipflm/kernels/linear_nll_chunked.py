@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zipflm.kernels.nll_operator import nll_operator
-from zipflm.kernels.reference import statistics_dtype
+from zipflm.kernels.precision import statistics_dtype
 
 # Logits held at once: on a CPU about what its caches hold, on a device enough to fill it.
 _CPU_LOGITS = 1 << 22
@@ -34,13 +34,14 @@ def forward(
     dtype = statistics_dtype(hidden_NE.dtype)
     nll_N = torch.zeros(len(hidden_NE), dtype=dtype, device=hidden_NE.device)
     lse_N = torch.zeros_like(nll_N)
-    num_words, weight_VE = len(weight_VE), _aligned(weight_VE)
+    num_words = len(weight_VE)
+    hidden_NE, weight_VE = _without_inactive(hidden_NE, active_N), _aligned(weight_VE)
     for rows in _row_chunks(active_N, len(weight_VE)):
         logits_RV = _logits(hidden_NE[rows], weight_VE)
         lse_R = _lse(logits_RV, num_words)
         lse_N[rows] = lse_R
         nll_N[rows] = lse_R - logits_RV.gather(1, targets_N[rows].unsqueeze(1)).squeeze(1)
-    return nll_N.where(active_N, 0.0), lse_N
+    return nll_N.where(active_N, 0.0), lse_N.where(active_N, 0.0)
 
 
 def backward(
@@ -53,7 +54,8 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of hidden and weight: (softmax - onehot) times the gradient of each row."""
     grad_N = grad_N.where(active_N, 0.0)
-    num_words, weight_VE = len(weight_VE), _aligned(weight_VE)
+    num_words = len(weight_VE)
+    hidden_NE, weight_VE = _without_inactive(hidden_NE, active_N), _aligned(weight_VE)
     d_hidden_NE = torch.zeros_like(hidden_NE)
     d_weight_VE = torch.zeros_like(weight_VE, dtype=lse_N.dtype)
     for rows in _row_chunks(active_N, len(weight_VE)):
@@ -65,6 +67,11 @@ def backward(
         d_hidden_NE[rows] = d_logits_RV @ weight_VE
         d_weight_VE += d_logits_RV.T @ hidden_RE
     return d_hidden_NE, d_weight_VE[:num_words].to(weight_VE.dtype)
+
+
+def _without_inactive(hidden_NE: Tensor, active_N: Tensor) -> Tensor:
+    """Zeros in the inactive rows, for their gradient of 0 times infinity would be NaN."""
+    return hidden_NE.where(active_N.unsqueeze(1), 0.0)
 
 
 def _aligned(weight_VE: Tensor) -> Tensor:

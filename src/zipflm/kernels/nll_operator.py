@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zipflm.kernels.reference import statistics_dtype
+from zipflm.kernels.precision import statistics_dtype
 
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """hidden_NE, weight_VE, targets_N, active_N -> nll_N, lse_N."""
