@@ -86,11 +86,11 @@ class AdaptiveEmbedding(nn.Module):
         # one product with all projections side by side serves every band.
         slices = []
         for band, table in enumerate(self.embeddings):
-            local = words - self.bands.edges[band]
-            inside = (local >= 0) & (local < len(table))
+            place = words - self.bands.edges[band]
+            in_band = (place >= 0) & (place < len(table))
             padding_idx = self.padding_idx if band == 0 else None
-            rows = F.embedding(local.where(inside, 0), table, padding_idx)
-            slices.append(rows.masked_fill(~inside.unsqueeze(-1), 0.0))
+            rows = F.embedding(place.where(in_band, 0), table, padding_idx)
+            slices.append(rows.masked_fill(~in_band.unsqueeze(-1), 0.0))
         hidden: Tensor = F.linear(torch.cat(slices, dim=-1), torch.cat(list(self.projections), 1))
         return hidden
 
