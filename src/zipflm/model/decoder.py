@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zipflm.config import DecoderConfig
+from zipflm.kernels import autocast
 
 FIRST_POSITION = 2
 """fairseq numbers positions from padding_idx + 1; the published weights expect it."""
@@ -31,8 +32,11 @@ class Decoder(nn.Module):
 
     def forward(self, embedded_BTD: Tensor) -> Tensor:
         config = self.config
+        # Autocast leaves looked-up rows in float32 and lowers projected ones; the residual stream
+        # must not depend on which of the two the input layer returns.
+        hidden_BTD = autocast(embedded_BTD)
         # Scaled to the size of the sinusoids; not in the paper, always in its code.
-        hidden_BTD = embedded_BTD * math.sqrt(config.dim)
+        hidden_BTD = hidden_BTD * math.sqrt(config.dim)
         length, device = embedded_BTD.shape[1], embedded_BTD.device
         rotation = None
         if config.positions == "sinusoidal":
