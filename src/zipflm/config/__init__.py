@@ -1,20 +1,22 @@
-"""What a model and its training are, as frozen values; sizes are computed from them alone.
+"""What a model and its training are, as frozen values; sizes and costs follow from them alone.
 
-Variants are types (`FixedInput | AdaptiveInput | CharacterInput`), so that a combination that
-makes no sense cannot be written or fails at once, naming field, value and remedy. This package
-builds nothing and reads no file; `overrides` turns these values into dictionaries and back.
+Variants are types (`FixedInput | AdaptiveInput | CharacterInput`), so that a combination that makes
+no sense cannot be written, or fails at once and names field, value and remedy. This package builds
+nothing and reads no file; `overrides` turns these values into dictionaries and back.
 """
 
 from zipflm.config.checks import require as require
+from zipflm.config.decoder import DecoderConfig as DecoderConfig
 from zipflm.config.layers import AdaptiveInput as AdaptiveInput
 from zipflm.config.layers import AdaptiveOutput as AdaptiveOutput
+from zipflm.config.layers import Banded as Banded
 from zipflm.config.layers import CharacterInput as CharacterInput
-from zipflm.config.layers import DecoderConfig as DecoderConfig
 from zipflm.config.layers import FixedInput as FixedInput
 from zipflm.config.layers import FullOutput as FullOutput
 from zipflm.config.layers import InputConfig as InputConfig
 from zipflm.config.layers import OutputConfig as OutputConfig
 from zipflm.config.layers import Tie as Tie
+from zipflm.config.layers import Unit as Unit
 from zipflm.config.model import ModelConfig as ModelConfig
 from zipflm.config.run import AdamW as AdamW
 from zipflm.config.run import BatchConfig as BatchConfig

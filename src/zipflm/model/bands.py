@@ -1,7 +1,7 @@
 """Bands: how a vocabulary ordered by frequency is cut into a wide head and ever narrower tails.
 
-The paper's section 3. This value object alone knows the relation between a word's id in the
-vocabulary and its place inside a band; input and output layers ask it and never compute it.
+The paper's section 3. Where a band begins and how wide it is, is decided here alone: input and
+output layers of a model get one such value each, and share weights only if the two are equal.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ Shapes: B sequences, T positions, D model width, F feed-forward width, H heads, 
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +38,15 @@ class Decoder(nn.Module):
         hidden_BTD = autocast(embedded_BTD)
         # Scaled to the size of the sinusoids; not in the paper, always in its code.
         hidden_BTD = hidden_BTD * math.sqrt(config.dim)
-        length, device = embedded_BTD.shape[1], embedded_BTD.device
         rotation = None
-        if config.positions == "sinusoidal":
-            table_TD = sinusoids(length, config.dim, device)
-            hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
-        else:
-            rotation = _opaque_rotations(embedded_BTD.detach(), config.dim // config.num_heads)
+        match config.positions:
+            case "sinusoidal":
+                table_TD = sinusoids(hidden_BTD.shape[1], config.dim, hidden_BTD.device)
+                hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
+            case "rotary":
+                rotation = _opaque_rotations(hidden_BTD.detach(), config.dim // config.num_heads)
+            case _:
+                assert_never(config.positions)
         hidden_BTD = F.dropout(hidden_BTD, config.dropout, self.training)
         for layer in self.layers:
             hidden_BTD = layer(hidden_BTD, rotation)
@@ -72,15 +75,23 @@ class DecoderLayer(nn.Module):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.attention_out.weight)
         _zero_bias(self.attention_out)
-        if self.config.init == "fairseq":
-            return  # feed-forward and the other biases keep PyTorch's own initialisation
+        match self.config.init:
+            case "fairseq":
+                pass  # feed-forward and the other biases keep PyTorch's own initialisation
+            case "paper":
+                self._reset_all_as_the_paper()
+            case "zero-output":
+                self._reset_all_as_the_paper()
+                nn.init.zeros_(self.attention_out.weight)
+                nn.init.zeros_(self.ffn_out.weight)
+            case _:
+                assert_never(self.config.init)
+
+    def _reset_all_as_the_paper(self) -> None:
         for linear in (self.query, self.key, self.value, self.ffn_in, self.ffn_out):
             _zero_bias(linear)
         for linear in (self.ffn_in, self.ffn_out):
             nn.init.xavier_uniform_(linear.weight)
-        if self.config.init == "zero-output":
-            nn.init.zeros_(self.attention_out.weight)
-            nn.init.zeros_(self.ffn_out.weight)
 
     def forward(self, hidden_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         rate = self.config.dropout
@@ -110,9 +121,7 @@ class DecoderLayer(nn.Module):
         return attended_BTD
 
     def _feed_forward(self, normed_BTD: Tensor) -> Tensor:
-        inner_BTF = self.ffn_in(normed_BTD).relu()
-        if self.config.activation == "relu_squared":
-            inner_BTF = inner_BTF.square()
+        inner_BTF = _activate(self.ffn_in(normed_BTD), self.config)
         inner_BTF = F.dropout(inner_BTF, self.config.relu_dropout, self.training)
         fed_BTD: Tensor = self.ffn_out(inner_BTF)
         return fed_BTD
@@ -166,7 +175,21 @@ def _zero_bias(linear: nn.Linear) -> None:
         nn.init.zeros_(linear.bias)
 
 
+def _activate(inner: Tensor, config: DecoderConfig) -> Tensor:
+    match config.activation:
+        case "relu":
+            return inner.relu()
+        case "relu_squared":
+            return inner.relu().square()
+        case _:
+            assert_never(config.activation)
+
+
 def _norm(config: DecoderConfig) -> nn.Module:
-    if config.norm == "layer":
-        return nn.LayerNorm(config.dim)
-    return nn.RMSNorm(config.dim, elementwise_affine=False)
+    match config.norm:
+        case "layer":
+            return nn.LayerNorm(config.dim)
+        case "rms":
+            return nn.RMSNorm(config.dim, elementwise_affine=False)
+        case _:
+            assert_never(config.norm)

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zipflm.config.layers import NUM_BYTES
 from zipflm.kernels import checked_ids
 from zipflm.model.bands import Bands
-
-NUM_BYTES = 257
-"""256 byte values, moved up by one, and 0 for padding."""
 
 
 class FixedEmbedding(nn.Module):

@@ -135,7 +135,7 @@ class AdaptiveSoftmax(nn.Module):
                 f"tied_to: its bands {tied_to.bands} and width {tied_to.out_dim} do not fit "
                 f"{self.bands} and width {self.in_dim}; give both layers the same"
             )
-        if self.tie != Tie.HEAD and self.bands.dim != self.in_dim:
+        if not self.tie.shares_head_projection and self.bands.dim != self.in_dim:
             raise ValueError(
                 f"tie={self.tie.value!r}: the head is scored without a projection, so bands.dim="
                 f"{self.bands.dim} must be in_dim={self.in_dim}; or use tie='head'"
@@ -144,27 +144,27 @@ class AdaptiveSoftmax(nn.Module):
     def _make_parameters(self) -> None:
         bands, tie = self.bands, self.tie
         self.clusters = nn.Parameter(torch.empty(bands.num_tails, bands.dim))
-        needs_projection = tie == Tie.NONE and bands.dim != self.in_dim
+        needs_projection = not tie.shares_embeddings and bands.dim != self.in_dim
         self.projection = (
             nn.Linear(self.in_dim, bands.dim, bias=False) if needs_projection else None
         )
         self.embeddings = nn.ParameterList(
             nn.Parameter(torch.empty(size, width))
             for size, width in zip(bands.sizes, bands.widths, strict=True)
-            if tie == Tie.NONE
+            if not tie.shares_embeddings
         )
         # Entry i belongs to band i + 1: the head has none.
         self.tail_projections = nn.ParameterList(
             nn.Parameter(torch.empty(width, bands.dim))
             for width in bands.widths[1:]
-            if tie in (Tie.NONE, Tie.EMBEDDINGS)
+            if not tie.shares_tail_projections
         )
 
     def reset_parameters(self) -> None:
         # Head words and clusters are one matrix to the softmax; Xavier's bound counts both.
         fan = self.bands.sizes[0] + self.bands.num_tails + self.bands.dim
         bound = (6 / fan) ** 0.5
-        if self.tie == Tie.NONE:
+        if not self.tie.shares_embeddings:
             nn.init.uniform_(self.embeddings[0], -bound, bound)
             for table in self.embeddings[1:]:
                 nn.init.xavier_uniform_(table)
@@ -235,13 +235,13 @@ class AdaptiveSoftmax(nn.Module):
 
     def _project_head(self, hidden: Tensor) -> Tensor:
         (tied_to,) = self._tied_to
-        if tied_to is None or self.tie != Tie.HEAD:
+        if tied_to is None or not self.tie.shares_head_projection:
             return hidden
         return F.linear(hidden, tied_to.projections[0].T)
 
     def _project_tail(self, hidden: Tensor, band: int) -> Tensor:
         (tied_to,) = self._tied_to
-        if tied_to is None or self.tie == Tie.EMBEDDINGS:
+        if tied_to is None or not self.tie.shares_tail_projections:
             projection = self.tail_projections[band - 1]
         else:
             projection = tied_to.band_weights(band)[1].T
