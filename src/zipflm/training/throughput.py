@@ -33,7 +33,7 @@ def flops_per_token(config: ModelConfig, counts: NDArray[np.int64], block: int) 
         return float(counts[first:end].sum()) / total
 
     # Two operations a product, and three passes: forward, and a gradient for each of two factors.
-    return 6 * config.products_per_token(share, block)
+    return 6.0 * config.products_per_token(share, block)
 
 
 def peak_memory(device: torch.device) -> int:
