@@ -1,7 +1,7 @@
 """Named variants of the presets: rows of the appendix and of the context table, fairseq's choices.
 
 A variant is a function from a complete config to a complete config; `variants_of` says which
-models have which. Which text a model is for decides here, never what its config is called.
+models have which.
 """
 
 from __future__ import annotations

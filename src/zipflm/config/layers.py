@@ -57,7 +57,7 @@ class Tie(StrEnum):
 
 
 class Layer(ABC):
-    """What any layer answers, told the number of ids in the vocabulary."""
+    """The questions to any layer; `vocab_size` is the number of ids."""
 
     def bands(self, vocab_size: int) -> Bands | None:
         """How the vocabulary is cut into bands, if it is."""
@@ -69,7 +69,7 @@ class Layer(ABC):
 
 
 class InputLayer(Layer):
-    """What an input layer answers, told also the width of the decoder."""
+    """The questions to an input layer; `width` is the decoder's."""
 
     @abstractmethod
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
@@ -81,7 +81,7 @@ class InputLayer(Layer):
 
 
 class OutputLayer(Layer):
-    """What an output layer answers, told also the width of the decoder and what is tied."""
+    """The questions to an output layer; `width` is the decoder's, `tie` what the model shares."""
 
     @abstractmethod
     def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
@@ -199,7 +199,7 @@ class CharacterInput(InputLayer):
 
     def products(self, vocab_size: int, width: int, share: Share) -> float:
         parts = self.params(vocab_size, width)
-        # Every filter stands at every byte, padding included.
+        # Every filter is applied at every byte, padding included.
         return parts["convolutions"] * self.max_bytes + parts["highway"] + parts["projection"]
 
     def describe(self, vocab_size: int, unit: Unit) -> str:

@@ -3,8 +3,8 @@
 nll_n = log sum_v exp(h_n . w_v) - h_n . w_{t_n}, a few rows at a time, forward and backward; the
 backward pass computes the logits again instead of keeping them.
 
-On a CPU the inactive rows are left out, as there is no device to wait for. Elsewhere their
-number is unknown to the host, and asking would stall the device: they are computed and masked.
+On a CPU inactive rows are left out. Elsewhere the host does not know how many there are, and asking
+would stall the device: there they are computed and masked.
 
 Shapes: N tokens, R rows computed together, E width, V words.
 """
@@ -23,7 +23,7 @@ from zipflm.kernels.precision import statistics_dtype
 # Logits held at once: on a CPU about what its caches hold, on a device enough to fill it.
 _CPU_LOGITS = 1 << 22
 _DEVICE_LOGITS = 1 << 28
-# A GPU multiplies at full speed only matrices whose sides are multiples of this.
+# A GPU reaches full speed only with matrices whose sides are multiples of this.
 _ALIGNMENT = 128
 
 
@@ -75,7 +75,7 @@ def _without_inactive(hidden_NE: Tensor, active_N: Tensor) -> Tensor:
 
 
 def _aligned(weight_VE: Tensor) -> Tensor:
-    """On a GPU with rows of zeros behind the words; whoever reads logits leaves theirs out."""
+    """On a GPU, the weights with rows of zeros behind the words, whose logits must not be used."""
     if not weight_VE.is_cuda:
         return weight_VE
     return F.pad(weight_VE, (0, 0, 0, -len(weight_VE) % _ALIGNMENT))
@@ -132,4 +132,4 @@ def _has_row_kernels(logits_RV: Tensor) -> bool:
 
 
 linear_nll = nll_operator("linear_nll_chunked", forward, backward)
-"""As `reference.linear_nll`, in bounded memory."""
+"""The same as `reference.linear_nll`, in bounded memory."""

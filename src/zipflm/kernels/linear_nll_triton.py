@@ -1,8 +1,8 @@
-"""`linear_nll` on a GPU for narrow bands: logits live in registers alone.
+"""`linear_nll` on a GPU for narrow bands: logits never leave the registers.
 
-Active rows are moved to the front and their number stays on the device; blocks behind it return at
-once, so that a band costs what its tokens cost and the host never asks how many there are. The
-backward pass computes the logits again, once for each gradient. Sums over words are split over
+Active rows are moved to the front and their number stays on the device; blocks beyond it return at
+once, so that a band costs what its own tokens cost and the host never asks how many there are. The
+backward pass computes the logits again, once for each gradient. Sums over words are split between
 programs and added up afterwards in a fixed order: equal inputs give equal bits.
 
 For widths up to `MAX_WIDTH`: a block of rows must fit into registers.
@@ -192,7 +192,7 @@ def _meta(width: int, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _splits(num_rows: int, num_words: int, meta: dict[str, Any]) -> tuple[int, int]:
-    """(number of splits, words in each): few rows are active, so words must fill the device."""
+    """(number of splits, words in each): with few active rows, it is words that fill the device."""
     blocks = triton.cdiv(num_words, meta["WORDS"])
     splits = min(blocks, 16)
     words_per_split = triton.cdiv(blocks, splits) * meta["WORDS"]
@@ -257,4 +257,4 @@ def backward(
 
 
 linear_nll = nll_operator("linear_nll_triton", forward, backward)
-"""As `reference.linear_nll`, at the cost of the active rows."""
+"""The same as `reference.linear_nll`, at a cost in proportion to the active rows."""

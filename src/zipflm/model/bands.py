@@ -1,7 +1,8 @@
 """Bands: how a vocabulary ordered by frequency is cut into a wide head and ever narrower tails.
 
-The paper's section 3. Where a band begins and how wide it is, is decided here alone: input and
-output layers of a model get one such value each, and share weights only if the two are equal.
+The paper's section 3. This is the only place that decides where a band begins and how wide it is.
+The input and the output layer of a model have one such value each, and can share weights only if
+the two are equal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The Transformer decoder of the paper (section 4.1), and four modern choices as config fields.
+"""The Transformer decoder of the paper (section 4.1), with modern alternatives as config fields.
 
-Pre-norm layers of causal self-attention and feed-forward with residuals. Padding stands to the
-right of every sequence, where causality hides it, so that no mask is needed.
+Pre-norm layers of causal self-attention and feed-forward with residuals. Padding is always on the
+right of a sequence, where causality hides it, so that no mask is needed.
 
 Shapes: B sequences, T positions, D model width, F feed-forward width, H heads, K head width.
 """
@@ -149,7 +149,7 @@ def rotations(length: int, head_dim: int, device: torch.device) -> tuple[Tensor,
     return angles.cos(), angles.sin()
 
 
-# An operator of its own, or a compiler would compute powers, sines and cosines anew for every
+# An operator of its own: the compiler would otherwise recompute powers, sines and cosines for every
 # element of every head.
 @torch.library.custom_op("zipflm::rotations", mutates_args=())
 def _opaque_rotations(hidden_BTD: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -164,7 +164,7 @@ def _(hidden_BTD: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (k, k + K/2) by its position's angle, so that products see distances."""
+    """Turn each pair (k, k + K/2) by its position's angle, so that products see distances alone."""
     cos, sin = (part.to(vectors_BTHK.dtype) for part in rotation)
     first, second = vectors_BTHK.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

@@ -1,7 +1,7 @@
 """Input layers: word ids in, vectors of the decoder's width out.
 
-All know how many words there are and none knows what they are; the character layer is told how
-they are spelt. Nothing here waits for the device: every word passes every band, masked.
+The layers know how many words there are, but not what they are; the character layer is told how
+they are spelt. Nothing here waits for the device: every word goes through every band, masked.
 
 Shapes: ... any leading dimensions, D model width, V words, E width of one band, C bytes of a word,
 N flattened words.
@@ -80,7 +80,7 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         words = checked_ids("words", words, self.bands.vocab_size)
-        # Each word's vector stands in its band's slice of one long row, zeros elsewhere, so that
+        # Each word's vector fills its band's slice of one long row, zeros elsewhere, so that
         # one product with all projections side by side serves every band.
         slices = []
         for band, table in enumerate(self.embeddings):
@@ -120,7 +120,7 @@ class CharacterEmbedding(nn.Module):
             padding_idx,
             symbol_ids,
         )
-        # Derived from the vocabulary, which every checkpoint holds already.
+        # Not saved: it follows from the vocabulary, which every checkpoint holds.
         self.spellings_VC: Tensor
         self.register_buffer("spellings_VC", spellings_VC, persistent=False)
         self.bytes = nn.Parameter(torch.empty(NUM_BYTES, char_dim))

@@ -29,8 +29,8 @@ MODERN_DECODER: dict[str, Any] = {
 
 FAMILIES = {
     # For two million words, which one GPU reads twenty times in a minute. So much repetition needs
-    # strong regularisation, chosen with ADP-T and SM-T (docs/log.md). The bands end after 84 % and
-    # 95 % of the running words. The optimisation is modern, as that of `demo`.
+    # strong regularisation, chosen with ADP-T and SM-T (docs/log.md). The head covers 84 % of the
+    # running words, head and first tail together 95 %. The optimisation is modern, as in `demo`.
     "wikitext-2": Family(
         vocab_size=33_280,
         bpe_vocab_size=8152,
