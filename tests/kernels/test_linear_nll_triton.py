@@ -52,7 +52,7 @@ def test_is_no_worse_than_plain_low_precision(dtype):
 
 # Below a low log-sum-exp, exp(0 - lse) of a lane that holds no word is beyond every number, the
 # more so times the scale of a loss. The gradients themselves fit into float16.
-@pytest.mark.parametrize("size", SIZES[:3])
+@pytest.mark.parametrize("size", SIZES[:2])
 @pytest.mark.parametrize("scale", [128, 65_536])
 @pytest.mark.parametrize("lse", [-20, -60])
 @pytest.mark.parametrize("dtype", LOW)
@@ -61,7 +61,7 @@ def test_a_low_log_sum_exp_does_not_reach_the_lanes_behind_the_end(dtype, lse, s
     assert_within_budget(arguments, upstream=(-0.4 * scale, 0.8 * scale))
 
 
-@pytest.mark.parametrize("size", SIZES[:3])
+@pytest.mark.parametrize("size", SIZES[:2])
 @pytest.mark.parametrize("scale", [128, 65_536])
 @pytest.mark.parametrize("lse", [-60, -100])
 def test_nor_does_one_beyond_the_range_of_float32(lse, scale, size):
@@ -91,7 +91,7 @@ def test_no_rows_at_all_give_zero_gradients():
 
 
 def test_equal_inputs_give_equal_bits():
-    arguments = problem(70, 24, 5000, 0.5, device=DEVICE)
+    arguments = problem(70, 24, 1500, 0.5, device=DEVICE)
     for one, other in zip(ours_of(arguments), ours_of(arguments), strict=True):
         assert torch.equal(one, other)
 
