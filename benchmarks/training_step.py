@@ -26,7 +26,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.data.tokens import TokenArray
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.overrides import override
-from zipflm.presets import from_name
+from zipflm.presets import dataset_of, from_name
 from zipflm.recipes import apply
 from zipflm.training import distributed, optimizers, step, throughput
 from zipflm.training.distributed import Process
@@ -126,7 +126,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("overrides", nargs="*", help="e.g. batches.tokens=16384")
     options = parser.parse_args()
-    config = override(apply(options.recipe, from_name(options.preset)), options.overrides)
+    config = apply(options.recipe, from_name(options.preset), dataset_of(options.preset))
+    config = override(config, options.overrides)
     with distributed.started(options.device) as process:
         result = measure(config, process, options.steps)
     name = torch.cuda.get_device_name() if process.device.type == "cuda" else "cpu"

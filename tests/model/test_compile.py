@@ -9,7 +9,7 @@ from zipflm import AdaptiveEmbedding, AdaptiveSoftmax, Bands, LanguageModel, pre
 from zipflm.config import CharacterInput
 from zipflm.kernels import ids, linear_nll_chunked
 from zipflm.presets import FACTORIZATIONS
-from zipflm.recipes import modern
+from zipflm.recipes import resolve
 
 
 def tiny(factorization):
@@ -32,8 +32,22 @@ def test_a_training_step_is_one_graph(factorization):
         assert parameter.grad is not None, name
 
 
+@pytest.mark.parametrize("factorization", ["BPE-T", "ADP-T", "CNN"])
+def test_a_training_step_in_low_precision_is_one_graph_too(factorization):
+    """Rows as they are looked up, projected ones, and those made of characters."""
+    model = tiny(factorization)
+
+    def step(*b):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model.nll(*b).sum()
+
+    torch.compile(step, fullgraph=True, backend="aot_eager")(*batch()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+
+
 def test_a_modern_decoder_is_one_graph_too():
-    model = LanguageModel(modern(preset("tiny", "ADP-T")))
+    model = LanguageModel(resolve("tiny/ADP-T", "modern", [], 4000))
     step = torch.compile(lambda *b: model.nll(*b).sum(), fullgraph=True, backend="aot_eager")
     step(*batch()).backward()
     assert model.decoder.layers[0].query.weight.grad is not None
