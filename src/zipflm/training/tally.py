@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from zipflm.training.step import Outcome
+from zipflm.training.step import UpdateResult
 
 
 class Tally:
@@ -26,7 +26,7 @@ class Tally:
         self.waited = 0.0
         """Seconds the loop waited for data."""
 
-    def see(self, outcomes: Iterable[Outcome]) -> None:
+    def see(self, outcomes: Iterable[UpdateResult]) -> None:
         """Take in what has arrived from the device."""
         for outcome in outcomes:
             self._updates += 1

@@ -21,6 +21,7 @@ from zipflm.data.batches import Batch, Batches
 from zipflm.data.folder import DataFolder
 from zipflm.data.loader import Loader
 from zipflm.evaluation.perplexity import Scores, score_sums
+from zipflm.model.precision import autocast
 from zipflm.overrides import to_dict
 from zipflm.training import (
     checkpoint,
@@ -124,7 +125,7 @@ def train(
 
 def _loop(run: Run, stop: StopSignal) -> bool:
     training, tally = run.config.training, run.tally
-    delayed = step.Delayed()
+    results = step.ResultReader()
     batches: list[Batch] = []
     last_saved = run.update
     run.log.begin(run.update)
@@ -136,10 +137,10 @@ def _loop(run: Run, stop: StopSignal) -> bool:
         # Dropout is a function of the update, not of the past: nothing to save, nothing to lose.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
         previous, batches = batches, _next_batches(run)
-        outcome = step.update(run.learner, batches, stop.is_requested)
+        result = step.update(run.learner, batches, stop.is_requested)
         run.update += 1
         run.log.advance(run.update)
-        tally.see(delayed.put(outcome))
+        tally.see(results.send(result))
         _stop_if_bad(run, previous)
 
         is_last = run.update == training.max_updates
@@ -147,7 +148,7 @@ def _loop(run: Run, stop: StopSignal) -> bool:
         validates = is_last or _is_due(run.update, training.validate_every)
         saves = is_last or _is_due(run.update, training.checkpoint_every)
         if reports or validates or saves:
-            tally.see(delayed.flush())
+            tally.see(results.drain())
             tally.pause()
             _stop_if_bad(run, batches)
             if reports:
@@ -157,7 +158,7 @@ def _loop(run: Run, stop: StopSignal) -> bool:
                 last_saved = run.update
             tally.go_on()
     tally.pause()
-    tally.see(delayed.flush())
+    tally.see(results.drain())
     if last_saved < run.update:
         _save(run, None, must=True)
     is_finished = run.update >= training.max_updates
@@ -201,12 +202,14 @@ def _start(
     model = build_model(config, data)
     if found is not None:
         model.load_state_dict(found.weights)
-    learner = build_learner(config, model, process)
+    ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
+    learner = build_learner(config, model, process, ends_word)
     state: dict[str, Any] = {"update": 0, "place": {}, "seconds": 0.0, "skipped": 0}
     if found is not None:
         state = found.state
         optimizers.load_tensors(learner.optimizers, model, found.optimizer)
-        learner.scale.load(state["loss_scale"])
+        scale = state["loss_scale"]
+        learner.scale.load(None if scale is None else (scale[0], scale[1]))
         log.say(f"resuming after update {state['update']}")
     update, place = state["update"], Place(**state["place"])
     stream = Stream(config, data.tokens("train"), process, place, block_at(config, update))
@@ -254,7 +257,7 @@ def _validate(run: Run) -> dict[str, Any] | None:
     sharded = distributed.is_sharded(learner.scorer)
     nll = learner.scorer if sharded else learner.model.nll
     learner.model.eval()
-    with step.autocast(learner.precision, process.device):
+    with autocast(learner.precision, process.device):
         loaded = Loader(batches, process.device).epoch(0)
         scores = score_sums(nll, loaded, process.device, ends_word)
     learner.model.train()
