@@ -7,7 +7,6 @@ import torch
 from training_runs import (
     assert_close,
     call,
-    config_of,
     run,
     run_apart,
     run_together,
@@ -18,7 +17,6 @@ from training_runs import (
 from zipflm.training import checkpoint
 from zipflm.training.distributed import Process, add_up, started
 from zipflm.training.run_folder import read_log
-from zipflm.training.setup import accumulation
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 
@@ -81,13 +79,6 @@ def test_torchrun_trains_and_the_first_process_alone_speaks(word_data, tmp_path)
     assert done.stdout.count("2 device(s) x 64 tokens x 1 accumulated") == 1
     state = json.loads((checkpoint.newest_first(out)[0] / "state.json").read_text())
     assert state["world_size"] == 2
-
-
-def test_tokens_per_update_must_be_reachable(word_data):
-    config = config_of(word_data, "training.tokens_per_update=128")
-    assert accumulation(config, Process(0, 2, torch.device("cpu"))) == 1
-    with pytest.raises(ValueError, match="use training.tokens_per_update=192"):
-        accumulation(config, Process(0, 3, torch.device("cpu")))
 
 
 def test_one_process_needs_no_engine():

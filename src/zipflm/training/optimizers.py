@@ -103,7 +103,10 @@ def step(optimizers: Sequence[Optimizer], bad: Tensor) -> None:
 
 
 def dump_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str, Tensor]:
-    """The state of all optimizers, keyed `weight/state`; every process must call this."""
+    """The state of all optimizers, keyed `weight/state`; every process must call this.
+
+    On the CPU these are the optimizers' own tensors: save them before the next update.
+    """
     owners = _owners(optimizers)
     return {
         f"{name}/{key}": whole(value)
