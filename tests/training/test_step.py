@@ -194,6 +194,14 @@ def test_every_word_is_a_token_where_nothing_is_split(word_data):
     assert result.words == result.tokens > 0
 
 
+def test_numbers_are_those_of_all_processes(word_data, monkeypatch):
+    """Here a second process that does what this one does."""
+    alone = learn(make_learner(word_data), some_batches(word_data))
+    monkeypatch.setattr(step.distributed, "add_up", lambda tensor, process: tensor * 2)
+    both = learn(make_learner(word_data), some_batches(word_data))
+    assert both[:3] == tuple(2 * value for value in alone[:3])
+
+
 def poison(monkeypatch, updates):
     """Make the loss of these updates (counted from 0) not a number."""
     true_update, calls = step.update, iter(range(10**6))
