@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from zipflm.config.blocks import Unit
 from zipflm.config.checks import require_positive
 from zipflm.config.decoder import DecoderConfig
 from zipflm.config.factorizations import Factorization, label_of
-from zipflm.config.layers import InputConfig, OutputConfig, Share, Tie, Unit
+from zipflm.config.layers import InputConfig, OutputConfig, Share, Tie
 from zipflm.model.bands import Bands
 
 

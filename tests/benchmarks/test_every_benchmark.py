@@ -1,0 +1,10 @@
+"""No script without a test that runs it."""
+
+from pathlib import Path
+
+from scripts import FOLDER
+
+
+def test_every_script_has_a_test():
+    tests = {path.name for path in Path(__file__).parent.glob("test_benchmark_*.py")}
+    assert {f"test_benchmark_{script.name}" for script in FOLDER.glob("*.py")} == tests
