@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
 def load(name):

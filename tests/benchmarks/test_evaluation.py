@@ -2,7 +2,7 @@
 
 import json
 
-from scripts import load
+from benchmark_scripts import load
 
 
 def test_both_rates_are_measured_in_every_precision(capsys):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from scripts import load
+from benchmark_scripts import load
 
 pytestmark = pytest.mark.slow  # every case runs in a process of its own
 

@@ -2,7 +2,7 @@
 
 import json
 
-from scripts import load
+from benchmark_scripts import load
 
 
 def test_every_band_is_measured_both_ways(capsys, tmp_path):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from scripts import load
+from benchmark_scripts import load
 
 
 def test_shares_add_up_and_every_number_is_there(capsys):
