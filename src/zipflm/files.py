@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 
@@ -65,20 +65,24 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
     """A folder to fill that gets the name `out` on a clean exit, and vanishes on an error."""
     out = Path(out)
     refuse_existing(out)
-    made = _make_parents(out)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.unfinished-", dir=out.parent))
+    # A folder cannot be renamed to a link, but to what the link points to.
+    final = Path(os.path.realpath(out))
+    made = _make_parents(final)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}.unfinished-", dir=final.parent))
     try:
         with naming_full_disk(out, "nothing was kept; free some space or choose another --out"):
             yield unfinished
             unfinished.chmod(0o777 & ~_umask())
             _flush_tree(unfinished)
-            os.rename(unfinished, out)
+            os.rename(unfinished, final)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         for parent in made:
-            parent.rmdir()
+            # Somebody else may have put something there since, or removed it.
+            with suppress(OSError):
+                parent.rmdir()
         raise
-    _flush_rename(out.parent)
+    _flush_rename(final.parent)
 
 
 class DiskFull(OSError):
@@ -104,8 +108,8 @@ def naming_full_disk(path: Path, remedy: str) -> Iterator[None]:
 
 def _make_parents(path: Path) -> list[Path]:
     """Make the folders above a path; those that were missing, innermost first."""
-    missing = [parent for parent in path.absolute().parents if not parent.exists()]
-    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    missing = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
     return missing
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -27,6 +28,13 @@ T = TypeVar("T")
 
 _LONGEST_SHOWN = 80
 """Characters of a foreign value in a message."""
+
+# Python's own repr fails on a value that is nested deeply, though not too deeply to be read, and
+# spells out all of a long one.
+_SHOWN = reprlib.Repr()
+_SHOWN.maxlevel = 3
+_SHOWN.maxtuple = _SHOWN.maxlist = _SHOWN.maxdict = 10
+_SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = 2 * _LONGEST_SHOWN
 
 
 class UnknownKey(ValueError):
@@ -151,8 +159,8 @@ def parse(hint: Any, value: Any, where: str) -> Any:
 
 
 def quoted(value: Any) -> str:
-    """A value for a message: printable, and cut where it is long."""
-    return shortened(repr(value))
+    """A value for a message: printable, and cut where it is long or deep."""
+    return shortened(_SHOWN.repr(value))
 
 
 def shortened(text: str) -> str:
