@@ -16,11 +16,17 @@ def pytest_addoption(parser):
     parser.addoption(
         "--fuzz-seconds", type=float, default=4.0, help="for how long each fuzzer runs; 4 seconds"
     )
+    parser.addoption("--fuzz-seed", type=int, default=1, help="which cases fuzzers make up; 1")
 
 
 @pytest.fixture
 def fuzz_seconds(request):
     return request.config.getoption("--fuzz-seconds")
+
+
+@pytest.fixture
+def fuzz_seed(request):
+    return request.config.getoption("--fuzz-seed")
 
 
 def pytest_collection_modifyitems(items):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zipflm.config import Unit, require
-from zipflm.records import from_dict, load_object, quoted
+from zipflm.quoting import quoted
+from zipflm.records import from_dict, load_object
 
 FORMAT = 2
 FACTS_FILE = "data.json"
