@@ -21,6 +21,7 @@ ALLOWED = {
     "records": {"files", "quoting"},
     "checksums": {"files", "records"},
     "units": set(),
+    "locks": {"records"},
     "config": {"model.bands", "quoting"},
     "overrides": {"quoting", "records"},
     "presets": {"config", "variants"},
