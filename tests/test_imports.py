@@ -18,7 +18,8 @@ ALLOWED = {
     "cli": {"__all__"},
     "files": set(),
     "quoting": set(),
-    "records": {"files", "quoting"},
+    "reading": set(),
+    "records": {"files", "quoting", "reading"},
     "checksums": {"files", "records"},
     "units": set(),
     "locks": {"records"},
@@ -33,7 +34,8 @@ ALLOWED = {
     "model.bands": {"quoting"},
     "data": {"checksums", "config", "files", "quoting", "records"},
     "data.vocabulary": set(),
-    "runs": {"checksums", "model", "data", "config", "files", "records", "units"},
+    "runs": {"checksums", "model", "data", "config", "files", "quoting", "reading", "records"}
+    | {"units"},
     "evaluation": {"runs", "model", "data", "config", "files", "units"},
     "training": {"evaluation", "runs", "model", "data", "config", "records"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}

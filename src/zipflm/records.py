@@ -24,9 +24,14 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from zipflm.files import write_whole
 from zipflm.quoting import quoted, unquoted
+from zipflm.reading import read_file
 
 T = TypeVar("T")
 
+_LARGEST_FILE = 1 << 28
+"""Bytes; a record of this package has a few thousand."""
+_EXACT = 2.0**53
+"""Beyond this, a floating-point number stands for several whole ones."""
 _LONGEST_KEY = 200
 """Characters; comparing a longer one with those that are known takes time, and none is meant."""
 
@@ -87,9 +92,11 @@ def read_record(cls: type[T], path: Path) -> T:
 def read_value(hint: Any, path: Path) -> Any:
     """The same for any type: one of several records, values by name."""
     try:
-        return parse(hint, load_object(path.read_bytes()), "")
+        data = read_file(path, _LARGEST_FILE)
     except FileNotFoundError:
         raise ValueError(f"{path}: missing") from None
+    try:
+        return parse(hint, load_object(data), "")
     except ValueError as error:
         raise ValueError(f"{path}: damaged or of another release: {error}") from None
 
@@ -98,7 +105,11 @@ def load_object(data: bytes | str) -> dict[str, Any]:
     """The one JSON object in `data`; ValueError for anything else."""
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(
+            text, parse_constant=_refuse_constant, object_pairs_hook=_without_doubles
+        )
+    except _DoubledKey:
+        raise
     except (ValueError, RecursionError):
         raise ValueError("not JSON") from None
     if not isinstance(value, dict):
@@ -220,7 +231,7 @@ def _parse_mapping(hint: Any, value: Any, where: str) -> dict[str, Any]:
 def _parse_scalar(hint: type, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = _as_float(value)
-    if hint is int and isinstance(value, float) and value.is_integer():
+    if hint is int and isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         value = int(value)
     if type(value) is not hint or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{where}={quoted(value)}: expected {type_name(hint)}")
@@ -232,6 +243,19 @@ def _as_float(value: int) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+class _DoubledKey(ValueError):
+    """A key that an object has twice: one of its values would be lost without a word."""
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise _DoubledKey(f"{unquoted(doubled)}: is there twice")
+    return found
 
 
 def _refuse_constant(name: str) -> None:

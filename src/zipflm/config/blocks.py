@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zipflm.config.checks import require, require_choices, require_positive
+from zipflm.config.checks import LARGEST, require, require_choices
 
 BreakMode = Literal["none", "complete", "sentence"]
 Unit = Literal["word", "bpe"]
@@ -30,7 +30,7 @@ class Blocks:
 
     def __post_init__(self) -> None:
         require_choices(self)
-        require_positive(block=self.block)
+        require(1 <= self.block <= LARGEST, "block", self.block, f"give 1 to {LARGEST}")
         require(
             0 <= self.context < self.block,
             "context",
