@@ -3,9 +3,9 @@
     python benchmarks/prepare.py part0.txt part1.txt part2.txt part3.txt --json prepare.json
 
 Compares `prepare` with the plain loop anybody would write: a Counter over `split()`, then a
-dictionary look-up per word, line by line in one process. Both run in turn, several times, in a
-process of their own; the best time of each counts, for other work on the machine only slows.
-Measures the first file and all files, to show that time is linear and memory is not.
+dictionary look-up per word, line by line in one process. They take turns, several times, each in a
+process of its own, and the best time of each counts, since other work on the machine can only slow
+them down. Measures the first file and all files, to show that time is linear and memory is not.
 """
 
 from __future__ import annotations
@@ -48,30 +48,40 @@ def plain(names: list[str]) -> dict[str, float]:
     return {"seconds": end - start, "count_seconds": counted - start, "tokens": len(ids)}
 
 
-def ours(names: list[str], processes: int) -> dict[str, float]:
-    """The whole of `prepare`: reading, vocabulary, token file, hashes."""
+def prepared(names: list[str], folder: str, processes: int = 1) -> Any:
+    """The token file that the package makes of these texts."""
+    # Imported here: the plain loop's memory is to be its own.
     from zipflm.data.prepare import prepare
 
+    made = prepare(Path(folder) / "data", {"train": names}, processes=processes)
+    return made.tokens("train")
+
+
+def plan_of(tokens: Any, break_mode: str) -> Any:
+    """The package's plan of batches over a token file."""
+    from zipflm.config import Blocks
+    from zipflm.data.batches import Batches
+
+    blocks = Blocks(break_mode=break_mode, block=512)
+    return Batches(tokens, blocks, max_tokens=4096, seed=1, shuffle=True)
+
+
+def ours(names: list[str], processes: int) -> dict[str, float]:
+    """The whole of `prepare`: reading, vocabulary, token file, hashes."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        made = prepare(Path(folder) / "data", {"train": names}, processes=processes)
-        seconds = time.perf_counter() - start
-        return {"seconds": seconds, "tokens": len(made.tokens("train"))}
+        tokens = prepared(names, folder, processes)
+        return {"seconds": time.perf_counter() - start, "tokens": len(tokens)}
 
 
 def batches(names: list[str]) -> dict[str, float]:
     """Batches a second from the token file, and what that adds to memory."""
-    from zipflm.data.batches import Batches
-    from zipflm.data.prepare import prepare
-
     rates = {}
     with tempfile.TemporaryDirectory() as folder:
-        tokens = prepare(Path(folder) / "data", {"train": names}).tokens("train")
+        tokens = prepared(names, folder)
         for mode in ("none", "complete", "sentence"):
             start = time.perf_counter()
-            plan = Batches(
-                tokens, break_mode=mode, block=512, max_tokens=4096, seed=1, shuffle=True
-            )
+            plan = plan_of(tokens, mode)
             plan.windows(0, 0)
             rates[f"{mode}_plan_seconds"] = time.perf_counter() - start
             start, scored = time.perf_counter(), 0
@@ -109,7 +119,7 @@ def best(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def compare(names: list[str], processes: int, repeats: int) -> dict[str, Any]:
-    """Take turns, so that a busy minute of the machine hits all alike."""
+    """Each case in turn, so that a busy minute of the machine affects all of them."""
     cases = {"plain loop": ("plain", 1), "prepare, 1 process": ("ours", 1)}
     cases[f"prepare, {processes} processes"] = ("ours", processes)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
@@ -122,25 +132,25 @@ def compare(names: list[str], processes: int, repeats: int) -> dict[str, Any]:
     return results
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("texts", nargs="+")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", help="write the results here too")
     parser.add_argument("--case", choices=["plain", "ours", "batches"], help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.case:
-        print(json.dumps(run_case(arguments.case, arguments.texts, arguments.processes)))
+    options = parser.parse_args(arguments)
+    if options.case:
+        print(json.dumps(run_case(options.case, options.texts, options.processes)))
         return
     python = platform.python_version()
     results: dict[str, Any] = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {python}"
     }
     print(results["machine"])
-    for names in dict.fromkeys((tuple(arguments.texts[:1]), tuple(arguments.texts))):
+    for names in dict.fromkeys((tuple(options.texts[:1]), tuple(options.texts))):
         title = f"{len(names)} file(s), {sum(map(os.path.getsize, names)) / 1e6:.0f} MB"
-        results[title] = compare(list(names), arguments.processes, arguments.repeats)
+        results[title] = compare(list(names), options.processes, options.repeats)
         print(f"\n{title}\n{'':24}   seconds   CPU s  tokens/s  speed-up   parent MB  worker MB")
         for name, run in results[title].items():
             rate = run["tokens"] / run["seconds"] / 1e6
@@ -149,12 +159,12 @@ def main() -> None:
                 f"{name:24}  {run['seconds']:8.2f}  {run['cpu_seconds']:6.1f}  {rate:7.2f}M"
                 f"  {run['speedup']:8.2f}  {run['parent_peak_mb']:10.0f} {worker:10.0f}"
             )
-    results["batches"] = measure("batches", arguments.texts, 1)
+    results["batches"] = measure("batches", options.texts, 1)
     print("\nbatches of 4096 tokens from all files, one thread")
     for name, value in results["batches"].items():
         print(f"{name:30} {value:14,.2f}")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

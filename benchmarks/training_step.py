@@ -3,35 +3,34 @@
     python benchmarks/training_step.py --preset tiny/ADP-T --device cpu
     python benchmarks/training_step.py --preset wikitext-103/ADP-T --recipe modern --device cuda
 
-Trains on random ids drawn by Zipf's law, through the package's own loader and step, and prints
-JSON. First whole steps are timed as in training, then the parts one by one, waiting for the device
-after each; the time for data is what the loop waits while the loader works in the background.
+Trains on random ids drawn by Zipf's law, with the package's own loader and step, and prints JSON.
+First it times whole steps as in training, then each part by itself, waiting for the device after
+each. The time for data is how long the loop waits for the loader, which works in the background.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from zipflm.config import Config
-from zipflm.data.folder import DataFolder
 from zipflm.data.tokens import TokenArray
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.overrides import override
-from zipflm.presets import from_name
+from zipflm.presets import dataset_of, from_name
 from zipflm.recipes import apply
+from zipflm.runs.building import untrained_model
+from zipflm.runs.records import Place
 from zipflm.training import distributed, optimizers, step, throughput
 from zipflm.training.distributed import Process
-from zipflm.training.setup import accumulation, build_learner, build_model
-from zipflm.training.stream import Place, Stream
+from zipflm.training.setup import accumulation, build_learner
+from zipflm.training.stream import Stream
 
 PARTS = ("data", "forward", "backward", "update")
 
@@ -43,24 +42,22 @@ def random_tokens(vocab_size: int, number: int) -> TokenArray:
     return TokenArray.of(np.array_split(ids, max(number // 25, 1)))
 
 
-def fake_folder(config: Config) -> DataFolder:
-    """A vocabulary of the right size, which is all that building a model needs."""
+def fake_vocabulary(config: Config) -> Vocabulary:
+    """Of the right size, which is all that building a model needs."""
     words = [f"w{number}" for number in range(config.vocab_size - 4)]
     counts = [config.vocab_size - number for number in range(config.vocab_size - 4)]
-    vocabulary = Vocabulary(["<s>", "<pad>", "</s>", "<unk>", *words], [0, 0, 0, 0, *counts])
-    return DataFolder(Path(tempfile.gettempdir()), {"unit": config.batches.unit}, vocabulary)
+    return Vocabulary(["<s>", "<pad>", "</s>", "<unk>", *words], [0, 0, 0, 0, *counts])
 
 
 def measure(config: Config, process: Process, steps: int) -> dict[str, Any]:
-    learner = build_learner(config, build_model(config, fake_folder(config)), process)
+    learner = build_learner(config, untrained_model(config, fake_vocabulary(config)), process)
     optimizers.set_rates(learner.optimizers, 1e-3)
     num_batches = accumulation(config, process)
     tokens = random_tokens(config.vocab_size, config.training.tokens_per_update * (steps + 8))
     stream = Stream(config, tokens, process, Place(), config.batches.block)
-    delayed = step.Delayed()
     for _ in range(3):  # compiling, allocating, filling the loader
         step.update(learner, [stream.next() for _ in range(num_batches)])
-    whole = _whole_steps(learner, stream, num_batches, steps, delayed)
+    whole = _whole_steps(learner, stream, num_batches, steps)
     parts = _parts(learner, stream, num_batches, steps)
     stream.close()
     per_update = config.training.tokens_per_update
@@ -69,22 +66,24 @@ def measure(config: Config, process: Process, steps: int) -> dict[str, Any]:
         "milliseconds_per_update": 1000 * whole["seconds"] / steps,
         "data_share": whole["data"] / whole["seconds"],
         "shares": {name: parts[name] / sum(parts.values()) for name in PARTS},
+        "compiled": learner.compiled,
         "peak_memory_bytes": throughput.peak_memory(process.device),
     }
 
 
 def _whole_steps(
-    learner: step.Learner, stream: Stream, num_batches: int, steps: int, delayed: step.Delayed
+    learner: step.Learner, stream: Stream, num_batches: int, steps: int
 ) -> dict[str, float]:
     """As the training loop does it."""
+    results = step.ResultReader()
     _wait(learner.process.device)
     start, data = time.perf_counter(), 0.0
     for _ in range(steps):
         before = time.perf_counter()
         batches = [stream.next() for _ in range(num_batches)]
         data += time.perf_counter() - before
-        delayed.put(step.update(learner, batches))
-    delayed.flush()
+        results.send(step.update(learner, batches))
+    results.drain()
     _wait(learner.process.device)
     return {"seconds": time.perf_counter() - start, "data": data}
 
@@ -102,14 +101,13 @@ def _parts(learner: step.Learner, stream: Stream, num_batches: int, steps: int) 
         return result
 
     for _ in range(steps):
-        totals = torch.zeros(3, dtype=torch.float64, device=device)
+        sums = torch.zeros(3, dtype=torch.float64, device=device)
         for _ in range(num_batches):
             batch = timed("data", stream.next)
             nll = timed("forward", lambda batch=batch: step.forward(learner, batch))
             timed("backward", lambda nll=nll: step.backward(learner, nll))
-            totals[0] += nll.detach()
-            totals[1] += batch.scored.sum()
-        timed("update", lambda totals=totals: step.change(learner, totals))
+            sums += step.sums_of(learner, batch, nll)
+        timed("update", lambda sums=sums: step.apply_gradients(learner, sums))
     return spent
 
 
@@ -118,15 +116,16 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--preset", default="tiny/ADP-T")
     parser.add_argument("--recipe", default="paper")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("overrides", nargs="*", help="e.g. batches.tokens=16384")
-    options = parser.parse_args()
-    config = override(apply(options.recipe, from_name(options.preset)), options.overrides)
+    options = parser.parse_args(arguments)
+    config = apply(options.recipe, from_name(options.preset), dataset_of(options.preset))
+    config = override(config, options.overrides)
     with distributed.started(options.device) as process:
         result = measure(config, process, options.steps)
     name = torch.cuda.get_device_name() if process.device.type == "cuda" else "cpu"

@@ -12,6 +12,17 @@ if not torch.cuda.is_available():
 torch.set_num_threads(min(2, os.cpu_count() or 1))
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--fuzz-seconds", type=float, default=4.0, help="for how long each fuzzer runs; 4 seconds"
+    )
+
+
+@pytest.fixture
+def fuzz_seconds(request):
+    return request.config.getoption("--fuzz-seconds")
+
+
 def pytest_collection_modifyitems(items):
     if torch.cuda.is_available():
         return

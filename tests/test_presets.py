@@ -1,8 +1,7 @@
 import pytest
 
 from zipflm import Tie, preset
-from zipflm.config import AdaptiveOutput, CosineCycles
-from zipflm.presets import from_name, variants
+from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, from_name, variants
 
 
 def test_billion_word_shares_embeddings_and_wikitext_projections_too():
@@ -13,23 +12,6 @@ def test_billion_word_shares_embeddings_and_wikitext_projections_too():
 def test_bands_follow_the_width_of_the_very_large_model():
     bands = preset("billion-word", "ADP-T", size="very-large").output_bands
     assert bands.widths == (1536, 384, 96)
-
-
-def test_the_preset_is_the_papers_and_the_variant_fairseqs():
-    paper, code = (preset("wikitext-103", "ADP-T", variant=v) for v in (None, "fairseq"))
-    assert (paper.decoder.num_heads, code.decoder.num_heads) == (16, 8)
-    assert isinstance(paper.output, AdaptiveOutput) and isinstance(code.output, AdaptiveOutput)
-    assert (paper.output.input_dropout, code.output.input_dropout) == (0.0, 0.2)
-    assert (paper.output.tail_dropout, code.output.tail_dropout) == (0.2, 0.2)
-    assert (paper.decoder.init, code.decoder.init) == ("paper", "fairseq")
-    assert paper.training.schedule == CosineCycles(first_cycle=18_000, shrink=0.75)
-    assert code.training.schedule == CosineCycles(first_cycle=270_000, min_lr=1e-4)
-
-
-def test_four_bands_of_the_appendix():
-    config = preset("wikitext-103", "ADP-T", variant="bands-20k-40k-60k-140k")
-    assert config.output_bands.cutoffs == (20_000, 60_000, 120_000)
-    assert config.output_bands.widths == (1024, 256, 64, 16)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +31,6 @@ def test_tokens_an_update_are_the_papers():
     # Billion Word's main results used 64 devices instead of 32.
     assert tokens("billion-word", "ADP-T", size="large") == 131_072
     assert tokens("billion-word", "CNN", variant="main-result") == 131_072
-    # One block of 3072 fits into the 4096 tokens of a device.
-    best = preset("wikitext-103", "ADP-T", variant="block-3072-context-2560")
-    assert best.batches.tokens == 3072
-    assert best.training.tokens_per_update == 8 * 2 * 3072
 
 
 @pytest.mark.parametrize(
@@ -71,8 +49,25 @@ def test_unknown_names_list_the_known(name, message):
         from_name(name)
 
 
-def test_every_row_of_the_appendix_has_a_name():
-    assert set(variants("wikitext-103", "ASM")) >= {"input-256", "input-128", "input-32"}
-    assert set(variants("wikitext-103", "SM")) >= {"dropout-0.4", "dim-256", "input-64"}
-    assert set(variants("wikitext-103", "ADP-T")) >= {"tie-embeddings", "tie-head", "no-reduction"}
-    assert sum(name.startswith("bands-") for name in variants("wikitext-103", "ADP-T")) == 6
+def test_names_of_variants_are_those_that_a_preset_takes():
+    assert variants("tiny", "ADP-T") == ()
+    for name in variants("wikitext-103", "SM"):
+        assert from_name(f"wikitext-103/SM/{name}").name == f"wikitext-103/SM/{name}"
+
+
+@pytest.mark.parametrize("factorization", FACTORIZATIONS)
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_sub_word_models_have_the_vocabulary_of_sub_words(dataset, factorization):
+    config = preset(dataset, factorization)
+    is_bpe = factorization in ("BPE", "BPE-T")
+    assert config.batches.unit == ("bpe" if is_bpe else "word")
+    words = preset(dataset, "ADP-T").vocab_size
+    assert (config.vocab_size < words) if is_bpe else (config.vocab_size == words)
+
+
+def test_a_name_leads_to_its_dataset():
+    paper = {name for name in DATASETS if dataset_of(f"{name}/ADP-T").is_of_the_paper}
+    assert paper == {"wikitext-103", "billion-word"}
+    assert {name for name in DATASETS if dataset_of(name).is_for_a_cpu} == {"tiny", "demo"}
+    with pytest.raises(ValueError, match="dataset='mine': choose from wikitext-103, billion-word"):
+        dataset_of("mine/ADP-T")

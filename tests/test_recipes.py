@@ -8,16 +8,16 @@ import torch
 from zipflm.config import AdamW, Muon, Nesterov, WarmupDecay
 from zipflm.model.language_model import LanguageModel
 from zipflm.overrides import override
-from zipflm.presets import DATASETS, FACTORIZATIONS, preset
+from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, preset
 from zipflm.recipes import apply, fit_vocabulary, resolve
 
 
 @pytest.mark.parametrize("factorization", FACTORIZATIONS)
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_every_preset_works_with_both_recipes(dataset, factorization):
-    config = preset(dataset, factorization)
-    assert apply("paper", config) is config
-    modern = apply("modern", config)
+    config, facts = preset(dataset, factorization), dataset_of(dataset)
+    assert apply("paper", config, facts) is config
+    modern = apply("modern", config, facts)
     assert isinstance(modern.training.optimizer, Muon)
     assert isinstance(modern.training.schedule, WarmupDecay)
     assert (modern.input, modern.output, modern.tie) == (config.input, config.output, config.tie)
@@ -28,7 +28,34 @@ def test_every_preset_works_with_both_recipes(dataset, factorization):
 
 def test_an_unknown_recipe_is_refused():
     with pytest.raises(ValueError, match="choose from paper, modern"):
-        apply("ancient", preset("tiny"))
+        apply("ancient", preset("tiny"), dataset_of("tiny"))
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_modern_compiles_what_is_worth_compiling(dataset):
+    training = resolve(f"{dataset}/ADP-T", "modern", [], preset(dataset).vocab_size).training
+    is_for_a_cpu = dataset in ("tiny", "demo")
+    assert training.compile is not is_for_a_cpu
+    assert training.precision == ("float32" if is_for_a_cpu else "bfloat16")
+
+
+NAMES = ["wikitext-103/ADP-T", "wikitext-103/ADP-T/bands-5k-155k-100k", "wikitext-103/ADP/fairseq"]
+NAMES += ["billion-word/CNN/main-result", "wikitext-2/ADP-T", "tiny/ADP-T", "tiny/SM", "demo/ASM"]
+
+
+@pytest.mark.parametrize("size", [170_000, 267_744, 900_000])
+@pytest.mark.parametrize("recipe", ["paper", "modern"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_of_ones_own_changes_the_name_alone(name, recipe, size):
+    for mine in ("mine", "tiny/ADP-T", "wikitext-103/ADP-T"):
+        named = resolve(name, recipe, [f"name={mine}"], size)
+        assert named.name == mine
+        assert replace(named, name=name) == resolve(name, recipe, [], size)
+
+
+def test_a_model_without_cutoffs_fits_any_vocabulary():
+    one_band = ["input.cutoffs=none", "output.cutoffs=none"]
+    assert resolve("wikitext-103/ADP-T", "paper", one_band, 50).output_bands.sizes == (50,)
 
 
 def test_tiny_follows_any_vocabulary():
@@ -62,9 +89,18 @@ def test_another_size_than_the_folders_is_refused(name):
     assert same == resolve(name, "paper", [], 70_000)
 
 
-def test_fitting_to_the_same_size_changes_nothing():
+@pytest.mark.parametrize("scale_cutoffs", [True, False])
+def test_fitting_to_the_same_size_changes_nothing(scale_cutoffs):
     config = preset("tiny")
-    assert fit_vocabulary(config, config.vocab_size) is config
+    assert fit_vocabulary(config, config.vocab_size, scale_cutoffs=scale_cutoffs) is config
+
+
+def test_cutoffs_are_kept_or_scaled_as_asked():
+    config = preset("tiny")
+    assert fit_vocabulary(config, 8000).output.cutoffs == (400, 1600)
+    assert fit_vocabulary(config, 8000, scale_cutoffs=True).output.cutoffs == (800, 3200)
+    with pytest.raises(ValueError, match=r"input.cutoffs=\(400, 1600\): .*only 1000 ids"):
+        fit_vocabulary(config, 1000)
 
 
 def test_a_variant_is_chosen_by_its_name_with_its_fields():

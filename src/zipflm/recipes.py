@@ -2,34 +2,31 @@
 
 `paper` is the identity. `modern` changes the optimisation and what surrounds the paper's input and
 output layers, never these layers themselves: the factorizations stay comparable.
+
+What depends on the preset's dataset is passed along with the config. The config's own name is for
+people and decides nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
-from zipflm.config import (
-    AdaptiveInput,
-    AdaptiveOutput,
-    Config,
-    Muon,
-    WarmupDecay,
-    require,
-)
+from zipflm.config import Banded, Config, Muon, WarmupDecay, require
 from zipflm.overrides import override
-from zipflm.presets import MODERN_DECODER, from_name
+from zipflm.presets import MODERN_DECODER, Dataset, dataset_of, from_name
+
+Recipe = Callable[[Config, Dataset], Config]
 
 
-def paper(config: Config) -> Config:
+def paper(config: Config, dataset: Dataset) -> Config:
     """The preset as it is."""
     return config
 
 
-def modern(config: Config) -> Config:
+def modern(config: Config, dataset: Dataset) -> Config:
     """Muon and AdamW, warm-up and decay, and a decoder in the manner of 2025."""
-    is_small = config.name.startswith(("tiny/", "demo/"))
     decoder = replace(
         config.decoder,
         **MODERN_DECODER,
@@ -45,32 +42,33 @@ def modern(config: Config) -> Config:
         optimizer=Muon(matrix_lr=2e-3, table_lr=3e-3, lr=1e-3),
         schedule=WarmupDecay(),
         clip_norm=1.0,
-        # A small model trains on a CPU in less time than compiling it takes.
-        precision="float32" if is_small else "bfloat16",
-        compile=not is_small,
+        precision="float32" if dataset.is_for_a_cpu else "bfloat16",
+        compile=not dataset.is_for_a_cpu,
         stages=((0.5, block // 2),) if is_staged else (),
     )
     return replace(config, decoder=decoder, training=training)
 
 
-RECIPES: dict[str, Callable[[Config], Config]] = {"paper": paper, "modern": modern}
+RECIPES: dict[str, Recipe] = {"paper": paper, "modern": modern}
 
 
-def apply(name: str, config: Config) -> Config:
-    """The recipe of that name on a preset."""
+def apply(name: str, config: Config, dataset: Dataset) -> Config:
+    """The recipe of that name on a preset of that dataset."""
     require(name in RECIPES, "recipe", name, "choose from " + ", ".join(RECIPES))
-    return RECIPES[name](config)
+    return RECIPES[name](config, dataset)
 
 
 def resolve(preset: str, recipe: str, overrides: Iterable[str], vocab_size: int) -> Config:
     """The config of a run: preset, recipe, the data folder's vocabulary, overrides."""
     overrides = list(overrides)
     _require_own_size(overrides, vocab_size)
-    config = apply(recipe, from_name(preset))
-    if not _is_of_the_paper(config):
-        config = fit_vocabulary(config, vocab_size)
-    # Overrides come before the paper's cutoffs are checked, since they may mend these.
-    return fit_vocabulary(override(config, overrides), vocab_size)
+    config, dataset = from_name(preset), dataset_of(preset)
+    config = apply(recipe, config, dataset)
+    if dataset.is_of_the_paper:
+        # Overrides come before the cutoffs are checked, since they may mend these.
+        return fit_vocabulary(override(config, overrides), vocab_size)
+    # Here they come after the cutoffs were scaled, since they have the last word.
+    return override(fit_vocabulary(config, vocab_size, scale_cutoffs=True), overrides)
 
 
 def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:
@@ -86,42 +84,43 @@ def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:
         )
 
 
-def fit_vocabulary(config: Config, size: int) -> Config:
+def fit_vocabulary(config: Config, size: int, *, scale_cutoffs: bool = False) -> Config:
     """The config for a vocabulary of `size` ids.
 
     The cutoffs of the paper's models are part of them, and a vocabulary too small for them is an
-    error; those of the other presets follow the vocabulary, so that these run on any corpus.
+    error. With `scale_cutoffs` they keep their place relative to the vocabulary instead, so that a
+    model runs on any corpus.
     """
     if size == config.vocab_size:
         return config
-    if _is_of_the_paper(config):
-        for name, layer in (("input", config.input), ("output", config.output)):
-            if isinstance(layer, AdaptiveInput | AdaptiveOutput):
-                require(
-                    layer.cutoffs[-1] < size,
-                    f"{name}.cutoffs",
-                    layer.cutoffs,
-                    f"the data folder's vocabulary has only {size} ids; prepare it with more "
-                    f"words, or set {name}.cutoffs to smaller numbers",
-                )
-        return replace(config, vocab_size=size)
-    ratio = size / config.vocab_size
-    return replace(
-        config,
-        vocab_size=size,
-        input=_scale_cutoffs(config.input, ratio),
-        output=_scale_cutoffs(config.output, ratio),
-    )
+    if scale_cutoffs:
+        ratio = size / config.vocab_size
+        return replace(
+            config,
+            vocab_size=size,
+            input=_scaled(config.input, ratio),
+            output=_scaled(config.output, ratio),
+        )
+    for name, layer in (("input", config.input), ("output", config.output)):
+        if isinstance(layer, Banded):
+            require(
+                max(layer.cutoffs, default=0) < size,
+                f"{name}.cutoffs",
+                layer.cutoffs,
+                f"the data folder's vocabulary has only {size} ids; prepare it with more "
+                f"words, or set {name}.cutoffs to smaller numbers",
+            )
+    return replace(config, vocab_size=size)
 
 
-def _scale_cutoffs(layer: Any, ratio: float) -> Any:
-    if not isinstance(layer, AdaptiveInput | AdaptiveOutput):
+L = TypeVar("L")
+
+
+def _scaled(layer: L, ratio: float) -> L:
+    """The layer with its cutoffs, if it has any, times `ratio`, each above the one before."""
+    if not isinstance(layer, Banded):
         return layer
     cutoffs: list[int] = []
     for cutoff in layer.cutoffs:
         cutoffs.append(max(int(cutoff * ratio), cutoffs[-1] + 1 if cutoffs else 1))
     return replace(layer, cutoffs=tuple(cutoffs))
-
-
-def _is_of_the_paper(config: Config) -> bool:
-    return config.name.startswith(("wikitext-103/", "billion-word/"))

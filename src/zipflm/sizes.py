@@ -29,6 +29,7 @@ def paper_sizes() -> list[SizeRow]:
 
 
 def sizes_table(rows: list[SizeRow]) -> Table:
+    """All rows, each with whether it matches the paper."""
     table = Table("table", "row", "preset", box=None, pad_edge=False)
     table.add_column("parameters", justify="right")
     table.add_column("paper", justify="right")
@@ -46,7 +47,7 @@ def sizes_table(rows: list[SizeRow]) -> Table:
 
 
 def parts_table(config: Config) -> Table:
-    """One model by part, with each part's share."""
+    """One model, part by part, with each part's share of the whole."""
     total = config.num_params()
     table = Table("part", box=None, pad_edge=False, show_footer=True)
     table.columns[0].footer = "total"

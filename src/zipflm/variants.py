@@ -1,6 +1,6 @@
-"""Named changes to a preset: rows of the appendix and of the context table, fairseq's choices.
+"""Named variants of the presets: rows of the appendix and of the context table, fairseq's choices.
 
-A variant is a function from a complete config to a complete config; `changes_of` says which
+A variant is a function from a complete config to a complete config; `variants_of` says which
 models have which.
 """
 
@@ -12,53 +12,57 @@ from typing import Any
 
 from zipflm.config import AdaptiveOutput, Config, CosineCycles, FixedInput, Tie
 
-Change = Callable[[Config], Config]
+Variant = Callable[[Config], Config]
 
 
-def _layers(config: Config, **changes: Any) -> Config:
-    """Change the same fields of the input and the output layer."""
+def _with_both_layers(config: Config, **fields: Any) -> Config:
+    """The config with these fields in its input layer and in its output layer."""
     return replace(
-        config, input=replace(config.input, **changes), output=replace(config.output, **changes)
+        config, input=replace(config.input, **fields), output=replace(config.output, **fields)
     )
 
 
-def _input_dim(dim: int) -> Change:
+def _dim(dim: int) -> Variant:
+    return lambda config: _with_both_layers(config, dim=dim)
+
+
+def _input_dim(dim: int) -> Variant:
     return lambda config: replace(config, input=FixedInput(dim=dim))
 
 
-def _dropout(rate: float) -> Change:
+def _dropout(rate: float) -> Variant:
     return lambda config: replace(config, decoder=replace(config.decoder, dropout=rate))
 
 
-def _tied(tie: Tie) -> Change:
+def _tied(tie: Tie) -> Variant:
     return lambda config: replace(config, tie=tie)
 
 
-def _bands(*thousands: int) -> Change:
+def _bands(*thousands: int) -> Variant:
     """Bands of so many thousand words each; the last takes what remains."""
     cutoffs = tuple(1000 * sum(thousands[:end]) for end in range(1, len(thousands)))
-    return lambda config: _layers(config, cutoffs=cutoffs)
+    return lambda config: _with_both_layers(config, cutoffs=cutoffs)
 
 
-def _tail_dropout(rate: float) -> Change:
-    def change(config: Config) -> Config:
+def _tail_dropout(rate: float) -> Variant:
+    def variant(config: Config) -> Config:
         assert isinstance(config.output, AdaptiveOutput)
         return replace(config, output=replace(config.output, tail_dropout=rate))
 
-    return change
+    return variant
 
 
-def _block(tokens: int, context: int) -> Change:
-    def change(config: Config) -> Config:
+def _block(block: int, context: int) -> Variant:
+    def variant(config: Config) -> Config:
         # At most 4096 tokens a device, eight devices, two batches an update: in whole blocks.
-        whole = config.batches.tokens // tokens * tokens
+        tokens = config.batches.tokens // block * block
         batches = replace(
-            config.batches, block=tokens, tokens=whole, eval_block=tokens, eval_context=context
+            config.batches, block=block, tokens=tokens, eval_block=block, eval_context=context
         )
-        training = replace(config.training, tokens_per_update=8 * 2 * whole)
+        training = replace(config.training, tokens_per_update=8 * 2 * tokens)
         return replace(config, batches=batches, training=training)
 
-    return change
+    return variant
 
 
 def _sixty_four_devices(config: Config) -> Config:
@@ -72,31 +76,32 @@ def _no_reduction(config: Config) -> Config:
     The head is narrower than the decoder and so must be projected; sharing its projection as
     well gives the paper's count.
     """
-    return _layers(replace(config, tie=Tie.HEAD), dim=512, factor=1)
+    return _with_both_layers(replace(config, tie=Tie.HEAD), dim=512, factor=1)
 
 
 def _fairseq(config: Config) -> Config:
-    """What the authors' later code does under the paper's name."""
+    """What the authors' later code does under the paper's name, on either text."""
     output = config.output
     if isinstance(output, AdaptiveOutput):
         output = replace(output, input_dropout=output.tail_dropout)
-    is_wikitext = config.name.startswith("wikitext-103")
-    decoder = replace(config.decoder, init="fairseq", num_heads=8 if is_wikitext else 16)
-    config = replace(config, output=output, decoder=decoder)
-    if not is_wikitext:
-        return config
+    return replace(config, output=output, decoder=replace(config.decoder, init="fairseq"))
+
+
+def _fairseq_wikitext(config: Config) -> Config:
+    """The same for WikiText-103, where that code also trains differently."""
+    config = _fairseq(config)
     schedule = CosineCycles(first_cycle=270_000, min_lr=1e-4)
     return replace(
         config,
+        decoder=replace(config.decoder, num_heads=8),
         batches=replace(config.batches, block=3072, tokens=3072),
         training=replace(config.training, schedule=schedule, tokens_per_update=8 * 3 * 3072),
     )
 
 
-_WIKITEXT_VARIANTS: dict[str, dict[str, Change]] = {
-    "SM": {"dropout-0.4": _dropout(0.4), "dim-256": lambda c: _layers(c, dim=256)}
-    | {"input-64": _input_dim(64)},
-    "SM-T": {"dropout-0.4": _dropout(0.4), "dim-256": lambda c: _layers(c, dim=256)},
+_WIKITEXT_VARIANTS: dict[str, dict[str, Variant]] = {
+    "SM": {"dropout-0.4": _dropout(0.4), "dim-256": _dim(256), "input-64": _input_dim(64)},
+    "SM-T": {"dropout-0.4": _dropout(0.4), "dim-256": _dim(256)},
     "ASM": {f"input-{dim}": _input_dim(dim) for dim in (256, 128, 64, 32)}
     | {"tail-dropout-0": _tail_dropout(0)},
     "ADP": {"tail-dropout-0": _tail_dropout(0)},
@@ -120,12 +125,10 @@ _WIKITEXT_VARIANTS: dict[str, dict[str, Change]] = {
 }
 
 
-def changes_of(dataset: str, factorization: str) -> dict[str, Change]:
-    """The variants of one model, by name."""
+def variants_of(dataset: str, factorization: str) -> dict[str, Variant]:
+    """The variants of one model, by name; only the paper's models have any."""
     if dataset == "wikitext-103":
-        rows = _WIKITEXT_VARIANTS.get(factorization, {})
-    elif dataset == "billion-word":
-        rows = {"main-result": _sixty_four_devices}
-    else:
-        return {}
-    return rows | {"fairseq": _fairseq}
+        return _WIKITEXT_VARIANTS.get(factorization, {}) | {"fairseq": _fairseq_wikitext}
+    if dataset == "billion-word":
+        return {"main-result": _sixty_four_devices, "fairseq": _fairseq}
+    return {}

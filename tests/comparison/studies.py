@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from zipflm.checksums import seal
 from zipflm.comparison.members import ScoredRun, WordScores
 from zipflm.comparison.plan import Plan, Request, make_plans, open_words
 from zipflm.config import Blocks, Config
@@ -39,6 +42,14 @@ def make_data(folder: Path, *, twin: bool = True) -> Path:
     if twin:
         prepare(folder / "data" / "bpe", texts, Options(bpe=12))
     return folder / "data"
+
+
+def change_facts(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Make another data folder of one, with checksums to match."""
+    facts = json.loads((folder / "data.json").read_text())
+    change(facts)
+    (folder / "data.json").write_text(json.dumps(facts))
+    seal(folder)
 
 
 def plans_for(request: Request) -> list[Plan]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from comparison.studies import (
     PretendTrainer,
+    change_facts,
     make_data,
     pretend_score,
     report,
@@ -193,9 +194,8 @@ def test_data_without_training_text_are_refused_before_anything_is_trained(
 ) -> None:
     other = tmp_path / "data"
     shutil.copytree(data, other)
-    facts = json.loads((other / "data.json").read_text())
-    del facts["splits"]["train"]
-    (other / "data.json").write_text(json.dumps(facts))
+    shutil.rmtree(other / "bpe")
+    change_facts(other, lambda facts: facts["splits"].pop("train"))
     trainer = PretendTrainer()
     request = request_for(other, tmp_path / "study", factorizations=("SM", "ADP-T"))
     with pytest.raises(ValueError, match="SM: .*no split 'train'"):

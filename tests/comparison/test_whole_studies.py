@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from comparison.studies import make_data
+from comparison.studies import change_facts, make_data
 from safetensors.torch import load_file, save_file
 
 from zipflm.comparison.analyse import ablate, analyse
@@ -135,9 +135,8 @@ def test_scores_of_another_text_or_other_weights_are_not_reused(
     shutil.copytree(study / "members" / "ADP-T" / "seed-1", run)
     shutil.copytree(data, other)
     valid = losses(data)
-    facts = json.loads((other / "data.json").read_text())
-    facts["splits"]["valid"] = facts["splits"]["test"]
-    (other / "data.json").write_text(json.dumps(facts))
+    shutil.rmtree(other / "bpe")
+    change_facts(other, lambda facts: facts["splits"].update(valid=facts["splits"]["test"]))
     assert len(losses(other)) < len(valid)
     (checkpoint,) = (run / "checkpoints").iterdir()
     weights = load_file(checkpoint / "weights.safetensors")

@@ -185,7 +185,7 @@ def test_a_changed_split_is_refused(run, data, tmp_path):
     whole = bytearray(path.read_bytes())
     whole[200] ^= 1
     path.write_bytes(whole)
-    assert "SHA-256 of the test split" in refused("evaluate", run, "--data", tmp_path / "d")
+    assert "test.tokens: damaged" in refused("evaluate", run, "--data", tmp_path / "d")
     evaluate(run, data=tmp_path / "d", split="valid")
 
 

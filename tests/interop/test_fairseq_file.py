@@ -1,3 +1,7 @@
+"""Options and weights are found in files of every age, and nothing in a file is run."""
+
+import argparse
+import collections
 import io
 import pickle
 import sys
@@ -7,6 +11,8 @@ from decimal import Decimal
 import pytest
 import torch
 from fairseq_checkpoints import CHECKPOINTS, NEWEST, OLDEST, contents
+from interop.omegaconf_files import Activation, as_omegaconf, omegaconf_classes
+from interop.pickles import archive, members_of
 
 from zipflm.interop.fairseq_file import read_checkpoint
 
@@ -69,13 +75,16 @@ def test_a_plain_hostile_pickle_is_named_and_not_run(protocol, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_second_pickle_in_the_archive_is_looked_at_too(tmp_path):
-    evil = tmp_path / "evil.pt"
-    evil.write_bytes(NEWEST.read_bytes())
-    with zipfile.ZipFile(evil, "a") as archive:
-        archive.writestr("other/data.pkl", pickle.dumps(Hostile(tmp_path / "ran"), 2))
-    with pytest.raises(ValueError, match=r"names (_)?io\.open"):
-        read_checkpoint(evil)
+@pytest.mark.parametrize("name", ["archive/data.pkl", "archive/DATA.PKL", "other/data.pkl"])
+@pytest.mark.parametrize("first", [False, True], ids=["last", "first"])
+def test_a_second_pickle_does_not_hide_behind_a_harmless_one(name, first, tmp_path):
+    members = members_of(NEWEST)
+    evil = (name, pickle.dumps(Hostile(tmp_path / "ran"), 2))
+    members = [evil, *members] if first else [*members, evil]
+    (tmp_path / "evil.pt").write_bytes(archive(members))
+    with pytest.raises(ValueError, match=r"evil\.pt: (refused, because it holds|no file of torch)"):
+        read_checkpoint(tmp_path / "evil.pt")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_an_unknown_class_is_refused_by_its_name(tmp_path):
@@ -84,28 +93,99 @@ def test_an_unknown_class_is_refused_by_its_name(tmp_path):
         read_checkpoint(tmp_path / "odd.pt")
 
 
-def packed_anew(path, out):
-    """The same archive, compressed."""
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
-        for name in old.namelist():
-            new.writestr(name, old.read(name))
-    return out
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "stream"])
+def test_a_request_for_much_memory_is_refused_in_one_sentence(legacy, tmp_path):
+    data = b"\x96\0\0\0\0\0\1\0\0"
+    (tmp_path / "m.pt").write_bytes(data if legacy else archive([("archive/data.pkl", data)]))
+    with pytest.raises(
+        ValueError, match=r"m\.pt: cut short, damaged or no file of torch: "
+    ) as error:
+        read_checkpoint(tmp_path / "m.pt")
+    assert "\n" not in str(error.value)
 
 
-def test_an_archive_that_was_packed_anew_holds_the_same(tmp_path):
-    before, after = (read_checkpoint(p) for p in (NEWEST, packed_anew(NEWEST, tmp_path / "m.pt")))
-    assert all(torch.equal(after.weights[name], tensor) for name, tensor in before.weights.items())
+@pytest.mark.parametrize("member", ["data/2", "data/119", "data.pkl", "version"])
+def test_a_changed_bit_is_found_and_named(member, tmp_path):
+    whole = bytearray(NEWEST.read_bytes())
+    with zipfile.ZipFile(NEWEST) as file:
+        info = file.getinfo(f"archive/{member}")
+    start = whole.index(b"archive/" + member.encode(), info.header_offset)
+    start += len(info.filename) + int.from_bytes(whole[start - 2 : start], "little")  # and padding
+    whole[start + info.file_size // 2] ^= 1
+    (tmp_path / "m.pt").write_bytes(whole)
+    with pytest.raises(ValueError, match=f"m.pt: cut short or damaged: member 'archive/{member}'"):
+        read_checkpoint(tmp_path / "m.pt")
 
 
-def test_a_damaged_compressed_pickle_is_refused(tmp_path):
-    path = packed_anew(NEWEST, tmp_path / "m.pt")
-    with zipfile.ZipFile(path) as archive:
-        start = next(m for m in archive.infolist() if m.filename.endswith("data.pkl")).header_offset
-    whole = bytearray(path.read_bytes())
-    whole[start + 100 : start + 200] = b"\xff" * 100
-    path.write_bytes(whole)
-    with pytest.raises(ValueError, match=r"m\.pt: cut short or damaged"):
-        read_checkpoint(path)
+def read_with(path, **changes):
+    torch.save(contents() | changes, path)
+    return read_checkpoint(path)
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["untyped", "typed"])
+def test_options_in_containers_of_omegaconf_are_the_same(typed, tmp_path):
+    cfg = contents()["cfg"]
+    cfg["model"]["activation_fn"] = Activation.RELU
+    cfg["model"]["tokens_per_sample"] = "${task.tokens_per_sample}"
+    cfg["model"]["decoder_layerdrop"] = "???"
+    with omegaconf_classes():
+        file = read_with(tmp_path / "m.pt", cfg=as_omegaconf(cfg, typed=typed))
+    expected = read_checkpoint(NEWEST)
+    del expected.options["decoder_layerdrop"]
+    assert file.options == expected.options
+    assert file.model_options == expected.model_options - {"decoder_layerdrop"}
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "omegaconf"])
+def test_a_section_that_is_a_namespace_holds_the_flat_list(wrapped, tmp_path):
+    cfg = contents()["cfg"]
+    arch, task = cfg["model"].pop("_name"), cfg["task"].pop("_name")
+    flat = argparse.Namespace(**cfg["task"] | cfg["model"] | {"arch": arch, "task": task})
+    cfg |= {"model": flat, "task": flat}
+    with omegaconf_classes():
+        file = read_with(tmp_path / "m.pt", cfg=as_omegaconf(cfg) if wrapped else cfg)
+    assert file.options == read_checkpoint(NEWEST).options
+    assert file.model_options == frozenset()
+
+
+def test_options_named_like_methods_of_a_dictionary_are_options(tmp_path):
+    names = ["keys", "items", "get", "pop", "__class__", "__dict__", "_name"]
+    options = {"arch": "transformer_lm"} | {name: 1 for name in names}
+    args = argparse.Namespace()
+    vars(args).update(options)
+    file = read_with(tmp_path / "m.pt", args=args, cfg=None)
+    assert file.options == options
+
+
+def test_attributes_named_like_methods_of_a_dictionary_are_ignored(tmp_path):
+    state, model = collections.OrderedDict(contents()["model"]), collections.OrderedDict()
+    model.update(contents()["cfg"]["model"])
+    for value in (state, model):
+        value.get = value.keys = value.values = "none"
+    cfg = contents()["cfg"] | {"model": model}
+    file = read_with(tmp_path / "m.pt", model=state, cfg=cfg)
+    assert file.options == read_checkpoint(NEWEST).options
+    assert list(file.weights) == list(state)
+
+
+@pytest.mark.parametrize("name", [3, True], ids=str)
+def test_options_without_a_name_are_refused(name, tmp_path):
+    cfg = contents()["cfg"]
+    cfg["model"][name] = "x"
+    with pytest.raises(ValueError, match=f"cfg.model holds no options: one has the name {name}"):
+        read_with(tmp_path / "m.pt", cfg=cfg)
+
+
+def test_an_option_may_be_a_book(tmp_path):
+    cfg = contents()["cfg"]
+    cfg["task"]["data"] = "\x1b[31m" * 200_000
+    assert read_with(tmp_path / "m.pt", cfg=cfg).options["data"] == cfg["task"]["data"]
+
+
+@pytest.mark.parametrize("updates", [-1, 2**70, "60", None, 3.5, [1]], ids=str)
+def test_a_number_of_updates_that_is_none_counts_as_zero(updates, tmp_path):
+    history = [{"num_updates": updates}]
+    assert read_with(tmp_path / "m.pt", optimizer_history=history).updates == 0
 
 
 def archive_without_pickle():
@@ -140,6 +220,15 @@ def test_foreign_bytes_are_refused(data, tmp_path):
             r"model\['a'\] has more numbers than the file holds",
         ),
         ({"args": {"arch": "x"}, "model": {"a": 3}}, r"model\['a'\] is a int, not a tensor"),
+        (
+            {"args": {}, "model": {"\x1b[2J": torch.tensor(1)}},
+            r"model\['\\x1b\[2J'\] has the shape \(\)",
+        ),
+        (
+            {"args": {}, "model": dict.fromkeys(["a", "b", "c"], torch.zeros(9))},
+            "its weights are 108 bytes, made of only 36 in the file",
+        ),
+        ({"cfg": [1], "model": {}}, "cfg holds no options, but list"),
     ],
 )
 def test_other_files_of_torch_are_refused(value, message, tmp_path):

@@ -180,6 +180,24 @@ def test_a_tied_softmax_that_differs_is_refused(tmp_path):
         read_model(path, DICT)
 
 
+def test_a_tied_weight_in_two_precisions_is_refused(tmp_path):
+    name = "decoder.output_projection.weight"
+    path = weights_changed(lambda s: s.update({name: s[name].half()}), tmp_path, kind="SM-T")
+    with pytest.raises(ValueError, match="output.table and input.table should be one weight"):
+        read_model(path, DICT)
+
+
+def test_the_run_is_named_after_the_arch(tmp_path):
+    model = build("SM-T")
+    for arch, name in (
+        ("transformer_lm_gbw", "fairseq/transformer_lm_gbw"),
+        (None, "fairseq/transformer_lm"),
+    ):
+        options = options_of(model.config) | {"arch": arch}
+        path = save_args(tmp_path / "m.pt", options, state_of(model))
+        assert read_model(path, DICT).config.name == name
+
+
 @pytest.mark.parametrize("kind", ["SM-T", "ADP-T", "CNN"])
 @pytest.mark.parametrize("lines", [-8, +8])
 def test_a_dictionary_of_another_size_is_refused_with_both(kind, lines, tmp_path):

@@ -1,11 +1,14 @@
 """Which options of a checkpoint are understood, refused or of no consequence."""
 
+import re
+
 import pytest
 import torch
 from fairseq_checkpoints import DICT, NEWEST, OLDEST, contents, options_of, save_args, state_of
 from interop.fairseq_models import build, require_same
 
 from zipflm.interop.fairseq_model import read_model
+from zipflm.interop.fairseq_options import latest_options
 
 
 @pytest.mark.parametrize("path", [NEWEST, OLDEST], ids=lambda path: path.stem)
@@ -49,7 +52,6 @@ def test_options_without_a_model_here_are_listed(path, changes, tmp_path):
         {"positional_scheme": "rope"},
         {"moe_freq": 2, "num_experts": 8},
         {"sparse_bands": [1]},
-        {"normformer": torch.zeros(1)},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -60,6 +62,17 @@ def test_model_options_of_which_nobody_heard_are_listed(changes, tmp_path):
     with pytest.raises(ValueError, match="m.pt: options that zipflm has no model for") as error:
         read_model(tmp_path / "m.pt", DICT)
     assert all(f"{name}={value!r}" in str(error.value) for name, value in changes.items())
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(torch.zeros(1), "<Tensor>"), ({"a": 1}, "<dict>"), ([{}], "[<dict>]")]
+)
+def test_values_that_are_no_option_are_listed_by_their_kind(value, shown, tmp_path):
+    whole = contents()
+    whole["cfg"]["model"]["normformer"] = value
+    torch.save(whole, tmp_path / "m.pt")
+    with pytest.raises(ValueError, match=re.escape(f"no model for: normformer={shown}; it")):
+        read_model(tmp_path / "m.pt", DICT)
 
 
 def test_unheard_of_options_that_are_off_do_no_harm(tmp_path):
@@ -89,12 +102,69 @@ def test_norms_after_the_layers_are_refused_where_the_model_would_have_them(tmp_
     require_same(model, read_model(flat, DICT))
 
 
-def test_values_in_messages_are_short(tmp_path):
-    model = build("ADP-T")
-    options = options_of(model.config) | {"decoder_notes": "x" * 10_000, "arch": "y" * 10_000}
-    with pytest.raises(ValueError, match="decoder_notes='xxx") as error:
-        read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT)
+def plain_options(**changes):
+    return options_of(build("ADP-T").config) | changes
+
+
+def test_values_in_messages_are_short():
+    options = {"decoder_notes": "x" * 10**6, "arch": "y" * 10**6, "character_filters": "z" * 10**6}
+    with pytest.raises(ValueError, match="arch='yyy.*, decoder_notes='xxx") as error:
+        latest_options(plain_options(**options), {})
     assert len(str(error.value)) < 1_000
+
+
+def test_many_options_in_a_message_are_counted():
+    options = {f"decoder_extra_{i}": 1 for i in range(1_000)}
+    with pytest.raises(ValueError, match="decoder_extra_9=1 and 990 more; it imports"):
+        latest_options(plain_options(**options), {})
+
+
+@pytest.mark.parametrize(
+    "arch",
+    ["transformer_lm\x1b[31m", "transformer_lm\n", "transformer_lm\u202e", "transformer_lm" * 10]
+    + ["\ud800", "fconv_lm", b"transformer_lm", 3],
+    ids=range(8),
+)
+def test_an_arch_that_is_no_name_is_refused(arch):
+    with pytest.raises(ValueError, match="no model for: arch=") as error:
+        latest_options(plain_options(arch=arch), {})
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["decoder_\x1b[2J", "decoder_" + "x" * 10**6])
+def test_names_in_messages_are_short_and_printable(name):
+    with pytest.raises(ValueError, match="no model for: '?decoder_") as error:
+        latest_options(plain_options(**{name: 1}), {})
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 1_000
+
+
+def test_options_named_like_methods_do_no_harm_in_a_flat_list():
+    names = ["keys", "items", "get", "values", "__class__"]
+    plain = latest_options(plain_options(), {})
+    assert latest_options(plain_options(**{name: 1 for name in names}), {}).items() >= plain.items()
+
+
+def test_options_of_the_latest_version_stay_as_they_are():
+    latest = latest_options(plain_options(), {})
+    assert latest_options(latest, {}) == latest
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"activation_dropout": None, "relu_dropout": 0.3}, {"activation_dropout": 0.3}),
+        ({"activation_dropout": 0.2, "relu_dropout": 0.3}, {"activation_dropout": 0.2}),
+        ({"decoder_input_dim": None}, {"decoder_input_dim": 16}),
+        ({"decoder_output_dim": 0}, {"decoder_output_dim": 16}),
+        ({"no_decoder_final_norm": None, "decoder_final_norm": True}, {"no_decoder_final_norm": 0}),
+        ({"tie_adaptive_proj": False, "no_tie_adaptive_proj": False}, {"tie_adaptive_proj": True}),
+        ({"adaptive_softmax_dropout": None}, {"adaptive_softmax_dropout": 0.0}),
+    ],
+)
+def test_what_older_versions_meant(options, expected):
+    latest = latest_options(plain_options(**options), {})
+    assert {name: latest[name] for name in expected} == expected
 
 
 def test_cutoffs_may_stand_in_brackets(tmp_path):

@@ -77,3 +77,23 @@ def test_zero_output_layers_start_as_the_identity():
     config = replace(MODERN, init="zero-output", dropout=0.0)
     words = torch.randn(1, 4, 32)
     assert_close(Decoder(config)(words), words * 32**0.5, 1e-6)
+
+
+@pytest.mark.parametrize("config", [PLAIN, MODERN])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("embedded_in", [torch.float32, torch.float16, torch.bfloat16])
+def test_under_autocast_the_residual_stream_has_its_dtype(config, dtype, embedded_in):
+    """Whatever the input layer returns: a looked-up row is float32, a projected one is not."""
+    decoder = Decoder(config)
+    seen = []
+    for layer in decoder.layers:
+        layer.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
+    with torch.autocast("cpu", dtype):
+        decoder(torch.randn(1, 4, 32).to(embedded_in))
+    assert [tensor.dtype for tensor in seen] == [dtype] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_autocast_the_residual_stream_has_the_embeddings_dtype(dtype):
+    decoder = Decoder(PLAIN).to(dtype)
+    assert decoder(torch.randn(1, 4, 32, dtype=dtype)).dtype == dtype

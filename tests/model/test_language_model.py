@@ -132,6 +132,19 @@ def test_both_implementations_score_alike(factorization):
     assert_close(fused.nll(words, targets), plain.nll(words, targets), 1e-5)
 
 
+@pytest.mark.parametrize("factorization", FACTORIZATIONS)
+def test_autocast_gives_every_factorization_the_same_precision(factorization):
+    model, seen = tiny(factorization), []
+    for layer in model.decoder.layers:
+        layer.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
+    model.decoder.register_forward_hook(lambda _, inputs, output: seen.append(output))
+    with torch.autocast("cpu", torch.bfloat16):
+        model.nll(*torch.randint(1000, (2, 2, 12))).sum().backward()
+    assert len(seen) == 5
+    assert {tensor.dtype for tensor in seen} == {torch.bfloat16}
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+
+
 def all_presets():
     for dataset in DATASETS:
         for factorization in FACTORIZATIONS:

@@ -154,6 +154,58 @@ def test_ignored_positions_cost_and_teach_exactly_nothing(reduction):
     assert (hidden.grad[targets >= 0] != 0).any(dim=-1).all()
 
 
+def make_any_softmax(kind, impl):
+    """An output layer behind vectors of width 24, and all parameters that its loss may reach."""
+    if kind in ("full", "full, tied"):
+        tied_to = FixedEmbedding(100, 16, 24) if kind == "full, tied" else None
+        softmax = FullSoftmax(100, 16, 24, tied_to=tied_to, impl=impl)
+    else:
+        # Untied and with a tied head there is a projection in front; else there can be none.
+        bands = Bands(100, (10, 40), 16 if kind in (Tie.NONE, Tie.HEAD) else 24)
+        softmax, tied_to = make_softmax(kind, bands, 24, impl=impl, tail_dropout=0.3)
+    return softmax, parameters_of(softmax, tied_to)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("impl", ["reference", "fused"])
+@pytest.mark.parametrize("kind", ["full", "full, tied", *TIES])
+def test_what_stands_in_a_position_that_is_not_scored_reaches_nothing(kind, impl, poison):
+    softmax, parameters = make_any_softmax(kind, impl)
+    targets = torch.tensor([5, 50, 12, 99, 3, 30])
+    scored = torch.tensor([True, False, True, True, False, True])
+    vectors = torch.randn(6, 24).masked_fill(~scored.unsqueeze(1), 0.0)
+
+    def results(value):
+        torch.manual_seed(0)  # the same dropout
+        hidden = vectors.masked_fill(~scored.unsqueeze(1), value).requires_grad_()
+        nll = softmax.nll(hidden, targets, scored)
+        reached = [hidden, *parameters.values()]
+        gradients = torch.autograd.grad(nll.sum(), reached, materialize_grads=True)
+        return dict(zip(["nll", "hidden", *parameters], [nll, *gradients], strict=True))
+
+    with_zeros, poisoned = results(0.0), results(poison)
+    for name, tensor in poisoned.items():
+        assert torch.equal(tensor, with_zeros[name]), name
+    assert (poisoned["nll"][~scored] == 0).all()
+    assert (poisoned["hidden"][~scored] == 0).all()
+
+
+@pytest.mark.parametrize("impl", ["reference", "fused"])
+@pytest.mark.parametrize("tie", TIES)
+def test_what_stands_in_an_ignored_position_reaches_nothing(tie, impl):
+    softmax, tied_to = make_softmax(tie, impl=impl)
+    hidden = torch.randn(2, 3, 16)
+    targets = torch.tensor([[5, -100, 50], [-100, 12, -100]])
+    hidden[targets < 0] = float("nan")
+    hidden.requires_grad_()
+    loss = softmax(hidden, targets)
+    loss.backward()
+    assert loss.isfinite()
+    assert (hidden.grad[targets < 0] == 0).all()
+    for name, parameter in parameters_of(softmax, tied_to).items():
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name
+
+
 def test_nothing_but_ignored_positions_is_a_loss_of_zero():
     softmax, _ = make_softmax()
     loss = softmax(torch.randn(4, 16), torch.full((4,), -100))

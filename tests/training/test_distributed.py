@@ -5,7 +5,6 @@ import torch
 from training_runs import (
     assert_close,
     call,
-    config_of,
     run,
     run_apart,
     run_together,
@@ -16,7 +15,6 @@ from training_runs import (
 
 from zipflm.runs.folder import RunFolder
 from zipflm.training.distributed import Process, add_up, started
-from zipflm.training.setup import accumulation
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 
@@ -79,13 +77,6 @@ def test_torchrun_trains_and_the_first_process_alone_speaks(word_data, tmp_path)
     assert done.stdout.count("2 device(s) x 64 tokens x 1 accumulated") == 1
     state = RunFolder(out).choose("newest").state()
     assert state.world_size == 2
-
-
-def test_tokens_per_update_must_be_reachable(word_data):
-    config = config_of(word_data, "training.tokens_per_update=128")
-    assert accumulation(config, Process(0, 2, torch.device("cpu"))) == 1
-    with pytest.raises(ValueError, match="use training.tokens_per_update=192"):
-        accumulation(config, Process(0, 3, torch.device("cpu")))
 
 
 def test_one_process_needs_no_engine():

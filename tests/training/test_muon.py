@@ -2,7 +2,7 @@ import pytest
 import torch
 from numerics import assert_close
 
-from zipflm.training.muon import Muon, orthogonalise
+from zipflm.training.muon import StackedMuon, orthogonalise
 
 OPTIONS = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
 
@@ -17,7 +17,7 @@ def train(make, skip=()):
             param.grad = torch.randn_like(param)
         if update in skip:
             params[1].grad[0, 0] = float("nan")
-        if isinstance(optimizer, Muon):
+        if isinstance(optimizer, StackedMuon):
             optimizer.found_inf = torch.tensor(float(update in skip))
         elif update in skip:
             continue
@@ -27,7 +27,7 @@ def train(make, skip=()):
 
 @pytest.mark.parametrize("skip", [(), (0,), (1, 2)])
 def test_equals_torchs_muon_and_skips_what_it_is_told_to(skip):
-    for ours, theirs in zip(train(Muon, skip), train(torch.optim.Muon, skip), strict=True):
+    for ours, theirs in zip(train(StackedMuon, skip), train(torch.optim.Muon, skip), strict=True):
         for mine, expected in zip(ours, theirs, strict=True):
             # The iteration runs in bfloat16, and stacked products round in another order.
             assert_close(mine, expected, 5e-3)
@@ -35,7 +35,7 @@ def test_equals_torchs_muon_and_skips_what_it_is_told_to(skip):
 
 def test_a_skipped_update_changes_no_bit():
     param = torch.nn.Parameter(torch.randn(8, 4))
-    optimizer = Muon([param], **OPTIONS)
+    optimizer = StackedMuon([param], **OPTIONS)
     param.grad, optimizer.found_inf = torch.randn(8, 4), torch.tensor(0.0)
     optimizer.step()
     before = param.detach().clone(), optimizer.state[param]["momentum_buffer"].clone()

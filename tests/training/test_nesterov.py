@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zipflm.training.nesterov import Nesterov
+from zipflm.training.nesterov import NesterovMomentum
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "nag.json").read_text())
 
@@ -24,7 +24,9 @@ def gradients(golden, p, q):
 def test_ten_steps_equal_the_authors(name, found_inf):
     golden = {k: torch.tensor(v) if k in ("A", "b") else v for k, v in GOLDEN[name].items()}
     p, q = (torch.nn.Parameter(torch.tensor(golden[key])) for key in ("p0", "q0"))
-    optimizer = Nesterov([p, q], momentum=golden["momentum"], weight_decay=golden["weight_decay"])
+    optimizer = NesterovMomentum(
+        [p, q], momentum=golden["momentum"], weight_decay=golden["weight_decay"]
+    )
     optimizer.found_inf = found_inf
     close = {"rtol": 2e-5, "atol": 2e-6}  # ten steps of float32 in another order of operations
     for step in golden["steps"]:
@@ -42,7 +44,7 @@ def test_ten_steps_equal_the_authors(name, found_inf):
 def make(seed=0):
     torch.manual_seed(seed)
     params = [torch.nn.Parameter(torch.randn(3, 2)), torch.nn.Parameter(torch.randn(5))]
-    return params, Nesterov(params, lr=0.1, weight_decay=0.01)
+    return params, NesterovMomentum(params, lr=0.1, weight_decay=0.01)
 
 
 def step(params, optimizer, fill, bad):

@@ -1,14 +1,15 @@
 """One update: what the gradients are divided by, and what is skipped without waiting."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import config_of, reports, run
+from training_runs import SMALL, config_of, reports, run
+from waiting import no_waiting
 
 from zipflm.config import AdamW, Blocks, Muon, Nesterov
 from zipflm.data.batches import Batch, Batches
-from zipflm.model.language_model import LanguageModel
-from zipflm.presets import FACTORIZATIONS, preset
 from zipflm.runs.building import untrained_model
 from zipflm.training import optimizers, step
 from zipflm.training.distributed import Process
@@ -45,7 +46,7 @@ def joined(batches):
 
 def learn(learner, batches):
     optimizers.set_rates(learner.optimizers, 0.1)
-    return step.Outcome(*step.update(learner, batches).tolist())
+    return step.UpdateResult(*step.update(learner, batches).tolist())
 
 
 def snapshot(learner):
@@ -73,9 +74,9 @@ def test_the_norm_is_that_of_the_mean_and_clipping_bounds_the_step(word_data):
     (batch,) = some_batches(word_data, 1)
     model.nll(batch.words, batch.targets, batch.scored).mean().backward()
     mean_norm = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    outcome = learn(learner, [batch])
-    assert outcome.norm == pytest.approx(mean_norm.item(), rel=1e-5)
-    assert outcome.norm > 0.1
+    result = learn(learner, [batch])
+    assert result.norm == pytest.approx(mean_norm.item(), rel=1e-5)
+    assert result.norm > 0.1
     after = learner.model.state_dict()
     moved = torch.cat([(after[name] - before[name]).flatten() for name in after])
     assert torch.linalg.vector_norm(moved).item() == pytest.approx(0.1 * 0.1, rel=1e-4)
@@ -115,38 +116,6 @@ def test_a_bad_first_update_changes_no_weight(word_data, optimizer):
     assert all(torch.isfinite(value).all() for value in snapshot(learner).values())
 
 
-def test_every_name_of_a_table_is_a_weights_name():
-    with torch.device("meta"):
-        models = [LanguageModel(preset("tiny", name)) for name in FACTORIZATIONS]
-    parts = {part for m in models for name, _ in m.named_parameters() for part in name.split(".")}
-    assert set(optimizers.TABLES) <= parts
-
-
-def test_every_parameter_belongs_to_one_group(word_data):
-    model = make_learner(word_data).model
-    names = {param: name for name, param in model.named_parameters()}
-    kinds = optimizers.parameter_kinds(model)
-    assert sorted(names[p] for params in kinds.values() for p in params) == sorted(names.values())
-    assert {names[p].split(".")[-2] for p in kinds["matrices"]} == {
-        *("query", "key", "value", "attention_out", "ffn_in", "ffn_out")
-    }
-    assert {names[p] for p in kinds["tables"]} == {
-        *(f"input.embeddings.{band}" for band in range(3)),
-        "output.clusters",
-    }
-    assert {names[p] for p in kinds["projections"]} == {
-        f"input.projections.{band}" for band in range(3)
-    }
-
-
-def test_rates_follow_the_schedule_in_proportion(word_data):
-    learner = make_learner(word_data)
-    chosen = optimizers.build(Muon(matrix_lr=0.3, table_lr=0.2, lr=0.1), learner.model)
-    optimizers.set_rates(chosen, 0.5)
-    rates = sorted({group["lr"] for o in chosen for group in o.param_groups})
-    assert rates == pytest.approx([0.05, 0.1, 0.15])
-
-
 def test_loss_scale_halves_on_overflow_and_doubles_after_long():
     scale = step.LossScale(True, torch.device("cpu"))
     start = scale.value.item()
@@ -155,6 +124,28 @@ def test_loss_scale_halves_on_overflow_and_doubles_after_long():
     for _ in range(2000):
         scale.adapt(torch.tensor(False))
     assert scale.value.item() == start
+
+
+@pytest.mark.parametrize("value", [1.0, 2.0**-3, 64.0])
+def test_a_loss_scale_survives_a_checkpoint(value):
+    """1 is a scale like any other, seven overflows below the first one."""
+    scale, resumed = (step.LossScale(True, torch.device("cpu")) for _ in range(2))
+    scale.value.fill_(value)
+    scale.num_good.fill_(1999)
+    resumed.load(json.loads(json.dumps(scale.dump())))
+    for one in (scale, resumed):
+        one.adapt(torch.tensor(False))
+    assert resumed.dump() == scale.dump() == (2 * value, 0)
+
+
+def test_without_a_loss_scale_there_is_nothing_to_save():
+    used, unused = (step.LossScale(is_used, torch.device("cpu")) for is_used in (True, False))
+    first = used.dump()
+    assert unused.dump() is None
+    used.load(None)  # the precision has become float16
+    unused.load((64.0, 5.0))  # it was float16 before
+    assert used.dump() == first
+    assert unused.value.item() == 1
 
 
 def test_the_loss_scale_does_not_change_the_update(word_data):
@@ -166,26 +157,53 @@ def test_the_loss_scale_does_not_change_the_update(word_data):
         torch.testing.assert_close(value, snapshot(scaled)[name], rtol=1e-5, atol=1e-7)
 
 
-def test_outcomes_arrive_one_update_later():
-    delayed = step.Delayed()
-    vectors = [torch.tensor([float(n), 1, 1, 0, 0], dtype=torch.float64) for n in range(3)]
-    arrived = [[outcome.nll for outcome in delayed.put(vector)] for vector in vectors]
+def test_results_arrive_one_update_later():
+    reader = step.ResultReader()
+    vectors = [torch.tensor([float(n), 1, 1, 1, 0, 0], dtype=torch.float64) for n in range(3)]
+    arrived = [[result.nll for result in reader.send(vector)] for vector in vectors]
     assert arrived == [[], [0.0], [1.0]]
-    assert [outcome.nll for outcome in delayed.flush()] == [2.0]
-    assert delayed.flush() == []
+    assert [result.nll for result in reader.drain()] == [2.0]
+    assert reader.drain() == []
 
 
 def test_the_tally_counts_bad_updates_in_a_row():
     tally = Tally()
     good, bad = (
-        step.Outcome(8.0, 4.0, 1.0, 0.0, 0.0),
-        step.Outcome(float("nan"), 4.0, 1.0, 1.0, 0.0),
+        step.UpdateResult(8.0, 4.0, 4.0, 1.0, 0.0, 0.0),
+        step.UpdateResult(float("nan"), 4.0, 4.0, 1.0, 1.0, 0.0),
     )
     tally.see([good, bad, bad])
     assert (tally.bad_in_a_row, tally.skipped) == (2, 2)
     tally.see([good])
     assert (tally.bad_in_a_row, tally.skipped) == (0, 2)
     assert tally.summary()["loss"] == 2.0
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_words_are_the_scored_tokens_that_end_one(bpe_data, number):
+    ends_word = torch.from_numpy(bpe_data.ends_word)
+    overrides = ["input.dim=16", "output.dim=16"]
+    base = [line for line in SMALL if not line.startswith(("input", "output"))]
+    config = config_of(bpe_data, *overrides, preset="tiny/BPE-T", base=base)
+    learner = build_learner(config, untrained_model(config, bpe_data.vocabulary), CPU, ends_word)
+    batches = some_batches(bpe_data, number)
+    batches[0].scored[1:] = False
+    result = learn(learner, batches)
+    assert result.words == sum(int(ends_word[b.targets[b.scored]].sum()) for b in batches)
+    assert 0 < result.words < result.tokens
+
+
+def test_every_word_is_a_token_where_nothing_is_split(word_data):
+    result = learn(make_learner(word_data), some_batches(word_data))
+    assert result.words == result.tokens > 0
+
+
+def test_numbers_are_those_of_all_processes(word_data, monkeypatch):
+    """Here a second process that does what this one does."""
+    alone = learn(make_learner(word_data), some_batches(word_data))
+    monkeypatch.setattr(step.distributed, "add_up", lambda tensor, process: tensor * 2)
+    both = learn(make_learner(word_data), some_batches(word_data))
+    assert both[:3] == tuple(2 * value for value in alone[:3])
 
 
 def poison(monkeypatch, updates):
@@ -196,9 +214,9 @@ def poison(monkeypatch, updates):
         if next(calls) in updates:
             weight = learner.model.decoder.layers[0].ffn_in.weight
             hook = weight.register_hook(lambda grad: grad * float("nan"))
-            outcome = true_update(learner, batches, stop)
+            result = true_update(learner, batches, stop)
             hook.remove()
-            return outcome
+            return result
         return true_update(learner, batches, stop)
 
     monkeypatch.setattr(step, "update", update)
@@ -210,6 +228,18 @@ def test_a_run_counts_reports_and_survives_bad_updates(word_data, tmp_path, monk
     assert reports(tmp_path / "run")[-1].skipped == 2
 
 
+def test_a_skipped_update_counts_as_an_attempt(word_data, tmp_path, monkeypatch):
+    """It uses up its batches and its step of the schedule, as no wait can tell the host of it."""
+    every = ["training.report_every=1", "training.max_updates=8"]
+    run(word_data, tmp_path / "plain", *every)
+    poison(monkeypatch, {2, 3})
+    run(word_data, tmp_path / "poisoned", *every)
+    plain, poisoned = (reports(tmp_path / name) for name in ("plain", "poisoned"))
+    assert poisoned[-1].skipped == 2
+    for name in ("update", "epoch", "learning_rate"):
+        assert [getattr(line, name) for line in poisoned] == [getattr(line, name) for line in plain]
+
+
 def test_too_many_bad_updates_stop_the_run_with_the_batch_saved(word_data, tmp_path, monkeypatch):
     poison(monkeypatch, set(range(3, 1000)))
     with pytest.raises(ValueError, match="max_bad_updates=4"):
@@ -219,3 +249,25 @@ def test_too_many_bad_updates_stop_the_run_with_the_batch_saved(word_data, tmp_p
     assert set(saved) == {
         f"{i}/{name}" for i in range(2) for name in ("words", "targets", "scored")
     }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_an_update_on_a_gpu_never_waits(word_data, optimizer, precision):
+    """With sub-words counted, a loss scale, clipping and a request to stop."""
+    config = config_of(word_data, f"training.precision={precision}")
+    process = Process(0, 1, torch.device("cuda"))
+    ends_word = torch.arange(len(word_data.vocabulary)) % 2 == 0
+    learner = build_learner(
+        config, untrained_model(config, word_data.vocabulary), process, ends_word
+    )
+    learner.optimizers = optimizers.build(optimizer, learner.model)
+    optimizers.set_rates(learner.optimizers, 0.1)
+    batches = [batch.to(process.device) for batch in some_batches(word_data)]
+    for _ in range(2):
+        step.update(learner, batches)  # allocates, and compiles kernels
+    with no_waiting():
+        vector = step.update(learner, batches, stop=True)
+    result = step.UpdateResult(*vector.tolist())
+    assert result.stop == 1 and 0 < result.words < result.tokens

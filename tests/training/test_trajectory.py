@@ -21,7 +21,7 @@ from zipflm.interop.fairseq import model_weights
 from zipflm.model.language_model import LanguageModel
 from zipflm.training import optimizers, step
 from zipflm.training.distributed import Process
-from zipflm.training.nesterov import Nesterov
+from zipflm.training.nesterov import NesterovMomentum
 from zipflm.training.schedule import learning_rate
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -82,7 +82,7 @@ def learner():
     return step.Learner(
         model=model,
         scorer=PublishedLoss(model),
-        optimizers=[Nesterov([{"params": list(model.parameters()), "base_lr": 1.0}])],
+        optimizers=[NesterovMomentum([{"params": list(model.parameters()), "base_lr": 1.0}])],
         scale=step.LossScale(False, process.device),
         process=process,
         precision="float32",
@@ -104,7 +104,9 @@ def test_ten_updates_equal_the_authors(learner):
         rate = learning_rate(SCHEDULE, number, 100)
         assert rate == pytest.approx(record["lr_used"], rel=1e-12)
         optimizers.set_rates(learner.optimizers, rate)
-        outcome = step.Outcome(*step.update(learner, list(batches_of(tensors, number))).tolist())
+        outcome = step.UpdateResult(
+            *step.update(learner, list(batches_of(tensors, number))).tolist()
+        )
         assert outcome.tokens == record["ntokens"]
         assert outcome.nll / outcome.tokens / math.log(2) == pytest.approx(
             record["loss_base2"], rel=1e-5

@@ -26,7 +26,7 @@ from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.files import naming_full_disk
-from zipflm.presets import FACTORIZATIONS
+from zipflm.presets import DATASETS, FACTORIZATIONS, SIZES, preset
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import Choice, RunFolder, locate
 from zipflm.runs.loaded import load_run
@@ -127,7 +127,7 @@ def _open(paths: Sequence[Path], choice: Choice | None, words: DataFolder) -> li
     """Configs and data of runs; a label is the factorization where only one run has it."""
     found = [locate(path, choice) for path in paths]
     configs = [checkpoint.config() for _, checkpoint in found]
-    kinds = [_factorization(config) for config in configs]
+    kinds = [config.factorization(config.batches.unit) or config.name for config in configs]
     names = [
         kind if kinds.count(kind) == 1 and kind in FACTORIZATIONS else path.resolve().name
         for kind, path in zip(kinds, paths, strict=True)
@@ -143,11 +143,6 @@ def _open(paths: Sequence[Path], choice: Choice | None, words: DataFolder) -> li
     ]
 
 
-def _factorization(config: Config) -> str:
-    _, _, rest = config.name.partition("/")
-    return rest.partition("/")[0] or config.name
-
-
 def _data_of(config: Config, words: DataFolder) -> DataFolder:
     if config.batches.unit == "word":
         return words
@@ -155,9 +150,20 @@ def _data_of(config: Config, words: DataFolder) -> DataFolder:
 
 
 def _dataset(runs: Sequence[_Analysed]) -> str:
-    """The preset they share, if they do: the paper's rows belong to one."""
-    names = {run.config.name.partition("/")[0] for run in runs}
-    return names.pop() if len(names) == 1 else ""
+    """The paper's dataset of which all of them are models, to show its rows beside them; empty if
+    there is none."""
+    for name, dataset in DATASETS.items():
+        if dataset.is_of_the_paper and all(_is_model_of(run, name) for run in runs):
+            return name
+    return ""
+
+
+def _is_model_of(run: _Analysed, dataset: str) -> bool:
+    """By what it is, since a run may be called anything: a model of the same kind and size."""
+    if run.factorization not in FACTORIZATIONS:
+        return False
+    presets = (preset(dataset, run.factorization, size=size) for size in SIZES)
+    return run.config.num_params() in {config.num_params() for config in presets}
 
 
 def _scored(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.analysis.study import CurvePoint, Member, SplitScore, split_score
-from zipflm.config import AdaptiveInput, CharacterInput, Config, FullOutput, InputConfig, Tie
+from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.scores import ScoringProtocol
@@ -118,29 +118,6 @@ def _read_kept(path: Path, key: _Key) -> WordScores | None:
     return WordScores(nll, facts.protocol) if facts.key == key and is_whole else None
 
 
-def describe(config: Config) -> tuple[str, str]:
-    """Input and output layer in the words of the paper's tables."""
-    tied = " (tied)" if config.tie != Tie.NONE else ""
-    pieces = "BPE " if config.batches.unit == "bpe" else ""
-    if isinstance(config.output, FullOutput):
-        output = f"{pieces}softmax {config.output.dim}"
-    else:
-        assert config.output_bands is not None
-        output = f"adaptive {_sizes(config.output_bands.sizes)}"
-    return pieces + _input(config.input, config), output + tied
-
-
-def _input(layer: InputConfig, config: Config) -> str:
-    if isinstance(layer, AdaptiveInput):
-        assert config.input_bands is not None
-        return f"adaptive {_sizes(config.input_bands.sizes)}"
-    return "char-CNN" if isinstance(layer, CharacterInput) else f"embedding {layer.dim}"
-
-
-def _sizes(sizes: tuple[int, ...]) -> str:
-    return "/".join(f"{size / 1000:.3g}K" for size in sizes)
-
-
 def make_member(
     run: RunFolder,
     config: Config,
@@ -153,7 +130,7 @@ def make_member(
     problem: str = "",
 ) -> Member:
     """A member from its run folder and its scores on the words of the folder `words`."""
-    input, output = describe(config)
+    input, output = config.describe(config.batches.unit)
     log = run.log()
     reports = [line for line in log if isinstance(line, Report)]
     scores = scored.splits if scored else {}

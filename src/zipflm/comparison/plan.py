@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, Tie
+from zipflm.config.factorizations import BY_LABEL
 from zipflm.data.facts import FACTS_FILE
 from zipflm.data.folder import DataFolder
 from zipflm.overrides import UnknownKey
@@ -19,7 +20,7 @@ from zipflm.presets import FACTORIZATIONS, from_name
 from zipflm.recipes import resolve
 from zipflm.runs.folder import RunFolder
 
-SUBWORDS = ("BPE", "BPE-T")
+SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
 _SAME_TEXT = "prepare both from the same text"
 
 MEMBERS = "members"

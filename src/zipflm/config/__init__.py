@@ -1,18 +1,19 @@
-"""What a model and its training are, as frozen values; sizes are computed from them alone.
+"""What a model and its training are, as frozen values; sizes and costs follow from them alone.
 
-Variants are types (`FixedInput | AdaptiveInput | CharacterInput`), so that a combination that
-makes no sense cannot be written or fails at once, naming field, value and remedy. This package
-builds nothing and reads no file; `records` keeps these values as JSON, `overrides` changes them.
+Variants are types (`FixedInput | AdaptiveInput | CharacterInput`), so that a combination that makes
+no sense cannot be written, or fails at once and names field, value and remedy. This package builds
+nothing and reads no file; `records` keeps these values as JSON, `overrides` changes them.
 """
 
 from zipflm.config.blocks import Blocks as Blocks
 from zipflm.config.blocks import BreakMode as BreakMode
 from zipflm.config.blocks import Unit as Unit
 from zipflm.config.checks import require as require
+from zipflm.config.decoder import DecoderConfig as DecoderConfig
 from zipflm.config.layers import AdaptiveInput as AdaptiveInput
 from zipflm.config.layers import AdaptiveOutput as AdaptiveOutput
+from zipflm.config.layers import Banded as Banded
 from zipflm.config.layers import CharacterInput as CharacterInput
-from zipflm.config.layers import DecoderConfig as DecoderConfig
 from zipflm.config.layers import FixedInput as FixedInput
 from zipflm.config.layers import FullOutput as FullOutput
 from zipflm.config.layers import InputConfig as InputConfig

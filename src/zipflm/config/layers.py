@@ -1,12 +1,30 @@
-"""The parts of a model: input layers, output layers, the decoder, and what may be shared."""
+"""The input and output layers as values; each answers for itself what only it knows.
+
+`InputLayer` and `OutputLayer` list the questions, so that nobody else has to tell layers apart to
+count, to describe or to tie them. A new layer is a class here, one in `model.inputs` or
+`model.outputs` with its line in `model.language_model`, and an entry in `InputConfig` or
+`OutputConfig`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from itertools import pairwise
+from typing import NoReturn
 
-from zipflm.config.checks import require, require_choices, require_fraction, require_positive
+from zipflm.config.blocks import Unit
+from zipflm.config.checks import require, require_fraction, require_positive
+from zipflm.model.bands import Bands
+
+Share = Callable[[int, int], float]
+"""share(first, end): which part of the running text has ids from `first` up to, not including,
+`end`."""
+
+NUM_BYTES = 257
+"""Rows of a table of bytes: 256 values, moved up by one, and 0 for padding."""
 
 
 class Tie(StrEnum):
@@ -23,9 +41,61 @@ class Tie(StrEnum):
     def _missing_(cls, value: object) -> None:
         raise ValueError(f"tie={value!r}: choose from {', '.join(cls)}")
 
+    @property
+    def shares_embeddings(self) -> bool:
+        return self != Tie.NONE
+
+    @property
+    def shares_tail_projections(self) -> bool:
+        return self in (Tie.PROJECTIONS, Tie.HEAD)
+
+    @property
+    def shares_head_projection(self) -> bool:
+        return self == Tie.HEAD
+
+
+class Layer(ABC):
+    """The questions to any layer; `vocab_size` is the number of ids."""
+
+    def bands(self, vocab_size: int) -> Bands | None:
+        """How the vocabulary is cut into bands, if it is."""
+        return None
+
+    @abstractmethod
+    def describe(self, vocab_size: int, unit: Unit) -> str:
+        """A few words for a table, in the paper's manner."""
+
+
+class InputLayer(Layer):
+    """The questions to an input layer; `width` is the decoder's."""
+
+    @abstractmethod
+    def params(self, vocab_size: int, width: int) -> dict[str, int]:
+        """Number of trained parameters by part."""
+
+    @abstractmethod
+    def products(self, vocab_size: int, width: int, share: Share) -> float:
+        """Multiply-adds for one token, on average over a text with that share of each id."""
+
+
+class OutputLayer(Layer):
+    """The questions to an output layer; `width` is the decoder's, `tie` what the model shares."""
+
+    @abstractmethod
+    def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
+        """ValueError unless it can share these weights with that input layer."""
+
+    @abstractmethod
+    def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
+        """Number of trained parameters by part, without those of the input layer that it uses."""
+
+    @abstractmethod
+    def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
+        """Multiply-adds for one token, on average over a text with that share of each id."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class FixedInput:
+class FixedInput(InputLayer):
     """One table for all words or sub-words, projected to the decoder's width if it differs."""
 
     dim: int
@@ -34,10 +104,19 @@ class FixedInput:
     def __post_init__(self) -> None:
         require_positive(dim=self.dim)
 
+    def params(self, vocab_size: int, width: int) -> dict[str, int]:
+        return {"table": vocab_size * self.dim} | _projection_params(self.dim, width)
+
+    def products(self, vocab_size: int, width: int, share: Share) -> float:
+        return sum(_projection_params(self.dim, width).values())  # looking up costs nothing
+
+    def describe(self, vocab_size: int, unit: Unit) -> str:
+        return f"{_prefix(unit)}embedding {self.dim}"
+
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveInput:
-    """A table and a projection per band (section 3)."""
+class Banded(Layer):
+    """What adaptive layers have in common: words by frequency, in ever narrower bands."""
 
     cutoffs: tuple[int, ...]
     """Cumulative ends of all bands but the last."""
@@ -46,9 +125,29 @@ class AdaptiveInput:
     factor: float = 4
     """By how much each band is narrower than the one before."""
 
+    def bands(self, vocab_size: int) -> Bands:
+        return Bands(vocab_size, self.cutoffs, self.dim, self.factor)
+
 
 @dataclass(frozen=True, kw_only=True)
-class CharacterInput:
+class AdaptiveInput(Banded, InputLayer):
+    """A table and a projection per band (section 3)."""
+
+    def params(self, vocab_size: int, width: int) -> dict[str, int]:
+        bands = self.bands(vocab_size)
+        return _band_tables(bands) | _band_projections(bands, width)
+
+    def products(self, vocab_size: int, width: int, share: Share) -> float:
+        bands = self.bands(vocab_size)
+        shares = (share(first, end) for first, end in pairwise(bands.edges))
+        return sum(part * own * width for part, own in zip(shares, bands.widths, strict=True))
+
+    def describe(self, vocab_size: int, unit: Unit) -> str:
+        return f"{_prefix(unit)}adaptive {_band_sizes(self.bands(vocab_size))}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharacterInput(InputLayer):
     """A convolution over the bytes of each word, highway layers, a projection (section 4.4)."""
 
     char_dim: int = 128
@@ -86,9 +185,30 @@ class CharacterInput:
     def num_features(self) -> int:
         return sum(features for _, features in self.filters)
 
+    def params(self, vocab_size: int, width: int) -> dict[str, int]:
+        features = self.num_features
+        return {
+            "bytes": NUM_BYTES * self.char_dim,
+            "convolutions": sum(n * (k * self.char_dim + 1) for k, n in self.filters),
+            "highway": self.highway_layers * 2 * features * (features + 1),
+            "projection": width * (features + 1),
+            "symbols": 2 * width,
+        }
+
+    def products(self, vocab_size: int, width: int, share: Share) -> float:
+        parts = self.params(vocab_size, width)
+        # Every filter is applied at every byte, padding included.
+        return parts["convolutions"] * self.max_bytes + parts["highway"] + parts["projection"]
+
+    def describe(self, vocab_size: int, unit: Unit) -> str:
+        return f"{_prefix(unit)}char-CNN"
+
+
+InputConfig = FixedInput | AdaptiveInput | CharacterInput
+
 
 @dataclass(frozen=True, kw_only=True)
-class FullOutput:
+class FullOutput(OutputLayer):
     """One softmax over the whole vocabulary, behind a projection if `dim` is not the decoder's."""
 
     dim: int
@@ -97,17 +217,39 @@ class FullOutput:
     def __post_init__(self) -> None:
         require_positive(dim=self.dim)
 
+    def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
+        if not isinstance(input, FixedInput):
+            _refuse_strangers(tie, input, self)
+        require(
+            tie == Tie.EMBEDDINGS,
+            "tie",
+            tie.value,
+            "one table without bands shares its embeddings only; use tie=embeddings",
+        )
+        require(
+            input.dim == self.dim,
+            "tie",
+            tie.value,
+            f"input.dim={input.dim} and output.dim={self.dim} cannot share one table; make them "
+            "equal or use tie=none",
+        )
+
+    def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
+        table = {} if tie.shares_embeddings else {"table": vocab_size * self.dim}
+        return table | _projection_params(self.dim, width)
+
+    def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
+        # A shared table is counted with the input, where it costs nothing, but scores here.
+        return vocab_size * self.dim + sum(_projection_params(self.dim, width).values())
+
+    def describe(self, vocab_size: int, unit: Unit) -> str:
+        return f"{_prefix(unit)}softmax {self.dim}"
+
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveOutput:
+class AdaptiveOutput(Banded, OutputLayer):
     """A softmax over the head's words and one class per tail band, and one softmax per tail."""
 
-    cutoffs: tuple[int, ...]
-    """Cumulative ends of all bands but the last."""
-    dim: int
-    """Width of the head; band i has floor(dim / factor**i)."""
-    factor: float = 4
-    """By how much each band is narrower than the one before."""
     tail_dropout: float = 0.0
     """Dropout after each tail projection (section 5.3), never on the head."""
     input_dropout: float = 0.0
@@ -117,67 +259,77 @@ class AdaptiveOutput:
         require_fraction("tail_dropout", self.tail_dropout)
         require_fraction("input_dropout", self.input_dropout)
 
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """The Transformer decoder (section 4.1); the defaults are the paper's for WikiText-103."""
-
-    dim: int = 1024
-    num_layers: int = 16
-    num_heads: int = 16
-    ffn_dim: int = 4096
-    dropout: float = 0.3
-    """On the input, and on what attention and feed-forward add to the residual."""
-    attention_dropout: float = 0.1
-    relu_dropout: float = 0.1
-    """Inside the feed-forward, after its activation."""
-    final_norm: bool = False
-    """A norm after the last layer; the paper's parameter counts leave no room for one."""
-    init: Literal["paper", "fairseq", "zero-output"] = "paper"
-    """`paper`: Xavier everywhere, no bias. `fairseq`: that code's later rules, with PyTorch's own
-    for the feed-forward. `zero-output`: as `paper`, but what adds to the residual starts at 0."""
-    positions: Literal["sinusoidal", "rotary"] = "sinusoidal"
-    qk_norm: bool = False
-    """Normalise queries and keys per head."""
-    activation: Literal["relu", "relu_squared"] = "relu"
-    norm: Literal["layer", "rms"] = "layer"
-    """`rms` has no weights."""
-    bias: bool = True
-    """Biases in attention and feed-forward."""
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require_positive(
-            dim=self.dim,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            ffn_dim=self.ffn_dim,
+    def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
+        if not isinstance(input, AdaptiveInput):
+            _refuse_strangers(tie, input, self)
+        theirs, ours = input.bands(vocab_size), self.bands(vocab_size)
+        require(
+            theirs == ours,
+            "tie",
+            tie.value,
+            f"input and output must have the same bands, not {theirs} and {ours}; give both the "
+            "same cutoffs, dim and factor, or use tie=none",
         )
         require(
-            self.dim % self.num_heads == 0,
-            "num_heads",
-            self.num_heads,
-            f"must divide dim={self.dim}",
+            tie.shares_head_projection or self.dim == width,
+            "tie",
+            tie.value,
+            f"the head is scored without a projection, so output.dim={self.dim} must be "
+            f"decoder.dim={width}; or use tie=head, which projects the head too",
         )
-        require(
-            self.positions != "rotary" or self.dim // self.num_heads % 2 == 0,
-            "num_heads",
-            self.num_heads,
-            f"rotary positions need an even head width, not {self.dim // self.num_heads}",
-        )
-        for name in ("dropout", "attention_dropout", "relu_dropout"):
-            require_fraction(name, getattr(self, name))
 
-    @property
-    def num_norm_params(self) -> int:
-        return 2 * self.dim if self.norm == "layer" else 0
+    def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
+        bands = self.bands(vocab_size)
+        parts = {"clusters": bands.num_tails * bands.dim}
+        if not tie.shares_embeddings:
+            parts |= _projection_params(bands.dim, width) | _band_tables(bands)
+        if not tie.shares_tail_projections:
+            projections = _band_projections(bands, bands.dim)
+            del projections["projection.band0"]  # the head has none of its own
+            parts |= projections
+        return parts
 
-    @property
-    def num_layer_params(self) -> int:
-        matrices = 4 * self.dim * self.dim + 2 * self.dim * self.ffn_dim
-        biases = 5 * self.dim + self.ffn_dim if self.bias else 0
-        return matrices + biases + 2 * self.num_norm_params
+    def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
+        bands = self.bands(vocab_size)
+        has_projection = tie.shares_head_projection or bands.dim != width
+        head = bands.dim * (bands.sizes[0] + bands.num_tails + (width if has_projection else 0))
+        # An untied layer projects once for head and tails; a tied tail reads the decoder itself.
+        tail_input = width if tie.shares_embeddings else bands.dim
+        tails = list(zip(pairwise(bands.edges), bands.sizes, bands.widths, strict=True))[1:]
+        return head + sum(share(*ids) * own * (size + tail_input) for ids, size, own in tails)
+
+    def describe(self, vocab_size: int, unit: Unit) -> str:
+        return f"adaptive {_band_sizes(self.bands(vocab_size))}"
 
 
-InputConfig = FixedInput | AdaptiveInput | CharacterInput
 OutputConfig = FullOutput | AdaptiveOutput
+
+
+def _projection_params(dim: int, width: int) -> dict[str, int]:
+    """A matrix between a table and the decoder, where their widths differ."""
+    return {"projection": dim * width} if dim != width else {}
+
+
+def _band_tables(bands: Bands) -> dict[str, int]:
+    pairs = zip(bands.sizes, bands.widths, strict=True)
+    return {f"embedding.band{band}": size * width for band, (size, width) in enumerate(pairs)}
+
+
+def _band_projections(bands: Bands, width: int) -> dict[str, int]:
+    """The matrices between each band's width and `width`."""
+    return {f"projection.band{band}": own * width for band, own in enumerate(bands.widths)}
+
+
+def _band_sizes(bands: Bands) -> str:
+    return "/".join(f"{size / 1000:.3g}K" for size in bands.sizes)
+
+
+def _prefix(unit: Unit) -> str:
+    return "BPE " if unit == "bpe" else ""
+
+
+def _refuse_strangers(tie: Tie, input: InputConfig, output: OutputConfig) -> NoReturn:
+    raise ValueError(
+        f"tie={tie.value!r}: {type(input).__name__} and {type(output).__name__} have no weights in "
+        "common; use tie=none, or make both adaptive or both plain tables"
+    )

@@ -1,20 +1,17 @@
-"""A complete model as a value, and its number of parameters, computed without building it."""
+"""A complete model as a value: what it is called, what it holds and what a token costs it.
+
+All of it is computed without building the model, from the answers of its parts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zipflm.config.checks import require, require_positive
-from zipflm.config.layers import (
-    AdaptiveInput,
-    AdaptiveOutput,
-    DecoderConfig,
-    FixedInput,
-    FullOutput,
-    InputConfig,
-    OutputConfig,
-    Tie,
-)
+from zipflm.config.blocks import Unit
+from zipflm.config.checks import require_positive
+from zipflm.config.decoder import DecoderConfig
+from zipflm.config.factorizations import Factorization, label_of
+from zipflm.config.layers import InputConfig, OutputConfig, Share, Tie
 from zipflm.model.bands import Bands
 
 
@@ -32,124 +29,60 @@ class ModelConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tie", Tie(self.tie))  # its value is welcome too
         require_positive(vocab_size=self.vocab_size)
-        # Cutoffs and widths are checked by Bands, here rather than when the model is built.
-        bands_in, bands_out = self.input_bands, self.output_bands
-        if self.tie == Tie.NONE:
-            return
-        if isinstance(self.input, FixedInput) and isinstance(self.output, FullOutput):
-            require(
-                self.tie == Tie.EMBEDDINGS,
-                "tie",
-                self.tie.value,
-                "one table without bands shares its embeddings only; use tie=embeddings",
-            )
-            require(
-                self.input.dim == self.output.dim,
-                "tie",
-                self.tie.value,
-                f"input.dim={self.input.dim} and output.dim={self.output.dim} cannot share one "
-                "table; make them equal or use tie=none",
-            )
-            return
-        require(
-            bands_in is not None and bands_out is not None,
-            "tie",
-            self.tie.value,
-            f"{type(self.input).__name__} and {type(self.output).__name__} have no weights in "
-            "common; use tie=none, or make both adaptive or both plain tables",
-        )
-        require(
-            bands_in == bands_out,
-            "tie",
-            self.tie.value,
-            f"input and output must have the same bands, not {bands_in} and {bands_out}; give "
-            "both the same cutoffs, dim and factor, or use tie=none",
-        )
-        require(
-            self.tie == Tie.HEAD or self.output.dim == self.decoder.dim,
-            "tie",
-            self.tie.value,
-            f"the head is scored without a projection, so output.dim={self.output.dim} must be "
-            f"decoder.dim={self.decoder.dim}; or use tie=head, which projects the head too",
-        )
+        # Bands check cutoffs and widths: here rather than when the model is built.
+        _ = self.input_bands, self.output_bands
+        if self.tie != Tie.NONE:
+            self.output.check_tie(self.tie, self.input, self.vocab_size, self.decoder.dim)
 
     @property
     def input_bands(self) -> Bands | None:
-        return self._bands(self.input) if isinstance(self.input, AdaptiveInput) else None
+        return self.input.bands(self.vocab_size)
 
     @property
     def output_bands(self) -> Bands | None:
-        return self._bands(self.output) if isinstance(self.output, AdaptiveOutput) else None
+        return self.output.bands(self.vocab_size)
 
-    def _bands(self, layer: AdaptiveInput | AdaptiveOutput) -> Bands:
-        return Bands(self.vocab_size, layer.cutoffs, layer.dim, layer.factor)
+    def factorization(self, unit: Unit) -> str | None:
+        """The paper's label for such a model, `SM` to `ADP-T`, of words or of pieces of words;
+        None where the paper has no such model."""
+        return label_of(
+            Factorization(
+                type(self.input), type(self.output), is_tied=self.tie != Tie.NONE, unit=unit
+            )
+        )
+
+    def describe(self, unit: Unit) -> tuple[str, str]:
+        """Input and output layer in the words of the paper's tables, of words or of pieces."""
+        input = self.input.describe(self.vocab_size, unit)
+        output = self.output.describe(self.vocab_size, unit)
+        return input, output if self.tie == Tie.NONE else f"{output} (tied)"
 
     def num_params(self) -> int:
         """Number of trained parameters; a shared one counts once."""
         return sum(self.params_by_part().values())
 
     def params_by_part(self) -> dict[str, int]:
-        """The same number, part by part in the order of the data's path."""
-        return {
-            **{f"input.{part}": count for part, count in self._input_params().items()},
-            "decoder.layers": self.decoder.num_layers * self.decoder.num_layer_params,
-            **({"decoder.final_norm": self.decoder.num_norm_params} if self._has_norm else {}),
-            **{f"output.{part}": count for part, count in self._output_params().items()},
-        }
-
-    @property
-    def _has_norm(self) -> bool:
-        return self.decoder.final_norm and self.decoder.num_norm_params > 0
-
-    def _input_params(self) -> dict[str, int]:
+        """The same number, part by part in the order in which a token passes them."""
         width = self.decoder.dim
-        if isinstance(self.input, FixedInput):
-            return self._table_params(self.input.dim)
-        if isinstance(self.input, AdaptiveInput):
-            assert self.input_bands is not None
-            return _band_params(self.input_bands, width)
-        chars = self.input
-        features = chars.num_features
+        by_layer = {
+            "input": self.input.params(self.vocab_size, width),
+            "decoder": self.decoder.params(),
+            "output": self.output.params(self.vocab_size, width, self.tie),
+        }
         return {
-            "bytes": 257 * chars.char_dim,
-            "convolutions": sum(n * (k * chars.char_dim + 1) for k, n in chars.filters),
-            "highway": chars.highway_layers * 2 * features * (features + 1),
-            "projection": width * (features + 1),
-            "symbols": 2 * width,
+            f"{layer}.{part}": count
+            for layer, parts in by_layer.items()
+            for part, count in parts.items()
         }
 
-    def _output_params(self) -> dict[str, int]:
-        if isinstance(self.output, FullOutput):
-            table = self._table_params(self.output.dim)
-            return (
-                table if self.tie == Tie.NONE else {k: n for k, n in table.items() if k != "table"}
-            )
-        bands = self.output_bands
-        assert bands is not None
-        parts = {"clusters": bands.num_tails * bands.dim}
-        if self.tie == Tie.NONE and bands.dim != self.decoder.dim:
-            parts["projection"] = bands.dim * self.decoder.dim
-        # Tail projections read what enters the layer, which is `bands.dim` wide when untied.
-        for name, count in _band_params(bands, bands.dim).items():
-            is_table = name.startswith("embedding")
-            if self.tie == Tie.NONE and name != "projection.band0":
-                parts[name] = count
-            elif self.tie == Tie.EMBEDDINGS and not is_table and name != "projection.band0":
-                parts[name] = count
-        return parts
+    def products_per_token(self, share: Share, block: int) -> float:
+        """Multiply-adds to predict one token of a block of that length.
 
-    def _table_params(self, dim: int) -> dict[str, int]:
-        parts = {"table": self.vocab_size * dim}
-        if dim != self.decoder.dim:
-            parts["projection"] = dim * self.decoder.dim
-        return parts
-
-
-def _band_params(bands: Bands, width: int) -> dict[str, int]:
-    """Tables of all bands, then the matrices between each band's width and `width`."""
-    tables = {
-        f"embedding.band{i}": size * dim
-        for i, (size, dim) in enumerate(zip(bands.sizes, bands.widths, strict=True))
-    }
-    projections = {f"projection.band{i}": dim * width for i, dim in enumerate(bands.widths)}
-    return tables | projections
+        A token meets the weights of its own band only; `share` says how common each band is.
+        """
+        width = self.decoder.dim
+        return (
+            self.input.products(self.vocab_size, width, share)
+            + self.decoder.products(block)
+            + self.output.products(self.vocab_size, width, self.tie, share)
+        )

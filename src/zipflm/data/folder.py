@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm.checksums import Verified, read_checksums, require_unchanged
 from zipflm.config import Unit
 from zipflm.data.bpe import Codes
-from zipflm.data.facts import DataFacts, SplitFacts, read_facts
+from zipflm.data.facts import FACTS_FILE, DataFacts, SplitFacts, read_facts
 from zipflm.data.tokens import TokenFile
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.files import file_hash
 
 SPLITS = ("train", "valid", "test")
 
@@ -37,6 +37,10 @@ class DataFolder:
         """Open a folder that `zipflm prepare` made; ValueError or OSError if it is not whole."""
         path = Path(path)
         facts = read_facts(path)
+        sums = read_checksums(path, (FACTS_FILE, VOCABULARY_FILE))
+        # Token files are long, and looked at when a split is used.
+        for name in (FACTS_FILE, VOCABULARY_FILE, *((CODES_FILE,) if facts.bpe else ())):
+            require_unchanged(path, name, sums)
         vocabulary = Vocabulary.load(path / VOCABULARY_FILE)
         if vocabulary.hash != facts.vocabulary.hash:
             raise ValueError(
@@ -94,15 +98,15 @@ class DataFolder:
         return self.facts.splits[split]
 
     def verify(self, *splits: str) -> None:
-        """Read token files, all unless named, and compare their hashes with data.json.
+        """Compare the token files of splits, all unless named, with their checksums.
 
-        Raises ValueError if one differs.
+        One that did not change since it was last compared is not read again. Raises ValueError,
+        naming the file, if one differs.
         """
+        verified = Verified(self.path)
         for split in splits or self.splits:
             facts = self.split(split)
-            digest = file_hash(self.path / facts.file)
-            if digest != facts.sha256:
-                raise ValueError(
-                    f"{self.path / facts.file}: SHA-256 of the {split} split is {digest}, but "
-                    f"data.json says {facts.sha256}; prepare the data again"
-                )
+            try:
+                verified.require_unchanged(facts.file, {facts.file: facts.sha256})
+            except ValueError as error:
+                raise ValueError(f"{error}; prepare the {split} split again") from None

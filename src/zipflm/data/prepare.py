@@ -15,6 +15,7 @@ from typing import get_args
 
 import numpy as np
 
+from zipflm.checksums import seal
 from zipflm.config import Unit
 from zipflm.data.bpe import Codes
 from zipflm.data.encoding import Encoding, TextHash
@@ -101,25 +102,27 @@ def prepare(
     refuse_existing(out)
     sources = _sources(splits, options)
     given, codes = _given(options)
-    with new_folder(out) as folder, TemporaryDirectory(dir=folder, prefix="scan-") as spool:
-        scans = {
-            split: _scan(split, names, Path(spool), options.errors, processes, report)
-            for split, names in sources.items()
-        }
-        _check_sizes(scans, expected or {})
-        if options.bpe is not None:
-            report("learning sub-words", 0, None)
-            codes = Codes.learn(scans["train"].words(), options.bpe)
-        vocabulary = given or _vocabulary(options, codes, scans["train"].words())
+    with new_folder(out) as folder:
+        with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
+            scans = {
+                split: _scan(split, names, Path(spool), options.errors, processes, report)
+                for split, names in sources.items()
+            }
+            _check_sizes(scans, expected or {})
+            if options.bpe is not None:
+                report("learning sub-words", 0, None)
+                codes = Codes.learn(scans["train"].words(), options.bpe)
+            vocabulary = given or _vocabulary(options, codes, scans["train"].words())
+            written = {
+                split: _encode(folder, split, sources[split], scanned, vocabulary, codes, report)
+                for split, scanned in scans.items()
+            }
         vocabulary.save(folder / VOCABULARY_FILE)
         if codes is not None:
             codes.save(folder / CODES_FILE)
-        written = {
-            split: _encode(folder, split, sources[split], scanned, vocabulary, codes, report)
-            for split, scanned in scans.items()
-        }
         facts = _facts(options, vocabulary, codes, written)
         write_record(folder / FACTS_FILE, facts)
+        seal(folder, {split.file: split.sha256 for split in written.values()})
     return DataFolder(Path(out), facts, vocabulary)
 
 

@@ -27,8 +27,9 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.evaluation.device import usable_device
 from zipflm.evaluation.scores import TokenScores
-from zipflm.evaluation.scoring import Precision, score
+from zipflm.evaluation.scoring import score
 from zipflm.files import TEMPORARY_REMEDY, naming_full_disk
+from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
 from zipflm.runs.loaded import LoadedRun, load_run
 

@@ -13,8 +13,6 @@ pieces of a word add up to it, so BPE and word models compare.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
 
 import numpy as np
 import torch
@@ -25,9 +23,8 @@ from zipflm.data.batches import Batch, Batches, Windows
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol, TokenScores, count_words
 from zipflm.model.language_model import LanguageModel
+from zipflm.model.precision import Precision, autocast
 from zipflm.runs.records import Sums
-
-Precision = Literal["float32", "bfloat16", "float16"]
 
 # Batches whose results wait on the device: collecting them stalls it, so seldom.
 _PENDING = 32
@@ -57,7 +54,7 @@ def score(
         places = _scored_places(windows)
         positions += int((windows.end - windows.first).sum())
         scored += len(places)
-        with _autocast(device, precision):
+        with autocast(precision, torch.device(device)):
             pending.append((places, _scored_nll(model, batches.batch(0, index), device)))
         if len(pending) == _PENDING:
             bad += _collect(pending, nll)
@@ -102,12 +99,6 @@ def _collect(pending: list[tuple[NDArray[np.int64], Tensor]], nll: NDArray[np.fl
     nll[places] = values
     pending.clear()
     return int(np.count_nonzero(~np.isfinite(values)))
-
-
-def _autocast(device: torch.device | str, precision: Precision) -> AbstractContextManager[object]:
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(torch.device(device).type, dtype=getattr(torch, precision))
 
 
 def _require_finite(bad: int, scored: int) -> None:

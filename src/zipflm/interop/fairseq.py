@@ -1,14 +1,15 @@
-"""fairseq language models as configs and weights of this package, without fairseq.
+"""fairseq's language models as configs and weights of this package, without fairseq.
 
-Takes a model's options and its state dictionary, both already in memory; reads no file
-(`fairseq_file` does) and leaves the options of old versions to `fairseq_options`. Names translate
-by one table of templates; what is not understood is refused, never defaulted.
+Works on a model's options and state dictionary in memory: `fairseq_file` reads them from a file,
+and `fairseq_options` knows what options of old versions meant. One table of templates translates
+the names of weights. What is not understood is refused, never replaced by a default.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Mapping
 from operator import index
 from typing import Any
@@ -27,10 +28,16 @@ from zipflm.config import (
     OutputConfig,
     Tie,
 )
-from zipflm.interop.fairseq_options import current
+from zipflm.interop.fairseq_options import latest_options
+from zipflm.interop.messages import listed, shown
 
-# What Python raises for a text that is no plain value, or not the expected one.
+# What Python raises for a text that is no literal, or not the expected one.
 _NO_LITERAL = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
+_MAX_TEXT = 1_000
+_MAX_NUMBER = 2**31
+# Of a layer, band or convolution, as a part of a weight's name.
+_NUMBER = re.compile(r"(?<=\.)[0-9]{1,6}(?=\.|$)")
+_FUSED = re.compile(r"layers\.([0-9]{1,6})\.self_attn\.in_proj_(weight|bias)")
 
 # fairseq's name -> ours; {} is a number, the same on both sides. None: not a weight.
 _NAMES: dict[str, str | None] = {
@@ -85,9 +92,13 @@ def model_config(
 ) -> ModelConfig:
     """The config of a model with these options (the `args` or `cfg.model` of a checkpoint).
 
-    With its `weights` also for files of old versions, whose options do not say everything.
+    The options of old versions do not say everything; for these, give the `weights`, too.
     """
-    options = current(options, weights or {})
+    return config_from_latest(latest_options(options, weights or {}), vocab_size)
+
+
+def config_from_latest(options: Mapping[str, Any], vocab_size: int) -> ModelConfig:
+    """The config of a model with options as `latest_options` returns them."""
     width = options["decoder_embed_dim"]
     decoder = DecoderConfig(
         dim=width,
@@ -132,14 +143,14 @@ def _output_config(options: Mapping[str, Any]) -> OutputConfig:
         cutoffs=_cutoffs(options, "adaptive_softmax_cutoff"),
         dim=options["decoder_output_dim"],
         factor=options["adaptive_softmax_factor"],
-        # One rate there for the input of the whole layer and for the tails.
+        # fairseq has one rate for the input of the whole layer and for the tails.
         tail_dropout=options["adaptive_softmax_dropout"],
         input_dropout=options["adaptive_softmax_dropout"],
     )
 
 
 def _tie(options: Mapping[str, Any]) -> Tie:
-    # Each kind of output layer looks at its own option only.
+    # Each kind of output layer has its own option, and ignores the other's.
     if options["adaptive_softmax_cutoff"] is None:
         return Tie.EMBEDDINGS if options["share_decoder_input_output_embed"] else Tie.NONE
     if not options["tie_adaptive_weights"]:
@@ -148,33 +159,49 @@ def _tie(options: Mapping[str, Any]) -> Tie:
 
 
 def _cutoffs(options: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """fairseq evaluates the text, so that brackets around the numbers change nothing."""
+    """fairseq evaluates the text, so that brackets around the numbers make no difference."""
     try:
-        value = ast.literal_eval(options[name])
-        return tuple(map(index, value if isinstance(value, tuple | list) else [value]))
+        value = _literal(options[name])
+        return tuple(map(_number, value if isinstance(value, tuple | list) else [value]))
     except _NO_LITERAL:
-        raise ValueError(f"{name}={options[name]!r}: expected numbers like '20000,60000'") from None
+        raise ValueError(
+            f"{name}={shown(options[name])}: expected numbers like '20000,60000'"
+        ) from None
 
 
 def _filters(text: str) -> tuple[tuple[int, int], ...]:
     try:
-        return tuple((int(size), int(features)) for size, features in ast.literal_eval(text))
+        return tuple((_number(size), _number(features)) for size, features in _literal(text))
     except _NO_LITERAL:
-        raise ValueError(f"character_filters={text!r}: expected '[(1, 128), ...]'") from None
+        raise ValueError(f"character_filters={shown(text)}: expected '[(1, 128), ...]'") from None
+
+
+def _literal(text: str) -> Any:
+    if len(text) > _MAX_TEXT:
+        raise ValueError("too long")
+    with warnings.catch_warnings():  # what Python thinks of a foreign text's style
+        warnings.simplefilter("ignore")
+        return ast.literal_eval(text)
+
+
+def _number(value: Any) -> int:
+    if abs(index(value)) >= _MAX_NUMBER:
+        raise ValueError("too large")
+    return index(value)
 
 
 def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """fairseq's state dictionary under the names of `LanguageModel(config).state_dict()`.
 
-    Translates names only; unknown ones are an error that lists them.
+    Translates names and nothing else; raises ValueError listing those it does not know.
     """
-    return split_shared(state, config)[0]
+    return weights_and_copies(state, config)[0]
 
 
-def split_shared(
+def weights_and_copies(
     state: Mapping[str, Tensor], config: ModelConfig
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights by our names, and apart from them the second copies of those that are tied."""
+    """The weights under our names, and apart from them the second copies of tied ones."""
     weights: dict[str, Tensor] = {}
     unknown: list[str] = []
     twice: list[str] = []
@@ -186,36 +213,28 @@ def split_shared(
         twice += sorted(known.keys() & weights.keys())
         weights |= known
     if unknown:
-        raise ValueError(f"unknown weights: {', '.join(sorted(unknown))}")
+        raise ValueError(f"unknown weights: {listed(sorted(unknown))}")
     if twice:
-        raise ValueError(f"weights given twice, under two names: {', '.join(twice)}")
-    shared = {name: weights.pop(name) for name in list(weights) if _is_shared(name, config.tie)}
-    return weights, shared
+        raise ValueError(f"weights given twice, under two names: {listed(twice)}")
+    copies = {name: weights.pop(name) for name in list(weights) if _is_copy(name, config.tie)}
+    return weights, copies
 
 
 def _named_parts(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor] | None:
-    """Our weights that one of fairseq's holds; None if its name means nothing here."""
+    """The weights of ours that one of fairseq's holds; None if its name is unknown."""
     if name == "adaptive_softmax.head.weight" and config.output_bands is not None:
         num_words = config.output_bands.sizes[0]
         return {"output.embeddings.0": tensor[:num_words], "output.clusters": tensor[num_words:]}
-    if fused := re.fullmatch(r"layers\.(\d+)\.self_attn\.in_proj_(weight|bias)", name):
+    if fused := _FUSED.fullmatch(name):
         layer, kind = fused.groups()
         names = (f"decoder.layers.{layer}.{part}.{kind}" for part in ("query", "key", "value"))
         return dict(zip(names, tensor.chunk(3), strict=False))
-    known, ours = _translate(name)
-    if not known:
+    number = _NUMBER.search(name)
+    template = name if number is None else _NUMBER.sub("{}", name, count=1)
+    if template not in _NAMES:
         return None
-    return {} if ours is None else {ours: tensor}
-
-
-def _translate(name: str) -> tuple[bool, str | None]:
-    """(is the name known, our name for it)."""
-    numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", name)
-    for template, ours in _NAMES.items():
-        for number in numbers[:1] if "{}" in template else [""]:
-            if template.format(number) == name:
-                return True, ours and _our_name(ours, number)
-    return False, None
+    ours = _NAMES[template]
+    return {} if ours is None else {_our_name(ours, number[0] if number else ""): tensor}
 
 
 def _our_name(template: str, number: str) -> str:
@@ -224,8 +243,8 @@ def _our_name(template: str, number: str) -> str:
     return template.format(number)
 
 
-def _is_shared(name: str, tie: Tie) -> bool:
-    """Whether this weight belongs to the input layer, which holds it already."""
+def _is_copy(name: str, tie: Tie) -> bool:
+    """Whether this weight of the output layer is one of the input layer's."""
     if name == "output.table" or name.startswith("output.embeddings."):
         return tie != Tie.NONE
     return name.startswith("output.tail_projections.") and tie == Tie.PROJECTIONS

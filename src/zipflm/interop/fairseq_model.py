@@ -1,6 +1,6 @@
-"""A fairseq checkpoint and its dictionary as a model of this package, whole and checked.
+"""A fairseq checkpoint and its dictionary as a model of this package, complete and checked.
 
-Puts the parts together; writes nothing. `zipflm import-fairseq` makes a run folder of the result.
+Puts the parts together and writes nothing; `zipflm import-fairseq` makes a run folder of it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from torch import Tensor
 
 from zipflm.config import AdaptiveOutput, BatchConfig, CharacterInput, Config, ModelConfig
 from zipflm.data.vocabulary import CONTINUES, Vocabulary
-from zipflm.interop.fairseq import model_config, split_shared
+from zipflm.interop.fairseq import config_from_latest, weights_and_copies
 from zipflm.interop.fairseq_file import read_checkpoint
-from zipflm.interop.fairseq_options import current
+from zipflm.interop.fairseq_options import latest_options
+from zipflm.interop.messages import listed, plain_text
 from zipflm.model.language_model import LanguageModel
 
 Source = str | PathLike[str]
 Unit = Literal["word", "bpe"]
 
-# Of the entries of a sub-word dictionary about half bear a mark, subword-nmt's of a word that goes
-# on or sentencepiece's of one that begins; among words the marks are all but unheard of.
+# About half of the entries of a sub-word dictionary bear a mark: subword-nmt's for a word that goes
+# on, or sentencepiece's for one that begins. Among whole words such marks hardly ever occur.
 _SHARE_OF_PIECES = 0.05
 
 
@@ -46,20 +47,20 @@ def read_model(
 ) -> ImportedModel:
     """Read a checkpoint; `dictionary` is the `dict.txt` of the data it was trained on.
 
-    `unit` is seen from the dictionary unless given. Raises ValueError or OSError, naming the file,
-    for what is damaged, hostile, not understood or does not fit.
+    The dictionary tells the `unit` if it is not given. Raises ValueError or OSError, naming the
+    file, for what is damaged, hostile, not understood or does not fit.
     """
     file = read_checkpoint(checkpoint)
     vocabulary = Vocabulary.load(dictionary)
     try:
-        # First: what kind of model it is at all.
-        options = current(file.options, file.weights, file.model_options)
+        # First, because another kind of model also has other weights.
+        options = latest_options(file.options, file.weights, file.model_options)
         _require_size(dictionary, vocabulary, file.weights)
-        model = model_config(options, len(vocabulary), file.weights)
-        weights = _plain(fitting_weights(file.weights, model))
+        model = config_from_latest(options, len(vocabulary))
+        weights = _float32_copies(fitting_weights(file.weights, model))
     except ValueError as error:
         raise ValueError(f"{checkpoint}: {error}") from None
-    config = _config(model, options, unit or _unit(dictionary, vocabulary))
+    config = _run_config(model, options, unit or _unit(dictionary, vocabulary))
     return ImportedModel(config, weights, vocabulary, file.updates)
 
 
@@ -79,26 +80,30 @@ def vocabulary_size(weights: Mapping[str, Tensor]) -> int:
     for name in ("embed_tokens.weight", "output_projection.weight", "embed_out"):
         if f"decoder.{name}" in weights:
             return len(weights[f"decoder.{name}"])
-    bands = [len(t) for n, t in weights.items() if re.search(r"embed_tokens.embeddings.\d+.0", n)]
+    bands = _lengths(r"embed_tokens\.embeddings\.[0-9]+\.0\.weight", weights)
     if bands:
         return sum(bands)
-    tails = [len(t) for n, t in weights.items() if re.search(r"adaptive_softmax.tail.\d+.2", n)]
+    tails = _lengths(r"adaptive_softmax\.tail\.[0-9]+\.2\.weight", weights)
     head = weights.get("decoder.adaptive_softmax.head.weight")
     if head is None:
         raise ValueError("no table of words among the weights; not a language model's")
     return len(head) - len(tails) + sum(tails)  # the head has a row for every tail, too
 
 
-def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """A whole state dictionary under the names of `LanguageModel(config).state_dict()`.
+def _lengths(pattern: str, weights: Mapping[str, Tensor]) -> list[int]:
+    return [len(t) for name, t in weights.items() if re.fullmatch(rf"decoder\.{pattern}", name)]
 
-    Raises ValueError that lists weights which are unknown, missing, left over or misshapen, and
-    tied ones of which the copies differ.
+
+def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """A complete state dictionary under the names of `LanguageModel(config).state_dict()`.
+
+    Raises ValueError listing weights that are unknown, missing, left over or misshapen, or a tied
+    one whose copies differ.
     """
     _require_known_softmax(state, config)
-    weights, shared = split_shared(state, config)
+    weights, copies = weights_and_copies(state, config)
     _require_fit(weights, config)
-    _require_equal_copies(shared, weights)
+    _require_equal_copies(copies, weights)
     return weights
 
 
@@ -107,7 +112,7 @@ def _require_known_softmax(state: Mapping[str, Tensor], config: ModelConfig) -> 
     if isinstance(config.output, AdaptiveOutput) and name not in state:
         raise ValueError(
             f"weights do not fit the options: missing: {name}; without it the adaptive softmax is "
-            "of an older kind, which fairseq does not read any more either"
+            "of an older kind, which fairseq no longer reads either"
         )
 
 
@@ -118,7 +123,8 @@ def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
         with torch.device("meta"):
             model = LanguageModel(config)
     except RuntimeError as error:  # sizes beyond what a tensor can have
-        raise ValueError(f"options describe no model that can be built: {error}") from None
+        reason = plain_text(str(error).partition("\n")[0])
+        raise ValueError(f"options describe no model that can be built: {reason}") from None
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     wrong = {
@@ -132,46 +138,50 @@ def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
         "not of floating point": [n for n, t in weights.items() if not t.is_floating_point()],
     }
     if any(wrong.values()):
-        lists = "; ".join(f"{what}: {', '.join(names)}" for what, names in wrong.items() if names)
+        lists = "; ".join(f"{what}: {listed(names)}" for what, names in wrong.items() if names)
         raise ValueError(f"weights do not fit the options: {lists}")
 
 
 def _require_counts(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """As many parts as the options say, which are not believed: a model is made of that many."""
-    said = {"decoder_layers": ("decoder.layers.", config.decoder.num_layers)}
+    """As many layers as the options say; before a model is built, which would believe them."""
+    counts = {"decoder_layers": ("decoder.layers.", config.decoder.num_layers)}
     if isinstance(config.input, CharacterInput):
-        said["character_filters"] = ("input.convolutions.", len(config.input.filters))
-        said["char_embedder_highway_layers"] = ("input.highway.", config.input.highway_layers)
-    for option, (prefix, count) in said.items():
+        counts["character_filters"] = ("input.convolutions.", len(config.input.filters))
+        counts["char_embedder_highway_layers"] = ("input.highway.", config.input.highway_layers)
+    for option, (prefix, count) in counts.items():
         names = (name.removeprefix(prefix) for name in weights if name.startswith(prefix))
         found = len({name.partition(".")[0] for name in names})
         if found != count:
             raise ValueError(f"{option}={count}: but there are weights for {found} layers")
 
 
-def _require_equal_copies(shared: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+def _require_equal_copies(copies: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     """A file holds a tied weight under both of its names; this package keeps one."""
-    for name, copy in shared.items():
+    for name, copy in copies.items():
         original = _original(name)
-        if original not in weights or not torch.equal(copy, weights[original]):
+        if original not in weights or not _are_equal(copy, weights[original]):
             raise ValueError(
                 f"{name} and {original} should be one weight, by the options, but differ; the "
                 "file was changed or its options are not its own"
             )
 
 
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
 def _original(name: str) -> str:
-    """Which weight of the input layer a tied weight of the output layer is."""
+    """The weight of the input layer that a tied weight of the output layer is."""
     if name == "output.table":
         return "input.table"
     kind, band = name.split(".")[1:]
     if kind == "embeddings":
         return f"input.embeddings.{band}"
-    return f"input.projections.{int(band) + 1}"  # of the tails alone, hence one further
+    return f"input.projections.{int(band) + 1}"  # here bands are counted without the head
 
 
-def _plain(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each with memory of its own, in float32: models trained in half precision are stored so."""
+def _float32_copies(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each with memory of its own; models trained in half precision are stored in it."""
     return {
         name: tensor.detach().to(torch.float32).contiguous().clone()
         for name, tensor in weights.items()
@@ -191,8 +201,8 @@ def _unit(dictionary: Source, vocabulary: Vocabulary) -> Unit:
     return "word"
 
 
-def _config(model: ModelConfig, options: Mapping[str, Any], unit: Unit) -> Config:
-    """A run's config; how the model was trained is fairseq's and not translated."""
+def _run_config(model: ModelConfig, options: Mapping[str, Any], unit: Unit) -> Config:
+    """A run's config; how fairseq trained the model is not translated."""
     block = options.get("tokens_per_sample") or BatchConfig().block
     tokens = max(block, BatchConfig().tokens)
     return Config(

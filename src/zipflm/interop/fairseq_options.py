@@ -1,20 +1,21 @@
-"""fairseq's model options of all years in the words of its latest version.
+"""fairseq's model options of all years, translated into those of its latest version.
 
-Old files spell options differently or lack them; what they then meant is written down here, one
+Older files spell options differently or lack them; what that meant then is written down here, one
 rule a line. An option that would change what the model computes and that this package does not
-offer is refused by name, and so is a model option that nobody here has heard of, unless it is off.
+offer is refused by name. So is a model option that is not known here, unless it is off.
 """
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from zipflm.interop.messages import listed, plain_text, shown
+
 # Options that must have one of these values (or be absent): anything else is another model.
-_ONLY: dict[str, tuple[Any, ...]] = {
+_SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "task": ("language_modeling", None),
     "activation_fn": ("relu",),
     "decoder_learned_pos": (False,),
@@ -35,11 +36,11 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "past_target": (False,),
     "output_dictionary_size": (-1,),
 }
-# What a section of model options must say. Old code made norms come first whatever a flat
-# list says; later code believes the section.
-_TRUE_IN_SECTION = ("decoder_normalize_before",)
-# What a file means that does not have the option, because its version had no choice there.
-_BEFORE: dict[str, Any] = {
+# Options that must be on in a section of model options. Old code put norms first whatever its flat
+# list said; later code does as the section says.
+_TRUE_IF_IN_A_SECTION = ("decoder_normalize_before",)
+# What a file without the option means: its version of fairseq had no other choice.
+_WHEN_ABSENT: dict[str, Any] = {
     "adaptive_input": False,
     "adaptive_input_cutoff": None,
     "adaptive_input_factor": 4,
@@ -57,14 +58,14 @@ _SIZES = (
     "decoder_attention_heads",
     "decoder_ffn_embed_dim",
 )
-_NEEDED = (*_SIZES, "dropout", "attention_dropout")
-_NEEDED_BY_CHARACTERS = (
+_REQUIRED = (*_SIZES, "dropout", "attention_dropout")
+_REQUIRED_BY_CHARACTERS = (
     "character_filters",
     "character_embedding_dim",
     "char_embedder_highway_layers",
 )
-# What kind of value the options have that are translated; None stands for "not set" everywhere.
-_KINDS: dict[str, tuple[type, ...]] = {
+# The types of the options that are translated; None means "not set" everywhere.
+_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_SIZES, (int,)),
     "decoder_input_dim": (int,),
     "decoder_output_dim": (int,),
@@ -90,11 +91,10 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "no_decoder_final_norm": (bool,),
     "decoder_final_norm": (bool,),
 }
-_LARGEST = 2**31
-# Values in messages: a file can hold a book under any name.
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 200
-# Of no consequence for a trained model.
+_MAX_NUMBER = 2**31
+_MAX_TEXT = 1_000
+_MAX_ARCH = 100
+# Without effect on a trained model.
 _IGNORED = (
     "decoder_normalize_before",
     "decoder_layerdrop",
@@ -102,7 +102,6 @@ _IGNORED = (
     "quant_noise_pq_block_size",
     "base_sublayers",
     "base_shuffle",
-    "arch",  # looked at apart
     "max_target_positions",
     "checkpoint_activations",
     "offload_activations",
@@ -110,7 +109,7 @@ _IGNORED = (
     "tpu",
     "scale_parameter",  # Adafactor's
 )
-# The names of model options begin like this; a flat `args` also holds a hundred others.
+# Model options are told by these beginnings in a flat `args`, which holds a hundred others, too.
 _PREFIXES = (
     "decoder_",
     "encoder_",
@@ -126,62 +125,79 @@ _PREFIXES = (
 )
 
 
-def current(
+def latest_options(
     options: Mapping[str, Any],
     weights: Mapping[str, Tensor],
     model_options: Collection[str] = (),
 ) -> dict[str, Any]:
-    """All options that a config is made from, named as today; `weights` settle what they can.
+    """All options that a config is made from, as the latest fairseq would have saved them.
 
-    Of `model_options` every one must be known or off. The others may belong to training, and are
-    taken for the model's by their names alone. Raises ValueError that lists the options which are
-    missing or not understood.
+    Where options of several ages disagree or say nothing, the `weights` decide. Each of the
+    `model_options` must be known or off; of the others, which may belong to training, those whose
+    names look like the model's. Raises ValueError listing options that are missing or not
+    supported.
     """
-    _refuse(options, model_options)
-    _require(options)
-    now = _BEFORE | {name: value for name, value in options.items() if value is not None}
+    _refuse_unsupported(options, model_options)
+    _require_present(options)
+    latest = _WHEN_ABSENT | {name: value for name, value in options.items() if value is not None}
     # The older name counts where the newer one is absent or 0.
     dropout = options.get("activation_dropout") or options.get("relu_dropout")
-    now["activation_dropout"] = dropout or 0.0
+    latest["activation_dropout"] = dropout or 0.0
     for name in ("decoder_input_dim", "decoder_output_dim"):
-        now[name] = options.get(name) or options["decoder_embed_dim"]
-    now["no_decoder_final_norm"] = _has_no_final_norm(options, weights)
-    now["tie_adaptive_proj"] = _ties_projections(now, weights)
-    return now
+        latest[name] = options.get(name) or options["decoder_embed_dim"]
+    latest["no_decoder_final_norm"] = _has_no_final_norm(options, weights)
+    latest["tie_adaptive_proj"] = _ties_projections(latest, weights)
+    return latest
 
 
-def _require(options: Mapping[str, Any]) -> None:
-    needed = [*_NEEDED, *(_NEEDED_BY_CHARACTERS if options.get("character_embeddings") else ())]
-    missing = [name for name in needed if options.get(name) is None]
+def _require_present(options: Mapping[str, Any]) -> None:
+    required = [
+        *_REQUIRED,
+        *(_REQUIRED_BY_CHARACTERS if options.get("character_embeddings") else ()),
+    ]
+    missing = [name for name in required if options.get(name) is None]
     if options.get("activation_dropout") is None and options.get("relu_dropout") is None:
         missing.append("activation_dropout")
     if missing:
         raise ValueError(f"options missing from the checkpoint: {', '.join(missing)}")
 
 
-def _refuse(options: Mapping[str, Any], model_options: Collection[str]) -> None:
-    known = {*_ONLY, *_KINDS, *_IGNORED}
-    foreign = [
-        f"{name}={_SHORT.repr(value)}"
+def _refuse_unsupported(options: Mapping[str, Any], model_options: Collection[str]) -> None:
+    unsupported = [
+        name
         for name, value in options.items()
-        if (name in _ONLY and not _is_one_of(value, _ONLY[name]))
-        or (name in _KINDS and not _is_of_kind(value, _KINDS[name]))
-        or (name in _TRUE_IN_SECTION and name in model_options and value is not True)
-        or (
-            (name in model_options or name.startswith(_PREFIXES))
-            and name not in known
-            and not _is_off(value)
-        )
+        if not _is_supported(name, value, is_model_option=name in model_options)
     ]
-    arch = options.get("arch")
-    if arch is not None and not str(arch).startswith("transformer_lm"):
-        foreign.insert(0, f"arch={_SHORT.repr(arch)}")
-    if foreign:
+    if unsupported:
+        pairs = listed(unsupported, lambda name: f"{plain_text(name)}={shown(options[name])}")
         raise ValueError(
-            f"options that zipflm has no model for: {', '.join(foreign)}; it imports "
-            "transformer_lm models with norms first, sinusoidal positions, ReLU and scaled "
-            "embeddings"
+            f"options that zipflm has no model for: {pairs}; it imports transformer_lm models "
+            "with norms first, sinusoidal positions, ReLU and scaled embeddings"
         )
+
+
+def _is_supported(name: str, value: Any, *, is_model_option: bool) -> bool:
+    if name == "arch":
+        return value is None or _is_arch(value)
+    if name in _SUPPORTED_VALUES:
+        return _is_one_of(value, _SUPPORTED_VALUES[name])
+    if name in _TYPES:
+        return _is_of_type(value, _TYPES[name])
+    if name in _TRUE_IF_IN_A_SECTION and is_model_option:
+        return value is True
+    if name in _IGNORED:
+        return True
+    return _is_off(value) or not (is_model_option or name.startswith(_PREFIXES))
+
+
+def _is_arch(value: Any) -> bool:
+    """A name that may be shown and kept: it becomes part of the run's."""
+    return (
+        isinstance(value, str)
+        and value.startswith("transformer_lm")
+        and value.isprintable()
+        and len(value) <= _MAX_ARCH
+    )
 
 
 def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
@@ -189,16 +205,20 @@ def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
 
 
 def _is_off(value: Any) -> bool:
-    """A plain no: what the option would add is not there."""
+    """Whether the option asks for nothing."""
     return _is_one_of(value, (None, False, 0, ""))
 
 
-def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
+def _is_of_type(value: Any, types: tuple[type, ...]) -> bool:
     if value is None:
         return True
-    # A bool is an int to Python, but no size.
-    fits = isinstance(value, kinds) and (kinds == (bool,) or not isinstance(value, bool))
-    return fits and (not isinstance(value, int | float) or 0 <= value < _LARGEST)
+    if not isinstance(value, types):
+        return False
+    if isinstance(value, bool):
+        return types == (bool,)  # to Python it is an int, but it is no size
+    if isinstance(value, str):
+        return len(value) <= _MAX_TEXT
+    return isinstance(value, int | float) and 0 <= value < _MAX_NUMBER
 
 
 def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
@@ -214,10 +234,10 @@ def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]
     return "decoder.layer_norm.weight" not in weights
 
 
-def _ties_projections(now: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
-    """By the shape of the first tail's projection, which says it in files of every age."""
-    said = bool(now["tie_adaptive_proj"]) or now.get("no_tie_adaptive_proj") is False
+def _ties_projections(latest: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
+    """Told by the shape of the first tail's projection, in files of every age."""
+    said = bool(latest["tie_adaptive_proj"]) or latest.get("no_tie_adaptive_proj") is False
     tail = weights.get("decoder.adaptive_softmax.tail.0.0.weight")
     if tail is None or tail.ndim != 2 or tail.shape[0] == tail.shape[1]:
         return said
-    return bool(tail.shape[0] == now["decoder_output_dim"])
+    return bool(tail.shape[0] == latest["decoder_output_dim"])

@@ -1,7 +1,7 @@
-"""The operations that decide the speed, each in plain PyTorch and in a fast form.
+"""The operations on which speed depends, each in plain PyTorch and in a fast form.
 
-`impl` chooses per call: `reference` is the plain one, `fused` the fast one, `auto` the fast one
-wherever it runs.
+`impl` chooses per call: `reference` is the plain form, `fused` the fast one, and `auto` takes the
+fast one wherever it runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from zipflm.kernels import linear_nll_chunked, reference
 from zipflm.kernels.ids import checked_ids as checked_ids
+from zipflm.kernels.precision import autocast as autocast
+from zipflm.kernels.precision import statistics_dtype as statistics_dtype
 
 Impl = Literal["auto", "reference", "fused"]
 
@@ -27,14 +29,11 @@ def linear_nll(
 ) -> Tensor:
     """-log softmax(hidden @ weight.T)[target] per row; exactly 0 where not active.
 
-    Like a built-in operation it follows autocast; its statistics are float32 (float64 for float64).
-    The fast forms have a first derivative only; for a second one, or `torch.func`, ask for
-    `reference`.
+    It follows autocast as built-in operations do, and keeps its statistics in float32 (float64 for
+    float64 inputs). The fast forms have a first derivative only; for a second one, or for
+    `torch.func`, use `reference`.
     """
-    device = hidden_NE.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        hidden_NE, weight_VE = hidden_NE.to(dtype), weight_VE.to(dtype)
+    hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
     return _choose(hidden_NE, impl)(hidden_NE, weight_VE, targets_N, active_N)
 
 

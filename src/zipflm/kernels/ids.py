@@ -1,7 +1,7 @@
-"""Word ids checked where they are: an id that names no word never becomes a wrong number.
+"""Word ids, checked on the device that holds them: a bad id is an error, never a wrong result.
 
-On a CPU the check raises at once. On a device it is an assertion there, for which nobody waits.
-An operator of its own, so that compiled code checks in the same way.
+On a CPU the check raises at once. Elsewhere it is an assertion on the device, so that the host does
+not wait for it. It is an operator of its own, so that compiled code makes the same check.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor:
 
 
 def checked_ids(name: str, ids: Tensor, size: int, active: Tensor | None = None) -> Tensor:
-    """The ids as int64, each in [0, size); those that are not `active` are not looked at and 0."""
+    """The ids as int64, each in [0, size); those not `active` are not checked and become 0."""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ValueError(
             f"{name}.dtype={ids.dtype}: word ids are integers; convert them, e.g. {name}.long()"

@@ -3,8 +3,8 @@
 nll_n = log sum_v exp(h_n . w_v) - h_n . w_{t_n}, a few rows at a time, forward and backward; the
 backward pass computes the logits again instead of keeping them.
 
-On a CPU the inactive rows are left out, as there is no device to wait for. Elsewhere their
-number is unknown to the host, and asking would stall the device: they are computed and masked.
+On a CPU inactive rows are left out. Elsewhere the host does not know how many there are, and asking
+would stall the device: there they are computed and masked.
 
 Shapes: N tokens, R rows computed together, E width, V words.
 """
@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zipflm.kernels.nll_operator import nll_operator
-from zipflm.kernels.reference import statistics_dtype
+from zipflm.kernels.precision import statistics_dtype
 
 # Logits held at once: on a CPU about what its caches hold, on a device enough to fill it.
 _CPU_LOGITS = 1 << 22
 _DEVICE_LOGITS = 1 << 28
-# A GPU multiplies at full speed only matrices whose sides are multiples of this.
+# A GPU reaches full speed only with matrices whose sides are multiples of this.
 _ALIGNMENT = 128
 
 
@@ -34,13 +34,14 @@ def forward(
     dtype = statistics_dtype(hidden_NE.dtype)
     nll_N = torch.zeros(len(hidden_NE), dtype=dtype, device=hidden_NE.device)
     lse_N = torch.zeros_like(nll_N)
-    num_words, weight_VE = len(weight_VE), _aligned(weight_VE)
+    num_words = len(weight_VE)
+    hidden_NE, weight_VE = _without_inactive(hidden_NE, active_N), _aligned(weight_VE)
     for rows in _row_chunks(active_N, len(weight_VE)):
         logits_RV = _logits(hidden_NE[rows], weight_VE)
         lse_R = _lse(logits_RV, num_words)
         lse_N[rows] = lse_R
         nll_N[rows] = lse_R - logits_RV.gather(1, targets_N[rows].unsqueeze(1)).squeeze(1)
-    return nll_N.where(active_N, 0.0), lse_N
+    return nll_N.where(active_N, 0.0), lse_N.where(active_N, 0.0)
 
 
 def backward(
@@ -53,7 +54,8 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of hidden and weight: (softmax - onehot) times the gradient of each row."""
     grad_N = grad_N.where(active_N, 0.0)
-    num_words, weight_VE = len(weight_VE), _aligned(weight_VE)
+    num_words = len(weight_VE)
+    hidden_NE, weight_VE = _without_inactive(hidden_NE, active_N), _aligned(weight_VE)
     d_hidden_NE = torch.zeros_like(hidden_NE)
     d_weight_VE = torch.zeros_like(weight_VE, dtype=lse_N.dtype)
     for rows in _row_chunks(active_N, len(weight_VE)):
@@ -67,8 +69,13 @@ def backward(
     return d_hidden_NE, d_weight_VE[:num_words].to(weight_VE.dtype)
 
 
+def _without_inactive(hidden_NE: Tensor, active_N: Tensor) -> Tensor:
+    """Zeros in the inactive rows, for their gradient of 0 times infinity would be NaN."""
+    return hidden_NE.where(active_N.unsqueeze(1), 0.0)
+
+
 def _aligned(weight_VE: Tensor) -> Tensor:
-    """On a GPU with rows of zeros behind the words; whoever reads logits leaves theirs out."""
+    """On a GPU, the weights with rows of zeros behind the words, whose logits must not be used."""
     if not weight_VE.is_cuda:
         return weight_VE
     return F.pad(weight_VE, (0, 0, 0, -len(weight_VE) % _ALIGNMENT))
@@ -125,4 +132,4 @@ def _has_row_kernels(logits_RV: Tensor) -> bool:
 
 
 linear_nll = nll_operator("linear_nll_chunked", forward, backward)
-"""As `reference.linear_nll`, in bounded memory."""
+"""The same as `reference.linear_nll`, in bounded memory."""

@@ -1,8 +1,8 @@
-"""`linear_nll` on a GPU for narrow bands: logits live in registers alone.
+"""`linear_nll` on a GPU for narrow bands: logits never leave the registers.
 
-Active rows are moved to the front and their number stays on the device; blocks behind it return at
-once, so that a band costs what its tokens cost and the host never asks how many there are. The
-backward pass computes the logits again, once for each gradient. Sums over words are split over
+Active rows are moved to the front and their number stays on the device; blocks beyond it return at
+once, so that a band costs what its own tokens cost and the host never asks how many there are. The
+backward pass computes the logits again, once for each gradient. Sums over words are split between
 programs and added up afterwards in a fixed order: equal inputs give equal bits.
 
 For widths up to `MAX_WIDTH`: a block of rows must fit into registers.
@@ -119,8 +119,10 @@ def _hidden_gradient_kernel(
             other=0.0,
         )
         logits = tl.dot(hidden, tl.trans(weight), input_precision=PRECISION)
+        # Zero weights alone would not silence the words behind the end: below a low log-sum-exp
+        # their exponential overflows, and infinity times zero is NaN.
+        logits = tl.where(in_words[None, :], logits, float("-inf"))
         d_logits = tl.exp(logits - lse[:, None]) - (words[None, :] == targets[:, None])
-        # Words behind the end have zero weights and add nothing, whatever their logits.
         d_logits = (d_logits * grad[:, None]).to(weight.dtype)
         d_hidden = tl.dot(d_logits, weight, d_hidden, input_precision=PRECISION)
     tl.store(d_hidden_ptr + split.to(tl.int64) * num_rows * width + places, d_hidden, mask=mask)
@@ -146,8 +148,9 @@ def _weight_gradient_kernel(
     words = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     columns = tl.arange(0, WIDTH)
     in_width = (columns < width)[None, :]
+    in_words = words < num_words
     places = words[:, None].to(tl.int64) * width + columns[None, :]
-    mask = (words < num_words)[:, None] & in_width
+    mask = in_words[:, None] & in_width
     weight = tl.load(weight_ptr + places, mask=mask, other=0.0)
     d_weight = tl.zeros([WORDS, WIDTH], tl.float32)
     count = tl.load(count_ptr)
@@ -163,6 +166,8 @@ def _weight_gradient_kernel(
         grad = tl.load(grad_ptr + rows, mask=in_rows, other=0.0)
         targets = tl.load(targets_ptr + rows, mask=in_rows, other=-1)
         logits = tl.dot(weight, tl.trans(hidden), input_precision=PRECISION)
+        # Neither rows behind the count nor words behind the end, as above.
+        logits = tl.where(in_words[:, None] & in_rows[None, :], logits, float("-inf"))
         d_logits = tl.exp(logits - lse[None, :]) - (words[:, None] == targets[None, :])
         d_logits = (d_logits * grad[None, :]).to(hidden.dtype)
         d_weight = tl.dot(d_logits, hidden, d_weight, input_precision=PRECISION)
@@ -187,7 +192,7 @@ def _meta(width: int, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _splits(num_rows: int, num_words: int, meta: dict[str, Any]) -> tuple[int, int]:
-    """(number of splits, words in each): few rows are active, so words must fill the device."""
+    """(number of splits, words in each): with few active rows, it is words that fill the device."""
     blocks = triton.cdiv(num_words, meta["WORDS"])
     splits = min(blocks, 16)
     words_per_split = triton.cdiv(blocks, splits) * meta["WORDS"]
@@ -252,4 +257,4 @@ def backward(
 
 
 linear_nll = nll_operator("linear_nll_triton", forward, backward)
-"""As `reference.linear_nll`, at the cost of the active rows."""
+"""The same as `reference.linear_nll`, at a cost in proportion to the active rows."""

@@ -1,7 +1,7 @@
-"""A forward and a backward function as one operator that is opaque to the compiler.
+"""Makes one operator, opaque to the compiler, out of a forward and a backward function.
 
-Whatever the functions do inside, a graph holds the operator as one node, and eager, compiled and
-distributed code call it alike.
+Whatever the two do inside, a graph holds the operator as a single node, and eager, compiled and
+distributed code call it in the same way.
 
 Shapes: N tokens, E width, V words.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zipflm.kernels.reference import statistics_dtype
+from zipflm.kernels.precision import statistics_dtype
 
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """hidden_NE, weight_VE, targets_N, active_N -> nll_N, lse_N."""
@@ -35,8 +35,8 @@ def nll_operator(
     def autograd(ctx: Any, grad_nll_N: Tensor, grad_lse_N: Tensor) -> tuple[Tensor | None, ...]:
         return *run_backward(grad_nll_N, *ctx.saved_tensors), None, None
 
-    run_forward.register_fake(_pretended_forward)
-    run_backward.register_fake(_pretended_backward)
+    run_forward.register_fake(_fake_forward)
+    run_backward.register_fake(_fake_backward)
     run_forward.register_autograd(autograd, setup_context=setup_context)
 
     def linear_nll(
@@ -48,14 +48,14 @@ def nll_operator(
     return linear_nll
 
 
-def _pretended_forward(
+def _fake_forward(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor]:
     nll_N = hidden_NE.new_empty(hidden_NE.shape[0], dtype=statistics_dtype(hidden_NE.dtype))
     return nll_N, torch.empty_like(nll_N)
 
 
-def _pretended_backward(
+def _fake_backward(
     grad_N: Tensor,
     hidden_NE: Tensor,
     weight_VE: Tensor,

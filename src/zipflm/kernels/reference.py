@@ -7,13 +7,9 @@ Shapes: N tokens, E width, V words (of one softmax).
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Losses and log-sum-exps are float32, or float64 when the inputs are."""
-    return torch.promote_types(dtype, torch.float32)
+from zipflm.kernels.precision import statistics_dtype
 
 
 def linear_nll(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor) -> Tensor:

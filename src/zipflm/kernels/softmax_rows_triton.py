@@ -27,8 +27,9 @@ def _lse_kernel(logits_ptr, lse_ptr, num_words, stride, BLOCK: tl.constexpr):
             logits_ptr + row * stride + words, mask=words < num_words, other=float("-inf")
         )
         new_top = tl.maximum(top, logits)
-        is_set = new_top > float("-inf")
-        total = tl.where(is_set, total * tl.exp(top - new_top) + tl.exp(logits - new_top), 0.0)
+        # A lane without a word yet has no maximum, and infinity minus itself is NaN.
+        base = tl.where(new_top > float("-inf"), new_top, 0.0)
+        total = total * tl.exp(top - base) + tl.exp(logits - base)
         top = new_top
     highest = tl.max(top, 0)
     tl.store(lse_ptr + row, highest + tl.log(tl.sum(total * tl.exp(top - highest), 0)))
@@ -41,13 +42,14 @@ def _gradient_kernel(
     """(softmax - onehot) * grad of each row, 0 behind the words: [R, stride], typed as `out`."""
     row = tl.program_id(0).to(tl.int64)
     words = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = words < stride
     lse, grad = tl.load(lse_ptr + row), tl.load(grad_ptr + row)
     target = tl.load(targets_ptr + row)
-    logits = tl.load(logits_ptr + row * stride + words, mask=mask, other=0.0)
-    d_logits = (tl.exp(logits - lse) - (words == target)) * grad
-    d_logits = tl.where(words < num_words, d_logits, 0.0)
-    tl.store(out_ptr + row * stride + words, d_logits.to(out_ptr.dtype.element_ty), mask=mask)
+    is_word = words < num_words
+    # Not even read behind the words: below a low log-sum-exp their exponential would overflow.
+    logits = tl.load(logits_ptr + row * stride + words, mask=is_word, other=float("-inf"))
+    d_logits = tl.where(is_word, (tl.exp(logits - lse) - (words == target)) * grad, 0.0)
+    out = d_logits.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * stride + words, out, mask=words < stride)
 
 
 def row_lse(logits_RV: Tensor, num_words: int) -> Tensor:

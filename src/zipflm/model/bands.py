@@ -1,7 +1,8 @@
 """Bands: how a vocabulary ordered by frequency is cut into a wide head and ever narrower tails.
 
-The paper's section 3. This value object alone knows the relation between a word's id in the
-vocabulary and its place inside a band; input and output layers ask it and never compute it.
+The paper's section 3. This is the only place that decides where a band begins and how wide it is.
+The input and the output layer of a model have one such value each, and can share weights only if
+the two are equal.
 """
 
 from __future__ import annotations

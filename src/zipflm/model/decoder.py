@@ -1,7 +1,7 @@
-"""The Transformer decoder of the paper (section 4.1), and four modern choices as config fields.
+"""The Transformer decoder of the paper (section 4.1), with modern alternatives as config fields.
 
-Pre-norm layers of causal self-attention and feed-forward with residuals. Padding stands to the
-right of every sequence, where causality hides it, so that no mask is needed.
+Pre-norm layers of causal self-attention and feed-forward with residuals. Padding is always on the
+right of a sequence, where causality hides it, so that no mask is needed.
 
 Shapes: B sequences, T positions, D model width, F feed-forward width, H heads, K head width.
 """
@@ -9,12 +9,14 @@ Shapes: B sequences, T positions, D model width, F feed-forward width, H heads, 
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zipflm.config import DecoderConfig
+from zipflm.kernels import autocast
 
 FIRST_POSITION = 2
 """fairseq numbers positions from padding_idx + 1; the published weights expect it."""
@@ -31,15 +33,20 @@ class Decoder(nn.Module):
 
     def forward(self, embedded_BTD: Tensor) -> Tensor:
         config = self.config
+        # Autocast leaves looked-up rows in float32 and lowers projected ones; the residual stream
+        # must not depend on which of the two the input layer returns.
+        hidden_BTD = autocast(embedded_BTD)
         # Scaled to the size of the sinusoids; not in the paper, always in its code.
-        hidden_BTD = embedded_BTD * math.sqrt(config.dim)
-        length, device = embedded_BTD.shape[1], embedded_BTD.device
+        hidden_BTD = hidden_BTD * math.sqrt(config.dim)
         rotation = None
-        if config.positions == "sinusoidal":
-            table_TD = sinusoids(length, config.dim, device)
-            hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
-        else:
-            rotation = _opaque_rotations(embedded_BTD.detach(), config.dim // config.num_heads)
+        match config.positions:
+            case "sinusoidal":
+                table_TD = sinusoids(hidden_BTD.shape[1], config.dim, hidden_BTD.device)
+                hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
+            case "rotary":
+                rotation = _opaque_rotations(hidden_BTD.detach(), config.dim // config.num_heads)
+            case _:
+                assert_never(config.positions)
         hidden_BTD = F.dropout(hidden_BTD, config.dropout, self.training)
         for layer in self.layers:
             hidden_BTD = layer(hidden_BTD, rotation)
@@ -68,15 +75,23 @@ class DecoderLayer(nn.Module):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.attention_out.weight)
         _zero_bias(self.attention_out)
-        if self.config.init == "fairseq":
-            return  # feed-forward and the other biases keep PyTorch's own initialisation
+        match self.config.init:
+            case "fairseq":
+                pass  # feed-forward and the other biases keep PyTorch's own initialisation
+            case "paper":
+                self._reset_all_as_the_paper()
+            case "zero-output":
+                self._reset_all_as_the_paper()
+                nn.init.zeros_(self.attention_out.weight)
+                nn.init.zeros_(self.ffn_out.weight)
+            case _:
+                assert_never(self.config.init)
+
+    def _reset_all_as_the_paper(self) -> None:
         for linear in (self.query, self.key, self.value, self.ffn_in, self.ffn_out):
             _zero_bias(linear)
         for linear in (self.ffn_in, self.ffn_out):
             nn.init.xavier_uniform_(linear.weight)
-        if self.config.init == "zero-output":
-            nn.init.zeros_(self.attention_out.weight)
-            nn.init.zeros_(self.ffn_out.weight)
 
     def forward(self, hidden_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         rate = self.config.dropout
@@ -106,9 +121,7 @@ class DecoderLayer(nn.Module):
         return attended_BTD
 
     def _feed_forward(self, normed_BTD: Tensor) -> Tensor:
-        inner_BTF = self.ffn_in(normed_BTD).relu()
-        if self.config.activation == "relu_squared":
-            inner_BTF = inner_BTF.square()
+        inner_BTF = _activate(self.ffn_in(normed_BTD), self.config)
         inner_BTF = F.dropout(inner_BTF, self.config.relu_dropout, self.training)
         fed_BTD: Tensor = self.ffn_out(inner_BTF)
         return fed_BTD
@@ -136,7 +149,7 @@ def rotations(length: int, head_dim: int, device: torch.device) -> tuple[Tensor,
     return angles.cos(), angles.sin()
 
 
-# An operator of its own, or a compiler would compute powers, sines and cosines anew for every
+# An operator of its own: the compiler would otherwise recompute powers, sines and cosines for every
 # element of every head.
 @torch.library.custom_op("zipflm::rotations", mutates_args=())
 def _opaque_rotations(hidden_BTD: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -151,7 +164,7 @@ def _(hidden_BTD: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (k, k + K/2) by its position's angle, so that products see distances."""
+    """Turn each pair (k, k + K/2) by its position's angle, so that products see distances alone."""
     cos, sin = (part.to(vectors_BTHK.dtype) for part in rotation)
     first, second = vectors_BTHK.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -162,7 +175,21 @@ def _zero_bias(linear: nn.Linear) -> None:
         nn.init.zeros_(linear.bias)
 
 
+def _activate(inner: Tensor, config: DecoderConfig) -> Tensor:
+    match config.activation:
+        case "relu":
+            return inner.relu()
+        case "relu_squared":
+            return inner.relu().square()
+        case _:
+            assert_never(config.activation)
+
+
 def _norm(config: DecoderConfig) -> nn.Module:
-    if config.norm == "layer":
-        return nn.LayerNorm(config.dim)
-    return nn.RMSNorm(config.dim, elementwise_affine=False)
+    match config.norm:
+        case "layer":
+            return nn.LayerNorm(config.dim)
+        case "rms":
+            return nn.RMSNorm(config.dim, elementwise_affine=False)
+        case _:
+            assert_never(config.norm)

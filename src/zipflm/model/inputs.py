@@ -1,7 +1,7 @@
 """Input layers: word ids in, vectors of the decoder's width out.
 
-All know how many words there are and none knows what they are; the character layer is told how
-they are spelt. Nothing here waits for the device: every word passes every band, masked.
+The layers know how many words there are, but not what they are; the character layer is told how
+they are spelt. Nothing here waits for the device: every word goes through every band, masked.
 
 Shapes: ... any leading dimensions, D model width, V words, E width of one band, C bytes of a word,
 N flattened words.
@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zipflm.config.layers import NUM_BYTES
 from zipflm.kernels import checked_ids
 from zipflm.model.bands import Bands
-
-NUM_BYTES = 257
-"""256 byte values, moved up by one, and 0 for padding."""
 
 
 class FixedEmbedding(nn.Module):
@@ -82,15 +80,15 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         words = checked_ids("words", words, self.bands.vocab_size)
-        # Each word's vector stands in its band's slice of one long row, zeros elsewhere, so that
+        # Each word's vector fills its band's slice of one long row, zeros elsewhere, so that
         # one product with all projections side by side serves every band.
         slices = []
         for band, table in enumerate(self.embeddings):
-            local = words - self.bands.edges[band]
-            inside = (local >= 0) & (local < len(table))
+            place = words - self.bands.edges[band]
+            in_band = (place >= 0) & (place < len(table))
             padding_idx = self.padding_idx if band == 0 else None
-            rows = F.embedding(local.where(inside, 0), table, padding_idx)
-            slices.append(rows.masked_fill(~inside.unsqueeze(-1), 0.0))
+            rows = F.embedding(place.where(in_band, 0), table, padding_idx)
+            slices.append(rows.masked_fill(~in_band.unsqueeze(-1), 0.0))
         hidden: Tensor = F.linear(torch.cat(slices, dim=-1), torch.cat(list(self.projections), 1))
         return hidden
 
@@ -122,7 +120,7 @@ class CharacterEmbedding(nn.Module):
             padding_idx,
             symbol_ids,
         )
-        # Derived from the vocabulary, which every checkpoint holds already.
+        # Not saved: it follows from the vocabulary, which every checkpoint holds.
         self.spellings_VC: Tensor
         self.register_buffer("spellings_VC", spellings_VC, persistent=False)
         self.bytes = nn.Parameter(torch.empty(NUM_BYTES, char_dim))

@@ -7,6 +7,8 @@ Shapes: B sequences, T positions, D model width, V words, C bytes of a word.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from zipflm.config import (
     AdaptiveOutput,
     CharacterInput,
     FixedInput,
+    FullOutput,
     ModelConfig,
     Tie,
 )
@@ -65,14 +68,13 @@ class LanguageModel(nn.Module):
 def _input_layer(
     config: ModelConfig, spellings: Tensor | None
 ) -> FixedEmbedding | AdaptiveEmbedding | CharacterEmbedding:
-    width = config.decoder.dim
+    vocab_size, width = config.vocab_size, config.decoder.dim
     match config.input:
-        case FixedInput(dim=dim):
-            return FixedEmbedding(config.vocab_size, dim, width, _padding(config.vocab_size))
-        case AdaptiveInput():
-            assert config.input_bands is not None
-            padding = _padding(config.input_bands.sizes[0])
-            return AdaptiveEmbedding(config.input_bands, width, padding_idx=padding)
+        case FixedInput() as fixed:
+            return FixedEmbedding(vocab_size, fixed.dim, width, _padding(vocab_size))
+        case AdaptiveInput() as adaptive:
+            bands = adaptive.bands(vocab_size)
+            return AdaptiveEmbedding(bands, width, padding_idx=_padding(bands.sizes[0]))
         case CharacterInput() as chars:
             return CharacterEmbedding(
                 _checked_spellings(config, chars, spellings),
@@ -82,28 +84,32 @@ def _input_layer(
                 highway_layers=chars.highway_layers,
                 padding_idx=PADDING,
             )
+        case _:
+            assert_never(config.input)
 
 
 def _output_layer(
     config: ModelConfig, input_layer: nn.Module, impl: Impl
 ) -> FullSoftmax | AdaptiveSoftmax:
-    width = config.decoder.dim
-    if isinstance(config.output, AdaptiveOutput):
-        assert config.output_bands is not None
-        tied_bands = input_layer if config.tie != Tie.NONE else None
-        assert tied_bands is None or isinstance(tied_bands, AdaptiveEmbedding)
-        return AdaptiveSoftmax(
-            config.output_bands,
-            width,
-            tied_to=tied_bands,
-            tie=config.tie,
-            tail_dropout=config.output.tail_dropout,
-            input_dropout=config.output.input_dropout,
-            impl=impl,
-        )
-    tied_table = input_layer if config.tie != Tie.NONE else None
-    assert tied_table is None or isinstance(tied_table, FixedEmbedding)
-    return FullSoftmax(config.vocab_size, config.output.dim, width, tied_to=tied_table, impl=impl)
+    vocab_size, width = config.vocab_size, config.decoder.dim
+    tied_to = input_layer if config.tie != Tie.NONE else None
+    match config.output:
+        case FullOutput() as full:
+            assert tied_to is None or isinstance(tied_to, FixedEmbedding)
+            return FullSoftmax(vocab_size, full.dim, width, tied_to=tied_to, impl=impl)
+        case AdaptiveOutput() as adaptive:
+            assert tied_to is None or isinstance(tied_to, AdaptiveEmbedding)
+            return AdaptiveSoftmax(
+                adaptive.bands(vocab_size),
+                width,
+                tied_to=tied_to,
+                tie=config.tie,
+                tail_dropout=adaptive.tail_dropout,
+                input_dropout=adaptive.input_dropout,
+                impl=impl,
+            )
+        case _:
+            assert_never(config.output)
 
 
 def _padding(num_words: int) -> int | None:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zipflm.config import Tie
-from zipflm.kernels import Impl, checked_ids, linear_nll
-from zipflm.kernels.reference import statistics_dtype
+from zipflm.kernels import Impl, checked_ids, linear_nll, statistics_dtype
 from zipflm.model.bands import Bands
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding, init_table
 
@@ -62,8 +61,8 @@ class FullSoftmax(nn.Module):
     def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
         """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
         _require_width(hidden, self.in_dim)
-        hidden, targets_N, scored_N = _flatten(hidden, targets, scored, self.vocab_size)
-        nll_N = linear_nll(self._project(hidden), self.weight, targets_N, scored_N, self.impl)
+        hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.vocab_size)
+        nll_N = linear_nll(self._project(hidden_ND), self.weight, targets_N, scored_N, self.impl)
         return nll_N.view(targets.shape)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -136,7 +135,7 @@ class AdaptiveSoftmax(nn.Module):
                 f"tied_to: its bands {tied_to.bands} and width {tied_to.out_dim} do not fit "
                 f"{self.bands} and width {self.in_dim}; give both layers the same"
             )
-        if self.tie != Tie.HEAD and self.bands.dim != self.in_dim:
+        if not self.tie.shares_head_projection and self.bands.dim != self.in_dim:
             raise ValueError(
                 f"tie={self.tie.value!r}: the head is scored without a projection, so bands.dim="
                 f"{self.bands.dim} must be in_dim={self.in_dim}; or use tie='head'"
@@ -145,27 +144,27 @@ class AdaptiveSoftmax(nn.Module):
     def _make_parameters(self) -> None:
         bands, tie = self.bands, self.tie
         self.clusters = nn.Parameter(torch.empty(bands.num_tails, bands.dim))
-        needs_projection = tie == Tie.NONE and bands.dim != self.in_dim
+        needs_projection = not tie.shares_embeddings and bands.dim != self.in_dim
         self.projection = (
             nn.Linear(self.in_dim, bands.dim, bias=False) if needs_projection else None
         )
         self.embeddings = nn.ParameterList(
             nn.Parameter(torch.empty(size, width))
             for size, width in zip(bands.sizes, bands.widths, strict=True)
-            if tie == Tie.NONE
+            if not tie.shares_embeddings
         )
         # Entry i belongs to band i + 1: the head has none.
         self.tail_projections = nn.ParameterList(
             nn.Parameter(torch.empty(width, bands.dim))
             for width in bands.widths[1:]
-            if tie in (Tie.NONE, Tie.EMBEDDINGS)
+            if not tie.shares_tail_projections
         )
 
     def reset_parameters(self) -> None:
         # Head words and clusters are one matrix to the softmax; Xavier's bound counts both.
         fan = self.bands.sizes[0] + self.bands.num_tails + self.bands.dim
         bound = (6 / fan) ** 0.5
-        if self.tie == Tie.NONE:
+        if not self.tie.shares_embeddings:
             nn.init.uniform_(self.embeddings[0], -bound, bound)
             for table in self.embeddings[1:]:
                 nn.init.xavier_uniform_(table)
@@ -199,8 +198,8 @@ class AdaptiveSoftmax(nn.Module):
     def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
         """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
         _require_width(hidden, self.in_dim)
-        hidden, targets_N, scored_N = _flatten(hidden, targets, scored, self.bands.vocab_size)
-        hidden_ND = self._enter(hidden)
+        hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.bands.vocab_size)
+        hidden_ND = self._enter(hidden_ND)
         edges = self.bands.edges
         # The head's target is the word itself or, behind the words, the class of its band.
         head_targets_N = targets_N
@@ -211,10 +210,12 @@ class AdaptiveSoftmax(nn.Module):
             self._project_head(hidden_ND), self._head_weight(), head_targets_N, scored_N, self.impl
         )
         for band in range(1, self.bands.num_bands):
-            inside_N = scored_N & (targets_N >= edges[band]) & (targets_N < edges[band + 1])
-            local_N = (targets_N - edges[band]).where(inside_N, 0)
+            in_band_N = scored_N & (targets_N >= edges[band]) & (targets_N < edges[band + 1])
+            tail_targets_N = (targets_N - edges[band]).where(in_band_N, 0)
             tail_NE = self._project_tail(hidden_ND, band)
-            nll_N = nll_N + linear_nll(tail_NE, self._table(band), local_N, inside_N, self.impl)
+            nll_N = nll_N + linear_nll(
+                tail_NE, self._table(band), tail_targets_N, in_band_N, self.impl
+            )
         return nll_N.view(targets.shape)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -234,13 +235,13 @@ class AdaptiveSoftmax(nn.Module):
 
     def _project_head(self, hidden: Tensor) -> Tensor:
         (tied_to,) = self._tied_to
-        if tied_to is None or self.tie != Tie.HEAD:
+        if tied_to is None or not self.tie.shares_head_projection:
             return hidden
         return F.linear(hidden, tied_to.projections[0].T)
 
     def _project_tail(self, hidden: Tensor, band: int) -> Tensor:
         (tied_to,) = self._tied_to
-        if tied_to is None or self.tie == Tie.EMBEDDINGS:
+        if tied_to is None or not self.tie.shares_tail_projections:
             projection = self.tail_projections[band - 1]
         else:
             projection = tied_to.band_weights(band)[1].T
@@ -298,7 +299,11 @@ def _torch_tail(module: nn.AdaptiveLogSoftmaxWithLoss, band: int) -> tuple[Tenso
 def _flatten(
     hidden: Tensor, targets: Tensor, scored: Tensor | None, vocab_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One row per token; what is not scored gets a harmless target."""
+    """One row per token; what is not scored gets a harmless target and a vector of zeros.
+
+    Whatever stood there meets no weight: 0 times its infinity or NaN would be NaN in the
+    gradients of every projection behind.
+    """
     if hidden.shape[:-1] != targets.shape:
         raise ValueError(
             f"targets.shape={tuple(targets.shape)}: one target per hidden vector is needed, "
@@ -310,10 +315,11 @@ def _flatten(
             f"target, {tuple(targets.shape)}"
         )
     targets_N = checked_ids("targets", targets, vocab_size, scored).reshape(-1)
-    scored_N = (
-        torch.ones_like(targets_N, dtype=torch.bool) if scored is None else scored.reshape(-1)
-    )
-    return hidden.reshape(-1, hidden.shape[-1]), targets_N, scored_N
+    hidden_ND = hidden.reshape(-1, hidden.shape[-1])
+    if scored is None:
+        return hidden_ND, targets_N, torch.ones_like(targets_N, dtype=torch.bool)
+    scored_N = scored.reshape(-1)
+    return hidden_ND.where(scored_N.unsqueeze(1), 0.0), targets_N, scored_N
 
 
 def _require_width(hidden: Tensor, in_dim: int) -> None:

@@ -16,7 +16,6 @@ from (seed, update, rank).
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -28,11 +27,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from zipflm.checksums import read_checksums, require_unchanged, seal
 from zipflm.config import Config
 from zipflm.data.bpe import Codes
 from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.files import file_hash, new_folder, write_whole
+from zipflm.files import new_folder
 from zipflm.records import read_record, read_value, write_record
 from zipflm.runs.records import State
 
@@ -40,7 +40,6 @@ WEIGHTS = "weights.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
 _CONFIG = "config.json"
-_CHECKSUMS = "checksums.json"
 _NEEDED = (WEIGHTS, _STATE, _CONFIG, VOCABULARY_FILE)
 _NAME = re.compile(r"update-(\d{8,})")
 
@@ -74,26 +73,16 @@ class Checkpoint:
     @cached_property
     def checksums(self) -> dict[str, str]:
         """SHA-256 by file name; ValueError if a file that every checkpoint needs has none."""
-        path = self.path / _CHECKSUMS
-        found: dict[str, str] = read_value(dict[str, str], path)
-        for name in _NEEDED:
-            if name not in found:
-                raise ValueError(f"{path}: says nothing of {name}; this checkpoint is not whole")
-        return found
+        return read_checksums(self.path, _NEEDED)
 
     def verify(self, *, optimizer: bool = True) -> None:
         """Compare every file with its checksum; ValueError names the first that differs.
 
         The optimizer's state, twice the size of the weights, may be left out.
         """
-        for name, expected in self.checksums.items():
-            path = self.path / name
-            if not optimizer and name == _OPTIMIZER:
-                continue
-            if not path.is_file():
-                raise ValueError(f"{path}: missing from this checkpoint")
-            if file_hash(path) != expected:
-                raise ValueError(f"{path}: damaged; its checksum is not the one it was saved with")
+        for name in self.checksums:
+            if optimizer or name != _OPTIMIZER:
+                require_unchanged(self.path, name, self.checksums)
 
     def state(self) -> State:
         state: State = read_value(State, self.path / _STATE)
@@ -173,8 +162,7 @@ def _write_files(folder: Path, contents: Contents) -> None:
     contents.vocabulary.save(folder / VOCABULARY_FILE)
     if contents.codes is not None:
         contents.codes.save(folder / CODES_FILE)
-    sums = {path.name: file_hash(path) for path in sorted(folder.iterdir())}
-    write_whole(folder / _CHECKSUMS, json.dumps(sums, indent=1) + "\n")
+    seal(folder)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

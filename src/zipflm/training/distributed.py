@@ -1,7 +1,8 @@
-"""One process or many, through torch's own engines only: DDP or FSDP2, NCCL or gloo.
+"""One process or many, with torch's own DDP or FSDP2 over NCCL or gloo.
 
-Both engines average gradients over the processes. The loss here is a sum over tokens, divided by
-their global number, so whoever uses the gradients multiplies by `world_size` (see `step`).
+Both DDP and FSDP2 average gradients over the processes. The loss here is a sum over tokens, divided
+by their number in all processes, so whoever uses the gradients multiplies by `world_size` (see
+`step`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.evaluation.device import usable_device
 
+Parallel = Literal["ddp", "fsdp"]
+
 
 @dataclass(frozen=True)
 class Process:
@@ -41,12 +44,12 @@ class Process:
 def started(device: str | None = None) -> Iterator[Process]:
     """Join the processes that `torchrun` started, or be the only one.
 
-    Inside another `started` it is the same process and nothing is joined or left: a second group
-    would find the first one's addresses in torchrun's store. `device` is `cpu`, `cuda` or `cuda:N`;
-    by default a GPU where there is one.
+    `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU where there is one. Within another
+    `started` nothing is joined or left: a second group would find the first one's addresses in
+    torchrun's store.
     """
     place = torch.device(usable_device(device))
-    # The environment is how torchrun tells a process its place; nothing else is read from it.
+    # torchrun tells a process its place in the environment; nothing else is read from there.
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1 and place.type == "cuda":
         if place.index is not None:
@@ -67,27 +70,22 @@ def started(device: str | None = None) -> Iterator[Process]:
         dist.destroy_process_group()
 
 
-def wrap(
-    scorer: nn.Module,
-    layers: nn.ModuleList,
-    process: Process,
-    parallel: Literal["ddp", "fsdp"],
-    compile: Literal["no", "one shape", "any shape"],
-) -> nn.Module:
-    """`scorer` on the device, compiled if asked, and in step with its copies if there are any.
+def shards(process: Process, parallel: Parallel) -> bool:
+    """Whether the processes share one model among them, instead of having a copy each."""
+    return process.world_size > 1 and parallel == "fsdp"
 
-    `layers` are the parts that FSDP shards, gathers and compiles one by one. With `one shape` each
-    new shape of a batch compiles anew, for that shape alone.
+
+def wrap(
+    scorer: nn.Module, layers: nn.ModuleList, process: Process, parallel: Parallel
+) -> nn.Module:
+    """`scorer` on its device and in step with the other processes.
+
+    `layers` are the parts that FSDP shards and gathers one by one.
     """
     scorer.to(process.device)
-    shards = process.world_size > 1 and parallel == "fsdp"
-    if compile != "no":
-        for part in layers if shards else [scorer]:
-            # Left alone, a second block length would make torch compile for any length: slower.
-            part.compile(dynamic=False if compile == "one shape" else None)
     if process.world_size == 1:
         return scorer
-    if not shards:
+    if not shards(process, parallel):
         ids = [process.device.index] if process.device.type == "cuda" else None
         with warnings.catch_warnings():
             # torch 2.13 renames `broadcast_buffers`; 2.11 knows only this name. Our buffers are
@@ -104,12 +102,13 @@ def wrap(
 
 
 def is_sharded(scorer: nn.Module) -> bool:
+    """Whether this is a scorer that `wrap` has sharded."""
     return isinstance(scorer, FSDPModule)
 
 
 @contextmanager
 def accumulating(scorer: nn.Module, is_last: bool) -> Iterator[None]:
-    """Run a micro-batch; gradients are exchanged after the last one of an update only."""
+    """While a micro-batch runs: exchange gradients after the last one of an update only."""
     if isinstance(scorer, FSDPModule):
         scorer.set_requires_gradient_sync(is_last)
         yield
@@ -127,15 +126,14 @@ def add_up(tensor: Tensor, process: Process) -> Tensor:
 
 
 def wait_for_all(process: Process) -> None:
+    """Return when every process has got here."""
     if process.world_size > 1:
         dist.barrier()
 
 
 def require_same(name: str, value: int | None, process: Process, remedy: str) -> None:
-    """ValueError, in every process, if they do not all have the same value; waits for all.
-
-    `value` is not negative.
-    """
+    """ValueError in every process unless all have the same value, None or 0 or more; waits for
+    all of them."""
     if process.world_size == 1:
         return
     own = torch.tensor(-1 if value is None else value, device=process.device)
@@ -149,15 +147,23 @@ def require_same(name: str, value: int | None, process: Process, remedy: str) ->
             )
 
 
+def local_shard(tensor: Tensor) -> Tensor:
+    """This process's part of a sharded tensor, or all of a tensor that is not sharded.
+
+    Element-wise work can be done on the parts, which saves dispatching through the sharded type.
+    """
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded, on the CPU; every process must ask."""
+    """All of a tensor, sharded or not, on the CPU; every process must call this."""
     if isinstance(tensor, DTensor):
         tensor = tensor.full_tensor()
     return tensor.detach().cpu()
 
 
 def placed_like(full: Tensor, other: Tensor) -> Tensor:
-    """`full` on the device of `other`, and sharded as that is."""
+    """`full` on the device of `other`, sharded if `other` is."""
     if isinstance(other, DTensor):
         full = full.to(other.device)
         return distribute_tensor(full, other.device_mesh, other.placements)

@@ -1,29 +1,32 @@
-"""Out of memory, explained: which setting to lower, and to what, found out by trying."""
+"""Out of memory, explained: which setting to lower, and to which value, found by trying."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from zipflm.config import Config
 from zipflm.data.batches import Batch
 from zipflm.training import step
+from zipflm.training.distributed import Process
+from zipflm.training.setup import accumulation
 from zipflm.training.step import Learner
 
 _MOST_TRIES = 8
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device, or the host in torch's allocator, had no room left."""
+    """Whether a device, or the host in torch's allocator, ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @contextmanager
 def model_explained(config: Config) -> Iterator[None]:
-    """While the model is put on its device: ValueError if it has no room there."""
+    """While the model is put on its device: ValueError if it does not fit there."""
     try:
         yield
     except RuntimeError as error:
@@ -36,36 +39,36 @@ def model_explained(config: Config) -> Iterator[None]:
 
 
 def explanation(error: RuntimeError, config: Config, learner: Learner) -> str:
-    """What to do. Uses up the learner: what it holds afterwards is of no use."""
-    # The frames that failed still hold the activations.
+    """What to change. The learner is of no use afterwards: it has been trained on nonsense."""
+    # The frames in which it failed still hold the activations.
     traceback.clear_frames(error.__traceback__)
-    size, block = config.batches.tokens, config.batches.block
-    start = f"batches.tokens={size}: no room for a batch of that size (tried it)"
-    fits = _size_that_fits(config, learner)
-    if fits is not None:
-        return (
-            f"{start}; lower batches.tokens to {fits}, which was tried too and fits: gradients are "
-            "then accumulated, and training.tokens_per_update stays the same"
-        )
+    start = f"batches.tokens={config.batches.tokens}: no room for a batch of that size (tried it)"
+    # The other processes are waiting for this one and cannot take part in a trial.
+    can_try = learner.process.world_size == 1
+    for size in _smaller_sizes(config, learner.process):
+        if not can_try or _fits(learner, size, config.batches.block):
+            proof = "which was tried too and fits" if can_try else "which could not be tried"
+            return (
+                f"{start}; lower batches.tokens to {size}, {proof}: gradients are then "
+                "accumulated, and training.tokens_per_update stays the same"
+            )
     return (
-        f"{start}; lower batches.tokens and batches.block (now {block}), make the model smaller, "
-        "or spread it over several devices with training.parallel=fsdp"
+        f"{start}; lower batches.tokens and batches.block (now {config.batches.block}), make the "
+        "model smaller, or spread it over several devices with training.parallel=fsdp"
     )
 
 
-def _size_that_fits(config: Config, learner: Learner) -> int | None:
-    """Half the tokens of a batch, half of that, and so on, down to one block."""
-    if learner.process.world_size > 1:
-        # The other processes wait in an exchange that will not come: half is a guess.
-        return config.batches.tokens // 2
+def _smaller_sizes(config: Config, process: Process) -> Iterator[int]:
+    """Half of `batches.tokens`, half of that, and so on, where the rest of the config allows it."""
     size = config.batches.tokens
     for _ in range(_MOST_TRIES):
         size //= 2
-        if size < max(config.batches.block, 1):
-            return None
-        if _fits(learner, size, config.batches.block):
-            return size
-    return None
+        try:
+            smaller = replace(config, batches=replace(config.batches, tokens=size))
+            accumulation(smaller, process)
+        except ValueError:
+            continue
+        yield size
 
 
 def _fits(learner: Learner, size: int, block: int) -> bool:
@@ -73,6 +76,7 @@ def _fits(learner: Learner, size: int, block: int) -> bool:
         optimizer.zero_grad(set_to_none=True)
     if learner.process.device.type == "cuda":
         torch.cuda.empty_cache()
+    block = min(size, block)
     words = torch.full((size // block, block), 4, device=learner.process.device)
     try:
         step.update(learner, [Batch(words, words, torch.ones_like(words, dtype=torch.bool))])

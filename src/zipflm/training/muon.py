@@ -1,8 +1,9 @@
-"""torch's Muon, for all matrices of a shape at once, able to skip an update on the device.
+"""torch's Muon for all matrices of a shape at once, able to skip an update on the device.
 
-The parent works matrix by matrix: with six matrices a layer its hundreds of small operations take
-the host longer than the whole update takes a GPU. Here matrices of one shape are stacked and go
-through the Newton-Schulz iteration together. Results agree up to the order of rounding.
+torch's own works on one matrix at a time. With six matrices per layer that means hundreds of small
+operations, which take the host longer to launch than the whole update takes a GPU. Here matrices of
+one shape are stacked and go through the Newton-Schulz iteration together. Results agree up to
+rounding.
 
 Shapes: L matrices of one shape, M rows, N columns.
 """
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from zipflm.training.nesterov import local
+from zipflm.training.distributed import local_shard
 
 
-class Muon(torch.optim.Muon):
-    """Changes nothing where `found_inf`, a scalar tensor on the device, is not 0."""
+class StackedMuon(torch.optim.Muon):
+    """`torch.optim.Muon`, but changes nothing unless `found_inf`, a scalar tensor on the device,
+    is 0 or None."""
 
     found_inf: Tensor | None = None
 
@@ -67,22 +69,22 @@ class Muon(torch.optim.Muon):
         torch._foreach_add_(list(params), list(update_LMN.to(params[0].dtype) * (-size * good)))
 
     def _step_sharded(self) -> None:
-        """The parent's step, which knows sharded matrices, undone where it should be skipped."""
+        """torch's own step, which can handle sharded matrices, undone if it should be skipped."""
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        # A copy of the weights: by now the activations, which take far more, have been freed.
-        before = [local(p).clone() for p in params]
+        # There is room for a copy of the weights: the activations, far larger, are freed by now.
+        before = [local_shard(p).clone() for p in params]
         none = torch.zeros((), device=before[0].device)
         bad = (none if self.found_inf is None else self.found_inf) != 0
         for p in params:
             assert p.grad is not None
-            grad = local(p.grad)
+            grad = local_shard(p.grad)
             if "momentum_buffer" in self.state[p]:
-                grad.copy_(torch.where(bad, local(self.state[p]["momentum_buffer"]), grad))
+                grad.copy_(torch.where(bad, local_shard(self.state[p]["momentum_buffer"]), grad))
             else:
                 grad.masked_fill_(bad, 0.0)
         super().step()  # type: ignore[no-untyped-call]
         for p, old in zip(params, before, strict=True):
-            local(p).copy_(torch.where(bad, old, local(p)))
+            local_shard(p).copy_(torch.where(bad, old, local_shard(p)))
 
 
 def orthogonalise(
@@ -103,7 +105,7 @@ def orthogonalise(
 
 
 def _size(rule: str | None, shape: torch.Size) -> float:
-    """The parent's factor of the learning rate for a matrix of this shape."""
+    """torch's factor of the learning rate for a matrix of this shape."""
     rows, columns = shape
     if rule == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))

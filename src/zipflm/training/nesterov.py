@@ -18,14 +18,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from zipflm.training.distributed import local_shard
 
 
-class Nesterov(torch.optim.Optimizer):
-    """One gradient a step, whole-model operations, and no wait for the device.
+class NesterovMomentum(torch.optim.Optimizer):
+    """Needs one gradient per step and never waits for the device.
 
-    Like torch's fused optimizers it may be given `found_inf`, a scalar tensor on the device: where
-    that is not 0, neither weights nor momentum change, whatever the gradients hold.
+    As with torch's fused optimizers, `found_inf` may be set to a scalar tensor on the device: if
+    that is not 0, neither weights nor momentum change, whatever the gradients are.
     """
 
     def __init__(
@@ -50,9 +51,9 @@ class Nesterov(torch.optim.Optimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-        weights = [local(p) for p in params]
-        momenta = [local(self.state[p]["momentum"]) for p in params]
-        grads = [local(p.grad) for p in params if p.grad is not None]
+        weights = [local_shard(p) for p in params]
+        momenta = [local_shard(self.state[p]["momentum"]) for p in params]
+        grads = [local_shard(p.grad) for p in params if p.grad is not None]
         rate: float | Tensor = lr
         if self.found_inf is not None:
             # A scalar on the device decides: rate 0, momentum 1 and gradient 0 change nothing.
@@ -70,12 +71,3 @@ class Nesterov(torch.optim.Optimizer):
         torch._foreach_sub_(change, grads)
         torch._foreach_mul_(change, rate)
         torch._foreach_add_(weights, change)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's part of a sharded tensor; any other tensor as it is.
-
-    What is done element by element can be done on the parts, without the cost of dispatching
-    through the sharded type.
-    """
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,51 +1,61 @@
-"""Which optimizer changes which weight, at which learning rate.
+"""Which optimizer changes which weight, and at which learning rate.
 
-Every optimizer here can skip an update on a word from the device: `found_inf`, a scalar tensor
-there, as torch's gradient scaler passes it to fused optimizers. Deciding on the host would make
-every update wait until its gradients are known.
+Every optimizer here can be told by the device to skip an update, through `found_inf`: a scalar
+tensor there, which is how torch's gradient scaler tells fused optimizers. Were the host to decide,
+every update would have to wait until its gradients are known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from zipflm.config import AdamW, OptimizerConfig
-from zipflm.config import Muon as MuonConfig
-from zipflm.config import Nesterov as NesterovConfig
+from zipflm.config import AdamW, Muon, Nesterov, OptimizerConfig
 from zipflm.training.distributed import placed_like, whole
-from zipflm.training.muon import Muon
-from zipflm.training.nesterov import Nesterov
+from zipflm.training.muon import StackedMuon
+from zipflm.training.nesterov import NesterovMomentum
 
 TABLES = ("table", "embeddings", "clusters", "bytes", "symbols")
-"""Parts of names whose weights hold one row per word, byte or class."""
+"""Parts of names of weights that have one row per word, byte or class."""
 
 
 def build(config: OptimizerConfig, model: nn.Module) -> list[Optimizer]:
-    """The optimizers of a model; each group's `base_lr` is what the schedule multiplies."""
-    if isinstance(config, NesterovConfig):
-        group = {"params": list(model.parameters()), "base_lr": 1.0}
-        return [Nesterov([group], momentum=config.momentum, weight_decay=config.weight_decay)]
-    kinds = parameter_kinds(model)
-    optimizers: list[Optimizer] = []
-    if isinstance(config, MuonConfig):
-        group = {"params": kinds.pop("matrices"), "base_lr": config.matrix_lr}
-        optimizers.append(
-            Muon(
-                [group],
-                lr=config.matrix_lr,
-                momentum=config.momentum,
-                weight_decay=config.matrix_weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
-        )
+    """The optimizers of a model. The schedule multiplies each group's `base_lr`."""
+    match config:
+        case Nesterov():
+            return [_nesterov(config, list(model.parameters()))]
+        case Muon():  # before AdamW, whose subclass it is
+            kinds = parameter_kinds(model)
+            return [_muon(config, kinds.pop("matrices")), _adamw(config, kinds)]
+        case AdamW():
+            return [_adamw(config, parameter_kinds(model))]
+        case _:
+            assert_never(config)
+
+
+def _nesterov(config: Nesterov, params: list[nn.Parameter]) -> Optimizer:
+    group = {"params": params, "base_lr": 1.0}
+    return NesterovMomentum([group], momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+def _muon(config: Muon, matrices: list[nn.Parameter]) -> Optimizer:
+    return StackedMuon(
+        [{"params": matrices, "base_lr": config.matrix_lr}],
+        lr=config.matrix_lr,
+        momentum=config.momentum,
+        weight_decay=config.matrix_weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+
+
+def _adamw(config: AdamW, kinds: Mapping[str, list[nn.Parameter]]) -> Optimizer:
     groups = [_adamw_group(config, kind, params) for kind, params in kinds.items() if params]
     betas = (config.beta1, config.beta2)
-    return [*optimizers, torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=True)]
+    return torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=True)
 
 
 def _adamw_group(config: AdamW, kind: str, params: list[nn.Parameter]) -> dict[str, Any]:
@@ -78,13 +88,14 @@ def parameter_kinds(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 
 def set_rates(optimizers: Sequence[Optimizer], factor: float) -> None:
+    """Every group's learning rate becomes `factor` times its `base_lr`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = factor * group["base_lr"]
 
 
 def step(optimizers: Sequence[Optimizer], bad: Tensor) -> None:
-    """One update, or none where `bad` (a scalar on the device) is true; forgets the gradients."""
+    """One update, or none if `bad`, a scalar on the device, is true; clears the gradients."""
     for optimizer in optimizers:
         optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
         optimizer.step()
@@ -92,7 +103,10 @@ def step(optimizers: Sequence[Optimizer], bad: Tensor) -> None:
 
 
 def dump_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str, Tensor]:
-    """The state of all optimizers as `weight's name/what it is`; every process must ask."""
+    """The state of all optimizers, keyed `weight/state`; every process must call this.
+
+    On the CPU these are the optimizers' own tensors: save them before the next update.
+    """
     owners = _owners(optimizers)
     return {
         f"{name}/{key}": whole(value)
@@ -104,7 +118,7 @@ def dump_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str,
 def load_tensors(
     optimizers: Sequence[Optimizer], model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back what `dump_tensors` gave."""
+    """Restore what `dump_tensors` returned."""
     owners, params = _owners(optimizers), dict(model.named_parameters())
     for place, tensor in tensors.items():
         name, _, key = place.rpartition("/")

@@ -1,7 +1,8 @@
 """Learning rates as pure functions of the number of updates done.
 
 The n-th update, counted from 1, runs at `learning_rate(schedule, n - 1, ...)`: the paper's first
-update therefore runs at 1e-7, as in the authors' code.
+update therefore runs at 1e-7, as in the authors' code. An update that was skipped because its loss
+or gradient was not finite counts as done (`step` says why); in the authors' code it does not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from zipflm.config import CosineCycles, ScheduleConfig, WarmupDecay
 
 
 def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> float:
-    """The factor of every group's learning rate after `update` updates have been done.
+    """The factor by which every group's learning rate is multiplied after `update` updates.
 
     >>> [learning_rate(CosineCycles(), update, 286_000) for update in (0, 16_000, 34_000)]
     [1e-07, 1.0, 0.75]

@@ -1,21 +1,24 @@
-"""What a run needs before its first update: checks, the model, and what trains it."""
+"""What happens before a run's first update: checks, the model, and what trains it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
+from torch import Tensor
+
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.model.language_model import LanguageModel
 from zipflm.training import distributed, optimizers, step
+from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.step import Learner
 from zipflm.training.stream import blocks_of
 
 
 def check_data(config: Config, data: DataFolder) -> None:
-    """ValueError if the folder's ids are not what the config is made for."""
+    """ValueError if the config is not made for this folder's ids."""
     if config.batches.unit != data.unit:
         remedy = "with --bpe" if config.batches.unit == "bpe" else "without --bpe"
         raise ValueError(
@@ -30,8 +33,9 @@ def check_data(config: Config, data: DataFolder) -> None:
 
 
 def accumulation(config: Config, process: Process, block: int | None = None) -> int:
-    """Batches of blocks of that length, `batches.block` unless given, that each process accumulates
-    for an update; ValueError unless all lengths of the run make up whole updates."""
+    """How many batches each process accumulates for an update, with blocks of this length
+    (`batches.block` by default). ValueError unless every block length of the run allows for a
+    whole number."""
     wanted = config.training.tokens_per_update
     at_once = {b: tokens_per_batch(config, b) * process.world_size for b in blocks_of(config)}
     if wanted % (common := math.lcm(*at_once.values())):
@@ -46,13 +50,13 @@ def accumulation(config: Config, process: Process, block: int | None = None) -> 
 
 
 def tokens_per_batch(config: Config, block: int) -> int:
-    """Tokens that go through a device at once: whole blocks, or at most so many if sentences."""
+    """Tokens that go through a device at once: whole blocks, or an upper limit for sentences."""
     tokens = config.batches.tokens
     return tokens // block * block if config.batches.break_mode == "none" else tokens
 
 
 def _batch(config: Config, block: int) -> str:
-    """How `batches.tokens` become a batch."""
+    """A batch in words: `batches.tokens`, or what is left of them in whole blocks."""
     tokens = tokens_per_batch(config, block)
     if tokens == config.batches.tokens:
         return f"batches.tokens={tokens}"
@@ -60,7 +64,7 @@ def _batch(config: Config, block: int) -> str:
 
 
 def overview(config: Config, process: Process) -> Iterator[str]:
-    """The model's size by part, and how the tokens of an update come about."""
+    """Lines on the size of each part of the model and on how the tokens of an update add up."""
     parts = config.params_by_part()
     width = max(map(len, parts))
     yield f"{config.name}: {config.num_params():,} parameters"
@@ -81,23 +85,30 @@ def _update_line(config: Config, process: Process, block: int) -> str:
     )
 
 
-def build_learner(config: Config, model: LanguageModel, process: Process) -> Learner:
-    """The model on its device and everything that trains it."""
-    training = config.training
-    has_one_shape = config.batches.break_mode == "none"
-    scorer = distributed.wrap(
-        step.Scorer(model),
-        model.decoder.layers,
-        process,
-        training.parallel,
-        ("one shape" if has_one_shape else "any shape") if training.compile else "no",
-    )
+def build_learner(
+    config: Config, model: LanguageModel, process: Process, ends_word: Tensor | None = None
+) -> Learner:
+    """The model on its device, with everything that trains it.
+
+    `ends_word` [V] tells which ids end a word; without it, all do.
+    """
+    training, layers = config.training, model.decoder.layers
+    scorer = step.Scorer(model)
+    compilation = None
+    if training.compile:
+        # FSDP gathers the weights of one layer at a time, between layers: not inside compiled code.
+        shards = distributed.shards(process, training.parallel)
+        compilation = Compilation(
+            layers if shards else [scorer], config.batches.break_mode == "none"
+        )
     return Learner(
         model=model,
-        scorer=scorer,
+        scorer=distributed.wrap(scorer, layers, process, training.parallel),
         optimizers=optimizers.build(training.optimizer, model),
         scale=step.LossScale(training.precision == "float16", process.device),
         process=process,
         precision=training.precision,
         clip_norm=training.clip_norm,
+        ends_word=None if ends_word is None else ends_word.to(process.device),
+        compilation=compilation,
     )

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a wish to stop, which the loop fulfils between two updates."""
+"""SIGTERM and SIGINT as a request to stop, which the training loop grants between two updates."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignal:
-    """While it is open, the first signal sets `is_requested`; a second one ends the process."""
+    """A context in which a signal sets `is_requested`. From then on, and outside the context,
+    signals do what they did before, so a second one ends the process."""
 
     is_requested = False
 
     def __enter__(self) -> Self:
         self._before: dict[int, Any] = {}
-        # Python allows handlers in the main thread only; elsewhere there is nobody to signal.
+        # Python lets only the main thread set handlers.
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+            self._before = {number: signal.signal(number, self._request) for number in _SIGNALS}
         return self
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _request(self, number: int, frame: FrameType | None) -> None:
         self.is_requested = True
-        signal.signal(number, self._before[number])
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def __exit__(
         self,
@@ -32,5 +37,4 @@ class StopSignal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._restore()

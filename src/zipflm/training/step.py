@@ -1,12 +1,16 @@
-"""One update: forward and backward over its micro-batches, then clip and change the weights.
+"""One update: forward and backward over its micro-batches, then clip and apply the gradients.
 
-The loss of an update is the sum of the nll of all scored tokens, of all micro-batches and all
-processes, divided by the number of these tokens. Gradients are therefore accumulated as sums and
-divided once, which makes the update independent of how the tokens are spread.
+The loss of an update is the summed nll of all scored tokens, over all micro-batches and all
+processes, divided by the number of those tokens. Gradients are therefore accumulated as sums and
+divided once, so an update does not depend on how its tokens are spread.
 
-Nothing in this file waits for the device. A non-finite loss or gradient is noticed there, and the
-optimizers skip the update there; the host learns of it one update later (`Delayed`), when the
-number has long arrived, and so stays ahead of the device by one update.
+Nothing in this file waits for the device. A non-finite loss or gradient is detected there, and the
+optimizers skip the update there. The host finds out one update later (`ResultReader`), when the
+numbers have long arrived, and so stays one update ahead of the device.
+
+That is why an update counts as an attempt: a skipped one, which float16 produces now and then,
+still uses up its batches and one step of the schedule. fairseq does not count skipped updates (its
+`num_updates` stays where it is) and has to wait for every update to know.
 """
 
 from __future__ import annotations
@@ -22,9 +26,10 @@ from torch.optim import Optimizer
 
 from zipflm.data.batches import Batch
 from zipflm.model.language_model import LanguageModel
+from zipflm.model.precision import Precision, autocast
 from zipflm.training import distributed, optimizers
+from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
-from zipflm.training.nesterov import local
 
 _CLIP_EPS = 1e-6  # fairseq's
 _SCALE_START = 128.0  # fairseq's; the loss is a sum over tokens, so no large factor is needed
@@ -45,7 +50,7 @@ class Scorer(nn.Module):
 
 class LossScale:
     """The factor that keeps float16 gradients in range: halved when they overflow, doubled after
-    2000 updates in which they did not. 1 for the other precisions."""
+    2000 updates without an overflow. The other precisions do not need it: there it stays 1."""
 
     def __init__(self, is_used: bool, device: torch.device) -> None:
         self._is_used = is_used
@@ -61,25 +66,28 @@ class LossScale:
         self.num_good = torch.where(grows, 0.0, self.num_good)
 
     def dump(self) -> tuple[float, float] | None:
+        """The scale and the number of good updates in a row; None if no scale is used."""
         return (self.value.item(), self.num_good.item()) if self._is_used else None
 
     def load(self, saved: tuple[float, float] | None) -> None:
-        """What `dump` gave, unless the precision has changed since."""
+        """Restore what `dump` gave. After a change of precision there is nothing to restore: a
+        run that now needs a scale starts with the usual one."""
         if self._is_used and saved is not None:
             self.value.fill_(saved[0])
             self.num_good.fill_(saved[1])
 
 
-class Outcome(NamedTuple):
-    """What the host wants to know of an update."""
+class UpdateResult(NamedTuple):
+    """What the host wants to know about an update, summed over all processes."""
 
     nll: float
-    """Sum over all scored tokens of all processes."""
+    """Of all scored tokens."""
     tokens: float
+    """Scored tokens."""
     words: float
     """Scored tokens that end a word."""
     norm: float
-    """Of the gradient of the mean, before it was clipped."""
+    """Of the gradient of the mean, before clipping."""
     bad: float
     """1 if the update was skipped."""
     stop: float
@@ -96,32 +104,28 @@ class Learner:
     optimizers: list[Optimizer]
     scale: LossScale
     process: Process
-    precision: str
+    precision: Precision
     clip_norm: float
     ends_word: Tensor | None = None
+    """[V] on the device: whether an id ends a word. None if every id does."""
+    compilation: Compilation | None = None
+    """None if nothing is to be compiled."""
 
-
-def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Matrix products in 16 bits where asked; what must be exact stays in float32 by itself."""
-    dtype = torch.float16 if precision == "float16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=precision != "float32")
+    @property
+    def compiled(self) -> bool | None:
+        """Whether all training so far ran compiled; None if it was not asked to."""
+        return None if self.compilation is None else self.compilation.is_complete
 
 
 def update(learner: Learner, batches: Sequence[Batch], stop: bool = False) -> Tensor:
-    """Learn from the micro-batches of one update; an `Outcome` as a tensor on the device."""
-    totals = torch.zeros(4, dtype=torch.float64, device=learner.process.device)
+    """Learn from the micro-batches of one update; an `UpdateResult` as a tensor on the device."""
+    sums = torch.zeros(3, dtype=torch.float64, device=learner.process.device)
     for index, batch in enumerate(batches):
         with distributed.accumulating(learner.scorer, index == len(batches) - 1):
             nll = forward(learner, batch)
             backward(learner, nll)
-        totals[0] += nll.detach()
-        totals[1] += batch.scored.sum()
-        ends = batch.scored
-        if learner.ends_word is not None:
-            ends = ends & learner.ends_word[batch.targets]
-        totals[2] += ends.sum()
-    totals[3].fill_(float(stop))  # plain assignment would copy, and wait for the device
-    return change(learner, totals)
+        sums += sums_of(learner, batch, nll)
+    return apply_gradients(learner, sums, stop)
 
 
 def forward(learner: Learner, batch: Batch) -> Tensor:
@@ -132,26 +136,37 @@ def forward(learner: Learner, batch: Batch) -> Tensor:
 
 
 def backward(learner: Learner, nll: Tensor) -> None:
+    """Add the gradient of a micro-batch's summed nll to what has been accumulated."""
     (nll * learner.scale.value).backward()  # type: ignore[no-untyped-call]
 
 
+def sums_of(learner: Learner, batch: Batch, nll: Tensor) -> Tensor:
+    """nll, tokens and words of a micro-batch, for `apply_gradients`."""
+    ends = batch.scored
+    if learner.ends_word is not None:
+        ends = ends & learner.ends_word[batch.targets]
+    return torch.stack([nll.detach().double(), batch.scored.sum().double(), ends.sum().double()])
+
+
 @torch.no_grad()
-def change(learner: Learner, totals: Tensor) -> Tensor:
-    """Divide, clip and apply the accumulated gradients; `totals` are nll, tokens, words, stop."""
-    nll, tokens, words, stop = distributed.add_up(totals, learner.process)
+def apply_gradients(learner: Learner, sums: Tensor, stop: bool = False) -> Tensor:
+    """Divide, clip and apply the accumulated gradients; `sums` [3] as of `sums_of`, added up."""
+    # A tensor made from `stop` would be copied to the device, which waits; filling does not.
+    totals = torch.cat([sums, torch.full_like(sums[:1], float(stop))])
+    nll, tokens, words, stops = distributed.add_up(totals, learner.process)
     params = [p for p in learner.model.parameters() if p.grad is not None]
     grads = [p.grad for p in params if p.grad is not None]
-    # What the engines averaged over the processes was meant to be a sum.
+    # DDP and FSDP average over the processes what was meant to be a sum.
     divisor = tokens.clamp(min=1) * learner.scale.value / learner.process.world_size
     norm = _norm(grads) / divisor
     bad = ~(torch.isfinite(norm) & torch.isfinite(nll))
     factor = 1 / divisor
     if learner.clip_norm:
         factor = factor * (learner.clip_norm / (norm + _CLIP_EPS)).clamp(max=1)
-    torch._foreach_mul_([local(grad) for grad in grads], factor.float())
+    torch._foreach_mul_([distributed.local_shard(grad) for grad in grads], factor.float())
     optimizers.step(learner.optimizers, bad)
     learner.scale.adapt(bad)
-    return torch.stack([nll, tokens, words, norm, bad.double(), stop])
+    return torch.stack([nll, tokens, words, norm, bad.double(), stops])
 
 
 def _norm(grads: Sequence[Tensor]) -> Tensor:
@@ -159,30 +174,30 @@ def _norm(grads: Sequence[Tensor]) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-class Delayed:
-    """Outcomes on their way from the device; each is read when the next one is put in."""
+class ResultReader:
+    """Copies results to the host in the background; each is read when the next one is sent."""
 
     def __init__(self) -> None:
         self._pending: tuple[Tensor, torch.cuda.Event | None] | None = None
 
-    def put(self, outcome: Tensor) -> list[Outcome]:
-        """Send an outcome on its way and return the one before, if any."""
-        arrived = self.flush()
-        host = torch.empty_like(outcome, device="cpu", pin_memory=outcome.is_cuda)
-        host.copy_(outcome, non_blocking=True)
+    def send(self, result: Tensor) -> list[UpdateResult]:
+        """Start copying this result; return the one before it, if there is one."""
+        arrived = self.drain()
+        host = torch.empty_like(result, device="cpu", pin_memory=result.is_cuda)
+        host.copy_(result, non_blocking=True)
         event = None
-        if outcome.is_cuda:
+        if result.is_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         self._pending = host, event
         return arrived
 
-    def flush(self) -> list[Outcome]:
-        """Wait for what is on its way."""
+    def drain(self) -> list[UpdateResult]:
+        """Wait for the result that is still being copied, if there is one."""
         if self._pending is None:
             return []
         host, event = self._pending
         if event is not None:
             event.synchronize()
         self._pending = None
-        return [Outcome(*host.tolist())]
+        return [UpdateResult(*host.tolist())]

@@ -1,9 +1,9 @@
 """The endless stream of training batches, and a place in it that can be saved.
 
-The batches of all epochs stand in one row; of each update's share of it process r takes every
-`world_size`-th from the r-th on. So an update consists of the same batches for any number of
-processes, also across the end of an epoch, and a place in the row means the same to all of them.
-When the block length changes, the place keeps its share of the epoch.
+The batches of all epochs form one sequence, from which the processes take turns. So an update
+consists of the same batches for any number of processes, even across the end of an epoch, and a
+place in the sequence means the same to all of them. When the block length changes, training goes on
+after the same fraction of the epoch.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def block_at(config: Config, update: int) -> int:
 
 
 def blocks_of(config: Config) -> list[int]:
-    """The block lengths of a run, in turn."""
+    """The block lengths of a run, in the order of their use."""
     stages = config.training.stages
     is_staged_throughout = bool(stages) and stages[-1][0] == 1
     return [block for _, block in stages] + ([] if is_staged_throughout else [config.batches.block])
 
 
 class Stream:
-    """This process's training batches from a place on, epoch after epoch."""
+    """This process's training batches, starting from a place and going on epoch after epoch."""
 
     def __init__(
         self, config: Config, tokens: Tokens, process: Process, place: Place, block: int
@@ -46,13 +46,14 @@ class Stream:
         self._open(place, block)
 
     def _open(self, place: Place, block: int) -> None:
-        row = _Row(self._config, self._tokens, self._process, block)
-        self.block, self._total = block, row.num_batches
+        share = _Share(self._config, self._tokens, self._process, block)
+        self.block, self._total = block, share.num_batches
         self._consumed = place.epoch * self._total + place.consumed * self._total // place.total
-        self._batches = Loader(row, self._process.device).epoch(0, self._consumed)
+        self._batches = Loader(share, self._process.device).epoch(0, self._consumed)
 
     @property
     def place(self) -> Place:
+        """Where a stream must start to go on after the batches taken so far."""
         return Place(*divmod(self._consumed, self._total), self._total)
 
     @property
@@ -61,19 +62,20 @@ class Stream:
         return self._consumed / self._total
 
     def use_block(self, block: int) -> None:
-        """Go on with blocks of another length."""
+        """Continue with blocks of this length."""
         if block != self.block:
             self.close()
             self._open(self.place, block)
 
     def next(self) -> Batch:
+        """This process's next batch; the other processes take one each meanwhile."""
         self._consumed += self._process.world_size
         batch = next(self._batches)
         return self._full(batch) if self._config.training.compile else batch
 
     def _full(self, batch: Batch) -> Batch:
-        """Rows that score nothing make up for those an epoch's last batch lacks: a compiled model
-        is compiled again for every new shape."""
+        """An epoch's last batch filled up with rows that are not scored: for every new shape, a
+        compiled model is compiled again."""
         if self._config.batches.break_mode != "none":
             return batch
         rows = self._config.batches.tokens // self.block - batch.words.shape[0]
@@ -93,8 +95,9 @@ class Stream:
             self._batches.close()
 
 
-class _Row(Batches):
-    """The batches of all epochs one behind the other, of which this process takes its turns."""
+class _Share(Batches):
+    """The sequence of the batches of all epochs, of which this process takes every
+    `world_size`-th."""
 
     def __init__(self, config: Config, tokens: Tokens, process: Process, block: int) -> None:
         super().__init__(
@@ -104,11 +107,11 @@ class _Row(Batches):
             seed=config.training.seed,
             shuffle=True,
         )
-        self._turn, self._step = process.rank, process.world_size
+        self._offset, self._stride = process.rank, process.world_size
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Endless; `start` counts the batches of all processes since the beginning of `epoch`."""
-        number = epoch * self.num_batches + start + self._turn
+        """Without end; `start` counts the batches of all processes from the start of `epoch`."""
+        number = epoch * self.num_batches + start + self._offset
         while True:
             yield self.batch(*divmod(number, self.num_batches))
-            number += self._step
+            number += self._stride

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zipflm.runs.records import Sums
-from zipflm.training.step import Outcome
+from zipflm.training.step import UpdateResult
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Tally:
         self.waited = 0.0
         """Seconds the loop waited for data."""
 
-    def see(self, outcomes: Iterable[Outcome]) -> None:
+    def see(self, outcomes: Iterable[UpdateResult]) -> None:
         """Take in what has arrived from the device."""
         for outcome in outcomes:
             self._updates += 1

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zipflm.config import CharacterInput, ModelConfig
-from zipflm.model.bands import Bands
+from zipflm.config import ModelConfig
 
 # Dense bfloat16 operations per second, by a part of the device's name.
 _PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -27,47 +26,14 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def flops_per_token(config: ModelConfig, counts: NDArray[np.int64], block: int) -> float:
-    """Operations to learn from one token: 6 per weight it meets, and causal attention.
-
-    A token meets the weights of its own band only; `counts` [V] says how common each band is.
-    """
-    decoder = config.decoder
-    weights = config.params_by_part()["decoder.layers"] + 0.0
-    weights += _input_weights(config, counts)
-    if config.output_bands is None:
-        output = {k: n for k, n in config.params_by_part().items() if k.startswith("output.")}
-        # A shared table is counted with the input, where it costs nothing, but scores here.
-        weights += output.get("output.table", config.vocab_size * config.output.dim)
-        weights += output.get("output.projection", 0)
-    else:
-        bands = config.output_bands
-        weights += (bands.sizes[0] + bands.num_tails) * bands.dim
-        for share, size, width in _bands(bands, counts)[1:]:
-            weights += share * width * (size + bands.dim)
-    # Scores and their use: 2 x 2 x D per pair, half of the pairs, three passes.
-    attention = 6 * decoder.num_layers * decoder.dim * block
-    return 6 * weights + attention
-
-
-def _input_weights(config: ModelConfig, counts: NDArray[np.int64]) -> float:
-    if config.input_bands is not None:
-        bands = _bands(config.input_bands, counts)
-        return sum(share * width * config.decoder.dim for share, _, width in bands)
-    parts = config.params_by_part()
-    if isinstance(config.input, CharacterInput):
-        convolutions = parts["input.convolutions"] * config.input.max_bytes
-        return float(convolutions + parts["input.highway"] + parts["input.projection"])
-    return float(parts.get("input.projection", 0))
-
-
-def _bands(bands: Bands, counts: NDArray[np.int64]) -> list[tuple[float, int, int]]:
-    """Share of the tokens, size and width of every band."""
+    """Operations to learn from one token of a block; `counts` [V] says how common each id is."""
     total = max(int(counts.sum()), 1)
-    edges = bands.edges
-    return [
-        (float(counts[edges[i] : edges[i + 1]].sum()) / total, size, width)
-        for i, (size, width) in enumerate(zip(bands.sizes, bands.widths, strict=True))
-    ]
+
+    def share(first: int, end: int) -> float:
+        return float(counts[first:end].sum()) / total
+
+    # Two operations a product, and three passes: forward, and a gradient for each of two factors.
+    return 6.0 * config.products_per_token(share, block)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -19,6 +19,7 @@ from zipflm.data.batches import Batch, Batches
 from zipflm.data.folder import DataFolder
 from zipflm.data.loader import Loader
 from zipflm.evaluation.scoring import score_sums
+from zipflm.model.precision import autocast
 from zipflm.runs import resume as resuming
 from zipflm.runs.building import untrained_model
 from zipflm.runs.checkpoint import Contents
@@ -111,7 +112,7 @@ def train(
 
 def _loop(run: Run, stop: StopSignal) -> bool:
     training, tally = run.config.training, run.tally
-    delayed = step.Delayed()
+    results = step.ResultReader()
     batches: list[Batch] = []
     last_saved = run.update
     run.log.begin(run.update)
@@ -123,10 +124,10 @@ def _loop(run: Run, stop: StopSignal) -> bool:
         # Dropout is a function of the update, not of the past: nothing to save, nothing to lose.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
         previous, batches = batches, _next_batches(run)
-        outcome = step.update(run.learner, batches, stop.is_requested)
+        result = step.update(run.learner, batches, stop.is_requested)
         run.update += 1
         run.log.advance(run.update)
-        tally.see(delayed.put(outcome))
+        tally.see(results.send(result))
         _stop_if_bad(run, previous)
 
         is_last = run.update == training.max_updates
@@ -134,7 +135,7 @@ def _loop(run: Run, stop: StopSignal) -> bool:
         validates = is_last or _is_due(run.update, training.validate_every)
         saves = is_last or _is_due(run.update, training.checkpoint_every)
         if reports or validates or saves:
-            tally.see(delayed.flush())
+            tally.see(results.drain())
             tally.pause()
             _stop_if_bad(run, batches)
             if reports:
@@ -144,7 +145,7 @@ def _loop(run: Run, stop: StopSignal) -> bool:
                 last_saved = run.update
             tally.go_on()
     tally.pause()
-    tally.see(delayed.flush())
+    tally.see(results.drain())
     if last_saved < run.update:
         _save(run, None, must=True)
     is_finished = run.update >= training.max_updates
@@ -188,7 +189,8 @@ def _start(
     model = untrained_model(config, data.vocabulary)
     if found is not None:
         model.load_state_dict(found.weights)
-    learner = build_learner(config, model, process)
+    ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
+    learner = build_learner(config, model, process, ends_word)
     update, place, tally = 0, Place(), Tally()
     if found is not None:
         state = found.state
@@ -225,6 +227,7 @@ def _report(run: Run, rate: float) -> Report:
         memory=throughput.peak_memory(device),
         seconds_left=(config.training.max_updates - run.update) * numbers.seconds_per_update,
         flop_utilisation=_flop_utilisation(run, numbers.tokens_per_second),
+        compiled=run.learner.compiled,
     )
 
 
@@ -258,7 +261,7 @@ def _validate(run: Run) -> Validation | None:
     sharded = distributed.is_sharded(learner.scorer)
     nll = learner.scorer if sharded else learner.model.nll
     learner.model.eval()
-    with step.autocast(learner.precision, process.device):
+    with autocast(learner.precision, process.device):
         loaded = Loader(batches, process.device).epoch(0)
         sums = score_sums(nll, loaded, process.device, ends_word)
     learner.model.train()

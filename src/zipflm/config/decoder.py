@@ -1,0 +1,90 @@
+"""The Transformer decoder as a value, with the answers to what it holds and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from zipflm.config.checks import require, require_choices, require_fraction, require_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """The Transformer decoder (section 4.1); the defaults are the paper's for WikiText-103."""
+
+    dim: int = 1024
+    num_layers: int = 16
+    num_heads: int = 16
+    ffn_dim: int = 4096
+    dropout: float = 0.3
+    """On the input, and on what attention and feed-forward add to the residual."""
+    attention_dropout: float = 0.1
+    relu_dropout: float = 0.1
+    """Inside the feed-forward, after its activation."""
+    final_norm: bool = False
+    """A norm after the last layer; the paper's parameter counts leave no room for one."""
+    init: Literal["paper", "fairseq", "zero-output"] = "paper"
+    """`paper`: Xavier everywhere, no bias. `fairseq`: that code's later rules, with PyTorch's own
+    for the feed-forward. `zero-output`: as `paper`, but what adds to the residual starts at 0."""
+    positions: Literal["sinusoidal", "rotary"] = "sinusoidal"
+    qk_norm: bool = False
+    """Normalise queries and keys per head."""
+    activation: Literal["relu", "relu_squared"] = "relu"
+    norm: Literal["layer", "rms"] = "layer"
+    """`rms` has no weights."""
+    bias: bool = True
+    """Biases in attention and feed-forward."""
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        require_positive(
+            dim=self.dim,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            ffn_dim=self.ffn_dim,
+        )
+        require(
+            self.dim % self.num_heads == 0,
+            "num_heads",
+            self.num_heads,
+            f"must divide dim={self.dim}",
+        )
+        require(
+            self.positions != "rotary" or self.dim // self.num_heads % 2 == 0,
+            "num_heads",
+            self.num_heads,
+            f"rotary positions need an even head width, not {self.dim // self.num_heads}",
+        )
+        for name in ("dropout", "attention_dropout", "relu_dropout"):
+            require_fraction(name, getattr(self, name))
+
+    def params(self) -> dict[str, int]:
+        """Number of trained parameters by part."""
+        parts = {"layers": self.num_layers * self._num_layer_params}
+        if self.final_norm and self._num_norm_params:
+            parts["final_norm"] = self._num_norm_params
+        return parts
+
+    def products(self, block: int) -> float:
+        """Multiply-adds for one token of a block: each weight once, and attention.
+
+        Scoring a position and using it take `dim` products each, and causality leaves a token half
+        of the block on average.
+        """
+        return self.num_layers * (self._num_layer_params + self.dim * block)
+
+    @property
+    def _num_layer_params(self) -> int:
+        matrices = 4 * self.dim * self.dim + 2 * self.dim * self.ffn_dim
+        biases = 5 * self.dim + self.ffn_dim if self.bias else 0
+        return matrices + biases + 2 * self._num_norm_params
+
+    @property
+    def _num_norm_params(self) -> int:
+        match self.norm:
+            case "layer":
+                return 2 * self.dim
+            case "rms":
+                return 0
+            case _:
+                assert_never(self.norm)

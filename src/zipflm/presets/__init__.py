@@ -1,0 +1,100 @@
+"""Every model of the paper by name, as functions that return a complete config.
+
+`preset("wikitext-103", "ADP-T")` is a row of the paper's comparison; rows of its appendix are
+variants of one of these (`variants`). Where the paper and the authors' published code differ, the
+preset holds the paper's value and the variant `fairseq` the code's (docs/reproduction.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from zipflm.config import Config, require
+from zipflm.config.factorizations import BY_LABEL
+from zipflm.presets import paper, small
+from zipflm.presets.paper import SIZES as SIZES
+from zipflm.presets.small import MODERN_DECODER as MODERN_DECODER
+from zipflm.variants import variants_of
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What a preset's dataset decides besides its config."""
+
+    is_of_the_paper: bool = False
+    """Its cutoffs are part of the models; those of other datasets follow the vocabulary."""
+    is_for_a_cpu: bool = False
+    """A CPU trains its models in less time than compiling them takes."""
+
+
+DATASETS = {
+    "wikitext-103": Dataset(is_of_the_paper=True),
+    "billion-word": Dataset(is_of_the_paper=True),
+    "wikitext-2": Dataset(),
+    "tiny": Dataset(is_for_a_cpu=True),
+    "demo": Dataset(is_for_a_cpu=True),
+}
+FACTORIZATIONS = tuple(BY_LABEL)
+
+
+def preset(
+    dataset: str, factorization: str = "ADP-T", *, size: str = "base", variant: str | None = None
+) -> Config:
+    """The config of one model of the paper, or of a smaller one for a smaller text.
+
+    `wikitext-2` trains on a GPU in minutes, `tiny` and `demo` on a CPU.
+    `size` scales the decoder as the paper does for Billion Word; `variant` names an ablation
+    (`variants` lists them).
+    """
+    is_of_the_paper = _choose("dataset", dataset, DATASETS).is_of_the_paper
+    _choose("factorization", factorization, BY_LABEL)
+    name = f"{dataset}/{factorization}" + ("" if size == "base" else f"/{size}")
+    if is_of_the_paper:
+        _choose("size", size, dict.fromkeys(SIZES))
+        family = paper.family(dataset, factorization, size)
+    else:
+        require(size == "base", "size", size, f"{dataset} has one size, base")
+        family = small.FAMILIES[dataset]
+    config = family.member(factorization, name)
+    if variant is None:
+        return config
+    vary = _choose(f"variant of {name}", variant, variants_of(dataset, factorization))
+    return replace(vary(config), name=f"{name}/{variant}")
+
+
+def from_name(name: str) -> Config:
+    """The preset of a name as written on the command line.
+
+    `wikitext-103/ADP-T`, `billion-word/ADP-T/very-large` or `wikitext-103/ASM/input-128`.
+    """
+    dataset, _, rest = name.partition("/")
+    factorization, *options = rest.split("/")
+    require(
+        bool(rest),
+        "preset",
+        name,
+        f"write dataset/factorization, e.g. {dataset if dataset in DATASETS else 'tiny'}/ADP-T",
+    )
+    size = options.pop(0) if options and options[0] in SIZES else "base"
+    require(len(options) <= 1, "preset", name, "write dataset/factorization[/size][/variant]")
+    return preset(dataset, factorization, size=size, variant=options[0] if options else None)
+
+
+def dataset_of(name: str) -> Dataset:
+    """The dataset of a preset, by the preset's name as `from_name` takes it."""
+    return _choose("dataset", name.partition("/")[0], DATASETS)
+
+
+def variants(dataset: str, factorization: str) -> tuple[str, ...]:
+    """Names of the variants of one model."""
+    return tuple(variants_of(dataset, factorization))
+
+
+T = TypeVar("T")
+
+
+def _choose(field: str, value: str, known: Mapping[str, T]) -> T:
+    require(value in known, field, value, "choose from " + (", ".join(known) or "none"))
+    return known[value]

@@ -1,0 +1,86 @@
+"""What the eight models of one text have in common, and how each of them follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zipflm.config import (
+    AdaptiveInput,
+    AdaptiveOutput,
+    BatchConfig,
+    CharacterInput,
+    Config,
+    DecoderConfig,
+    FixedInput,
+    FullOutput,
+    InputConfig,
+    OutputConfig,
+    Tie,
+    TrainingConfig,
+)
+from zipflm.config.factorizations import BY_LABEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """The widths from which the input and output layer of every factorization follow."""
+
+    cutoffs: tuple[int, ...]
+    dim: int
+    """Of the head's band, and of the table of sub-words."""
+    sm_dim: int
+    """Of the one table of SM and SM-T."""
+    asm_dim: int
+    """Of the input table in front of an adaptive softmax."""
+    tail_dropout: float
+    characters: CharacterInput
+    tied: Tie
+    """What ADP-T shares."""
+
+    def of(self, factorization: str) -> dict[str, Any]:
+        """`input`, `output` and `tie` of a config."""
+        input, output, tie = self._choices()[factorization]
+        return {"input": input, "output": output, "tie": tie}
+
+    def _choices(self) -> dict[str, tuple[InputConfig, OutputConfig, Tie]]:
+        words = FixedInput(dim=self.sm_dim), FullOutput(dim=self.sm_dim)
+        pieces = FixedInput(dim=self.dim), FullOutput(dim=self.dim)
+        adaptive_in = AdaptiveInput(cutoffs=self.cutoffs, dim=self.dim)
+        adaptive_out = AdaptiveOutput(
+            cutoffs=self.cutoffs, dim=self.dim, tail_dropout=self.tail_dropout
+        )
+        return {
+            "SM": (*words, Tie.NONE),
+            "SM-T": (*words, Tie.EMBEDDINGS),
+            "BPE": (*pieces, Tie.NONE),
+            "BPE-T": (*pieces, Tie.EMBEDDINGS),
+            "ASM": (FixedInput(dim=self.asm_dim), adaptive_out, Tie.NONE),
+            "CNN": (self.characters, adaptive_out, Tie.NONE),
+            "ADP": (adaptive_in, adaptive_out, Tie.NONE),
+            "ADP-T": (adaptive_in, adaptive_out, self.tied),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The eight models of one text."""
+
+    vocab_size: int
+    bpe_vocab_size: int
+    decoder: DecoderConfig
+    layers: Layers
+    batches: BatchConfig
+    training: TrainingConfig
+
+    def member(self, factorization: str, name: str) -> Config:
+        """The config of one of them, under that name."""
+        unit = BY_LABEL[factorization].unit
+        return Config(
+            name=name,
+            vocab_size=self.bpe_vocab_size if unit == "bpe" else self.vocab_size,
+            decoder=self.decoder,
+            batches=replace(self.batches, unit=unit),
+            training=self.training,
+            **self.layers.of(factorization),
+        )

@@ -1,0 +1,140 @@
+"""Models that are not the paper's, for less text and less time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zipflm.config import (
+    BatchConfig,
+    CharacterInput,
+    CosineCycles,
+    DecoderConfig,
+    Muon,
+    Tie,
+    TrainingConfig,
+    WarmupDecay,
+)
+from zipflm.presets.family import Family, Layers
+
+MODERN_DECODER: dict[str, Any] = {
+    "positions": "rotary",
+    "qk_norm": True,
+    "activation": "relu_squared",
+    "norm": "rms",
+    "final_norm": True,
+    "init": "zero-output",
+}
+"""A decoder in the manner of 2025, which learns in far fewer updates than the paper's."""
+
+
+FAMILIES = {
+    # For two million words, which one GPU reads twenty times in a minute. So much repetition needs
+    # strong regularisation, chosen with ADP-T and SM-T (docs/log.md). The head covers 84 % of the
+    # running words, head and first tail together 95 %. The optimisation is modern, as in `demo`.
+    "wikitext-2": Family(
+        vocab_size=33_280,
+        bpe_vocab_size=8152,
+        decoder=DecoderConfig(
+            dim=512,
+            num_layers=4,
+            num_heads=8,
+            ffn_dim=2048,
+            dropout=0.4,
+            attention_dropout=0.1,
+            relu_dropout=0.1,
+            bias=False,
+            **MODERN_DECODER,
+        ),
+        layers=Layers(
+            cutoffs=(4000, 14_000),
+            dim=512,
+            sm_dim=256,
+            asm_dim=32,
+            tail_dropout=0.2,
+            characters=CharacterInput(
+                char_dim=32, filters=((1, 32), (2, 64), (3, 128), (4, 192), (5, 192), (6, 192))
+            ),
+            tied=Tie.PROJECTIONS,
+        ),
+        batches=BatchConfig(tokens=16_384),
+        training=TrainingConfig(
+            optimizer=Muon(weight_decay=0.3, matrix_weight_decay=0.3),
+            schedule=WarmupDecay(),
+            max_updates=2500,
+            tokens_per_update=16_384,
+            clip_norm=1.0,
+            precision="bfloat16",
+            compile=True,
+            validate_every=500,
+            checkpoint_every=1000,
+        ),
+    ),
+    "tiny": Family(
+        vocab_size=4000,
+        bpe_vocab_size=1000,
+        decoder=DecoderConfig(
+            dim=64,
+            num_layers=2,
+            num_heads=4,
+            ffn_dim=256,
+            dropout=0.1,
+            attention_dropout=0.0,
+            relu_dropout=0.0,
+        ),
+        layers=Layers(
+            cutoffs=(400, 1600),
+            dim=64,
+            sm_dim=32,
+            asm_dim=16,
+            tail_dropout=0.1,
+            characters=CharacterInput(char_dim=16, filters=((1, 16), (2, 32), (3, 48), (4, 64))),
+            tied=Tie.PROJECTIONS,
+        ),
+        batches=BatchConfig(block=64, tokens=1024, eval_block=64),
+        training=TrainingConfig(
+            schedule=CosineCycles(warmup_updates=20, first_cycle=180),
+            max_updates=200,
+            tokens_per_update=1024,
+            precision="float32",
+        ),
+    ),
+    # For the embedded corpus: 16 thousand words, 1.8 million tokens, two CPU cores. All eight
+    # factorizations together train in a few minutes, and differ for the paper's reasons: the head
+    # holds what the text is mostly made of, the last band what it hardly ever says. The paper's
+    # optimisation needs thousands of updates to get under way, so this one is modern.
+    "demo": Family(
+        vocab_size=15_984,
+        bpe_vocab_size=4136,
+        decoder=DecoderConfig(
+            dim=128,
+            num_layers=2,
+            num_heads=4,
+            ffn_dim=512,
+            dropout=0.0,
+            attention_dropout=0.0,
+            relu_dropout=0.0,
+            **MODERN_DECODER,
+        ),
+        layers=Layers(
+            cutoffs=(1000, 5000),
+            dim=128,
+            sm_dim=64,
+            asm_dim=16,
+            tail_dropout=0.0,
+            characters=CharacterInput(char_dim=16, filters=((1, 16), (2, 32), (3, 64), (4, 96))),
+            tied=Tie.PROJECTIONS,
+        ),
+        batches=BatchConfig(block=64, tokens=1024, eval_block=64),
+        training=TrainingConfig(
+            optimizer=Muon(matrix_lr=5e-3, table_lr=1e-2, lr=3e-3),
+            schedule=WarmupDecay(),
+            max_updates=240,
+            tokens_per_update=1024,
+            clip_norm=1.0,
+            precision="float32",
+            report_every=10,
+            validate_every=120,
+            checkpoint_every=120,
+        ),
+    ),
+}

@@ -1,0 +1,13 @@
+"""The scripts in `benchmarks/` as modules: they are no package, and are run by their path."""
+
+import importlib.util
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

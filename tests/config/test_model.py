@@ -1,0 +1,178 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from zipflm import LanguageModel, Tie, preset
+from zipflm.config import FixedInput, FullOutput, ModelConfig
+from zipflm.config.layers import OutputLayer
+from zipflm.presets import DATASETS, FACTORIZATIONS, variants
+
+ADPT, SMT = preset("tiny", "ADP-T"), preset("tiny", "SM-T")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: replace(ADPT, output=replace(ADPT.output, cutoffs=(10, 20))), "the same bands"),
+        (lambda: replace(ADPT, output=FullOutput(dim=64)), "no weights in common; use tie=none"),
+        (lambda: replace(ADPT, input=FixedInput(dim=64)), "no weights in common; use tie=none"),
+        (
+            lambda: replace(preset("tiny", "CNN"), tie="embeddings"),
+            "CharacterInput and AdaptiveOutput have no weights in common",
+        ),
+        (lambda: replace(SMT, input=FixedInput(dim=8)), "input.dim=8 and output.dim=32"),
+        (lambda: replace(SMT, tie=Tie.PROJECTIONS), "use tie=embeddings"),
+        (
+            lambda: replace(
+                ADPT,
+                input=replace(ADPT.input, dim=32),
+                output=replace(ADPT.output, dim=32),
+            ),
+            "output.dim=32 must be decoder.dim=64; or use tie=head",
+        ),
+        (lambda: replace(ADPT, vocab_size=1000), r"cutoff 1600 exceeds vocab_size=1000"),
+        (lambda: replace(ADPT, vocab_size=0), r"vocab_size=0: must be at least 1"),
+        (lambda: replace(ADPT, tie="all"), "tie='all': choose from none, embeddings"),
+    ],
+)
+def test_impossible_models_fail_when_written(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_tie_may_be_given_by_its_value():
+    assert replace(ADPT, tie="embeddings").tie is Tie.EMBEDDINGS
+
+
+def test_sizes_by_part_name_every_band():
+    assert preset("wikitext-103", "ADP-T").params_by_part() == {
+        "input.embedding.band0": 20_000 * 1024,
+        "input.embedding.band1": 40_000 * 256,
+        "input.embedding.band2": 207_744 * 64,
+        "input.projection.band0": 1024 * 1024,
+        "input.projection.band1": 256 * 1024,
+        "input.projection.band2": 64 * 1024,
+        "decoder.layers": 201_539_584,
+        "output.clusters": 2 * 1024,
+    }
+
+
+@pytest.mark.parametrize(
+    ("factorization", "parts"),
+    [
+        ("SM", "input.table input.projection decoder.layers output.table output.projection"),
+        ("SM-T", "input.table input.projection decoder.layers output.projection"),
+        ("BPE-T", "input.table decoder.layers"),
+        (
+            "CNN",
+            "input.bytes input.convolutions input.highway input.projection input.symbols "
+            "decoder.layers output.clusters output.embedding.band0 output.embedding.band1 "
+            "output.embedding.band2 output.projection.band1 output.projection.band2",
+        ),
+    ],
+)
+def test_parts_stand_in_the_order_in_which_a_token_passes_them(factorization, parts):
+    assert " ".join(preset("wikitext-103", factorization).params_by_part()) == parts
+
+
+def test_a_final_norm_counts():
+    with_norm = replace(ADPT, decoder=replace(ADPT.decoder, final_norm=True))
+    assert with_norm.num_params() - ADPT.num_params() == 2 * 64
+
+
+# Operations to learn from a token of a block of 512 words, six a product, where the n-th word is
+# met in proportion to 1 / n.
+OPERATIONS = {
+    "wikitext-103": {
+        "SM": 2088370176.0,
+        "SM-T": 2088370176.0,
+        "BPE": 1464391680.0,
+        "BPE-T": 1464391680.0,
+        "ASM": 1397319055.4907384,
+        "CNN": 2011620751.4907384,
+        "ADP": 1402146156.8057961,
+        "ADP-T": 1402146156.8057961,
+    },
+    "billion-word": {
+        "SM": 3702890496.0,
+        "SM-T": 3702890496.0,
+        "BPE": 1458309120.0,
+        "BPE-T": 1458309120.0,
+        "ASM": 1668075698.3629088,
+        "CNN": 2376389810.362909,
+        "ADP": 1671800752.9896693,
+        "ADP-T": 1671800752.9896693,
+    },
+    "tiny": {
+        "SM": 1785600.0,
+        "SM-T": 1785600.0,
+        "BPE": 1377024.0,
+        "BPE-T": 1377024.0,
+        "ASM": 1178591.7564362297,
+        "CNN": 3895391.7564362297,
+        "ADP": 1191766.1928381794,
+        "ADP-T": 1191766.1928381794,
+    },
+}
+
+
+@pytest.mark.parametrize("dataset", OPERATIONS)
+@pytest.mark.parametrize("factorization", FACTORIZATIONS)
+def test_a_tokens_products_by_zipfs_law(dataset, factorization):
+    config = preset(dataset, factorization)
+    counts = 10**9 // np.arange(1, config.vocab_size + 1)
+
+    def share(first, end):
+        return counts[first:end].sum() / counts.sum()
+
+    expected = OPERATIONS[dataset][factorization] / 6
+    assert config.products_per_token(share, 512) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("factorization", "described"),
+    [
+        ("SM", ("embedding 512", "softmax 512")),
+        ("SM-T", ("embedding 512", "softmax 512 (tied)")),
+        ("BPE", ("BPE embedding 1024", "BPE softmax 1024")),
+        ("BPE-T", ("BPE embedding 1024", "BPE softmax 1024 (tied)")),
+        ("ASM", ("embedding 64", "adaptive 20K/40K/208K")),
+        ("CNN", ("char-CNN", "adaptive 20K/40K/208K")),
+        ("ADP", ("adaptive 20K/40K/208K", "adaptive 20K/40K/208K")),
+        ("ADP-T", ("adaptive 20K/40K/208K", "adaptive 20K/40K/208K (tied)")),
+    ],
+)
+def test_models_are_described_in_the_words_of_the_papers_tables(factorization, described):
+    config = preset("wikitext-103", factorization)
+    assert config.describe(config.batches.unit) == described
+
+
+@pytest.mark.parametrize("factorization", FACTORIZATIONS)
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_every_preset_and_variant_is_the_factorization_that_it_is_called(dataset, factorization):
+    for variant in (None, *variants(dataset, factorization)):
+        config = preset(dataset, factorization, variant=variant)
+        assert replace(config, name="mine").factorization(config.batches.unit) == factorization
+
+
+def test_a_model_that_the_paper_does_not_have_is_none_of_its_factorizations():
+    untied = replace(ADPT, tie="none")
+    assert untied.factorization("word") == "ADP"
+    assert replace(untied, output=FullOutput(dim=64)).factorization("word") is None
+    assert ADPT.factorization("bpe") is None
+
+
+def test_a_layer_that_the_builder_does_not_know_is_not_taken_for_another():
+    class Unknown(OutputLayer):
+        dim = 64
+
+        def check_tie(self, tie, input, vocab_size, width): ...
+        def params(self, vocab_size, width, tie): ...
+        def products(self, vocab_size, width, tie, share): ...
+        def describe(self, vocab_size, unit): ...
+
+    config = ModelConfig(vocab_size=10, input=FixedInput(dim=8), output=Unknown())
+    with torch.device("meta"), pytest.raises(AssertionError, match="unreachable.*Unknown"):
+        LanguageModel(config)

@@ -1,0 +1,17 @@
+import pytest
+
+from zipflm.config import BatchConfig, TrainingConfig
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TrainingConfig(precision="fp16"), "precision='fp16': choose from float32"),
+        (lambda: BatchConfig(break_mode="eos"), "break_mode='eos': choose from none, complete"),
+        (lambda: BatchConfig(block=512, tokens=100), "tokens=100: a block of 512"),
+        (lambda: BatchConfig(eval_block=512, eval_context=512), "eval_context=512"),
+    ],
+)
+def test_impossible_runs_fail_when_written(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

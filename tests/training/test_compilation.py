@@ -1,0 +1,241 @@
+"""Every run is compiled, however many a process trains; what is not compiled is known."""
+
+import multiprocessing
+from dataclasses import replace
+
+import pytest
+import torch
+from training_runs import config_of, run
+
+from zipflm.config import Config
+from zipflm.data.batches import Batch
+from zipflm.model.language_model import LanguageModel
+from zipflm.overrides import override
+from zipflm.runs.building import untrained_model
+from zipflm.training import compilation, step
+from zipflm.training.compilation import Compilation
+from zipflm.training.distributed import Process
+from zipflm.training.setup import build_learner
+
+CPU = Process(0, 1, torch.device("cpu"))
+
+
+class CountingBackend:
+    """Runs graphs as they are and counts: graphs that were compiled, and calls of them."""
+
+    def __init__(self):
+        self.num_graphs = self.num_calls = 0
+
+    def __call__(self, graph, example_inputs):
+        self.num_graphs += 1
+
+        def call(*inputs):
+            self.num_calls += 1
+            return graph(*inputs)
+
+        return call
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    counting = CountingBackend()
+    monkeypatch.setattr(compilation, "BACKEND", counting)
+    return counting
+
+
+class Squares(torch.nn.Module):
+    """A module that is compiled in an instant."""
+
+    def __init__(self, width=3):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+
+    def forward(self, hidden):
+        return self.linear(hidden).square()
+
+
+def batch_of(rows, block):
+    words = torch.randint(4, 40, (rows, block))
+    return Batch(words, words, torch.ones_like(words, dtype=torch.bool))
+
+
+def test_ten_models_of_two_block_lengths_are_all_compiled(backend):
+    for number in range(10):
+        module = Squares(width=2 + number)
+        state = Compilation([module], one_shape=True)
+        for length in (8, 16):
+            for _ in range(2):
+                before = backend.num_calls
+                module(torch.randn(length, 2 + number)).sum().backward()
+                assert backend.num_calls == before + 1, (number, length)
+        assert state.is_complete
+    assert backend.num_graphs == 20
+
+
+@pytest.mark.slow
+def test_the_fifth_learner_of_a_process_is_compiled_too(word_data, backend):
+    """Through what a study uses: eight versions of the shared code would be all there are."""
+    for number in range(5):
+        config = config_of(word_data, f"decoder.ffn_dim={32 + number}", "training.compile=true")
+        learner = build_learner(config, untrained_model(config, word_data.vocabulary), CPU)
+        for block in (8, 16):
+            before = backend.num_calls
+            step.update(learner, [batch_of(64 // block, block)] * 2)
+            assert backend.num_calls == before + 2, (number, block)
+        assert learner.compiled is True
+
+
+def test_a_whole_run_compiles_once_for_each_block_length(word_data, tmp_path, backend):
+    """Some 18 batches an epoch, the last of them shorter; validation is not compiled."""
+    more = ["training.stages=0.5:8", "training.validate_every=5", "training.max_updates=20"]
+    assert run(word_data, tmp_path / "run", "training.compile=true", *more)
+    assert backend.num_graphs == 2
+    assert backend.num_calls == 20 * 2
+
+
+def test_more_block_lengths_than_torch_allows_versions_are_all_compiled(backend):
+    module = Squares()
+    state = Compilation([module], one_shape=True)
+    for length in range(2, 14):
+        module(torch.randn(length, 3)).sum().backward()
+    assert (backend.num_graphs, backend.num_calls) == (12, 12)
+    assert state.is_complete
+
+
+def test_modules_of_one_run_share_what_is_compiled(backend):
+    modules = [Squares() for _ in range(12)]
+    state = Compilation(modules, one_shape=True)
+    for module in modules:
+        module(torch.randn(4, 3)).sum().backward()
+    assert (backend.num_graphs, backend.num_calls) == (1, 12)
+    assert state.is_complete
+
+
+def test_changing_shapes_share_a_version(backend):
+    module = Squares()
+    state = Compilation([module], one_shape=False)
+    for length in range(2, 30):
+        module(torch.randn(length, 3)).sum().backward()
+    assert backend.num_graphs == 2  # for the first shape, then for any
+    assert (backend.num_calls, state.num_uncompiled) == (28, 0)
+
+
+def test_nothing_is_compiled_without_gradients(backend):
+    module = Squares()
+    state = Compilation([module], one_shape=True)
+    with torch.no_grad():
+        for length in range(2, 20):
+            hidden = torch.randn(length, 3)
+            assert torch.equal(module(hidden), module.linear(hidden).square())
+    with torch.inference_mode():
+        module(torch.randn(4, 3))
+    assert backend.num_graphs == 0
+    assert state.is_complete
+
+
+@pytest.mark.parametrize("one_shape", [True, False])
+def test_a_compiler_that_is_switched_off_is_noticed(word_data, backend, one_shape):
+    mode = [] if one_shape else ["batches.break_mode=complete"]
+    config = config_of(word_data, "training.compile=true", *mode)
+    learner = build_learner(config, untrained_model(config, word_data.vocabulary), CPU)
+    assert learner.compiled is True
+    with torch.compiler.set_stance("force_eager"):
+        step.update(learner, [batch_of(4, 16)] * 3)
+    assert backend.num_graphs == 0
+    assert learner.compiled is False
+    assert learner.compilation.num_uncompiled == 3
+
+
+def test_a_run_that_was_not_to_be_compiled_does_not_say_that_it_was(word_data):
+    config = config_of(word_data)
+    learner = build_learner(config, untrained_model(config, word_data.vocabulary), CPU)
+    step.update(learner, [batch_of(4, 16)])
+    assert learner.compiled is None
+
+
+def test_beyond_torchs_limit_a_run_goes_on_and_counts(backend):
+    """Shapes for which there is a version stay compiled."""
+    module, limit = Squares(), 2
+    state = Compilation([module], one_shape=False)
+    # Three types of input need a version each, whatever their shape.
+    kinds = [torch.float64, torch.float32, torch.bfloat16]
+    for kind in kinds:
+        module.to(kind)
+        with torch._dynamo.config.patch(recompile_limit=limit):
+            for _ in range(3):
+                hidden = torch.ones(4, 3, dtype=kind)
+                output = module(hidden)
+                assert torch.equal(output, module.linear(hidden).square())
+    assert (backend.num_graphs, backend.num_calls) == (2, 6)
+    assert state.num_uncompiled == 3
+    module.to(kinds[0])(torch.ones(4, 3, dtype=kinds[0]))
+    assert (backend.num_calls, state.num_uncompiled) == (7, 3)
+
+
+def test_a_forward_that_would_be_compiled_in_parts_is_an_error(backend):
+    class Broken(Squares):
+        def forward(self, hidden):
+            torch._dynamo.graph_break()
+            return super().forward(hidden)
+
+    module = Broken()
+    Compilation([module], one_shape=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        module(torch.randn(4, 3))
+
+
+def test_compiled_updates_equal_plain_ones(word_data, monkeypatch):
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    results = []
+    for compile in ("false", "true"):
+        config = config_of(word_data, "decoder.dropout=0", f"training.compile={compile}")
+        config = override(config, ["output.tail_dropout=0"])
+        learner = build_learner(config, untrained_model(config, word_data.vocabulary), CPU)
+        torch.manual_seed(0)
+        results.append(step.update(learner, [batch_of(4, 16)] * 2))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=0)
+
+
+# --- Two processes. ---
+
+
+def _train_together(rank, folder, config: Config, parallel, answers):
+    torch.set_num_threads(1)
+    rendezvous = f"file://{folder}/rendezvous"
+    torch.distributed.init_process_group("gloo", rendezvous, rank=rank, world_size=2)
+    backend = compilation.BACKEND = CountingBackend()
+    config = replace(config, training=replace(config.training, parallel=parallel))
+    process = Process(rank, 2, torch.device("cpu"))
+    learner = build_learner(config, LanguageModel(config), process)
+    calls = []
+    for block in (8, 16):
+        for _ in range(2):
+            before = backend.num_calls
+            step.update(learner, [batch_of(2, block)])
+            calls.append(backend.num_calls - before)
+        with torch.no_grad():  # as validation does, with shapes that training does not have
+            for length in range(1, 13):
+                batch = batch_of(3, length)
+                learner.scorer(batch.words, batch.targets, batch.scored)
+    answers.put((learner.compiled, backend.num_graphs, calls))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize(("parallel", "calls"), [("ddp", 1), ("fsdp", 3)])
+def test_validation_leaves_training_compiled_in_two_processes(word_data, tmp_path, parallel, calls):
+    """FSDP compiles layer by layer, and all three layers share a version for each length."""
+    config = config_of(word_data, "decoder.num_layers=3", "training.compile=true")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["zipflm.training.trainer", "torch._dynamo"])
+    answers = context.Queue()
+    arguments = (str(tmp_path), config, parallel, answers)
+    children = [
+        context.Process(target=_train_together, args=(rank, *arguments)) for rank in range(2)
+    ]
+    for child in children:
+        child.start()
+    found = [answers.get(timeout=100) for _ in children]
+    for child in children:
+        child.join(100)
+    assert found == [(True, 2, [calls] * 4)] * 2

@@ -1,0 +1,112 @@
+"""Which weight goes to which optimizer at which rate, and what a checkpoint must hold of it."""
+
+import pytest
+import torch
+from training_runs import assert_same, config_of
+
+from zipflm.config import AdamW, CharacterInput, Muon, Nesterov
+from zipflm.model.language_model import LanguageModel
+from zipflm.presets import FACTORIZATIONS, preset
+from zipflm.training import optimizers
+from zipflm.training.muon import StackedMuon
+from zipflm.training.nesterov import NesterovMomentum
+
+CONFIGS = [Nesterov(weight_decay=0.1), AdamW(weight_decay=0.1), Muon(matrix_weight_decay=0.1)]
+TYPES = {
+    "Nesterov": [NesterovMomentum],
+    "AdamW": [torch.optim.AdamW],
+    "Muon": [StackedMuon, torch.optim.AdamW],
+}
+
+
+def name_of(config):
+    return type(config).__name__
+
+
+def tiny(factorization="ADP-T"):
+    config = preset("tiny", factorization)
+    spellings = torch.zeros(config.vocab_size, 50, dtype=torch.int16)
+    return LanguageModel(config, spellings if isinstance(config.input, CharacterInput) else None)
+
+
+def names_of(model):
+    return {param: name for name, param in model.named_parameters()}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+@pytest.mark.parametrize("factorization", FACTORIZATIONS)
+def test_every_weight_belongs_to_one_optimizer(factorization, config):
+    model = tiny(factorization)
+    built = optimizers.build(config, model)
+    assert [type(optimizer) for optimizer in built] == TYPES[name_of(config)]
+    params = [p for o in built for group in o.param_groups for p in group["params"]]
+    assert len(params) == len(set(params))
+    assert set(params) == set(model.parameters())
+
+
+def test_muon_takes_the_matrices_of_the_layers_alone():
+    model = tiny()
+    names, (muon, adamw) = names_of(model), optimizers.build(Muon(), model)
+    taken = {names[p] for group in muon.param_groups for p in group["params"]}
+    of_layers = {name for name in names.values() if name.startswith("decoder.layers.")}
+    assert taken == {name for name in of_layers if name.endswith(".weight") and "norm" not in name}
+    left = {names[p] for group in adamw.param_groups for p in group["params"]}
+    assert {name for name in left if name.startswith("decoder.layers.0.ffn")} == {
+        *("decoder.layers.0.ffn_norm.weight", "decoder.layers.0.ffn_norm.bias"),
+        *("decoder.layers.0.ffn_in.bias", "decoder.layers.0.ffn_out.bias"),
+    }
+
+
+@pytest.mark.parametrize("config", [AdamW, Muon])
+def test_tables_have_their_own_rate_and_vectors_no_decay(config):
+    model = tiny()
+    chosen = config(lr=0.1, table_lr=0.2, weight_decay=0.3)
+    names, adamw = names_of(model), optimizers.build(chosen, model)[-1]
+    found = {
+        names[p]: (group["base_lr"], group["weight_decay"])
+        for group in adamw.param_groups
+        for p in group["params"]
+    }
+    assert found["input.embeddings.2"] == found["output.clusters"] == (0.2, 0.3)
+    assert found["input.projections.2"] == (0.1, 0.3)
+    assert found["decoder.layers.0.ffn_in.bias"] == (0.1, 0.0)
+    assert found["decoder.layers.0.ffn_norm.weight"] == (0.1, 0.0)
+
+
+def test_every_name_of_a_table_is_a_weights_name():
+    with torch.device("meta"):
+        models = [LanguageModel(preset("tiny", name)) for name in FACTORIZATIONS]
+    parts = {part for m in models for name, _ in m.named_parameters() for part in name.split(".")}
+    assert set(optimizers.TABLES) <= parts
+
+
+def test_rates_follow_the_schedule_in_proportion():
+    chosen = optimizers.build(Muon(matrix_lr=0.3, table_lr=0.2, lr=0.1), tiny())
+    for factor in (0.5, 0.25):  # of what the config says, not of the rate before
+        optimizers.set_rates(chosen, factor)
+    rates = sorted({group["lr"] for o in chosen for group in o.param_groups})
+    assert rates == pytest.approx([0.025, 0.05, 0.075])
+
+
+def learn(model, built, updates):
+    for update in updates:
+        torch.manual_seed(update)
+        for param in model.parameters():
+            param.grad = torch.randn_like(param)
+        optimizers.set_rates(built, 0.1 / (1 + update))
+        optimizers.step(built, torch.tensor(False))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+def test_what_is_dumped_and_loaded_goes_on_bit_for_bit(word_data, config):
+    model, resumed = (LanguageModel(config_of(word_data)) for _ in range(2))
+    built, again = optimizers.build(config, model), optimizers.build(config, resumed)
+    learn(model, built, range(3))
+    saved = optimizers.dump_tensors(built, model)
+    assert {place.rpartition("/")[0] for place in saved} == set(names_of(model).values())
+    resumed.load_state_dict(model.state_dict())
+    optimizers.load_tensors(again, resumed, {place: t.clone() for place, t in saved.items()})
+    for each, its in ((model, built), (resumed, again)):
+        learn(each, its, range(3, 6))
+    assert_same(dict(resumed.state_dict()), dict(model.state_dict()))
+    assert_same(optimizers.dump_tensors(again, resumed), optimizers.dump_tensors(built, model))

@@ -1,0 +1,64 @@
+"""A signal is a request; the handlers that were there before come back."""
+
+import signal
+import threading
+
+import pytest
+
+from zipflm.training.signals import StopSignal
+
+BOTH = (signal.SIGTERM, signal.SIGINT)
+
+
+@pytest.fixture
+def seen():
+    """Handlers of somebody else, who notes what arrives."""
+    arrived = []
+    before = {
+        number: signal.signal(number, lambda n, _: arrived.append(signal.Signals(n)))
+        for number in BOTH
+    }
+    yield arrived
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_the_first_signal_is_a_request_and_the_second_is_not_held_back(seen, number):
+    with StopSignal() as stop:
+        assert not stop.is_requested
+        signal.raise_signal(number)
+        assert stop.is_requested and seen == []
+        for second in BOTH:  # of the same kind or the other
+            signal.raise_signal(second)
+    assert seen == [*BOTH]
+
+
+def test_the_handlers_come_back_also_after_an_error(seen):
+    before = [signal.getsignal(number) for number in BOTH]
+    with pytest.raises(KeyError), StopSignal():
+        assert [signal.getsignal(number) for number in BOTH] != before
+        raise KeyError
+    assert [signal.getsignal(number) for number in BOTH] == before
+
+
+def test_one_request_does_not_stop_the_next_run(seen):
+    with StopSignal():
+        signal.raise_signal(signal.SIGTERM)
+    with StopSignal() as stop:
+        assert not stop.is_requested
+
+
+def test_outside_the_main_thread_it_leaves_signals_alone(seen):
+    """A study may train in a thread, where Python allows no handler to be set."""
+    before, requests = [signal.getsignal(number) for number in BOTH], []
+
+    def work():
+        with StopSignal() as stop:
+            requests.append(stop.is_requested)
+            assert [signal.getsignal(number) for number in BOTH] == before
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert requests == [False]

@@ -1,0 +1,122 @@
+"""One sequence of batches for any number of processes, and places in it that survive a resume."""
+
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
+from itertools import cycle, islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zipflm.data.tokens import TokenArray
+from zipflm.presets import preset
+from zipflm.runs.records import Place
+from zipflm.training.distributed import Process
+from zipflm.training.stream import Stream, block_at, blocks_of
+
+TOKENS = TokenArray.of(np.array_split(np.arange(4, 304), 40))
+
+
+def make_config(*, break_mode="none", tokens=32, **training):
+    config = preset("tiny", "ADP-T")
+    batches = replace(config.batches, break_mode=break_mode, tokens=tokens, block=16)
+    return replace(config, batches=batches, training=replace(config.training, **training))
+
+
+def stream(config, place=None, block=16, rank=0, world_size=1):
+    """Closed at the end of a `with`, for it runs a thread until then."""
+    process = Process(rank, world_size, torch.device("cpu"))
+    return closing(Stream(config, TOKENS, process, place or Place(), block))
+
+
+def assert_equal(one, other):
+    for name in ("words", "targets", "scored"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+
+
+STEPS = st.lists(st.tuples(st.sampled_from([4, 7, 16]), st.integers(0, 25)), max_size=4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(STEPS, st.sampled_from([4, 7, 16]), st.sampled_from([1, 2, 3]))
+def test_a_place_leads_to_the_batch_that_would_have_come(steps, block, world_size):
+    """Also after changes of the block length, across epochs, and with another one to follow."""
+    config = make_config()
+    with stream(config, world_size=world_size, rank=world_size - 1) as going:
+        for length, number in steps:
+            going.use_block(length)
+            for _ in range(number):
+                going.next()
+        saved = Place(**asdict(going.place))
+        going.use_block(block)
+        with stream(config, saved, block, world_size - 1, world_size) as other:
+            assert other.place == going.place and other.epochs == going.epochs
+            for _ in range(3):
+                assert_equal(other.next(), going.next())
+            assert other.place == going.place
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.integers(1, 4), st.sampled_from(["none", "complete", "sentence"]))
+def test_processes_take_turns_in_one_sequence(world_size, break_mode):
+    config = make_config(break_mode=break_mode)
+    number = 20 // world_size * world_size
+    with stream(config) as alone:
+        expected = [alone.next() for _ in range(number)]
+        place = alone.place
+    with ExitStack() as stack:
+        streams = [
+            stack.enter_context(stream(config, rank=rank, world_size=world_size))
+            for rank in range(world_size)
+        ]
+        for batch, turn in zip(expected, cycle(streams), strict=False):
+            assert_equal(turn.next(), batch)
+        assert all(each.place == place for each in streams)
+
+
+def test_an_epoch_holds_every_token_once():
+    with stream(make_config()) as batches:
+        seen = []
+        while batches.epochs < 1:
+            batch = batches.next()
+            seen += batch.targets[batch.scored].tolist()
+        assert batches.place == Place(1, 0, batches.place.total)
+    assert sorted(seen) == list(range(4, 304))
+
+
+def test_epochs_come_in_another_order():
+    with stream(make_config()) as batches:
+        total = batches.place.total
+        first, second = ([batches.next().targets for _ in range(total)] for _ in range(2))
+    assert any(not torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("block", [7, 16])
+def test_a_compiled_model_meets_one_shape(block):
+    """300 tokens are no whole number of batches; what fills them up is not scored."""
+    config = make_config()
+    compiled = make_config(compile=True)
+    with stream(config, block=block) as plain, stream(compiled, block=block) as full:
+        for _ in range(2 * plain.place.total):
+            expected, batch = plain.next(), full.next()
+            assert batch.words.shape == (32 // block, block)
+            assert torch.equal(batch.targets[batch.scored], expected.targets[expected.scored])
+            assert torch.equal(batch.words[batch.scored], expected.words[expected.scored])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 20), max_size=3, unique=True), st.booleans(), st.integers(1, 60))
+def test_stages_follow_each_other_and_end_in_the_block(ends, is_throughout, max_updates):
+    fractions = [end / 20 for end in sorted(ends)]
+    if is_throughout and fractions:
+        fractions[-1] = 1.0
+    stages = tuple(zip(fractions, islice((4, 8, 12), len(fractions)), strict=True))
+    config = make_config(stages=stages, max_updates=max_updates)
+    lengths = [block_at(config, update) for update in range(max_updates)]
+    assert lengths == sorted(lengths)  # these stages grow
+    assert set(lengths) <= set(blocks_of(config))
+    for end, length in stages:
+        assert lengths[round(end * max_updates) :].count(length) == 0
+    assert (lengths[-1] == 16) == (not stages or round(stages[-1][0] * max_updates) < max_updates)
