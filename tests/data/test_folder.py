@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from zipflm.checksums import seal
 from zipflm.data.folder import DataFolder
 from zipflm.data.tokens import TokenFile
 from zipflm.data.vocabulary import Vocabulary
@@ -42,11 +43,30 @@ def test_what_is_no_data_folder_is_refused(tmp_path):
         DataFolder.open(tmp_path)
 
 
-def test_a_changed_vocabulary_is_refused_with_both_hashes(copy, word_data):
+def test_a_changed_vocabulary_is_refused(copy):
+    Vocabulary.from_counts({"a": 3}).save(copy / "vocabulary.txt")
+    with pytest.raises(ValueError, match="vocabulary.txt: damaged"):
+        DataFolder.open(copy)
+
+
+def test_a_vocabulary_put_in_place_of_another_is_refused_with_both_hashes(copy, word_data):
+    """Whoever did it made the checksums fit, but data.json knows better."""
     other = Vocabulary.from_counts({"a": 3})
     other.save(copy / "vocabulary.txt")
+    seal(copy)
     with pytest.raises(ValueError, match=f"{other.hash}.*{word_data.vocabulary.hash}"):
         DataFolder.open(copy)
+
+
+@pytest.mark.parametrize("name", ["data.json", "vocabulary.txt", "bpe.codes"])
+@pytest.mark.parametrize("change", ["a byte", "gone"])
+def test_no_small_file_is_used_unchecked(pieces, name, change):
+    if change == "gone":
+        (pieces / name).unlink()
+    else:
+        (pieces / name).write_bytes((pieces / name).read_bytes() + b"\n")
+    with pytest.raises(ValueError, match=f"{name}: (damaged|missing)|no data folder"):
+        DataFolder.open(pieces)
 
 
 def test_a_token_file_of_another_vocabulary_is_refused_with_both_hashes(
@@ -65,13 +85,14 @@ def test_a_changed_token_file_is_noticed_by_whoever_asks(copy):
     folder = DataFolder.open(copy)
     folder.verify("valid")
     for splits in ((), ("train",), ("valid", "train")):
-        with pytest.raises(ValueError, match="train.tokens: SHA-256 of the train split is"):
+        with pytest.raises(ValueError, match="train.tokens: damaged; .*the train split again"):
             folder.verify(*splits)
 
 
-def test_changed_codes_are_refused_with_both_hashes(pieces, bpe_data):
+def test_codes_put_in_place_of_others_are_refused_with_both_hashes(pieces, bpe_data):
     lines = (pieces / "bpe.codes").read_text().splitlines()
     (pieces / "bpe.codes").write_text("\n".join(lines[:-1]) + "\n")
+    seal(pieces)
     with pytest.raises(ValueError, match=f"bpe.codes: .*data.json says {bpe_data.codes.hash}"):
         _ = DataFolder.open(pieces).codes
 
@@ -79,6 +100,7 @@ def test_changed_codes_are_refused_with_both_hashes(pieces, bpe_data):
 def test_codes_that_the_facts_do_not_know_are_refused(pieces):
     facts = json.loads((pieces / "data.json").read_text())
     (pieces / "data.json").write_text(json.dumps(facts | {"bpe": None}))
+    seal(pieces)
     with pytest.raises(ValueError, match="bpe.codes: .*data.json says None"):
         _ = DataFolder.open(pieces).codes
 

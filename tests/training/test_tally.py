@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.runs.records import Sums
-from zipflm.training.step import Outcome
+from zipflm.training.step import UpdateResult
 from zipflm.training.tally import Tally
 
 
-def outcome(nll=10.0, tokens=4.0, words=2.0, norm=1.0, bad=0.0, stop=0.0):
-    return Outcome(nll=nll, tokens=tokens, words=words, norm=norm, bad=bad, stop=stop)
+def result(nll=10.0, tokens=4.0, words=2.0, norm=1.0, bad=0.0, stop=0.0):
+    return UpdateResult(nll=nll, tokens=tokens, words=words, norm=norm, bad=bad, stop=stop)
 
 
-BAD = outcome(nll=math.nan, norm=math.inf, bad=1.0)
+BAD = result(nll=math.nan, norm=math.inf, bad=1.0)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_updates_that_were_skipped_are_counted_and_not_summed(groups):
     """True is a good update; a summary is taken after every group."""
     tally, in_a_row, skipped = Tally(skipped=2), 0, 2
     for group in groups:
-        tally.see([outcome() if good else BAD for good in group])
+        tally.see([result() if good else BAD for good in group])
         for good in group:
             in_a_row = 0 if good else in_a_row + 1
             skipped += not good
@@ -45,7 +45,7 @@ def test_updates_that_were_skipped_are_counted_and_not_summed(groups):
 
 def test_a_summary_starts_from_nothing_but_the_run_goes_on(clock):
     tally = Tally()
-    tally.see([outcome(norm=3.0), outcome(norm=5.0)])
+    tally.see([result(norm=3.0), result(norm=5.0)])
     clock(2.0)
     tally.waited += 0.5
     tally.pause()
@@ -53,7 +53,7 @@ def test_a_summary_starts_from_nothing_but_the_run_goes_on(clock):
     assert (first.grad_norm, first.seconds_per_update, first.data_share) == (5.0, 1.0, 0.25)
     assert first.tokens_per_second == 4.0
     tally.go_on()
-    tally.see([outcome()])
+    tally.see([result()])
     clock(4.0)
     tally.pause()
     second = tally.summary()
@@ -70,7 +70,7 @@ def test_only_the_time_of_training_counts_and_that_before_a_resumption_too(clock
     tally.go_on()
     clock(2.0)
     tally.pause()
-    tally.see([outcome()])
+    tally.see([result()])
     assert tally.seconds == 53.0
     assert tally.summary().seconds_per_update == 3.0
 
@@ -82,9 +82,9 @@ def test_nothing_seen_is_no_loss_and_no_error(clock):
 
 def test_a_request_to_stop_is_kept_also_from_an_update_that_was_skipped():
     tally = Tally()
-    tally.see([outcome()])
+    tally.see([result()])
     assert not tally.stop
-    tally.see([BAD._replace(stop=1.0), outcome()])
+    tally.see([BAD._replace(stop=1.0), result()])
     assert tally.stop
     tally.summary()
     assert tally.stop
