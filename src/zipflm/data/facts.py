@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zipflm.config import Unit, require
-from zipflm.records import from_dict, load_object
+from zipflm.records import from_dict, load_object, quoted
 
 FORMAT = 2
 FACTS_FILE = "data.json"
@@ -54,7 +54,7 @@ class SplitFacts:
     """Names of the files the text came from."""
 
     def __post_init__(self) -> None:
-        require(Path(self.file).name == self.file, "file", self.file, "names no file of the folder")
+        require(_is_plain_name(self.file), "file", self.file, "names no file of the folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,10 @@ class DataFacts:
     bpe: CodesFacts | None = None
 
 
+def _is_plain_name(name: str) -> bool:
+    return name not in ("", "..") and "\0" not in name and Path(name).name == name
+
+
 def read_facts(folder: Path) -> DataFacts:
     """The facts of a folder; ValueError, naming file and field, if it has none that can be read."""
     path = folder / FACTS_FILE
@@ -98,7 +102,8 @@ def read_facts(folder: Path) -> DataFacts:
     try:
         values = load_object(path.read_bytes())
         if values.get("format") != FORMAT:
-            raise ValueError(f"format {values.get('format')!r}, this release reads {FORMAT}")
+            found = quoted(values.get("format"))
+            raise ValueError(f"format {found}, this release reads {FORMAT}")
         return from_dict(DataFacts, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; prepare the data again") from None
