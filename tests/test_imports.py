@@ -20,6 +20,7 @@ ALLOWED = {
     "records": {"files"},
     "checksums": {"files", "records"},
     "units": set(),
+    "locks": {"records"},
     "config": {"model.bands"},
     "overrides": {"records"},
     "presets": {"config", "variants"},

@@ -177,5 +177,5 @@ def test_a_layer_that_the_builder_does_not_know_is_not_taken_for_another():
         def describe(self, vocab_size, unit): ...
 
     config = ModelConfig(vocab_size=10, input=FixedInput(dim=8), output=Unknown())
-    with torch.device("meta"), pytest.raises(AssertionError, match="unreachable.*Unknown"):
+    with torch.device("meta"), pytest.raises(AssertionError, match="unreachable"):
         LanguageModel(config)
