@@ -61,4 +61,5 @@ def test_fewer_merges_than_asked_for_are_said(bpe_data, asked, said):
     assert bpe_data.facts.bpe.merges == 40
     facts = replace(bpe_data.facts, options=replace(bpe_data.facts.options, bpe=asked))
     text = summary(DataFolder(bpe_data.path, facts, bpe_data.vocabulary))
+    assert ("merges learned" in text) == said
     assert ("40 merges learned of 41: no other pair occurs twice" in text) == said

@@ -36,24 +36,15 @@ def test_it_says_where_it_came_from_and_cannot_be_resumed(tmp_path):
     checkpoint.verify()
 
 
-@pytest.fixture
-def pieces(tmp_path):
-    """The dictionary with some of its words marked as going on, and codes for them."""
-    lines = DICT.read_text(encoding="utf-8").splitlines()
-    marked = [line.replace(" ", "@@ ") if n % 3 == 0 else line for n, line in enumerate(lines)]
-    (tmp_path / "dict.txt").write_text("\n".join(marked) + "\n", encoding="utf-8")
+def test_codes_make_it_a_model_of_sub_words_that_can_split_a_text(tmp_path):
+    """Whatever its dictionary looks like: one of frequent words need not have a piece."""
     Codes([("t", "h"), ("th", "e</w>")]).save(tmp_path / "codes")
-    return tmp_path
-
-
-def test_codes_make_it_a_model_of_sub_words_that_can_split_a_text(pieces):
-    out = pieces / "run"
-    model = import_run(NEWEST, pieces / "dict.txt", out, bpe_codes=pieces / "codes")
+    model = import_run(NEWEST, DICT, tmp_path / "run", bpe_codes=tmp_path / "codes")
     assert model.config.batches.unit == "bpe"
-    assert load_run(out).codes.merges == [("t", "h"), ("th", "e</w>")]
+    assert load_run(tmp_path / "run").codes.merges == [("t", "h"), ("th", "e</w>")]
 
 
-def test_what_cannot_be_imported_leaves_nothing_behind(pieces, tmp_path):
+def test_what_cannot_be_imported_leaves_nothing_behind(tmp_path):
     (tmp_path / "cut.pt").write_bytes(NEWEST.read_bytes()[:-100])
     (tmp_path / "no-codes").write_text("t h\n")
     before = sorted(os.listdir(tmp_path))
