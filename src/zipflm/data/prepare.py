@@ -257,14 +257,16 @@ def _encode(
             unknown += int(np.count_nonzero(final == UNKNOWN))
             blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
             report(f"writing {split}", 4 * len(ids), 4 * scanned.num_tokens)
-    counts = scanned.words()
+    counts, unk = scanned.words(), SPECIALS[UNKNOWN]
+    # A vocabulary may have the word itself a second time, with an id that is not unknown.
+    spelt = counts.get(unk, 0) if vocabulary.id(unk) == UNKNOWN else 0
     return SplitFacts(
         file=path.name,
         tokens=writer.num_tokens,
         words=scanned.num_tokens,
         sentences=writer.num_sentences,
         unknown=unknown,
-        out_of_vocabulary=unknown - counts.get(SPECIALS[UNKNOWN], 0),
+        out_of_vocabulary=unknown - spelt,
         bytes=_text_bytes(scanned, blank),
         continued=sum(n for word, n in counts.items() if word.endswith(CONTINUES)),
         types=len(scanned.index),
