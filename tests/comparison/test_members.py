@@ -204,3 +204,20 @@ def test_curves_of_sub_words_and_words_that_were_trained_start_alike(
         first = curve(folder.log())[0]
         assert first.loss == reports[0].nats_per_word
         assert (reports[0].nats_per_word > reports[0].loss) == (label == "BPE-T")
+
+
+def test_time_and_curve_end_with_the_checkpoint_that_was_scored(data: Path, copy: Path) -> None:
+    with_log(
+        copy,
+        report(1, 1.0, 5.0, speed=10.0, memory=5),
+        report(3, 2.0, 4.0, speed=10.0, memory=7),
+        report(9, 60.0, 3.0, speed=90.0, memory=9),  # it went on after that
+    )
+    scored = score_once(copy, DataFolder.open(data), ["test"], OPTIONS)
+    assert scored.checkpoint == "update-00000003"
+    member = member_of(copy, data, scored)
+    assert (member.seconds, member.tokens_per_second, member.memory) == (2.0, 10.0, 7)
+    assert [point.update for point in member.curve] == [1, 3]
+    assert member_of(copy, data).seconds == 60.0
+    elsewhere = member_of(copy, data, replace(scored, checkpoint="a-copy"))
+    assert elsewhere.seconds == 60.0

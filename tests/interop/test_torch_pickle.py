@@ -63,6 +63,12 @@ def test_weights_from_a_gpu_are_weights():
     assert stored.storage.dtype == torch.float16
 
 
+def test_numbers_that_are_negated_on_use_are_refused():
+    # torch notes that in the tensor, and the storage holds the numbers with their old sign.
+    with pytest.raises(ValueError, match="a tensor whose numbers are not what the file holds"):
+        loaded(saved(torch._neg_view(torch.ones(3))))
+
+
 def test_storages_are_listed_once():
     shared = torch.zeros(5)
     unpickler = TorchUnpickler()

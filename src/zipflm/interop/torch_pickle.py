@@ -169,6 +169,9 @@ def _parameter(arguments: tuple[Any, ...]) -> StoredTensor:
 def _tensor(arguments: tuple[Any, ...]) -> StoredTensor:
     if not 6 <= len(arguments) <= 7:
         raise ValueError("a tensor of a kind that fairseq does not write")
+    # The last, where there is one, says that the numbers are to be negated or conjugated on use.
+    if len(arguments) == 7 and arguments[6] not in (None, {}):
+        raise ValueError("a tensor whose numbers are not what the file holds")
     storage, offset, shape, strides = arguments[:4]
     if not isinstance(storage, Storage) or not _is_size(offset):
         raise ValueError("a tensor without numbers")
