@@ -32,17 +32,17 @@ ALLOWED = {
     "kernels": set(),
     "model": {"config", "kernels"},
     "model.bands": {"quoting"},
-    "data": {"checksums", "config", "files", "quoting", "records"},
+    "data": {"checksums", "config", "files", "quoting", "reading", "records"},
     "data.vocabulary": set(),
     "runs": {"checksums", "model", "data", "config", "files", "quoting", "reading", "records"}
     | {"units"},
     "evaluation": {"runs", "model", "data", "config", "files", "units"},
     "training": {"evaluation", "runs", "model", "data", "config", "records"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
-    | {"files", "records", "units"},
+    | {"files", "reading", "records", "units"},
     "analysis.paper": set(),
     "comparison": {"analysis", "training", "evaluation", "runs", "data", "config", "presets"}
-    | {"recipes", "overrides", "files", "records", "units"},
+    | {"recipes", "overrides", "files", "reading", "records", "units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))

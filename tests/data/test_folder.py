@@ -101,7 +101,7 @@ def test_codes_that_the_facts_do_not_know_are_refused(pieces):
     facts = json.loads((pieces / "data.json").read_text())
     (pieces / "data.json").write_text(json.dumps(facts | {"bpe": None}))
     seal(pieces)
-    with pytest.raises(ValueError, match="bpe.codes: .*data.json says None"):
+    with pytest.raises(ValueError, match="data.json: unit='bpe': .* has bpe codes"):
         _ = DataFolder.open(pieces).codes
 
 

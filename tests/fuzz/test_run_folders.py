@@ -116,6 +116,7 @@ def attempt_on(runs):
         is_sealed = False
         try:
             if rng.random() < 0.1:
+                run.folder.touch(name)
                 replace_file(rng, run.path / name)
                 has_sums = name != "log.jsonl"  # which may be absent
             else:
@@ -131,7 +132,7 @@ def attempt_on(runs):
             require_refusal(error, name, run)
             return "refused"
         finally:
-            run.folder.restore(name)
+            run.folder.restore()
 
     return attempt
 

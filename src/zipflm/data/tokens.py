@@ -20,6 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm.reading import require_file
+
 _MAGIC = b"zipflmT\n"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQQQ64s")
@@ -66,6 +68,7 @@ class TokenFile:
     def __init__(self, path: str | PathLike[str]) -> None:
         """Open a token file; ValueError if it is none, of another version, or cut short."""
         self.path = os.fspath(path)
+        require_file(path)
         with open(path, "rb") as file:
             header = file.read(_HEADER_SIZE)
             size = os.fstat(file.fileno()).st_size

@@ -1,0 +1,143 @@
+"""Whatever happens to what a study keeps: scores are the same, and no report is taken for another's."""
+
+import io
+import json
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+from fuzz.cases import tried
+from fuzz.folders import Folder, require_named
+from fuzz.mutations import altered_json, damaged, replace_file
+
+from zipflm.analysis.report import claim
+from zipflm.comparison.members import score_once
+from zipflm.evaluation.evaluate import ScoringOptions
+
+OPTIONS = ScoringOptions(device="cpu")
+KEPT = "scores/valid.npz"
+
+
+def scored(run, data):
+    found = score_once(run, data, ["valid"], OPTIONS)
+    scores = found.splits["valid"]
+    protocol = scores.protocol
+    counts = protocol.tokens, protocol.words, protocol.unk
+    return found.checkpoint, counts, scores.nll.tolist()
+
+
+@pytest.fixture
+def studies(trained_runs, tmp_path):
+    made = []
+    for path, data in trained_runs.items():
+        run = shutil.copytree(path, tmp_path / path.name)
+        before = scored(run, data)
+        made.append((Folder(run, [KEPT]), data, before))
+    return made
+
+
+def altered_scores(rng, data):
+    """An archive that is whole, with absurd numbers or other facts in it."""
+    with np.load(io.BytesIO(data)) as held:
+        nll, facts = held["nll"], str(held["facts"])
+    place = rng.randrange(len(nll))
+    match rng.randrange(7):
+        case 0:
+            nll[place] = rng.choice([np.nan, np.inf, -np.inf, -1.0, -1e300])
+        case 1:
+            nll = rng.choice([nll[:-1], nll[None], np.append(nll, 1.0), nll[:0], nll[0]])
+        case 2:
+            nll = nll.astype(rng.choice(["f4", ">f8", "c16", "i8", "U3", "?"]))
+        case 3:
+            nll = rng.choice([np.array("x"), np.zeros((0, 3)), np.zeros(10**5)])
+        case 4:
+            facts = altered_json(rng, facts).decode("utf-8", "replace")
+        case 5:
+            key = json.loads(facts)
+            key["protocol"]["words"] += 1
+            facts, nll = json.dumps(key), np.append(nll, 1.0)
+        case _:
+            return bomb(facts)
+    file = io.BytesIO()
+    np.savez(file, nll=nll, facts=np.array(facts))
+    return file.getvalue()
+
+
+def bomb(facts):
+    """A small file whose losses take much memory once they are unpacked."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("facts.npy", "w") as member:
+            np.save(member, np.array(facts))
+        with archive.open("nll.npy", "w") as member:
+            np.save(member, np.zeros(2**24))
+    return file.getvalue()
+
+
+def attempt_on(studies):
+    def attempt(rng):
+        folder, data, before = rng.choice(studies)
+        is_file = rng.random() < 0.9
+        try:
+            if is_file:
+                change = rng.choice([damaged, damaged, altered_scores])
+                folder.write(KEPT, change(rng, folder.originals[KEPT]))
+            else:
+                folder.touch(KEPT)
+                replace_file(rng, folder.path / KEPT)
+            after = scored(folder.path, data)
+            assert after == before, f"other scores: {after} and {before}"
+            return "the same"
+        except OSError as error:  # a folder cannot be replaced by a file
+            assert not is_file
+            require_named(error, folder.path, ["valid.npz"])
+            return "refused"
+        finally:
+            folder.restore()
+
+    return attempt
+
+
+@pytest.mark.timeout(0)  # as long as --fuzz-seconds says
+def test_changed_scores_are_the_same_or_made_again(studies, fuzz_seed, fuzz_seconds):
+    outcomes = tried(attempt_on(studies), fuzz_seed, fuzz_seconds)
+    print(outcomes)
+    assert outcomes["the same"] > 10
+
+
+TABLES = [{"made_by": "study", "models": [1, 2]}, {"made_by": "analysis", "models": []}]
+
+
+def attempt_claim(rng, out):
+    """A report is overwritten only by a command of the same kind."""
+    table = rng.choice(TABLES)
+    data = json.dumps(table).encode()
+    path = out / "table.json"
+    folder = Folder(out, [])
+    folder.originals["table.json"] = data
+    try:
+        if rng.random() < 0.2:
+            folder.touch("table.json")
+            path.write_bytes(data)
+            replace_file(rng, path)
+            if not path.is_symlink() and not path.exists():
+                return "absent"
+        else:
+            folder.write("table.json", rng.choice([altered_json, damaged])(rng, data))
+        asked = rng.choice(["study", "analysis"])
+        claim(out, asked)
+        assert json.loads(path.read_bytes())["made_by"] == asked
+        return "claimed"
+    except ValueError as error:
+        require_named(error, out, ["table.json", "--out"])
+        return "refused"
+    finally:
+        folder.restore()
+
+
+@pytest.mark.timeout(0)
+def test_a_changed_report_is_not_taken_for_another(tmp_path, fuzz_seed, fuzz_seconds):
+    outcomes = tried(lambda rng: attempt_claim(rng, tmp_path), fuzz_seed, fuzz_seconds / 4)
+    print(outcomes)
+    assert outcomes["claimed"] > 10 and outcomes["refused"] > 10
