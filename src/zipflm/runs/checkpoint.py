@@ -82,7 +82,9 @@ class Checkpoint:
         sums = read_checksums(self.path, (*_NEEDED, *there))
         for name in sums:
             if Path(name).name != name or len(name.encode(errors="replace")) > _LONGEST_FILE_NAME:
-                raise ValueError(f"{self.path / CHECKSUMS}: {quoted(name)} is no file of the folder")
+                raise ValueError(
+                    f"{self.path / CHECKSUMS}: {quoted(name)} is no file of the folder"
+                )
         return sums
 
     def verify(self, *, optimizer: bool = True) -> None:
