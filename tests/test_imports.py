@@ -18,6 +18,8 @@ ALLOWED = {
     "cli": {"__all__"},
     "files": set(),
     "records": {"files"},
+    "locks": {"records"},
+    "folders": {"files", "locks"},
     "checksums": {"files", "records"},
     "units": set(),
     "config": {"model.bands"},
@@ -29,16 +31,16 @@ ALLOWED = {
     "kernels": set(),
     "model": {"config", "kernels"},
     "model.bands": set(),
-    "data": {"checksums", "config", "files", "records"},
+    "data": {"checksums", "config", "files", "folders", "records"},
     "data.vocabulary": set(),
-    "runs": {"checksums", "model", "data", "config", "files", "records", "units"},
+    "runs": {"checksums", "model", "data", "config", "files", "folders", "records", "units"},
     "evaluation": {"runs", "model", "data", "config", "files", "units"},
     "training": {"evaluation", "runs", "model", "data", "config", "records"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
     | {"files", "records", "units"},
     "analysis.paper": set(),
     "comparison": {"analysis", "training", "evaluation", "runs", "data", "config", "presets"}
-    | {"recipes", "overrides", "files", "records", "units"},
+    | {"recipes", "overrides", "files", "folders", "records", "units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
