@@ -2,6 +2,7 @@ import errno
 import gzip
 import json
 import lzma
+import mmap
 from functools import partial
 from pathlib import Path
 
@@ -213,7 +214,7 @@ def test_token_file_of_another_vocabulary_is_refused(tmp_path):
     (one.path / "train.tokens").write_bytes((other.path / "train.tokens").read_bytes())
     with pytest.raises(ValueError, match=f"{other.vocabulary.hash}.*{one.vocabulary.hash}"):
         DataFolder.open(one.path).tokens("train")
-    with pytest.raises(ValueError, match="train.tokens: damaged.*prepare the train split again"):
+    with pytest.raises(ValueError, match="train.tokens: damaged.*prepare the data again"):
         one.verify()
 
 
@@ -260,7 +261,7 @@ def test_token_files_are_mapped_not_read(tmp_path):
     folder = prepare(tmp_path / "d", TEXTS)
     tokens = folder.tokens("train")
     assert isinstance(tokens, TokenFile)
-    assert isinstance(tokens.ids, np.memmap) and not tokens.ids.flags.owndata
+    assert isinstance(tokens.ids.base, mmap.mmap) and not tokens.ids.flags.owndata
 
 
 def text_hash(folder, split="test"):
