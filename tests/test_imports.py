@@ -20,9 +20,10 @@ ALLOWED = {
     "quoting": set(),
     "reading": set(),
     "records": {"files", "quoting", "reading"},
+    "locks": {"records"},
+    "folders": {"files", "locks"},
     "checksums": {"files", "records"},
     "units": set(),
-    "locks": {"records"},
     "config": {"model.bands", "quoting"},
     "overrides": {"quoting", "records"},
     "presets": {"config", "variants"},
@@ -32,17 +33,17 @@ ALLOWED = {
     "kernels": set(),
     "model": {"config", "kernels"},
     "model.bands": {"quoting"},
-    "data": {"checksums", "config", "files", "quoting", "reading", "records"},
+    "data": {"checksums", "config", "files", "folders", "quoting", "reading", "records"},
     "data.vocabulary": set(),
-    "runs": {"checksums", "model", "data", "config", "files", "quoting", "reading", "records"}
-    | {"units"},
+    "runs": {"checksums", "model", "data", "config", "folders", "files", "quoting", "reading"}
+    | {"records", "units"},
     "evaluation": {"runs", "model", "data", "config", "files", "units"},
     "training": {"evaluation", "runs", "model", "data", "config", "records"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
     | {"files", "reading", "records", "units"},
     "analysis.paper": set(),
     "comparison": {"analysis", "training", "evaluation", "runs", "data", "config", "presets"}
-    | {"recipes", "overrides", "files", "reading", "records", "units"},
+    | {"recipes", "overrides", "files", "folders", "reading", "records", "units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -16,12 +16,54 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.data.text import chunks
 from zipflm.data.vocabulary import SPECIALS, Vocabulary
 
-WORDS = ["a", "b", "the", "cat", "sat", "caf\u00e9", "\u4e2d\u6587", "\U0001f600", "e\u0301", "\u00ad"]
-WORDS += [*SPECIALS, "<unk>x", "@@", "a@@", "madeupword0000", "#fairseq:overwrite", "</w>", "\ufeff"]
+WORDS = [
+    "a",
+    "b",
+    "the",
+    "cat",
+    "sat",
+    "caf\u00e9",
+    "\u4e2d\u6587",
+    "\U0001f600",
+    "e\u0301",
+    "\u00ad",
+]
+WORDS += [
+    *SPECIALS,
+    "<unk>x",
+    "@@",
+    "a@@",
+    "madeupword0000",
+    "#fairseq:overwrite",
+    "</w>",
+    "\ufeff",
+]
 WORDS += ["\ufffd", "\u200b", "\x01", "\x7f", "'", '"', "\\", "-", "0", "\U000f0000", "1" * 400]
-SPACES = [" ", " ", " ", "  ", "\t", "\x0b", "\x0c", "\x1c", "\x1f", "\x85", "\xa0", "\u2003", "\u3000"]
+SPACES = [
+    " ",
+    " ",
+    " ",
+    "  ",
+    "\t",
+    "\x0b",
+    "\x0c",
+    "\x1c",
+    "\x1f",
+    "\x85",
+    "\xa0",
+    "\u2003",
+    "\u3000",
+]
 LINE_ENDS = ["\n", "\n", "\n", "\r\n", "\r", "\n\n", " \n ", "\r\r\n", "\u2028", "\u2029"]
-ODD = [b"\0", b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xef\xbb\xbf"]
+ODD = [
+    b"\0",
+    b"\xff",
+    b"\xc0\x80",
+    b"\xed\xa0\x80",
+    b"\xf4\x90\x80\x80",
+    b"\xe2\x82",
+    b"\xef\xbb\xbf",
+]
 
 
 def text(rng, longest):

@@ -1,6 +1,7 @@
-"""The data folder: `vocabulary.txt`, one token file per split, `data.json`, and BPE codes if any.
+"""The data folder: `vocabulary.txt`, one token file per split, `data.json`, BPE codes if any, and
+`checksums.json` of all of them.
 
-It appears whole or not at all (`files.new_folder`). Opens and checks folders; does not know how
+It appears whole or not at all (`folders.new_folder`). Opens and checks folders; does not know how
 text becomes ids.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.checksums import Verified, read_checksums, require_unchanged
+from zipflm.checksums import CHECKSUMS, Verified, read_checksums, require_unchanged
 from zipflm.config import Unit
 from zipflm.data.bpe import Codes
 from zipflm.data.facts import FACTS_FILE, DataFacts, SplitFacts, read_facts
@@ -38,11 +39,7 @@ class DataFolder:
         """Open a folder that `zipflm prepare` made; ValueError or OSError if it is not whole."""
         path = Path(path)
         facts = read_facts(path)
-        # Token files are long, and looked at when a split is used.
-        small = (FACTS_FILE, VOCABULARY_FILE, *((CODES_FILE,) if facts.bpe else ()))
-        sums = read_checksums(path, small)
-        for name in small:
-            require_unchanged(path, name, sums)
+        _require_sealed(path, facts)
         vocabulary = Vocabulary.load(path / VOCABULARY_FILE)
         if vocabulary.hash != facts.vocabulary.hash:
             raise ValueError(
@@ -134,7 +131,30 @@ class DataFolder:
             try:
                 verified.require_unchanged(facts.file, {facts.file: facts.sha256})
             except ValueError as error:
-                raise ValueError(f"{error}; prepare the {split} split again") from None
+                raise ValueError(f"{error}; prepare the data again") from None
+
+
+def _require_sealed(path: Path, facts: DataFacts) -> None:
+    """ValueError unless the files are those of `checksums.json`; token files, which are long, are
+    read when a split is used (`verify`)."""
+    if not (path / CHECKSUMS).is_file():
+        raise ValueError(
+            f"{path}: has no {CHECKSUMS}: it is not whole, or was made by an earlier version of "
+            "zipflm; prepare the data again"
+        )
+    small = (FACTS_FILE, VOCABULARY_FILE, *((CODES_FILE,) if facts.bpe else ()))
+    try:
+        sums = read_checksums(path, small)
+        for name in small:
+            require_unchanged(path, name, sums)
+        # From here on the facts can be trusted.
+        for split in facts.splits.values():
+            if sums.get(split.file) != split.sha256:
+                raise ValueError(
+                    f"{path / CHECKSUMS}: damaged; it and {FACTS_FILE} disagree on {split.file}"
+                )
+    except ValueError as error:
+        raise ValueError(f"{error}; prepare the data again") from None
 
 
 def _require_counts(path: Path, said: Mapping[str, int], found: Mapping[str, int]) -> None:

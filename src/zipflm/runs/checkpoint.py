@@ -32,7 +32,7 @@ from zipflm.config import Config
 from zipflm.data.bpe import Codes
 from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.files import new_folder
+from zipflm.folders import new_folder
 from zipflm.quoting import quoted, unquoted
 from zipflm.reading import require_file
 from zipflm.records import read_record, read_value, write_record

@@ -73,9 +73,13 @@ def train(
     nothing saved before is lost by that.
     """
     check_data(config, data)
-    with distributed.started(device) as process, StopSignal() as stop:
+    folder = RunFolder(out)
+    with (
+        distributed.started(device) as process,
+        StopSignal() as stop,
+        distributed.held_by_first(folder.lock(), process),
+    ):
         accumulation(config, process)  # an error if no whole number of batches makes an update
-        folder = RunFolder(out)
         resuming.check(folder, config, data, resume=resume, other_text=other_text)
         log = Log(
             folder, config.training.max_updates, not process.is_first, config.training.tensorboard
@@ -90,6 +94,8 @@ def train(
                 "on raise training.max_updates"
             )
             return True
+        used = ["train"] + (["valid"] if "valid" in data.splits else [])
+        distributed.let_first(lambda: data.verify(*used), process)
         if process.is_first:
             folder.open(config, data, done or 0)
             for path in folder.set_aside(done) if done is not None else ():
