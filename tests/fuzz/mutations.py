@@ -5,11 +5,46 @@ import os
 
 _WHOLE = [0, 1, -1, 2, 3, 255, 256, 65_535, 2**31 - 1, 2**31, 2**53 + 1, -(2**63), 2**64, 10**30]
 _REAL = [0.0, -0.0, 0.5, -0.5, 1e-300, 1e300, 1e18, 3.0]
-_TEXTS = ["", "0", "x", "none", "\0", "\ud800", "\x1b[2J", "a\nb", "../x", "/etc/passwd", "x" * 5_000]
+_TEXTS = [
+    "",
+    "0",
+    "x",
+    "none",
+    "\0",
+    "\ud800",
+    "\x1b[2J",
+    "a\nb",
+    "../x",
+    "/etc/passwd",
+    "x" * 5_000,
+]
 # What `json` itself would not write, or not in this way.
-_LITERALS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 5_000, "9" * 400, "1E400"]
+_LITERALS = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    "-1e999",
+    "1" + "0" * 5_000,
+    "9" * 400,
+    "1E400",
+]
 _LITERALS += ["[" * n + "]" * n for n in (3, 500, 990, 50_000)] + ['{"a":' * 500 + "1" + "}" * 500]
-_LITERALS += ["01", "+1", ".5", "1.", "0x10", "'a'", '"\\ud800"', "tru", "", '"a', "-", "1.0", "1e0"]
+_LITERALS += [
+    "01",
+    "+1",
+    ".5",
+    "1.",
+    "0x10",
+    "'a'",
+    '"\\ud800"',
+    "tru",
+    "",
+    '"a',
+    "-",
+    "1.0",
+    "1e0",
+]
 
 
 def damaged(rng, data):
@@ -89,7 +124,9 @@ def altered_lines(rng, data):
             case 3:
                 lines[place] = damaged(rng, lines[place])
             case 4:
-                lines[place] += rng.choice([b"\r", b" ", b"\t", b" 7", b"\xc2\xa0", b"\xe2\x80\xa8"])
+                lines[place] += rng.choice(
+                    [b"\r", b" ", b"\t", b" 7", b"\xc2\xa0", b"\xe2\x80\xa8"]
+                )
             case _:
                 numbers = [b"-1", b"0", b"1e3", b"9" * 30, b"\xd9\xa3", b"", b"+5", b"5_0", b"1.0"]
                 head = lines[place].rpartition(b" ")[0]
@@ -98,7 +135,7 @@ def altered_lines(rng, data):
 
 
 def altered_json(rng, data):
-    """JSON of another value: fields gone, added, doubled, of other types, absurd or out of range."""
+    """JSON of another value: fields gone, added, doubled, of other types or out of range."""
     value = json.loads(data)
     literals = {}
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
@@ -149,7 +186,9 @@ def _odd(rng, value, literals):
         literals[mark] = rng.choice(_LITERALS)
         return mark
     if isinstance(value, int | float) and rng.random() < 0.6:
-        return rng.choice([-value, value + 1, value - 1, value * 2, value / 3, float(value), *_WHOLE])
+        return rng.choice(
+            [-value, value + 1, value - 1, value * 2, value / 3, float(value), *_WHOLE]
+        )
     if isinstance(value, str) and value and rng.random() < 0.4:
         return rng.choice([value[:-1], value + "x", value.upper(), value[::-1], f" {value}"])
     return rng.choice(
@@ -158,9 +197,15 @@ def _odd(rng, value, literals):
 
 
 def replace_file(rng, path):
-    """Put something else in the place of a file: what it was."""
-    kind = rng.choice(["nothing", "folder", "pipe", "link to nothing", "link to itself", "device"])
+    """Put nothing, or something that is no file, in the place of a file."""
     path.unlink()
+    put_in_place(path, rng.choice(["nothing", *_NO_FILES]))
+
+
+_NO_FILES = ["folder", "pipe", "link to nothing", "link to itself", "device"]
+
+
+def put_in_place(path, kind):
     match kind:
         case "folder":
             path.mkdir()
@@ -172,7 +217,6 @@ def replace_file(rng, path):
             path.symlink_to(path)
         case "device":
             path.symlink_to("/dev/zero")
-    return kind
 
 
 def put_back(path, data):

@@ -1,4 +1,4 @@
-"""Whatever a text holds: the ids are those of its words, as a plain loop finds them, or it is refused."""
+"""Whatever a text holds: its ids are those of the words a plain loop finds, or it is refused."""
 
 import gzip
 import shutil
@@ -16,12 +16,54 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.data.text import chunks
 from zipflm.data.vocabulary import SPECIALS, Vocabulary
 
-WORDS = ["a", "b", "the", "cat", "sat", "caf\u00e9", "\u4e2d\u6587", "\U0001f600", "e\u0301", "\u00ad"]
-WORDS += [*SPECIALS, "<unk>x", "@@", "a@@", "madeupword0000", "#fairseq:overwrite", "</w>", "\ufeff"]
+WORDS = [
+    "a",
+    "b",
+    "the",
+    "cat",
+    "sat",
+    "caf\u00e9",
+    "\u4e2d\u6587",
+    "\U0001f600",
+    "e\u0301",
+    "\u00ad",
+]
+WORDS += [
+    *SPECIALS,
+    "<unk>x",
+    "@@",
+    "a@@",
+    "madeupword0000",
+    "#fairseq:overwrite",
+    "</w>",
+    "\ufeff",
+]
 WORDS += ["\ufffd", "\u200b", "\x01", "\x7f", "'", '"', "\\", "-", "0", "\U000f0000", "1" * 400]
-SPACES = [" ", " ", " ", "  ", "\t", "\x0b", "\x0c", "\x1c", "\x1f", "\x85", "\xa0", "\u2003", "\u3000"]
+SPACES = [
+    " ",
+    " ",
+    " ",
+    "  ",
+    "\t",
+    "\x0b",
+    "\x0c",
+    "\x1c",
+    "\x1f",
+    "\x85",
+    "\xa0",
+    "\u2003",
+    "\u3000",
+]
 LINE_ENDS = ["\n", "\n", "\n", "\r\n", "\r", "\n\n", " \n ", "\r\r\n", "\u2028", "\u2029"]
-ODD = [b"\0", b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xef\xbb\xbf"]
+ODD = [
+    b"\0",
+    b"\xff",
+    b"\xc0\x80",
+    b"\xed\xa0\x80",
+    b"\xf4\x90\x80\x80",
+    b"\xe2\x82",
+    b"\xef\xbb\xbf",
+]
 
 
 def text(rng, longest):
@@ -152,7 +194,6 @@ def require_same_words(read, lines):
 @pytest.mark.timeout(0)  # as long as --fuzz-seconds says
 def test_a_text_becomes_its_words_or_is_refused(tmp_path, monkeypatch, fuzz_seed, fuzz_seconds):
     outcomes = tried(lambda rng: attempt(rng, tmp_path, monkeypatch), fuzz_seed, fuzz_seconds)
-    print(outcomes)
     assert outcomes["prepared"] > 10 and outcomes["refused"] > 3
 
 
