@@ -2,15 +2,19 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from comparison.studies import WholeStudy, count_loaded, count_opened
 
 from zipflm.comparison import analyse as module
 from zipflm.comparison.analyse import ablate, analyse
+from zipflm.config import Config
 from zipflm.data.prepare import Options, prepare
 from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.presets import preset
 
 ON_CPU = ScoringOptions(device="cpu")
 
@@ -126,3 +130,37 @@ def test_bands_are_compared_with_the_run_they_start_from(
     ]
     assert len(outcome.study.finished) == 3
     assert len({row.first.input for row in outcome.study.rows}) == 3
+
+
+def dataset_of(*configs: Config) -> str:
+    kinds = [config.factorization(config.batches.unit) for config in configs]
+    return module._dataset(
+        [
+            module._Analysed(None, None, config, None, kind, kind)  # type: ignore[arg-type]
+            for config, kind in zip(configs, kinds, strict=True)
+        ]
+    )
+
+
+def test_the_papers_rows_are_shown_beside_its_models_whatever_they_are_called() -> None:
+    wiki = [replace(preset("wikitext-103", kind), name="mine") for kind in ("ADP-T", "CNN")]
+    assert dataset_of(*wiki) == "wikitext-103"
+    assert dataset_of(preset("billion-word", "ASM")) == "billion-word"
+    assert dataset_of(preset("wikitext-103", "ADP-T", variant="fairseq")) == "wikitext-103"
+    assert dataset_of(*wiki, preset("billion-word", "ASM")) == ""
+    assert dataset_of(preset("tiny", "ADP-T")) == ""
+
+
+@pytest.mark.parametrize("size", ["large", "very-large"])
+def test_the_papers_rows_are_not_shown_beside_larger_models(size: str) -> None:
+    assert dataset_of(preset("billion-word", "ADP-T", size=size)) == ""
+
+
+@pytest.mark.parametrize("change", [{"positions": "rotary"}, {"activation": "relu_squared"}])
+def test_the_papers_rows_are_not_shown_beside_another_decoder_of_that_size(
+    change: dict[str, Any],
+) -> None:
+    config = preset("wikitext-103", "ADP-T")
+    changed = replace(config, decoder=replace(config.decoder, **change))
+    assert changed.num_params() == config.num_params()
+    assert dataset_of(changed) == ""

@@ -252,3 +252,12 @@ def test_words_that_read_unk_are_not_out_of_vocabulary(tmp_path, bpe):
     options = Options(min_count=1) if bpe is None else Options(bpe=bpe)
     facts = prepare(tmp_path / "d", splits, options).facts.splits["test"]
     assert (facts.unknown, facts.out_of_vocabulary) == (3, 1)
+
+
+def test_a_vocabulary_with_an_unk_of_its_own_counts_what_it_lacks(tmp_path):
+    """fairseq's dictionaries may name `<unk>` again, and then a text's own `<unk>` is known."""
+    (tmp_path / "dict.txt").write_text("the 10\n<unk> 5 #fairseq:overwrite\ncat 2\n")
+    (tmp_path / "test.txt").write_text("the <unk> cat <unk> dog\n")
+    options = Options(vocabulary=tmp_path / "dict.txt")
+    facts = prepare(tmp_path / "d", {"test": [tmp_path / "test.txt"]}, options).facts.splits["test"]
+    assert (facts.unknown, facts.out_of_vocabulary) == (1, 1)

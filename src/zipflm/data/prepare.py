@@ -257,16 +257,14 @@ def _encode(
             unknown += int(np.count_nonzero(final == UNKNOWN))
             blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
             report(f"writing {split}", 4 * len(ids), 4 * scanned.num_tokens)
-    counts, unk = scanned.words(), SPECIALS[UNKNOWN]
-    # A vocabulary may have the word itself a second time, with an id that is not unknown.
-    spelt = counts.get(unk, 0) if vocabulary.id(unk) == UNKNOWN else 0
+    counts = scanned.words()
     return SplitFacts(
         file=path.name,
         tokens=writer.num_tokens,
         words=scanned.num_tokens,
         sentences=writer.num_sentences,
         unknown=unknown,
-        out_of_vocabulary=unknown - spelt,
+        out_of_vocabulary=_out_of_vocabulary(scanned, encoding),
         bytes=_text_bytes(scanned, blank),
         continued=sum(n for word, n in counts.items() if word.endswith(CONTINUES)),
         types=len(scanned.index),
@@ -274,6 +272,13 @@ def _encode(
         words_sha256=words.hexdigest(),
         sources=tuple(Path(name).name for name in sources),
     )
+
+
+def _out_of_vocabulary(scanned: Scan, encoding: Encoding) -> int:
+    """Running words that became `<unk>` although they are spelt otherwise."""
+    counts = np.where(encoding.unknown, scanned.counts[: len(scanned.index)], 0)
+    literal = scanned.index.get(SPECIALS[UNKNOWN])
+    return int(counts.sum()) - (0 if literal is None else int(counts[literal]))
 
 
 def _text_bytes(scanned: Scan, blank: int) -> int:
