@@ -1,4 +1,4 @@
-"""Whatever a text holds: the ids are those of its words, as a plain loop finds them, or it is refused."""
+"""Whatever a text holds: its ids are those of the words a plain loop finds, or it is refused."""
 
 import gzip
 import shutil
@@ -194,7 +194,6 @@ def require_same_words(read, lines):
 @pytest.mark.timeout(0)  # as long as --fuzz-seconds says
 def test_a_text_becomes_its_words_or_is_refused(tmp_path, monkeypatch, fuzz_seed, fuzz_seconds):
     outcomes = tried(lambda rng: attempt(rng, tmp_path, monkeypatch), fuzz_seed, fuzz_seconds)
-    print(outcomes)
     assert outcomes["prepared"] > 10 and outcomes["refused"] > 3
 
 

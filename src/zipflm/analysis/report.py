@@ -68,9 +68,10 @@ def _maker_of(out: Path) -> Maker | None:
         return None
     except (OSError, ValueError):
         made_by = None
-    match made_by:
-        case "study" | "analysis":
-            return made_by
+    if made_by == "study":
+        return "study"
+    if made_by == "analysis":
+        return "analysis"
     raise ValueError(
         f"{out / _TABLE}: cannot be read, so whose report it is cannot be told; choose another "
         "--out or remove it first"

@@ -81,7 +81,8 @@ class Checkpoint:
         there = [name for name in _OPTIONAL if os.path.lexists(self.path / name)]
         sums = read_checksums(self.path, (*_NEEDED, *there))
         for name in sums:
-            if Path(name).name != name or len(name.encode(errors="replace")) > _LONGEST_FILE_NAME:
+            is_long = len(name.encode(errors="replace")) > _LONGEST_FILE_NAME
+            if not name or is_long or Path(name).name != name:
                 raise ValueError(
                     f"{self.path / CHECKSUMS}: {quoted(name)} is no file of the folder"
                 )
