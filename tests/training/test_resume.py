@@ -146,14 +146,6 @@ def test_a_damaged_checkpoint_is_not_the_best(word_data, tmp_path):
     second.verify()
 
 
-def test_what_was_just_saved_is_never_pruned(word_data, tmp_path):
-    run(word_data, tmp_path / "run", "training.checkpoint_every=2", "training.max_updates=6")
-    folder = RunFolder(tmp_path / "run")
-    contents = folder.choose(2).read()
-    folder.choose(2).remove()
-    assert folder.save(contents, keep=1).path.is_dir()
-
-
 def test_an_unfinished_checkpoint_is_not_seen_and_removed(word_data, tmp_path):
     run(word_data, tmp_path / "run", "training.max_updates=2")
     left = tmp_path / "run" / "checkpoints" / ".update-00000003.77"

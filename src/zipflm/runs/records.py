@@ -102,6 +102,23 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SinceReport:
+    """What the next report will say of the updates since the last one, as far as they are done."""
+
+    updates: int = 0
+    nll: float = 0.0
+    """In nats; this and the next two are summed over the updates that were not skipped."""
+    tokens: int = 0
+    words: int = 0
+    grad_norm: float = 0.0
+    """Of the last update that was not skipped."""
+    seconds: float = 0.0
+    """Spent training."""
+    waited: float = 0.0
+    """Of these, seconds spent waiting for data."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingState:
     """What a run needs besides weights and momenta to go on as if it had never stopped."""
 
@@ -109,6 +126,9 @@ class TrainingState:
     place: Place
     seconds: float
     skipped: int
+    skipped_in_a_row: int
+    """The last so many updates were skipped."""
+    since_report: SinceReport
     loss_scale: tuple[float, float] | None
     """Of float16: the factor, and updates since it last changed; None for other precisions."""
     seed: int
@@ -117,8 +137,16 @@ class TrainingState:
     """Its hash."""
     text: str
     """SHA-256 of the training text's token file."""
+    keep: int
+    """How many checkpoints the run was to keep besides the best one; 0 is all."""
     valid: Validation | None
     """The result on the valid set with these very weights, if they were scored."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the valid set shows that these weights are of use: they gave finite losses."""
+        loss = self.valid.nats_per_word if self.valid else None
+        return loss is not None and math.isfinite(loss)
 
 
 @dataclass(frozen=True, kw_only=True)
