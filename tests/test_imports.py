@@ -20,6 +20,7 @@ ALLOWED = {
     "records": {"files"},
     "checksums": {"files", "records"},
     "units": set(),
+    "terminal": set(),
     "config": {"model.bands"},
     "overrides": {"records"},
     "presets": {"config", "variants"},
@@ -33,12 +34,12 @@ ALLOWED = {
     "data.vocabulary": set(),
     "runs": {"checksums", "model", "data", "config", "files", "records", "units"},
     "evaluation": {"runs", "model", "data", "config", "files", "units"},
-    "training": {"evaluation", "runs", "model", "data", "config", "records"},
+    "training": {"evaluation", "runs", "model", "data", "config", "records", "terminal"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
     | {"files", "records", "units"},
     "analysis.paper": set(),
     "comparison": {"analysis", "training", "evaluation", "runs", "data", "config", "presets"}
-    | {"recipes", "overrides", "files", "records", "units"},
+    | {"recipes", "overrides", "files", "records", "terminal", "units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))

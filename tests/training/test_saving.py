@@ -92,9 +92,7 @@ def test_a_signal_saves_even_while_updates_are_skipped(word_data, tmp_path, monk
     assert 2 in updates(out)
 
 
-def test_old_checkpoints_go_once_an_update_has_proven_the_new_one(
-    word_data, tmp_path, monkeypatch
-):
+def test_old_checkpoints_go_once_an_update_has_proven_the_new_one(word_data, tmp_path, monkeypatch):
     seen, true_update, out = [], step.update, tmp_path / "run"
 
     def looking(learner, batches, stop=False):
