@@ -16,6 +16,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--fuzz-seconds", type=float, default=4.0, help="for how long each fuzzer runs; 4 seconds"
     )
+    parser.addoption("--fuzz-seed", type=int, default=1, help="which cases fuzzers make up; 1")
 
 
 @pytest.fixture
@@ -23,11 +24,16 @@ def fuzz_seconds(request):
     return request.config.getoption("--fuzz-seconds")
 
 
+@pytest.fixture
+def fuzz_seed(request):
+    return request.config.getoption("--fuzz-seed")
+
+
 def pytest_collection_modifyitems(items):
     if torch.cuda.is_available():
         return
     for item in items:
-        if "gpu" in item.keywords:
+        if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 

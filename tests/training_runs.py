@@ -93,18 +93,20 @@ def call(arguments, **options):
     )
 
 
-def child(path, out, overrides, **place):
-    """A process that resumes a run; `place` is what torchrun would put into its environment.
+def child(path, out, overrides):
+    """A process that resumes a run."""
+    return _forked(_run_quietly, path, out, overrides)
 
-    Importing torch takes seconds, so it is forked from one that has done it.
-    """
+
+def _forked(target, *arguments):
+    """A process for a function of a module. Importing torch takes seconds, so it is forked from
+    one that has done it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["zipflm.training.trainer", "torch._dynamo"])
-    return context.Process(target=_run_quietly, args=(path, out, overrides, place))
+    context.set_forkserver_preload(["zipflm.comparison.compare", "torch._dynamo"])
+    return context.Process(target=target, args=arguments)
 
 
-def _run_quietly(path, out, overrides, place):
-    os.environ.update(place)
+def _run_quietly(path, out, overrides):
     torch.set_num_threads(1)  # as in the tests' own process: another number rounds differently
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         try:
@@ -122,17 +124,33 @@ def run_together(data, out, *overrides, processes=2):
 
 def run_apart(data, outs, *overrides):
     """The same with a run folder for each process; their exit statuses."""
+    return in_processes(len(outs), _run_into, data.path, outs, overrides)
+
+
+def _run_into(path, outs, overrides):
+    _run_quietly(path, outs[int(os.environ["RANK"])], overrides)
+
+
+def in_processes(count, target, *arguments):
+    """Call a function of a module in several processes, with the environment that torchrun gives
+    them; their exit statuses."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"WORLD_SIZE": str(len(outs)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     children = [
-        child(data.path, out, overrides, RANK=str(rank), LOCAL_RANK=str(rank), **place)
-        for rank, out in enumerate(outs)
+        _forked(_in_place, place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, target, arguments)
+        for rank in range(count)
     ]
     for process in children:
         process.start()
     for process in children:
         process.join(100)
         process.kill()
+        process.join()
     return [process.exitcode for process in children]
+
+
+def _in_place(place, target, arguments):
+    os.environ.update(place)
+    target(*arguments)

@@ -11,10 +11,11 @@ import types
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+from zipflm.quoting import quoted, unquoted
 from zipflm.records import UnknownKey as UnknownKey
-from zipflm.records import construct, defaults, parse, quoted, type_name
+from zipflm.records import construct, defaults, field_types, parse, type_name
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ def override(config: T, assignments: Iterable[str]) -> T:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
             raise ValueError(
-                f"{assignment!r}: write an override as key=value, e.g. decoder.dim=512"
+                f"{quoted(assignment)}: write an override as key=value, e.g. decoder.dim=512"
             )
         pairs.append((key.split("."), text))
     tree = _Node.of(config)
@@ -98,15 +99,17 @@ class _Node:
         if rest:
             if not isinstance(inner, _Node):
                 whole = ".".join([key, *rest])
-                raise ValueError(f"{whole}: {key} has no fields of its own; set it directly")
+                raise ValueError(
+                    f"{unquoted(whole)}: {key} has no fields of its own; set it directly"
+                )
             inner.set(rest, text)
         elif isinstance(inner, _Node):
             known = ", ".join(inner.where + f.name for f in fields(inner.cls))
             kinds = ", ".join(_variants(self.cls).get(name, {}))
             hint = f"choose {kinds}, or set" if kinds else "set"
-            raise ValueError(f"{key}={text}: {hint} one of its fields: {known}")
+            raise ValueError(f"{key}={quoted(text)}: {hint} one of its fields: {known}")
         else:
-            self.values[name] = _from_text(get_type_hints(self.cls)[name], text, key)
+            self.values[name] = _from_text(field_types(self.cls)[name], text, key)
 
     def build(self) -> Any:
         values = {
@@ -118,7 +121,7 @@ class _Node:
 
 def _variants(cls: type) -> dict[str, dict[str, type]]:
     """The fields that hold one of several dataclasses, with these by name."""
-    options = {name: get_args(hint) for name, hint in get_type_hints(cls).items()}
+    options = {name: get_args(hint) for name, hint in field_types(cls).items()}
     return {
         name: {option.__name__: option for option in kinds}
         for name, kinds in options.items()
@@ -161,7 +164,8 @@ def _scalar_from_text(hint: type, text: str, where: str) -> Any:
             raise ValueError(f"{where}={quoted(text)}: write true or false")
         return text.lower() == "true"
     try:
-        number = int(text.replace("_", "")) if hint is int else float(text)
+        # Python would take the digits of any script.
+        number = hint(text.encode("ascii").decode())
     except ValueError:
         raise ValueError(f"{where}={quoted(text)}: expected {type_name(hint)}") from None
     if not math.isfinite(number if hint is float else 0):

@@ -13,50 +13,50 @@ from __future__ import annotations
 
 import json
 import math
-import reprlib
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zipflm.files import write_whole
+from zipflm.quoting import quoted, unquoted
+from zipflm.reading import read_file
 
 T = TypeVar("T")
 
-_LONGEST_SHOWN = 80
-"""Characters of a foreign value in a message."""
-
-# Python's own repr fails on a value that is nested deeply, though not too deeply to be read, and
-# spells out all of a long one.
-_SHOWN = reprlib.Repr()
-_SHOWN.maxlevel = 3
-_SHOWN.maxtuple = _SHOWN.maxlist = _SHOWN.maxdict = 10
-_SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = 2 * _LONGEST_SHOWN
+_LARGEST_FILE = 1 << 28
+"""Bytes; a record of this package has a few thousand."""
+_EXACT = 2.0**53
+"""Beyond this, a floating-point number stands for several whole ones."""
+_LONGEST_KEY = 200
+"""Characters; comparing a longer one with those that are known takes time, and none is meant."""
 
 
 class UnknownKey(ValueError):
     """A key whose last part, or an earlier one, names no field."""
 
     def __init__(self, unknown: str, known: list[str], key: str) -> None:
-        close = get_close_matches(unknown, known, n=1, cutoff=0.5)
+        is_short = len(unknown) <= _LONGEST_KEY
+        close = get_close_matches(unknown, known, n=1, cutoff=0.5) if is_short else []
         hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(known)
-        super().__init__(f"unknown key {shortened(unknown)}: {hint}")
+        super().__init__(f"unknown key {unquoted(unknown)}: {hint}")
         self.key = key
         """All of it, as it was written."""
 
 
 def to_dict(record: Any) -> dict[str, Any]:
     """A nested dictionary of plain JSON values."""
-    hints = get_type_hints(type(record))
+    hints = field_types(type(record))
     return {f.name: _to_plain(getattr(record, f.name), hints[f.name]) for f in fields(record)}
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """The inverse of `to_dict`; `where` is the dotted name under which errors are reported."""
-    hints = get_type_hints(cls)
+    hints = field_types(cls)
     names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key in values:
         if key not in names and key != "kind":
@@ -92,9 +92,11 @@ def read_record(cls: type[T], path: Path) -> T:
 def read_value(hint: Any, path: Path) -> Any:
     """The same for any type: one of several records, values by name."""
     try:
-        return parse(hint, load_object(path.read_bytes()), "")
+        data = read_file(path, _LARGEST_FILE)
     except FileNotFoundError:
         raise ValueError(f"{path}: missing") from None
+    try:
+        return parse(hint, load_object(data), "")
     except ValueError as error:
         raise ValueError(f"{path}: damaged or of another release: {error}") from None
 
@@ -103,12 +105,22 @@ def load_object(data: bytes | str) -> dict[str, Any]:
     """The one JSON object in `data`; ValueError for anything else."""
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(
+            text, parse_constant=_refuse_constant, object_pairs_hook=_without_doubles
+        )
+    except _DoubledKey:
+        raise
     except (ValueError, RecursionError):
         raise ValueError("not JSON") from None
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+@cache
+def field_types(cls: type) -> dict[str, Any]:
+    """The type of every field; Python works them out anew, slowly, whenever it is asked."""
+    return get_type_hints(cls)
 
 
 def defaults(cls: type) -> dict[str, Any]:
@@ -123,13 +135,16 @@ def defaults(cls: type) -> dict[str, Any]:
 
 
 def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """The record with these fields; ValueError names one that is missing."""
+    """The record with these fields; ValueError names one that is missing or refused."""
     known = defaults(cls)
     for field in fields(cls):  # type: ignore[arg-type]
         if field.name not in values and field.name not in known:
             key = where + field.name
             raise ValueError(f"{key}: missing, and {cls.__name__} needs it; add {key}=...")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ValueError as error:  # of its own checks, which begin with the name of the field
+        raise ValueError(f"{where}{error}") from None
 
 
 def parse(hint: Any, value: Any, where: str) -> Any:
@@ -156,15 +171,6 @@ def parse(hint: Any, value: Any, where: str) -> Any:
             raise ValueError(f"{where}={quoted(value)}: choose from {', '.join(values)}")
         return hint(value)
     return _parse_scalar(hint, value, where)
-
-
-def quoted(value: Any) -> str:
-    """A value for a message: printable, and cut where it is long or deep."""
-    return shortened(_SHOWN.repr(value))
-
-
-def shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
 
 
 def type_name(hint: Any) -> str:
@@ -225,7 +231,7 @@ def _parse_mapping(hint: Any, value: Any, where: str) -> dict[str, Any]:
 def _parse_scalar(hint: type, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = _as_float(value)
-    if hint is int and isinstance(value, float) and value.is_integer():
+    if hint is int and isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         value = int(value)
     if type(value) is not hint or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{where}={quoted(value)}: expected {type_name(hint)}")
@@ -237,6 +243,19 @@ def _as_float(value: int) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+class _DoubledKey(ValueError):
+    """A key that an object has twice: one of its values would be lost without a word."""
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise _DoubledKey(f"{unquoted(doubled)}: is there twice")
+    return found
 
 
 def _refuse_constant(name: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from analysis import example_study as example
 
 from zipflm.analysis.findings import findings
-from zipflm.analysis.study import Member, Study, build
+from zipflm.analysis.study import NOT_COMPILED, Member, Study, build
 
 
 def study_of(*members: Member, dataset: str = "tiny") -> Study:
@@ -51,3 +51,12 @@ def test_seeds_that_failed_for_the_same_reason_give_it_once() -> None:
 
 def test_one_model_has_nothing_to_be_compared_with() -> None:
     assert findings(study_of(example.member("SM"))) == []
+
+
+def test_a_row_that_ran_uncompiled_says_so_and_the_others_do_not() -> None:
+    members = [
+        replace(example.member(label, rank=rank), compiled=compiled)
+        for rank, (label, compiled) in enumerate((("SM", False), ("CNN", True), ("ADP", None)))
+    ]
+    said = [sentence for sentence in findings(study_of(*members)) if NOT_COMPILED in sentence]
+    assert said == [f"SM {NOT_COMPILED}."]

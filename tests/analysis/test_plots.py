@@ -11,7 +11,8 @@ from zipflm.analysis.study import Study, build
 
 
 def test_every_figure_is_written_twice_and_the_svg_is_reproducible(tmp_path: Path) -> None:
-    study = example.study()
+    members = [example.member(label, rank=i) for i, label in enumerate(("SM", "ADP-T"))]
+    study = build(members, example.text(), title="t", dataset="tiny", facts={})
     written = save_figures(study, tmp_path / "a")
     assert {path.suffix for path in written} == {".svg", ".png"}
     assert len(written) == 2 * len(figures(study)) == 10

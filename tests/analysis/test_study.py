@@ -1,13 +1,12 @@
 """Rows over seeds, members without a result, and agreement of bins and totals."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from analysis import example_study as example
 
-from zipflm.analysis.paper import comparison_row
-from zipflm.analysis.paper_bins import BIN_MODELS, BINS
-from zipflm.analysis.report import markdown
-from zipflm.analysis.study import build
+from zipflm.analysis.study import build, split_score
 
 
 def test_bins_average_to_the_tables_loss() -> None:
@@ -59,29 +58,52 @@ def test_the_papers_rows_are_found_for_its_datasets_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "valid"),
-    [
-        ("ADP-T bands 5k/155k/100k", 20.06),
-        ("ADP-T bands 20K/40K/200K", 19.79),
-        ("ADP tail dropout 0.2", 21.23),
-        ("ADP-T bands 1k/9k", None),
-        ("ADP-T tail dropout 0.2", None),
-    ],
+    ("seeds", "compiled"),
+    [([None, None], None), ([True, True], True), ([True, False], False), ([None, False], False)],
 )
-def test_the_papers_ablations_are_found_by_their_setting(label: str, valid: float | None) -> None:
-    study = build(
-        [example.member(label)], example.text(), title="t", dataset="wikitext-103", facts={}
-    )
-    row = study.rows[0].paper
-    assert (row.valid if row else None) == valid
-    assert "-" in markdown(study)
+def test_a_row_ran_compiled_if_all_its_seeds_did(
+    seeds: list[bool | None], compiled: bool | None
+) -> None:
+    members = [replace(example.member("SM", n), compiled=c) for n, c in enumerate(seeds, start=1)]
+    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    assert study.rows[0].compiled is compiled
 
 
-def test_the_papers_bins_average_to_its_test_perplexity() -> None:
-    """So the figures' data and the table are of the same runs; on Billion Word they are not."""
-    tokens = np.array([b.tokens for b in BINS["wikitext-103"]])
-    for i, model in enumerate(BIN_MODELS["wikitext-103"]):
-        loss = np.array([b.loss[i] for b in BINS["wikitext-103"]])
-        perplexity = np.exp((loss * tokens).sum() / tokens.sum())
-        row = comparison_row("wikitext-103", model)
-        assert row is not None and perplexity == pytest.approx(row.test, abs=0.015)
+def test_a_seed_without_a_result_does_not_count_for_its_row() -> None:
+    lost = replace(example.member("SM", 2, problem="diverged"), compiled=False)
+    members = [replace(example.member("SM", 1), compiled=True), lost]
+    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    assert study.rows[0].compiled is True and study.rows[0].problem == "seed 2: diverged"
+
+
+def test_a_curve_of_several_seeds_has_the_updates_that_all_have() -> None:
+    one, other = example.member("SM", 1), example.member("SM", 2)
+    gap = replace(other.curve[3], loss=None)
+    other = replace(other, curve=(*other.curve[:3], gap, *other.curve[5:]))
+    study = build([one, other], example.text(), title="t", dataset="tiny", facts={})
+    points = {point.update: point for point in study.rows[0].curve}
+    assert list(points) == [10, 20, 30, 40, 60, 70, 80, 90, 100]
+    assert points[40].loss is None
+    losses = [member.curve[0].loss for member in (one, other)]
+    assert points[10].loss == pytest.approx(np.mean(losses))
+
+
+def test_known_words_are_those_that_are_not_unknown() -> None:
+    ids, nll = np.array([5, 3, 6, 3]), np.array([1.0, 8.0, 2.0, 8.0])
+    protocol = example.member("SM").scores["test"].protocol
+    score = split_score(nll, ids, protocol)
+    assert (score.loss, score.known_loss) == (4.75, 1.5)
+    assert np.isnan(split_score(nll[1::2], ids[1::2], protocol).known_perplexity)
+
+
+@pytest.mark.parametrize("nll", [[1e4, 1e4], [np.inf, 1.0]])
+def test_a_loss_beyond_all_perplexities_is_refused(nll: list[float]) -> None:
+    protocol = example.member("SM").scores["test"].protocol
+    with pytest.raises(ValueError, match="an infinite perplexity: its training diverged"):
+        split_score(np.array(nll), np.array([5, 6]), protocol)
+
+
+def test_losses_of_another_number_of_words_are_refused() -> None:
+    protocol = example.member("SM").scores["test"].protocol
+    with pytest.raises(ValueError, match="3 losses for 2 words"):
+        split_score(np.zeros(3), np.array([5, 6]), protocol)

@@ -1,16 +1,25 @@
-"""Small data folders and a trainer that only pretends, for the tests of studies."""
+"""Small data folders, a trainer that only pretends, and one study that is trained for real."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from training_runs import in_processes
 
 from zipflm.checksums import seal
+from zipflm.cli import app
+from zipflm.comparison import members
+from zipflm.comparison.compare import compare
 from zipflm.comparison.members import ScoredRun, WordScores
 from zipflm.comparison.plan import Plan, Request, make_plans, open_words
 from zipflm.config import Blocks, Config
@@ -20,8 +29,20 @@ from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.evaluation.scores import ScoringProtocol
 from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import RunFolder
+from zipflm.runs.loaded import LoadedRun, load_run
 from zipflm.runs.log import append_line
 from zipflm.runs.records import Place, Report, SinceReport, TrainingState, Validation
+
+SHORT = (
+    "training.max_updates=3",
+    "training.tokens_per_update=64",
+    "batches.tokens=64",
+    "batches.block=16",
+    "batches.eval_block=16",
+    "decoder.num_layers=1",
+    "training.report_every=1",
+)
+"""Three updates of a model that makes one in a few milliseconds."""
 
 SENTENCES = [
     "the cat sat on the mat and the dog sat on the rug",
@@ -31,12 +52,14 @@ SENTENCES = [
 ]
 
 
-def make_data(folder: Path, *, twin: bool = True) -> Path:
+def make_data(
+    folder: Path, *, twin: bool = True, train: Sequence[str] = tuple(SENTENCES * 20)
+) -> Path:
     """Forty words as a data folder, with its sub-word twin."""
     texts = {}
-    for split, lines in (("train", SENTENCES * 20), ("valid", SENTENCES), ("test", SENTENCES[:3])):
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, lines in (("train", train), ("valid", SENTENCES), ("test", SENTENCES[:3])):
         texts[split] = [folder / f"{split}.txt"]
-        texts[split][0].parent.mkdir(parents=True, exist_ok=True)
         texts[split][0].write_text("\n".join(lines) + "\n", encoding="utf-8")
     prepare(folder / "data", texts, Options(min_count=1))
     if twin:
@@ -50,6 +73,62 @@ def change_facts(folder: Path, change: Callable[[dict[str, Any]], None]) -> None
     change(facts)
     (folder / "data.json").write_text(json.dumps(facts))
     seal(folder)
+
+
+@dataclass(frozen=True)
+class WholeStudy:
+    """A study on disk, and what was read to make it."""
+
+    out: Path
+    request: Request
+    opened: tuple[Path, ...]
+    """The data folders, as often as they were opened."""
+    loaded: tuple[Path, ...]
+    """The checkpoints whose models were loaded."""
+
+    def run_of(self, label: str) -> Path:
+        return self.out / "members" / label / "seed-1"
+
+
+def train_whole_study(data: Path, out: Path) -> WholeStudy:
+    request = Request(
+        data=data,
+        preset="tiny",
+        out=out,
+        factorizations=("BPE-T", "ADP-T"),
+        recipe="modern",
+        overrides=SHORT,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zipflm.analysis.report.save_figures", lambda study, folder: [])
+        opened, loaded = count_opened(patch), count_loaded(patch)
+        compare(request, device="cpu")
+    return WholeStudy(out, request, tuple(opened), tuple(loaded))
+
+
+def count_opened(patch: pytest.MonkeyPatch) -> list[Path]:
+    """Every data folder that is opened from now on."""
+    seen: list[Path] = []
+    open_folder = DataFolder.open
+
+    def opened(path: Path) -> DataFolder:
+        seen.append(Path(path))
+        return open_folder(path)
+
+    patch.setattr(DataFolder, "open", opened)
+    return seen
+
+
+def count_loaded(patch: pytest.MonkeyPatch, module: ModuleType = members) -> list[Path]:
+    """Every run that a module loads from now on."""
+    seen: list[Path] = []
+
+    def loaded(path: Path) -> LoadedRun:
+        seen.append(path)
+        return load_run(path)
+
+    patch.setattr(module, "load_run", loaded)
+    return seen
 
 
 def plans_for(request: Request) -> list[Plan]:
@@ -95,11 +174,11 @@ def validation(update: int, seconds: float, perplexity: float) -> Validation:
 
 
 class PretendTrainer:
-    """Writes the folder of a finished run; fails or is interrupted where told to."""
+    """Writes the folder of a finished run; fails, is interrupted or runs uncompiled where told."""
 
-    def __init__(self, diverges: str = "", stops_at: str = "") -> None:
+    def __init__(self, diverges: str = "", stops_at: str = "", uncompiled: str = "") -> None:
         self.trained: list[str] = []
-        self.diverges, self.stops_at = diverges, stops_at
+        self.diverges, self.stops_at, self.uncompiled = diverges, stops_at, uncompiled
 
     def __call__(self, config: Config, data: DataFolder, out: Path) -> bool:
         self.trained.append(config.name.split("/")[1])
@@ -109,13 +188,14 @@ class PretendTrainer:
         if self.trained[-1] == self.diverges:
             raise ValueError("so many updates in a row had a non-finite loss")
         last = config.training.max_updates
+        compiled = self.trained[-1] != self.uncompiled if config.training.compile else None
         for line in (
             report(1, 1.0, 5.0, speed=1.0),
             report(2, 1.5, 4.5, speed=18.0),
             report(last, 2.0, 4.0, memory=9),
-            validation(last, 2.0, 30.0),
         ):
-            append_line(run.log_path, line)
+            append_line(run.log_path, replace(line, compiled=compiled))
+        append_line(run.log_path, validation(last, 2.0, 30.0))
         if self.trained[-1] == self.stops_at:
             return False
         for checkpoint in run.checkpoints():
@@ -160,3 +240,16 @@ def pretend_score(
         )
         scores[split] = WordScores(np.full(words, level), protocol)
     return ScoredRun("update-00000200", scores)
+
+
+def compare_together(arguments: Sequence[object], place: Path) -> list[str]:
+    """`zipflm compare` in two processes, as torchrun starts them; what each of them says."""
+    said = [place / f"said-{rank}.txt" for rank in range(2)]
+    assert in_processes(2, _compare_and_say, list(map(str, arguments)), said) == [0, 0]
+    return [path.read_text() for path in said]
+
+
+def _compare_and_say(arguments: list[str], said: list[Path]) -> None:
+    torch.set_num_threads(1)
+    with said[int(os.environ["RANK"])].open("w") as file, redirect_stdout(file):
+        app(["compare", *arguments], standalone_mode=False)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from analysis.example_study import study as example_study
-from comparison.studies import make_data
-from comparison.test_whole_studies import SHORT
+from comparison.studies import SHORT
 from typer.testing import CliRunner
 
 from zipflm.analysis.study import Study
@@ -21,18 +20,11 @@ SECTION = README.split("## Comparing factorizations\n")[1].split("\n## ")[0]
 COMMANDS = re.findall(r"^zipflm ((?:compare|analyse) .*)$", SECTION, re.M)
 
 
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zipflm.analysis.report.save_figures", lambda study, folder: [])
-
-
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the README's commands expect: data/words and two runs."""
     place = tmp_path_factory.mktemp("readme")
-    shutil.move(make_data(place / "corpus"), place / "words")
-    (place / "data").mkdir()
-    (place / "words").rename(place / "data" / "words")
+    shutil.copytree(data, place / "data" / "words")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr("zipflm.analysis.report.save_figures", lambda study, folder: [])

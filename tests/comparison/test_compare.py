@@ -1,38 +1,34 @@
-"""Studies with a pretended trainer: order, going on, failures, what is written and said."""
+"""Studies: order, going on, failures, what is written and said; with a pretended trainer mostly."""
 
 import errno
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from comparison.studies import (
+    SENTENCES,
+    SHORT,
     PretendTrainer,
+    WholeStudy,
     change_facts,
+    compare_together,
+    count_loaded,
     make_data,
     pretend_score,
-    report,
-    validation,
 )
 
+from zipflm.analysis.study import NOT_COMPILED
+from zipflm.comparison.analyse import analyse
 from zipflm.comparison.compare import compare
-from zipflm.comparison.members import ScoredRun, WordScores, curve
+from zipflm.comparison.members import ScoredRun, WordScores
 from zipflm.comparison.plan import Request
 from zipflm.comparison.progress import print_table
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_data(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take seconds and have tests of their own."""
-    monkeypatch.setattr("zipflm.analysis.report.save_figures", lambda study, folder: [])
+from zipflm.data.folder import DataFolder
+from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 
 
 def request_for(data: Path, out: Path, **changes: object) -> Request:
@@ -129,15 +125,6 @@ def test_tokens_that_do_not_divide_are_refused_before_anything_is_trained(
     assert trainer.trained == [] and not (tmp_path / "members").exists()
 
 
-def test_training_losses_of_pieces_are_shown_per_word() -> None:
-    pieces = replace(report(5, 1.0, 2.0), token_unit="bpe", nats_per_word=3.0)
-    diverged = replace(report(9, 2.0, 2.0), loss=None, nats_per_word=None)
-    points = curve([pieces, validation(5, 1.0, float(np.exp(3.5))), diverged])
-    assert [point.update for point in points] == [5, 9]
-    assert points[0].loss == 3.0 and points[0].valid_loss == pytest.approx(3.5)
-    assert points[1].loss is None
-
-
 @pytest.mark.parametrize("override", ["training.max_updates=100", "batches.eval_block=32"])
 def test_a_study_that_was_trained_otherwise_is_refused(
     data: Path, tmp_path: Path, override: str
@@ -230,3 +217,113 @@ def test_a_full_disk_is_the_problem_of_the_member_that_met_it(data: Path, tmp_pa
     outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
     problem = outcome.study.rows[0].problem
     assert "members/SM/seed-1: No space left" in problem and "same command again" in problem
+
+
+def test_a_member_that_should_have_been_compiled_and_was_not_says_so(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = request_for(
+        data, tmp_path, factorizations=("SM", "ADP-T"), overrides=("training.compile=true",)
+    )
+    trainer = PretendTrainer(uncompiled="SM")
+    outcome = compare(request, train=trainer, score=pretend_score)
+    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert [row["training_compiled"] for row in rows] == ["no", "yes"]
+    assert [row["members"][0]["compiled"] for row in rows] == [False, True]
+    capsys.readouterr()
+    print_table(outcome.study)
+    said = capsys.readouterr().out
+    for text in (said.replace("SM: ", "SM "), (tmp_path / "report.md").read_text()):
+        assert f"SM {NOT_COMPILED}" in text and f"ADP-T {NOT_COMPILED}" not in text
+    assert NOT_COMPILED in (tmp_path / "report.html").read_text()
+
+
+def test_where_nothing_was_to_be_compiled_nothing_is_said_of_it(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = request_for(data, tmp_path, factorizations=("SM",))
+    print_table(compare(request, train=PretendTrainer(), score=pretend_score).study)
+    written = [(tmp_path / name).read_text() for name in ("report.md", "table.csv")]
+    assert not any("compiled" in text for text in [*written, capsys.readouterr().out])
+    (row,) = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert "training_compiled" not in row
+
+
+def test_a_study_does_not_go_on_with_another_training_text(tmp_path: Path) -> None:
+    """The same words as often, in another order: the vocabulary is the same."""
+    data, out = make_data(tmp_path, twin=False), tmp_path / "study"
+    request = request_for(data, out, factorizations=("SM",))
+    compare(request, train=PretendTrainer(), score=pretend_score)
+    first = DataFolder.open(data)
+    shutil.rmtree(data)
+    make_data(tmp_path, twin=False, train=list(reversed(SENTENCES)) * 20)
+    second = DataFolder.open(data)
+    assert second.vocabulary.hash == first.vocabulary.hash
+    trainer = PretendTrainer()
+    with pytest.raises(ValueError, match="^SM: .*was trained on the text") as error:
+        compare(request, train=trainer, score=pretend_score)
+    for folder in (first, second):
+        assert folder.split("train").sha256[:12] in str(error.value)
+    assert trainer.trained == []
+
+
+def test_a_study_does_not_overwrite_an_analysis(data: Path, run: Path, tmp_path: Path) -> None:
+    analyse([run], data, tmp_path, options=ScoringOptions(device="cpu"))
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    trainer = PretendTrainer()
+    with pytest.raises(ValueError, match=f"--out {tmp_path}: holds the report of an analysis"):
+        compare(request_for(data, tmp_path), train=trainer, score=pretend_score)
+    assert trainer.trained == []
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_totals_agree_with_evaluate_and_with_the_bins(data: Path, whole_study: WholeStudy) -> None:
+    table = json.loads((whole_study.out / "table.json").read_text())
+    for row, folder in zip(table["rows"], (data / "bpe", data), strict=True):
+        assert row["problem"] == ""
+        run = whole_study.run_of(row["model"])
+        report = evaluate(run, data=folder, split="test").report()
+        assert row["perplexity_test"] == pytest.approx(report["perplexity"])
+        for name in ("loss_by_word_frequency", "loss_by_previous_word_frequency"):
+            bins = table[name]
+            total = sum(b["tokens"] * (b["loss"][row["model"]] or 0) for b in bins)
+            words = sum(b["tokens"] for b in bins)
+            assert words == report["words"]
+            assert total / words == pytest.approx(math.log(row["perplexity_test"]))
+
+
+def test_every_data_folder_is_opened_once_and_every_model_loaded_once(
+    data: Path, whole_study: WholeStudy
+) -> None:
+    """Two members on two folders, each scored on two splits."""
+    assert whole_study.opened == (data, data / "bpe")
+    runs = [path.parent.parent for path in whole_study.loaded]
+    assert runs == [whole_study.run_of("BPE-T"), whole_study.run_of("ADP-T")]
+
+
+def test_a_second_comparison_trains_and_scores_nothing(
+    whole_study: WholeStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(whole_study.out, tmp_path / "study")
+    files = [path for path in (out / "members").rglob("*") if path.is_file()]
+    before = {path: path.stat().st_mtime_ns for path in files}
+    loaded = count_loaded(monkeypatch)
+    compare(replace(whole_study.request, out=out), device="cpu")
+    after = [path for path in (out / "members").rglob("*") if path.is_file()]
+    assert before == {path: path.stat().st_mtime_ns for path in after} and loaded == []
+
+
+@pytest.mark.multi_process
+def test_two_processes_train_together_and_one_writes(data: Path, tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    arguments = ["--data", data, "--preset", "tiny", "--out", study, "--device", "cpu"]
+    arguments += ["--factorizations", "ASM,ADP", *SHORT, "training.tokens_per_update=128"]
+    first, second = compare_together(arguments, tmp_path)
+    assert first.count("report: ") == 1 and first.count("[2/2] ADP: done") == 1
+    assert second == ""
+    rows = json.loads((study / "table.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == ["ASM", "ADP"]
+    assert all(row["perplexity_test"] for row in rows)
+    for name in ("ASM", "ADP"):
+        outputs = sorted(path.name for path in (study / "members" / name / "seed-1").glob("*.txt"))
+        assert outputs == ["output-0.txt", "output-1.txt"]

@@ -10,11 +10,6 @@ from zipflm.config import AdaptiveOutput
 from zipflm.presets import FACTORIZATIONS
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_data(tmp_path_factory.mktemp("corpus"))
-
-
 def test_all_eight_are_planned_each_with_data_of_its_unit(data: Path) -> None:
     plans = plans_for(Request(data=data, preset="tiny", out=Path("study")))
     assert tuple(plan.label for plan in plans) == FACTORIZATIONS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from analysis.example_study import study as example_study
-from comparison.studies import PretendTrainer, make_data, plans_for
+from comparison.studies import PretendTrainer, plans_for
 from rich.console import Console
 
 from zipflm.analysis.study import Study
@@ -16,9 +16,8 @@ from zipflm.comparison.progress import Display, State, print_table
 
 
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> list[Plan]:
-    place = tmp_path_factory.mktemp("corpus")
-    request = Request(data=make_data(place), preset="tiny", out=place / "study")
+def plans(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Plan]:
+    request = Request(data=data, preset="tiny", out=tmp_path_factory.mktemp("study"))
     plans = plans_for(request)
     PretendTrainer()(plans[0].config, plans[0].data, plans[0].run.path)
     return plans

@@ -13,9 +13,8 @@ from zipflm.data.bpe import join
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.text import chunks
-from zipflm.data.tokens import TokenFile, TokenWriter
+from zipflm.data.tokens import TokenWriter
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.records import to_dict
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 TEXTS = {split: [GOLDEN / "text" / f"{split}.txt"] for split in ("train", "valid", "test")}
@@ -207,60 +206,12 @@ def test_given_vocabulary_is_read_before_the_text(tmp_path, monkeypatch):
         prepare(tmp_path / "d", TEXTS, Options(vocabulary=tmp_path / "v.txt"))
 
 
-def test_token_file_of_another_vocabulary_is_refused(tmp_path):
-    one = prepare(tmp_path / "one", TEXTS)
-    other = prepare(tmp_path / "other", TEXTS, Options(min_count=1))
-    (one.path / "train.tokens").write_bytes((other.path / "train.tokens").read_bytes())
-    with pytest.raises(ValueError, match=f"{other.vocabulary.hash}.*{one.vocabulary.hash}"):
-        DataFolder.open(one.path).tokens("train")
-    with pytest.raises(ValueError, match="train.tokens: damaged.*prepare the train split again"):
-        one.verify()
-
-
-def test_folder_with_a_changed_vocabulary_is_refused(tmp_path):
-    folder = prepare(tmp_path / "d", TEXTS)
-    Vocabulary.from_counts({"a": 3}).save(folder.path / "vocabulary.txt")
-    with pytest.raises(ValueError, match="vocabulary.txt: damaged"):
-        DataFolder.open(folder.path)
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"format": 1}', '{"format": 99}', "no file", "no splits", "a path"]
-)
-def test_damaged_facts_are_refused(tmp_path, content):
-    folder = prepare(tmp_path / "d", TEXTS)
-    facts = to_dict(folder.facts)
-    if content == "no file":
-        del facts["splits"]["valid"]["file"]
-        content = json.dumps(facts)
-    if content == "no splits":
-        content = json.dumps(facts | {"splits": {"test": 3}})
-    if content == "a path":
-        facts["splits"]["valid"]["file"] = "../valid.tokens"
-        content = json.dumps(facts)
-    (folder.path / "data.json").write_text(content)
-    with pytest.raises(ValueError, match="data.json"):
-        DataFolder.open(folder.path)
-
-
 def test_the_folder_one_is_in_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "_scan", lambda *arguments: pytest.fail("text was read"))
     for out in (".", tmp_path):
         with pytest.raises(FileExistsError, match="is the folder you are in"):
             prepare(out, TEXTS)
-
-
-def test_folder_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no data folder"):
-        DataFolder.open(tmp_path)
-
-
-def test_token_files_are_mapped_not_read(tmp_path):
-    folder = prepare(tmp_path / "d", TEXTS)
-    tokens = folder.tokens("train")
-    assert isinstance(tokens, TokenFile)
-    assert isinstance(tokens.ids, np.memmap) and not tokens.ids.flags.owndata
 
 
 def text_hash(folder, split="test"):
@@ -301,3 +252,12 @@ def test_words_that_read_unk_are_not_out_of_vocabulary(tmp_path, bpe):
     options = Options(min_count=1) if bpe is None else Options(bpe=bpe)
     facts = prepare(tmp_path / "d", splits, options).facts.splits["test"]
     assert (facts.unknown, facts.out_of_vocabulary) == (3, 1)
+
+
+def test_a_vocabulary_with_an_unk_of_its_own_counts_what_it_lacks(tmp_path):
+    """fairseq's dictionaries may name `<unk>` again, and then a text's own `<unk>` is known."""
+    (tmp_path / "dict.txt").write_text("the 10\n<unk> 5 #fairseq:overwrite\ncat 2\n")
+    (tmp_path / "test.txt").write_text("the <unk> cat <unk> dog\n")
+    options = Options(vocabulary=tmp_path / "dict.txt")
+    facts = prepare(tmp_path / "d", {"test": [tmp_path / "test.txt"]}, options).facts.splits["test"]
+    assert (facts.unknown, facts.out_of_vocabulary) == (1, 1)

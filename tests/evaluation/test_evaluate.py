@@ -35,9 +35,9 @@ def refused(*arguments):
 
 
 def test_import_and_evaluate_from_the_command_line(data, tmp_path):
-    done = command("import-fairseq", OLDEST, "--dict", DICT, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    assert "transformer_lm_wiki103" in done.stdout
+    arguments = ["import-fairseq", OLDEST, "--dict", DICT, "--out", tmp_path / "run"]
+    result = CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
+    assert "transformer_lm_wiki103" in result.stdout
     done = command(
         *("evaluate", tmp_path / "run", "--data", data, "--split", "valid"),
         *("--block", 64, "--context", 48, "--break", "complete", "--json", "--device", "cpu"),
@@ -230,7 +230,7 @@ def test_bad_options_are_refused(run, arguments, message):
     assert message in refused("evaluate", run, *arguments)
 
 
-def test_bad_input_is_one_line_and_status_2(data, tmp_path):
+def test_bad_input_is_one_line_and_status_2(data, tmp_path, monkeypatch, capsys):
     whole = contents()
     save_args(
         tmp_path / "gelu.pt", whole["cfg"]["model"] | {"activation_fn": "gelu"}, whole["model"]
@@ -243,7 +243,11 @@ def test_bad_input_is_one_line_and_status_2(data, tmp_path):
         ("cut.pt", "cut short or damaged"),
         ("names.pt", r"unknown weights: decoder.a\nb\x1b[2J"),
     ):
-        done = command("import-fairseq", tmp_path / name, "--dict", DICT, "--out", tmp_path / "run")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert message in done.stderr and len(done.stderr.splitlines()) == 1
+        arguments = ["import-fairseq", tmp_path / name, "--dict", DICT, "--out", tmp_path / "run"]
+        monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            zipflm.cli.main()
+        said = capsys.readouterr()
+        assert (exit.value.code, said.out) == (2, "")
+        assert message in said.err and len(said.err.splitlines()) == 1
         assert not (tmp_path / "run").exists()

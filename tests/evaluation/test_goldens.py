@@ -19,7 +19,10 @@ def test_every_token_has_the_published_log_probability(checkpoint, data, tmp_pat
         for name in names:
             _, split, mode, context = name.split(".")
             options = ScoringOptions(
-                block=64, context=int(context.removeprefix("ctx")), break_mode=BREAKS[mode]
+                device="cpu",
+                block=64,
+                context=int(context.removeprefix("ctx")),
+                break_mode=BREAKS[mode],
             )
             scores = evaluate(run, data=data, split=split, options=options).scores
             np.testing.assert_array_equal(scores.targets, golden[split], err_msg=name)

@@ -45,7 +45,7 @@ def archive(members, *, method=zipfile.ZIP_STORED):
     with warnings.catch_warnings(), zipfile.ZipFile(file, "w", method) as out:
         warnings.simplefilter("ignore")  # names that occur twice
         for name, content in members:
-            out.writestr(name, content)
+            out.writestr(zipfile.ZipInfo(name), content, method)  # which has no date
     return file.getvalue()
 
 

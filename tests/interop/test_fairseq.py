@@ -64,9 +64,7 @@ def test_unknown_names_are_listed(name):
 
 def test_names_are_printed_safely_and_counted():
     state = {f"\x1b[2J{i}": torch.zeros(1) for i in range(1_000)}
-    with pytest.raises(
-        ValueError, match=r"unknown weights: '\\x1b\[2J0', .* and 990 more"
-    ) as error:
+    with pytest.raises(ValueError, match=r"unknown weights: \\x1b\[2J0, .* and 990 more") as error:
         model_weights(state, build("SM").config)
     assert str(error.value).isprintable()
 

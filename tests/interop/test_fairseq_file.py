@@ -228,6 +228,7 @@ def test_foreign_bytes_are_refused(data, tmp_path):
             {"args": {}, "model": dict.fromkeys(["a", "b", "c"], torch.zeros(9))},
             "its weights are 108 bytes, made of only 36 in the file",
         ),
+        ({"args": {}, "model": {3: torch.zeros(1)}}, "one of its weights has the name 3"),
         ({"cfg": [1], "model": {}}, "cfg holds no options, but list"),
     ],
 )

@@ -102,7 +102,7 @@ def hostile_archives():
     yield "one weight of many names", named_often(5_000, 250_000)
     members = [(f"archive/data/{i}", b"") for i in range(90_000)]
     yield "many members", checkpoint(EMPTY, members=members)
-    zeros = [("archive/data.pkl", program(EMPTY)), ("archive/data/0", bytes(2**29))]
+    zeros = [("archive/data.pkl", program(EMPTY)), ("archive/data/0", bytes(2**27))]
     yield "a bomb", archive(zeros, method=zipfile.ZIP_DEFLATED)
     idle = [("archive/data.pkl", program(b"N0" * 10**7, b"N"))]
     yield "a bomb of a pickle", archive(idle, method=zipfile.ZIP_DEFLATED)
@@ -110,10 +110,9 @@ def hostile_archives():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("files", [hostile_pickles, hostile_archives])
-def test_a_small_file_cannot_take_much_time_or_memory(files, tmp_path):
+def test_a_small_file_cannot_take_much_time_or_memory(tmp_path):
     paths = {}
-    for name, data in files():
+    for name, data in [*hostile_pickles(), *hostile_archives()]:
         paths[name] = tmp_path / f"m{len(paths)}.pt"
         paths[name].write_bytes(data)
     found = dict(zip(paths, run_limited(refusals, list(paths.values())), strict=True))

@@ -35,3 +35,31 @@ def test_both_forms_agree():
 def test_an_unknown_form_is_refused():
     with pytest.raises(ValueError, match="impl='quick': choose from auto, reference, fused"):
         linear_nll(*problem(2, 4, 5, 1.1), "quick")
+
+
+class OnAGpu:
+    """As much of a tensor as the choice of a kernel looks at."""
+
+    is_cuda, dtype = True, torch.bfloat16
+
+    def __init__(self, width):
+        self.shape = (8, width)
+
+
+@pytest.mark.parametrize(
+    ("width", "rows", "module"),
+    [
+        (64, "few", "triton"),
+        (512, "few", "triton"),
+        (1024, "few", "chunked"),
+        (64, "most", "triton"),
+        (256, "most", "chunked"),
+        (512, "most", "chunked"),
+    ],
+)
+def test_a_dense_layer_is_not_taken_for_a_narrow_band(width, rows, module):
+    from zipflm import kernels
+    from zipflm.kernels import linear_nll_chunked, linear_nll_triton
+
+    expected = {"triton": linear_nll_triton, "chunked": linear_nll_chunked}[module]
+    assert kernels._choose(OnAGpu(width), "auto", rows) is expected.linear_nll

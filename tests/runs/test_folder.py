@@ -26,6 +26,16 @@ def test_the_best_is_the_one_with_the_lowest_validation_loss(copy):
     assert (copy.choose("newest").update, copy.choose(4).update) == (6, 4)
 
 
+def test_a_damaged_checkpoint_is_not_the_best(copy):
+    first = copy.best()
+    path = first.path / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    second = copy.best()
+    assert second.update != first.update
+    (second.path / "state.json").write_text("{}")
+    assert copy.best().update not in (first.update, second.update)
+
+
 def test_a_path_means_a_run_or_one_checkpoint(copy):
     run, checkpoint = locate(copy.path, None)
     assert (run.path, checkpoint.update) == (copy.path, 6)
@@ -56,6 +66,13 @@ def test_old_checkpoints_are_removed_but_for_the_best_and_the_newest(copy):
     assert [checkpoint.update for checkpoint in copy.checkpoints()] == [6, 4, 2]
     copy.prune(keep=1)
     assert {checkpoint.update for checkpoint in copy.checkpoints()} == {6, best}
+
+
+def test_what_was_just_saved_is_never_removed(copy):
+    """Though all others are newer."""
+    contents = copy.choose(2).read()
+    copy.choose(2).remove()
+    assert copy.save(contents, keep=1).path.is_dir()
 
 
 def test_a_run_says_what_it_was_made_with(copy, word_data):

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 import torch
-from fairseq_checkpoints import DICT, GOLDEN, NEWEST, import_run
+from fairseq_checkpoints import DICT, GOLDEN, import_run
 from safetensors.torch import load_file, save_file
 
 from zipflm.data.vocabulary import Vocabulary
@@ -114,12 +114,3 @@ def test_what_is_no_run_is_refused(tmp_path):
         load_run(tmp_path)
     with pytest.raises(ValueError, match="no run with a checkpoint"):
         load_run(tmp_path / "absent")
-
-
-def test_nothing_is_left_of_an_import_that_fails(tmp_path):
-    taken = tmp_path / "taken"
-    taken.mkdir()
-    (taken / "file").touch()
-    with pytest.raises(FileExistsError, match="taken exists already"):
-        import_run(NEWEST, taken)
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

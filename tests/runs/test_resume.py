@@ -57,6 +57,59 @@ def test_going_on_with_another_text_on_purpose_is_recorded(word_data, same_words
         train_run(word_data, out, "training.max_updates=5", resume=True)
 
 
+def test_another_vocabulary_is_refused_with_both_hashes(copy, word_data, other_data):
+    with pytest.raises(ValueError, match="was trained with the vocabulary") as error:
+        check(copy, config_of(word_data), other_data, resume=True, other_text=True)
+    for data in (word_data, other_data):
+        assert data.vocabulary.hash[:12] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("decoder.num_layers=2", "decoder.num_layers=1, not the 2 asked for"),
+        ("output.tail_dropout=0.5", "output.tail_dropout=0.1, not the 0.5 asked for"),
+        ("training.optimizer=AdamW", "optimizer=Nesterov, not the AdamW asked for"),
+        ("name=mine", "name=tiny/ADP-T, not the mine asked for"),
+        ("seed=1, not the 7 asked for"),
+    ],
+)
+def test_the_model_and_the_optimizer_of_a_run_cannot_change(copy, word_data, override, message):
+    with pytest.raises(ValueError, match=f"holds a run of tiny/ADP-T with {message}"):
+        check(copy, config_of(word_data, override), word_data, resume=True)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.max_updates=99",
+        "batches.tokens=128",
+        "training.precision=bfloat16",
+    ],
+)
+def test_its_length_batches_and_precision_may(copy, word_data, override):
+    check(copy, config_of(word_data, override), word_data, resume=True)
+
+
+def test_a_run_is_not_overwritten_but_where_it_never_began(copy, word_data):
+    config = config_of(word_data)
+    with pytest.raises(
+        ValueError, match="already holds a run of tiny/ADP-T.*update-00000006.*--res"
+    ):
+        check(copy, config, word_data, resume=False)
+    shutil.rmtree(copy.checkpoints_path)
+    with pytest.raises(ValueError, match="already holds a run .*no checkpoint yet"):
+        check(copy, config, word_data, resume=False)
+    copy.log_path.unlink()
+    check(copy, config, word_data, resume=False)
+
+
+def test_a_file_is_no_run_folder(word_data, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file: is a file; give a folder as --out"):
+        check(RunFolder(tmp_path / "file"), config_of(word_data), word_data, resume=True)
+
+
 def test_a_folder_that_moved_is_the_same_text(copy, word_data, tmp_path):
     moved = DataFolder.open(shutil.copytree(word_data.path, tmp_path / "moved"))
     check(copy, config_of(word_data), moved, resume=True)

@@ -32,6 +32,11 @@ def test_a_loss_of_pieces_says_so_and_stands_beside_that_of_words():
     assert "loss 2.0000 per piece, 3.0000 per word  perplexity 20.09" in as_text(pieces, 10)
 
 
+def test_a_model_that_should_be_compiled_and_is_not_is_said_to_be_so():
+    assert "NOT COMPILED" in as_text(replace(REPORT, compiled=False), 10)
+    assert "COMPILED" not in as_text(replace(REPORT, compiled=True), 10)
+
+
 def test_numbers_that_are_not_finite_are_said_to_be():
     bad = replace(REPORT, loss=None, nats_per_word=None, perplexity=None, grad_norm=float("nan"))
     line = as_text(bad, 10)

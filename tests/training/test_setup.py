@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_runs import config_of
 
+from zipflm.data.prepare import prepare
 from zipflm.presets import preset
 from zipflm.training.distributed import Process
 from zipflm.training.setup import accumulation, check_data, overview, tokens_per_batch
@@ -73,3 +74,10 @@ def test_the_parts_in_the_overview_add_up_to_the_model(word_data):
     assert sum(int(line.split()[-1].replace(",", "")) for line in parts) == total
     # Both block lengths fill 64 tokens, so one line speaks for both.
     assert rest[len(parts) :] == ["128 tokens per update = 2 device(s) x 64 tokens x 1 accumulated"]
+
+
+def test_a_text_of_pieces_does_not_pass_for_words(tmp_path):
+    (tmp_path / "train.txt").write_text("th@@ e c@@ at s@@ at\n" * 20)
+    data = prepare(tmp_path / "d", {"train": [tmp_path / "train.txt"]})
+    with pytest.raises(ValueError, match=r"60 of the 140 words .* end in @@: it was split"):
+        check_data(config_of(data), data)

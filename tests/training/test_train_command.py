@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from typer.testing import CliRunner
 from zipflm import cli
 from zipflm.config import Config
 from zipflm.records import from_dict
-from zipflm.training import step
 
 RUNNER = CliRunner()
 
@@ -153,56 +153,14 @@ def test_another_run_in_the_folder_is_named(word_data, tmp_path, monkeypatch, ca
     assert code == 2 and "tiny/ADP-T" in error
 
 
-FULL = {
-    "device": torch.OutOfMemoryError("CUDA out of memory"),
-    "host": RuntimeError("DefaultCPUAllocator: not enough memory"),
-}
-
-
-@pytest.mark.parametrize("where", FULL)
-@pytest.mark.parametrize(("room", "remedy"), [(40, "to 32, which was tried"), (0, "block")])
-def test_no_room_names_the_setting_and_a_size_that_fits(
-    word_data, tmp_path, monkeypatch, where, room, remedy
-):
-    true_forward = step.forward
-
-    def forward(learner, batch):
-        if batch.words.numel() > room:
-            raise FULL[where]
-        return true_forward(learner, batch)
-
-    monkeypatch.setattr(step, "forward", forward)
-    with pytest.raises(ValueError, match=f"batches.tokens=64: no room.*lower.*{remedy}"):
-        run(word_data, tmp_path / "run", "training.max_updates=1")
-
-
-def test_no_room_for_the_model_itself_is_said(word_data, tmp_path, monkeypatch):
-    def fail(self, *device):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(step.Scorer, "to", fail)
-    with pytest.raises(ValueError, match="no room for its 2,864 parameters; lower decoder"):
-        run(word_data, tmp_path / "run", "training.max_updates=1")
-
-
-def test_other_errors_are_not_mistaken_for_lack_of_memory(word_data, tmp_path, monkeypatch):
-    def fail(learner, batch):
-        raise RuntimeError("shapes differ")
-
-    monkeypatch.setattr(step, "forward", fail)
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        run(word_data, tmp_path / "run", "training.max_updates=1")
-
-
 def test_plot_draws_several_runs_into_one_picture(word_data, tmp_path):
-    for name in ("a", "b"):
-        run(word_data, tmp_path / name, "training.max_updates=6", "training.validate_every=3")
+    run(word_data, tmp_path / "a", "training.max_updates=6", "training.validate_every=3")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
     picture = tmp_path / "curves.svg"
     runs = [str(tmp_path / name) for name in ("a", "b")]
-    for x in ("update", "seconds", "epoch"):
-        result = RUNNER.invoke(cli.app, ["plot", *runs, "--out", str(picture), "--x", x])
-        assert result.exit_code == 0, result.output
-        assert "<svg" in picture.read_text()
+    result = RUNNER.invoke(cli.app, ["plot", *runs, "--out", str(picture), "--x", "epoch"])
+    assert result.exit_code == 0 and result.output == f"{picture}\n"
+    assert "<svg" in picture.read_text()
 
 
 def test_plot_says_what_it_cannot_draw(word_data, tmp_path, monkeypatch, capsys):
@@ -210,15 +168,3 @@ def test_plot_says_what_it_cannot_draw(word_data, tmp_path, monkeypatch, capsys)
     assert code == 2 and "no run folder" in error
     code, error = main(monkeypatch, capsys, "plot", tmp_path, "--out", tmp_path / "a.xyz")
     assert code == 2 and ".png" in error
-
-
-def test_tensorboard_gets_the_same_numbers(word_data, tmp_path):
-    pytest.importorskip("tensorboard")
-    run(word_data, tmp_path / "run", "training.max_updates=3", "training.tensorboard=true")
-    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
-
-
-def test_without_tensorboard_it_says_what_to_install(word_data, tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ValueError, match=r"zipflm\[tensorboard\]"):
-        run(word_data, tmp_path / "run", "training.tensorboard=true")

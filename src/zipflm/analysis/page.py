@@ -164,14 +164,14 @@ def _tiles(study: Study) -> Iterable[str]:
 
 
 def _comparison(study: Study) -> str:
-    shown = columns(study)
-    body = "\n".join(_row(row, shown, study) for row in study.rows)
-    return f'<table class="comparison">\n{_head(shown)}\n<tbody>\n{body}\n</tbody></table>'
+    table_columns = columns(study)
+    body = "\n".join(_row(row, table_columns, study) for row in study.rows)
+    return f'<table class="comparison">\n{_head(table_columns)}\n<tbody>\n{body}\n</tbody></table>'
 
 
-def _head(shown: Sequence[Column]) -> str:
+def _head(table_columns: Sequence[Column]) -> str:
     groups: list[list[Any]] = []
-    for column in shown:
+    for column in table_columns:
         if groups and groups[-1][0] == column.group:
             groups[-1][1] += 1
         else:
@@ -185,7 +185,7 @@ def _head(shown: Sequence[Column]) -> str:
     names = "".join(
         f'<th scope="col" data-column="{i}" class="{_classes(column)}">'
         f'<button type="button" title="sort">{escape(column.title)}</button></th>'
-        for i, column in enumerate(shown)
+        for i, column in enumerate(table_columns)
     )
     return f"<thead><tr>{top}</tr><tr>{names}</tr></thead>"
 
@@ -195,19 +195,19 @@ def _classes(column: Column, *more: str) -> str:
     return " ".join(str(flag) for flag in flags if flag)
 
 
-def _row(row: Row, shown: Sequence[Column], study: Study) -> str:
+def _row(row: Row, table_columns: Sequence[Column], study: Study) -> str:
     place = study.rows.index(row)
     swatch = f'<i class="swatch" style="background:var(--model-{place})"></i>'
     cells = []
-    for i, column in enumerate(shown):
+    for i, column in enumerate(table_columns):
         text, value = escape(column.text(row)), column.value(row)
         data = f'data-column="{i}" data-value="{escape("" if value is None else str(value))}"'
         if i == 0:
             cells.append(f'<th scope="row" {data}>{swatch}{text}</th>')
         elif row.problem and not row.perplexity and column.group == "perplexity":
             # One cell for the reason instead of dashes under every perplexity.
-            span = sum(other.group == "perplexity" for other in shown)
-            if shown[i - 1].group != "perplexity":
+            span = sum(other.group == "perplexity" for other in table_columns)
+            if table_columns[i - 1].group != "perplexity":
                 cells.append(f'<td class="problem" colspan="{span}">{escape(row.problem)}</td>')
         else:
             best = "best" if _is_best(column, row, study) else ""

@@ -250,8 +250,8 @@ def _cut_above(
     if not losses:
         return
     limit = ceiling([own[-1] for own in losses.values()])
-    shown = [own[(len(own) - 1) // 2 :] for own in losses.values() if own[-1] <= limit]
-    top = max(limit, *(max(own) + _MARGIN for own in shown))
+    visible = [own[(len(own) - 1) // 2 :] for own in losses.values() if own[-1] <= limit]
+    top = max(limit, *(max(own) + _MARGIN for own in visible))
     if place(top) < axes.get_ylim()[1]:
         kept = [y for line in axes.lines for y in np.asarray(line.get_ydata()) if y <= place(top)]
         axes.set_ylim(0.97 * min(kept), place(top))
@@ -275,12 +275,12 @@ def _name_points(figure: Figure, axes: Axes, points: Mapping[str, tuple[float, f
     """A name at every point, where neither a point nor another name is in the way."""
     figure.draw_without_rendering()  # Gives the axes their place on the paper.
     top = axes.get_ylim()[1]
-    shown = {label: point for label, point in points.items() if point[1] <= top}
-    centres = [axes.transData.transform(point) for point in shown.values()]
+    visible = {label: point for label, point in points.items() if point[1] <= top}
+    centres = [axes.transData.transform(point) for point in visible.values()]
     taken = [Bbox.from_bounds(x - 8, y - 8, 16, 16) for x, y in centres]
     sides = (("left", 8), ("right", -8), ("center", 0))
     spots = [(side, x, y) for y in (4, -12, 12, -20, 20, -28) for side, x in sides]
-    for label, point in shown.items():
+    for label, point in visible.items():
         for side, x, y in spots:
             name = axes.annotate(label, point, (x, y), textcoords="offset points", ha=side)
             box = name.get_window_extent()

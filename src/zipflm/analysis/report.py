@@ -98,10 +98,10 @@ def write_report(study: Study, out: Path, maker: Maker) -> Path:
 
 def markdown(study: Study) -> str:
     """The report for reading as text; figures are links to the files beside it."""
-    shown = columns(study)
-    names = [f"{column.group} {column.title}".strip() for column in shown]
+    table_columns = columns(study)
+    names = [f"{column.group} {column.title}".strip() for column in table_columns]
     rows = [
-        [column.text(row) for column in shown] + ([row.problem] if row.problem else [""])
+        [column.text(row) for column in table_columns] + ([row.problem] if row.problem else [""])
         for row in study.rows
     ]
     if not any(row.problem for row in study.rows):

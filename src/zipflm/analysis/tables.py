@@ -109,19 +109,19 @@ def spread(summary: Summary | None, digits: int = 2) -> str:
 
 def to_csv(study: Study) -> str:
     """One line per model, values rather than texts, problems in the last column."""
-    shown = columns(study)
+    table_columns = columns(study)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([_name(column) for column in shown] + ["seeds", "problem"])
+    writer.writerow([_name(column) for column in table_columns] + ["seeds", "problem"])
     for row in study.rows:
         seeds = " ".join(str(member.seed) for member in row.members)
-        writer.writerow([column.value(row) for column in shown] + [seeds, row.problem])
+        writer.writerow([column.value(row) for column in table_columns] + [seeds, row.problem])
     return out.getvalue()
 
 
 def to_json(study: Study, made_by: str) -> dict[str, Any]:
     """Everything in the report as plain values; `made_by` says which command it belongs to."""
-    shown = columns(study)
+    table_columns = columns(study)
     found = {
         "made_by": made_by,
         "title": study.title,
@@ -130,7 +130,7 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         "reference": study.reference,
         "facts": dict(study.facts),
         "rows": [
-            {_name(column): column.value(row) for column in shown}
+            {_name(column): column.value(row) for column in table_columns}
             | {
                 "problem": row.problem,
                 "params": dict(row.first.params),
@@ -255,10 +255,10 @@ def _paper_columns(study: Study) -> list[Column]:
         def found(row: Row) -> Value:
             return value(row.paper) if row.paper else None
 
-        def shown(row: Row) -> str:
+        def as_text(row: Row) -> str:
             return EMPTY if found(row) is None else text.format(found(row))
 
-        return Column(title, "the paper's", found, shown, is_paper=True)
+        return Column(title, "the paper's", found, as_text, is_paper=True)
 
     hours = f"hours on {GPUS[study.dataset]} GPUs"
     return [

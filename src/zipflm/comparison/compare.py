@@ -76,7 +76,7 @@ def compare(
         words,
         request.out,
         title=f"Word representations compared on {request.data}",
-        dataset=request.preset.partition("/")[0],
+        dataset=_paper_dataset(request.preset),
         facts={"preset": request.preset, "recipe": _recipe(request)}
         | ({"overrides": " ".join(request.overrides)} if request.overrides else {}),
         device=device,
@@ -202,6 +202,12 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
 def _either(values: Iterable[str]) -> str:
     """`a`, or `a or b` where members differ, as the paper's do in tokens per update."""
     return " or ".join(dict.fromkeys(values))
+
+
+def _paper_dataset(preset: str) -> str:
+    """Whose rows of the paper stand beside ours; its comparison is of models of the base size."""
+    dataset, _, size = preset.partition("/")
+    return dataset if size in ("", "base") else ""
 
 
 def _recipe(request: Request) -> str:

@@ -18,7 +18,7 @@ from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.scores import ScoringProtocol
 from zipflm.files import written_whole
 from zipflm.records import as_json, from_dict, load_object
-from zipflm.runs.checkpoint import WEIGHTS
+from zipflm.runs.checkpoint import WEIGHTS, Checkpoint, has_checkpoint_name
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.loaded import LoadedRun, load_run
 from zipflm.runs.records import LogLine, Report, Validation
@@ -129,9 +129,12 @@ def make_member(
     split: str,
     problem: str = "",
 ) -> Member:
-    """A member from its run folder and its scores on the words of the folder `words`."""
+    """A member from its run folder and its scores on the words of the folder `words`.
+
+    Curve, time and speed are of the training up to the checkpoint that was scored.
+    """
     input, output = config.describe(config.batches.unit)
-    log = run.log()
+    log = _log_until(run, scored)
     reports = [line for line in log if isinstance(line, Report)]
     scores = scored.splits if scored else {}
     return Member(
@@ -154,6 +157,16 @@ def make_member(
         versions=run.versions(),
         problem=problem,
     )
+
+
+def _log_until(run: RunFolder, scored: ScoredRun | None) -> list[LogLine]:
+    """What was logged before the scored checkpoint was saved; all of it if nothing was scored."""
+    log = run.log()
+    # One that was copied out of its run may be called anything.
+    if scored is None or not has_checkpoint_name(Path(scored.checkpoint)):
+        return log
+    last = Checkpoint(Path(scored.checkpoint)).update
+    return [line for line in log if line.update <= last]
 
 
 def _split_score(words: DataFolder, split: str, scores: WordScores) -> SplitScore:

@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zipflm.config.checks import require, require_choices
+from zipflm.config.checks import LARGEST, require, require_choices
 
 BreakMode = Literal["none", "complete", "sentence"]
 Unit = Literal["word", "bpe"]
 """What one id stands for: a word, or a byte-pair piece of one."""
-
-_LONGEST = 2**31 - 1
-"""Beyond this, positions in a text overflow; no device holds so many tokens either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +30,7 @@ class Blocks:
 
     def __post_init__(self) -> None:
         require_choices(self)
-        require(1 <= self.block <= _LONGEST, "block", self.block, f"give 1 to {_LONGEST}")
+        require(1 <= self.block <= LARGEST, "block", self.block, f"give 1 to {LARGEST}")
         require(
             0 <= self.context < self.block,
             "context",

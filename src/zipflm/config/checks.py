@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from zipflm.quoting import quoted
+
+LARGEST = 2**31 - 1
+"""Of sizes and counts: no device holds more, and beyond it positions in a text overflow."""
 
 
 def require(condition: bool, field: str, value: object, remedy: str) -> None:
     """Raise ValueError unless the condition holds."""
     if not condition:
-        raise ValueError(f"{field}={value!r}: {remedy}")
+        raise ValueError(f"{field}={quoted(value)}: {remedy}")
 
 
 def require_fraction(field: str, value: float) -> None:
@@ -17,14 +24,39 @@ def require_fraction(field: str, value: float) -> None:
 
 
 def require_positive(**values: int) -> None:
-    """Every value, given by its field's name, is at least 1."""
+    """Every size, given by its field's name, is at least 1 and at most `LARGEST`."""
     for name, value in values.items():
         require(value >= 1, name, value, "must be at least 1")
+        require(value <= LARGEST, name, value, f"must be at most {LARGEST}")
+
+
+def require_count(**values: int) -> None:
+    """The same for what may be 0."""
+    for name, value in values.items():
+        require(value >= 0, name, value, "must be 0 or more")
+        require(value <= LARGEST, name, value, f"must be at most {LARGEST}")
+
+
+def require_above_zero(**values: float) -> None:
+    """Every number, given by its field's name, is positive and finite."""
+    for name, value in values.items():
+        require(0 < value < math.inf, name, value, "must be a finite number above 0")
+
+
+def require_not_negative(**values: float) -> None:
+    """The same for what may be 0."""
+    for name, value in values.items():
+        require(0 <= value < math.inf, name, value, "must be a finite number, 0 or more")
 
 
 def require_choices(config: Any) -> None:
     """Every field of a Literal type holds one of its values, which Python itself does not check."""
-    for name, hint in get_type_hints(type(config)).items():
-        if get_origin(hint) is Literal:
-            value, choices = getattr(config, name), get_args(hint)
-            require(value in choices, name, value, f"choose from {', '.join(map(str, choices))}")
+    for name, choices in _choices(type(config)).items():
+        value = getattr(config, name)
+        require(value in choices, name, value, f"choose from {', '.join(map(str, choices))}")
+
+
+@cache
+def _choices(cls: type) -> dict[str, tuple[Any, ...]]:
+    hints = get_type_hints(cls)
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}

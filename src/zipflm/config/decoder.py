@@ -53,7 +53,8 @@ class DecoderConfig:
             self.positions != "rotary" or self.dim // self.num_heads % 2 == 0,
             "num_heads",
             self.num_heads,
-            f"rotary positions need an even head width, not {self.dim // self.num_heads}",
+            f"rotary positions need an even head width, not {self.dim // self.num_heads}, which is "
+            f"dim={self.dim} divided by it",
         )
         for name in ("dropout", "attention_dropout", "relu_dropout"):
             require_fraction(name, getattr(self, name))

@@ -16,8 +16,9 @@ from itertools import pairwise
 from typing import NoReturn
 
 from zipflm.config.blocks import Unit
-from zipflm.config.checks import require, require_fraction, require_positive
+from zipflm.config.checks import require, require_count, require_fraction, require_positive
 from zipflm.model.bands import Bands
+from zipflm.quoting import quoted
 
 Share = Callable[[int, int], float]
 """share(first, end): which part of the running text has ids from `first` up to, not including,
@@ -39,7 +40,7 @@ class Tie(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> None:
-        raise ValueError(f"tie={value!r}: choose from {', '.join(cls)}")
+        raise ValueError(f"tie={quoted(value)}: choose from {', '.join(cls)}")
 
     @property
     def shares_embeddings(self) -> bool:
@@ -125,6 +126,10 @@ class Banded(Layer):
     factor: float = 4
     """By how much each band is narrower than the one before."""
 
+    def __post_init__(self) -> None:
+        # The rest is for the bands to check, who know how many words there are.
+        require_positive(dim=self.dim)
+
     def bands(self, vocab_size: int) -> Bands:
         return Bands(vocab_size, self.cutoffs, self.dim, self.factor)
 
@@ -169,17 +174,16 @@ class CharacterInput(InputLayer):
 
     def __post_init__(self) -> None:
         require_positive(char_dim=self.char_dim, max_bytes=self.max_bytes)
-        require(
-            self.highway_layers >= 0, "highway_layers", self.highway_layers, "must be 0 or more"
-        )
+        require_count(highway_layers=self.highway_layers)
         require(len(self.filters) > 0, "filters", self.filters, "give at least one filter")
         for pair in self.filters:
             require(
-                len(pair) == 2 and 1 <= pair[0] <= self.max_bytes and pair[1] >= 1,
+                len(pair) == 2 and 1 <= pair[0] <= self.max_bytes,
                 "filters",
                 self.filters,
                 f"each is (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes}",
             )
+            require_positive(filters=pair[1])
 
     @property
     def num_features(self) -> int:
@@ -256,6 +260,7 @@ class AdaptiveOutput(Banded, OutputLayer):
     """Dropout on everything that enters the layer, head included: fairseq's, not the paper's."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_fraction("tail_dropout", self.tail_dropout)
         require_fraction("input_dropout", self.input_dropout)
 
@@ -267,8 +272,8 @@ class AdaptiveOutput(Banded, OutputLayer):
             theirs == ours,
             "tie",
             tie.value,
-            f"input and output must have the same bands, not {theirs} and {ours}; give both the "
-            "same cutoffs, dim and factor, or use tie=none",
+            f"input and output must have the same bands, not {quoted(theirs)} and {quoted(ours)}; "
+            "give both the same cutoffs, dim and factor, or use tie=none",
         )
         require(
             tie.shares_head_projection or self.dim == width,

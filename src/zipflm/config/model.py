@@ -30,7 +30,11 @@ class ModelConfig:
         object.__setattr__(self, "tie", Tie(self.tie))  # its value is welcome too
         require_positive(vocab_size=self.vocab_size)
         # Bands check cutoffs and widths: here rather than when the model is built.
-        _ = self.input_bands, self.output_bands
+        for name, layer in (("input", self.input), ("output", self.output)):
+            try:
+                layer.bands(self.vocab_size)
+            except ValueError as error:  # which begins with the name of the layer's field
+                raise ValueError(f"{name}.{error}") from None
         if self.tie != Tie.NONE:
             self.output.check_tie(self.tie, self.input, self.vocab_size, self.decoder.dim)
 

@@ -6,8 +6,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zipflm.config.blocks import Blocks, BreakMode, Unit
-from zipflm.config.checks import require, require_choices, require_positive
+from zipflm.config.checks import (
+    require,
+    require_above_zero,
+    require_choices,
+    require_count,
+    require_not_negative,
+    require_positive,
+)
 from zipflm.config.model import ModelConfig
+
+_SEEDS = 2**63
+"""What torch's generators take."""
+_LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +76,7 @@ class Nesterov:
 
     def __post_init__(self) -> None:
         require(0 <= self.momentum < 1, "momentum", self.momentum, "must lie in [0, 1)")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "must be 0 or more")
+        require_not_negative(weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +94,10 @@ class AdamW:
     """On matrices and tables, not on biases and norms."""
 
     def __post_init__(self) -> None:
-        for name in ("lr", "table_lr"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
+        require_above_zero(lr=self.lr, table_lr=self.table_lr, eps=self.eps)
         for name in ("beta1", "beta2"):
             require(0 <= getattr(self, name) < 1, name, getattr(self, name), "lies in [0, 1)")
-        require(self.eps > 0, "eps", self.eps, "must be above 0")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "must be 0 or more")
+        require_not_negative(weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +111,9 @@ class Muon(AdamW):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.matrix_lr > 0, "matrix_lr", self.matrix_lr, "must be above 0")
+        require_above_zero(matrix_lr=self.matrix_lr)
         require(0 <= self.momentum < 1, "momentum", self.momentum, "must lie in [0, 1)")
-        require(
-            self.matrix_weight_decay >= 0,
-            "matrix_weight_decay",
-            self.matrix_weight_decay,
-            "must be 0 or more",
-        )
+        require_not_negative(matrix_weight_decay=self.matrix_weight_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +130,9 @@ class CosineCycles:
     """Both ends of the learning rate are multiplied by this from one cycle to the next."""
 
     def __post_init__(self) -> None:
-        require(
-            self.warmup_updates >= 0, "warmup_updates", self.warmup_updates, "must be 0 or more"
-        )
+        require_count(warmup_updates=self.warmup_updates)
         require_positive(first_cycle=self.first_cycle)
+        require_not_negative(warmup_from=self.warmup_from, max_lr=self.max_lr)
         require(
             0 <= self.min_lr <= self.max_lr,
             "min_lr",
@@ -208,8 +211,11 @@ class TrainingConfig:
             report_every=self.report_every,
             max_bad_updates=self.max_bad_updates,
         )
-        for name in ("validate_every", "checkpoint_every", "clip_norm", "seed"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "must be 0 or more")
+        require_count(validate_every=self.validate_every, checkpoint_every=self.checkpoint_every)
+        require_not_negative(clip_norm=self.clip_norm)
+        require(
+            0 <= self.seed < _SEEDS, "seed", self.seed, f"must be 0 or more, and below {_SEEDS}"
+        )
         ends = [end for end, _ in self.stages]
         require(
             ends == sorted(set(ends)) and all(0 < end <= 1 for end in ends),
@@ -232,6 +238,12 @@ class Config(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            0 < len(self.name) <= _LONGEST_NAME and self.name.isprintable(),
+            "name",
+            self.name,
+            f"give 1 to {_LONGEST_NAME} characters that can be printed",
+        )
         for _, block in self.training.stages:
             require(
                 self.batches.break_mode == "sentence" or block <= self.batches.tokens,

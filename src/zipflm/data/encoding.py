@@ -39,6 +39,12 @@ class Encoding:
         self.flat[self.flat == PAD] = UNKNOWN
         self.starts = np.cumsum(self.lengths) - self.lengths
 
+    @property
+    def unknown(self) -> NDArray[np.bool_]:
+        """Per word, whether it became `<unk>`, of which a word has one or none."""
+        unknown: NDArray[np.bool_] = self.flat[self.starts] == UNKNOWN
+        return unknown
+
     def apply(
         self, numbers: NDArray[Any], places: NDArray[Any]
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zipflm.config import Unit, require
+from zipflm.config.checks import require_positive
+from zipflm.quoting import quoted
 from zipflm.records import from_dict, load_object
 
 FORMAT = 2
 FACTS_FILE = "data.json"
+SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,10 @@ class VocabularyFacts:
     """Entries without specials and fillers."""
     hash: str
     """SHA-256 of the words in order."""
+
+    def __post_init__(self) -> None:
+        require_positive(size=self.size)
+        _require_part(self.size, "ids", words=self.words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +61,18 @@ class SplitFacts:
     """Names of the files the text came from."""
 
     def __post_init__(self) -> None:
-        require(Path(self.file).name == self.file, "file", self.file, "names no file of the folder")
+        require(_is_plain_name(self.file), "file", self.file, "names no file of the folder")
+        require(self.tokens >= 1, "tokens", self.tokens, "must be at least 1")
+        require(self.bytes >= 0, "bytes", self.bytes, "must be 0 or more")
+        _require_part(self.tokens, "tokens", words=self.words, unknown=self.unknown)
+        _require_part(self.unknown, "unknown", out_of_vocabulary=self.out_of_vocabulary)
+        _require_part(
+            self.words,
+            "words",
+            sentences=self.sentences,
+            continued=self.continued,
+            types=self.types,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +82,10 @@ class CodesFacts:
     file: str
     merges: int
     hash: str
+
+    def __post_init__(self) -> None:
+        require(_is_plain_name(self.file), "file", self.file, "names no file of the folder")
+        require_positive(merges=self.merges)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +111,34 @@ class DataFacts:
     options: OptionFacts
     bpe: CodesFacts | None = None
 
+    def __post_init__(self) -> None:
+        require(
+            0 < len(self.splits) and set(self.splits) <= set(SPLITS),
+            "splits",
+            list(self.splits),
+            f"choose from {', '.join(SPLITS)}",
+        )
+        files = [split.file for split in self.splits.values()]
+        require(len(set(files)) == len(files), "splits", files, "each split has a file of its own")
+        require(
+            (self.unit == "bpe") == (self.bpe is not None),
+            "unit",
+            self.unit,
+            "a folder of sub-words, and no other, has bpe codes",
+        )
+
+
+def _is_plain_name(name: str) -> bool:
+    """Of a file of the folder itself."""
+    is_odd = name in ("", "..") or "\0" in name or len(name.encode(errors="replace")) > 255
+    return not is_odd and Path(name).name == name
+
+
+def _require_part(whole: int, what: str, **counts: int) -> None:
+    """Every count, given by its field's name, is one of some among `whole`."""
+    for name, count in counts.items():
+        require(0 <= count <= whole, name, count, f"must be 0 to {whole}, the number of {what}")
+
 
 def read_facts(folder: Path) -> DataFacts:
     """The facts of a folder; ValueError, naming file and field, if it has none that can be read."""
@@ -98,7 +148,8 @@ def read_facts(folder: Path) -> DataFacts:
     try:
         values = load_object(path.read_bytes())
         if values.get("format") != FORMAT:
-            raise ValueError(f"format {values.get('format')!r}, this release reads {FORMAT}")
+            found = quoted(values.get("format"))
+            raise ValueError(f"format {found}, this release reads {FORMAT}")
         return from_dict(DataFacts, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; prepare the data again") from None

@@ -264,7 +264,7 @@ def _encode(
         words=scanned.num_tokens,
         sentences=writer.num_sentences,
         unknown=unknown,
-        out_of_vocabulary=unknown - counts.get(SPECIALS[UNKNOWN], 0),
+        out_of_vocabulary=_out_of_vocabulary(scanned, encoding),
         bytes=_text_bytes(scanned, blank),
         continued=sum(n for word, n in counts.items() if word.endswith(CONTINUES)),
         types=len(scanned.index),
@@ -272,6 +272,13 @@ def _encode(
         words_sha256=words.hexdigest(),
         sources=tuple(Path(name).name for name in sources),
     )
+
+
+def _out_of_vocabulary(scanned: Scan, encoding: Encoding) -> int:
+    """Running words that became `<unk>` although they are spelt otherwise."""
+    counts = np.where(encoding.unknown, scanned.counts[: len(scanned.index)], 0)
+    literal = scanned.index.get(SPECIALS[UNKNOWN])
+    return int(counts.sum()) - (0 if literal is None else int(counts[literal]))
 
 
 def _text_bytes(scanned: Scan, blank: int) -> int:

@@ -18,7 +18,7 @@ from zipflm.interop.omegaconf_values import MISSING, named_values, resolved, unw
 from zipflm.interop.torch_file import TorchFile, read_torch_file
 from zipflm.interop.torch_pickle import StoredTensor
 
-# Far beyond what fairseq writes, and little enough to be looked at one by one.
+# Far more than fairseq writes, and few enough to be looked at one by one.
 _MAX_OPTIONS = 10_000
 _MAX_WEIGHTS = 10_000
 # A tied weight has two names. With more, a small file could fill the memory with copies.
@@ -30,9 +30,9 @@ class CheckpointFile:
     """The parts of a checkpoint that say what its model computes."""
 
     options: dict[str, Any]
-    """Options of the model and of the task by name; `task` and `arch` are names of these."""
+    """Those of the model and of the task by name; `arch` and `task` say which these are."""
     model_options: frozenset[str]
-    """Which of these are known to be the model's own; none where all stand in one flat list."""
+    """Names of those known to be the model's; none if the file has a single flat list."""
     weights: dict[str, Tensor]
     """fairseq's state dictionary; views of the mapped file, so copy what is to be kept."""
     updates: int
@@ -57,7 +57,7 @@ def read_checkpoint(path: str | PathLike[str]) -> CheckpointFile:
 
 
 def _options(contents: Mapping[Any, Any]) -> tuple[dict[str, Any], frozenset[str]]:
-    """The options, the old flat way whatever the file's style, and which are the model's."""
+    """The options as one flat list, whatever the file's style, and which are the model's."""
     if contents.get("cfg") is None:
         if "args" not in contents:
             raise _foreign("it has neither args nor cfg")
@@ -96,7 +96,9 @@ def _weights(contents: Mapping[Any, Any], file: TorchFile) -> dict[str, Tensor]:
     if len(weights) > _MAX_WEIGHTS:
         raise _foreign(f"it has {len(weights):,} weights")
     for name, stored in weights.items():
-        if not isinstance(name, str) or not isinstance(stored, StoredTensor):
+        if not isinstance(name, str):
+            raise _foreign(f"one of its weights has the name {shown(name)}")
+        if not isinstance(stored, StoredTensor):
             raise _foreign(f"model[{shown(name)}] is a {type_name(stored)}, not a tensor")
         if not stored.shape or 0 in stored.shape:
             raise _foreign(f"model[{shown(name)}] has the shape {stored.shape}")
@@ -104,9 +106,8 @@ def _weights(contents: Mapping[Any, Any], file: TorchFile) -> dict[str, Tensor]:
         if stored.num_bytes > stored.storage.num_bytes:
             raise _foreign(f"model[{shown(name)}] has more numbers than the file holds for it")
     named = sum(stored.num_bytes for stored in weights.values())
-    held = sum(
-        {stored.storage.key: stored.storage.num_bytes for stored in weights.values()}.values()
-    )
+    storages = {stored.storage.key: stored.storage.num_bytes for stored in weights.values()}
+    held = sum(storages.values())
     if named > _MAX_NAMES_OF_A_WEIGHT * held:
         raise _foreign(f"its weights are {named:,} bytes, made of only {held:,} in the file")
     return {name: file.tensor(stored) for name, stored in weights.items()}

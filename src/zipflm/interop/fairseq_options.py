@@ -109,7 +109,7 @@ _IGNORED = (
     "tpu",
     "scale_parameter",  # Adafactor's
 )
-# Model options are told by these beginnings in a flat `args`, which holds a hundred others, too.
+# How the names of model options begin, in a flat `args` that holds a hundred others as well.
 _PREFIXES = (
     "decoder_",
     "encoder_",
@@ -132,10 +132,9 @@ def latest_options(
 ) -> dict[str, Any]:
     """All options that a config is made from, as the latest fairseq would have saved them.
 
-    Where options of several ages disagree or say nothing, the `weights` decide. Each of the
-    `model_options` must be known or off; of the others, which may belong to training, those whose
-    names look like the model's. Raises ValueError listing options that are missing or not
-    supported.
+    The `weights` decide what options of some ages leave open. An unknown option must be off if it
+    is one of the `model_options` or its name looks like a model's; others may belong to training.
+    Raises ValueError listing options that are missing or not supported.
     """
     _refuse_unsupported(options, model_options)
     _require_present(options)
@@ -151,10 +150,7 @@ def latest_options(
 
 
 def _require_present(options: Mapping[str, Any]) -> None:
-    required = [
-        *_REQUIRED,
-        *(_REQUIRED_BY_CHARACTERS if options.get("character_embeddings") else ()),
-    ]
+    required = _REQUIRED + (_REQUIRED_BY_CHARACTERS if options.get("character_embeddings") else ())
     missing = [name for name in required if options.get(name) is None]
     if options.get("activation_dropout") is None and options.get("relu_dropout") is None:
         missing.append("activation_dropout")

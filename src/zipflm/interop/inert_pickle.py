@@ -1,17 +1,17 @@
 """The values in a pickle, found by an interpreter that can neither import nor call anything.
 
-A pickle is a program. Python's unpickler imports and calls whatever it names. torch's restricted
-one (`weights_only=True`) calls only what is on a list, but it takes unbounded time and memory:
-tuples of tuples as keys are hashed in exponential time, a length in the file is allocated before it
-is read, and attributes from the file may replace the methods of a dictionary. It also opens the
-file by itself, so that what was checked before need not be what it loads. Hence this interpreter:
-it is given bytes that were read once, and
+A pickle is a program, and Python's unpickler imports and calls whatever it names. torch's
+restricted unpickler (`weights_only=True`) calls only what is on a list, but a file can make it use
+any amount of time and memory (shared tuples as keys take exponential time to hash) or replace the
+methods of a dictionary by attributes, and it opens the file by itself: it may see other bytes than
+those that were checked. A subclass of `pickle.Unpickler` has the same weakness towards keys, and
+cannot count what it does. Hence this interpreter. It is given bytes that were read once, and
 
-- a name becomes a `Named`, and a call of it an `Instance` that records what was asked for, or what
-  the caller's `build` makes of it;
-- only short strings and 64-bit integers are ever hashed, and nothing is compared or copied, so
-  that time and memory grow with the length of the pickle and with nothing else;
-- the number of opcodes is limited, and nothing recurses, however deeply values are nested.
+- turns a name into a `Named`, and a call into an `Instance` that records what was to be called, or
+  into whatever the caller's `build` makes of these;
+- hashes only short strings and 64-bit integers, and compares and copies nothing, so that time and
+  memory are proportional to the length of the pickle;
+- limits the number of opcodes, and does not recurse, however deeply values are nested.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _MAX_BITS = 512  # of an integer; Python refuses to print those that are far lon
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Stands for the class or function of this name, dots and all."""
+    """Stands for a class or function, which was not imported."""
 
     name: str
 
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """Stands for an object: what was to be called, with what, and the attributes to be set."""
+    """Stands for an object: what was to be called, with what, and the attributes it would get."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -64,7 +64,7 @@ class InertUnpickler:
         Both must take constant time, and raise ValueError for what they do not understand.
         """
         self.names: set[str] = set()
-        """Every name that the pickles mention, also where reading one failed halfway."""
+        """Every name in the pickles, also in one that could be read only in part."""
         self._build = build
         self._persistent = persistent
         self._num_opcodes = 0
@@ -76,7 +76,7 @@ class InertUnpickler:
         self._memo: dict[int, Any] = {}
 
     def load(self, stream: io.BytesIO) -> Any:
-        """The value of the next pickle in the stream, which then stands right behind it."""
+        """The value of the next pickle in the stream, which is left right behind it."""
         self._reset()
         try:
             for opcode, argument, _ in pickletools.genops(stream):

@@ -46,12 +46,14 @@ def type_name(value: Any) -> str:
 
 
 def plain_text(text: str) -> str:
-    r"""A name or sentence without quotes if it is short and printable, else as `shown`.
+    r"""A name or a sentence, cut short, without quotes around it.
 
     >>> plain_text("decoder.version"), plain_text("two\nlines")
-    ('decoder.version', "'two\\nlines'")
+    ('decoder.version', 'two\\nlines')
     """
-    return text if text.isprintable() and len(text) <= _MAX_SENTENCE else shown(text)
+    if text.isprintable() and len(text) <= _MAX_SENTENCE:
+        return text
+    return repr(text[:_MAX_SENTENCE])[1:-1] + "..." * (len(text) > _MAX_SENTENCE)
 
 
 def listed(names: Iterable[str], show: Callable[[str], str] = plain_text) -> str:

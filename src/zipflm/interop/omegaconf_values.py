@@ -1,8 +1,8 @@
-"""What an omegaconf configuration holds, taken out of the objects that stand for it.
+"""The plain values in a configuration that was saved as objects of omegaconf.
 
-Between two releases fairseq saved its `cfg` not as plain dictionaries but as omegaconf's own
-containers: sections are a DictConfig, options nodes with a value, one that repeats another's value
-the text `${section.option}`. Neither omegaconf nor fairseq is needed to read them.
+Between two releases, fairseq saved its `cfg` not as plain dictionaries but in omegaconf's own
+containers: a section is a DictConfig, an option a node with a value, and an option that repeats
+another one has the text `${section.option}`. Neither omegaconf nor fairseq is needed to read them.
 """
 
 from __future__ import annotations

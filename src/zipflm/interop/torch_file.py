@@ -1,8 +1,8 @@
 """A file of `torch.save`, opened once, read without running anything in it.
 
 Knows both layouts: the zip archive, and the stream from before torch 1.6. The file is mapped into
-memory, so that replacing it on disk changes nothing any more, and the optimizer's half of it is
-looked at no further than its checksums. Only what is asked for becomes a tensor.
+memory, so that it may be replaced on disk meanwhile, and of the optimizer's half of it nothing is
+kept once its checksums are verified. Only what is asked for becomes a tensor.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def _as_bytes(content: memoryview) -> Tensor:
 
 
 def read_torch_file(path: str | PathLike[str]) -> TorchFile:
-    """Read a file; raises ValueError, without its name, for what is damaged, foreign or hostile."""
+    """Read a file.
+
+    Raises ValueError for what is damaged, foreign or hostile; the message does not name the file.
+    """
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise ValueError("cut short or damaged: it is empty")

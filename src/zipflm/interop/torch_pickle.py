@@ -1,6 +1,7 @@
-"""What the pickles of torch and fairseq name: tensors, containers, and objects nobody needs.
+"""What names mean in the pickles of torch and fairseq: tensors, containers, and other objects.
 
-Tensors are described, not built: most of a checkpoint is the optimizer's and never looked at.
+Tensors are described, not built: most of a checkpoint is the optimizer's and never used. Other
+objects stay the records that `inert_pickle` makes of them; few are ever looked into.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _STORAGES = {
     for place in ("", "cuda.")
 }
 _DICTIONARIES = frozenset({"collections.OrderedDict", "collections.defaultdict"})
-# Types appear where omegaconf notes what an option may hold; Python 3 writes Python 2's names.
+# omegaconf notes the types of options. Pickles of protocol 2 use Python 2's names for these.
 _TYPES = frozenset(
     f"{module}.{name}"
     for module in ("builtins", "__builtin__")
@@ -51,7 +52,7 @@ _KNOWN = frozenset(
         "torch._utils._rebuild_parameter",
         "_operator.getitem",  # List[int] and the like
         "pathlib.PosixPath",
-        # numpy's numbers, among the best scores so far
+        # numpy's numbers, which may be among the scores of past validations
         "numpy.core.multiarray.scalar",
         "numpy._core.multiarray.scalar",
         "numpy.dtype",
@@ -61,7 +62,7 @@ _KNOWN = frozenset(
         *_TYPES,
     }
 )
-# Running averages, enumerations, configs: names alone, nothing of them is imported.
+# Running averages, enumerations, configs. Only the names are used; nothing is imported.
 _KNOWN_PACKAGES = ("fairseq.", "omegaconf.", "typing.")
 
 _MAX_DIMENSIONS = 8
@@ -70,7 +71,7 @@ _MAX_NUMBERS = 2**48
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A row of numbers, which lies elsewhere in the file under this key."""
+    """A row of numbers that lies elsewhere in the file, under this key."""
 
     key: str
     dtype: torch.dtype
@@ -168,6 +169,9 @@ def _parameter(arguments: tuple[Any, ...]) -> StoredTensor:
 def _tensor(arguments: tuple[Any, ...]) -> StoredTensor:
     if not 6 <= len(arguments) <= 7:
         raise ValueError("a tensor of a kind that fairseq does not write")
+    # The last, where there is one, says that the numbers are to be negated or conjugated on use.
+    if len(arguments) == 7 and arguments[6] not in (None, {}):
+        raise ValueError("a tensor whose numbers are not what the file holds")
     storage, offset, shape, strides = arguments[:4]
     if not isinstance(storage, Storage) or not _is_size(offset):
         raise ValueError("a tensor without numbers")

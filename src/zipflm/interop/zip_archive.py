@@ -1,9 +1,9 @@
-"""The members of a zip archive in memory, each of them checked, and no room for a second reading.
+"""The members of a zip archive that is mapped into memory: checked, and open to one reading only.
 
-Two programs can see different files in one archive: by members of the same name, by members inside
-of others, by names that differ in case. Such archives are refused whole, and so are those that
-unpack to far more than they hold, or that a checkpoint has no need of (encryption, and methods of
-compression other than deflate).
+Two programs can see different files in the same archive: because two members share a name, because
+names differ only in case, because one member lies inside another. Such archives are refused as a
+whole. So are those that unpack to far more than they hold, and those with features that no
+checkpoint needs (encryption, and compression by other methods than deflate).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from zipflm.interop.messages import plain_text, shown
 
-# A checkpoint has one member for a tensor, of some 60 bytes in the directory.
+# A checkpoint has one member for each tensor, which takes some 60 bytes in the directory.
 _MAX_DIRECTORY = 8 * 2**20
 _MAX_MEMBERS = 20_000
-# Weights hardly shrink, though an optimizer's zeros do; pickles do, too, but they are small.
+# Weights hardly shrink. An optimizer's zeros do, and so do pickles, but these are small.
 _MAX_RATIO = 5
 _SMALL = 2**20
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -40,8 +40,9 @@ class Member:
     start: int
     """Where its bytes begin in the archive."""
     packed: int
-    """How many they are there, and `size` how many unpacked."""
+    """How many bytes it takes there."""
     size: int
+    """How many bytes it has when unpacked."""
     crc: int
     deflated: bool
 
@@ -52,13 +53,7 @@ def read_directory(archive: mmap.mmap) -> dict[str, Member]:
         with zipfile.ZipFile(_BoundedReader(archive)) as directory:
             entries = directory.infolist()
             end = directory.start_dir
-    except (
-        zipfile.BadZipFile,
-        ValueError,
-        NotImplementedError,
-        OverflowError,
-        struct.error,
-    ) as error:
+    except _DAMAGES as error:
         raise ValueError(f"cut short or damaged: {plain_text(str(error))}") from None
     if len(entries) > _MAX_MEMBERS:
         raise ValueError(f"an archive of {len(entries):,} files, which no checkpoint has")
@@ -79,7 +74,7 @@ def read_directory(archive: mmap.mmap) -> dict[str, Member]:
 
 
 class _BoundedReader:
-    """What `zipfile` needs of a file, except that it does not read a directory of any length."""
+    """All that `zipfile` needs of a file, but unwilling to read a directory of any length."""
 
     def __init__(self, archive: mmap.mmap) -> None:
         self._archive = archive
@@ -140,9 +135,9 @@ def _refuse_overlaps(
 
 
 def read_member(archive: mmap.mmap, member: Member) -> memoryview:
-    """The bytes of a member, of which size and checksum were found right.
+    """The bytes of a member; raises ValueError if their number or checksum is wrong.
 
-    Bytes that are stored as they are stay where they lie in the archive.
+    A member that is not compressed is not copied either.
     """
     packed = memoryview(archive)[member.start : member.start + member.packed]
     content = memoryview(_inflated(packed, member)) if member.deflated else packed
@@ -166,7 +161,7 @@ def _inflated(packed: memoryview, member: Member) -> bytes:
 
 def _checksum(content: memoryview) -> int:
     crc = 0
-    for start in range(0, len(content), _CHUNK):  # so that an interrupt is soon heard
+    for start in range(0, len(content), _CHUNK):  # an interrupt is heard in between
         crc = zlib.crc32(content[start : start + _CHUNK], crc)
     return crc
 

@@ -7,10 +7,13 @@ the two are equal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
+
+from zipflm.quoting import quoted
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Bands:
         cutoffs = _as_integers(self.cutoffs)
         if any(low >= high for low, high in pairwise((0, *cutoffs))):
             raise ValueError(
-                f"cutoffs={cutoffs}: cutoffs must be positive and increase; they are the "
+                f"cutoffs={quoted(cutoffs)}: cutoffs must be positive and increase; they are the "
                 "cumulative ends of the bands, e.g. (20000, 60000) for bands of 20000 and 40000"
             )
         if cutoffs and cutoffs[-1] == self.vocab_size:
@@ -49,18 +52,19 @@ class Bands:
             raise ValueError(f"vocab_size={self.vocab_size}: give at least one word")
         if self.dim < 1:
             raise ValueError(f"dim={self.dim}: the head needs a width of at least 1")
-        if not self.factor >= 1:
+        if not 1 <= self.factor < math.inf:
             raise ValueError(
-                f"factor={self.factor}: rarer bands cannot be wider than the head; "
+                f"factor={quoted(self.factor)}: rarer bands cannot be wider than the head; "
                 "give 1 (equal widths) or more (the paper uses 4)"
             )
         if self.cutoffs and self.cutoffs[-1] > self.vocab_size:
             raise ValueError(
-                f"cutoffs={self.cutoffs}: cutoff {self.cutoffs[-1]} exceeds vocab_size="
-                f"{self.vocab_size}; lower or drop it"
+                f"cutoffs={quoted(self.cutoffs)}: cutoff {quoted(self.cutoffs[-1])} exceeds "
+                f"vocab_size={self.vocab_size}; lower or drop it"
             )
-        if 0 in self.widths:
-            band = self.widths.index(0)
+        # The first that is too narrow is the last that is computed: powers may grow without end.
+        band = next((band for band in range(self.num_bands) if not self._width(band)), None)
+        if band is not None:
             raise ValueError(
                 f"factor={self.factor}: band {band} would have width floor({self.dim} / "
                 f"{self.factor}**{band}) = 0; use a smaller factor, fewer cutoffs or a larger dim"
@@ -85,7 +89,10 @@ class Bands:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        return tuple(int(self.dim // self.factor**band) for band in range(self.num_bands))
+        return tuple(self._width(band) for band in range(self.num_bands))
+
+    def _width(self, band: int) -> int:
+        return int(self.dim // self.factor**band)
 
 
 def _as_integer(name: str, value: object) -> int:
@@ -94,12 +101,14 @@ def _as_integer(name: str, value: object) -> int:
             return index(value)  # type: ignore[arg-type]
         except TypeError:
             pass
-    raise ValueError(f"{name}={value!r}: expected a whole number")
+    raise ValueError(f"{name}={quoted(value)}: expected a whole number")
 
 
 def _as_integers(cutoffs: Iterable[int]) -> tuple[int, ...]:
     try:
         values = tuple(cutoffs)
     except TypeError:
-        raise ValueError(f"cutoffs={cutoffs!r}: give a tuple of word ids, e.g. (20000,)") from None
+        raise ValueError(
+            f"cutoffs={quoted(cutoffs)}: give a tuple of word ids, e.g. (20000,)"
+        ) from None
     return tuple(_as_integer("cutoffs", value) for value in values)

@@ -214,7 +214,7 @@ class AdaptiveSoftmax(nn.Module):
             tail_targets_N = (targets_N - edges[band]).where(in_band_N, 0)
             tail_NE = self._project_tail(hidden_ND, band)
             nll_N = nll_N + linear_nll(
-                tail_NE, self._table(band), tail_targets_N, in_band_N, self.impl
+                tail_NE, self._table(band), tail_targets_N, in_band_N, self.impl, rows="few"
             )
         return nll_N.view(targets.shape)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from zipflm.config import CharacterInput, Config
 from zipflm.data.characters import spellings
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.model.language_model import LanguageModel
+
+_LONGEST_REASON = 1_000
+"""Characters; of a model of another size, every weight would be listed."""
 
 
 def untrained_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
@@ -19,16 +24,31 @@ def untrained_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
 
 
 def model_with(weights: dict[str, Tensor], config: Config, vocabulary: Vocabulary) -> LanguageModel:
-    """The model with these weights, in evaluation mode; nothing is initialised in between."""
+    """The model with these weights, in evaluation mode; nothing is initialised in between.
+
+    ValueError if they are those of another model.
+    """
+    held, needed = sum(tensor.numel() for tensor in weights.values()), config.num_params()
+    # Before it is built: a model of a million layers takes hours for that, even without memory.
+    if needed > 2 * held:
+        _refuse(f"they are {held:,} numbers, and a model of this config has {needed:,}")
     table = _spellings(config, vocabulary)
     with torch.device("meta"):
         model = LanguageModel(config, table)
+    types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    for name, tensor in weights.items():
+        if tensor.dtype != types.get(name, tensor.dtype):
+            _refuse(f"{name} is of {tensor.dtype}, not of {types[name]}")
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:  # its text lists names and shapes
         reason = " ".join(str(error).split())
-        raise ValueError(f"weights do not fit the config: {reason}") from None
+        _refuse(reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}...")
     return model.eval()
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ValueError(f"weights do not fit the config: {reason}") from None
 
 
 def _spellings(config: Config, vocabulary: Vocabulary) -> Tensor | None:

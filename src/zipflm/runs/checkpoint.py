@@ -27,21 +27,25 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from zipflm.checksums import read_checksums, require_unchanged, seal
+from zipflm.checksums import CHECKSUMS, read_checksums, require_unchanged, seal
 from zipflm.config import Config
 from zipflm.data.bpe import Codes
 from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.files import new_folder
+from zipflm.quoting import quoted, unquoted
+from zipflm.reading import require_file
 from zipflm.records import read_record, read_value, write_record
-from zipflm.runs.records import State
+from zipflm.runs.records import State, TrainingState
 
 WEIGHTS = "weights.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
 _CONFIG = "config.json"
 _NEEDED = (WEIGHTS, _STATE, _CONFIG, VOCABULARY_FILE)
-_NAME = re.compile(r"update-(\d{8,})")
+_OPTIONAL = (_OPTIMIZER, CODES_FILE)
+_NAME = re.compile(r"update-([0-9]{8,})")
+_LONGEST_FILE_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,16 @@ class Checkpoint:
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """SHA-256 by file name; ValueError if a file that every checkpoint needs has none."""
-        return read_checksums(self.path, _NEEDED)
+        """SHA-256 by file name; ValueError if a file has none that every checkpoint needs, or that
+        this one has."""
+        there = [name for name in _OPTIONAL if os.path.lexists(self.path / name)]
+        sums = read_checksums(self.path, (*_NEEDED, *there))
+        for name in sums:
+            if Path(name).name != name or len(name.encode(errors="replace")) > _LONGEST_FILE_NAME:
+                raise ValueError(
+                    f"{self.path / CHECKSUMS}: {quoted(name)} is no file of the folder"
+                )
+        return sums
 
     def verify(self, *, optimizer: bool = True) -> None:
         """Compare every file with its checksum; ValueError names the first that differs.
@@ -96,11 +108,23 @@ class Checkpoint:
         return _read_tensors(self.path / WEIGHTS)
 
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary.load(self.path / VOCABULARY_FILE)
+        """ValueError if it is not the one that the model was trained with."""
+        path = self.path / VOCABULARY_FILE
+        require_file(path)
+        vocabulary, state = Vocabulary.load(path), self.state()
+        if isinstance(state, TrainingState) and state.vocabulary != vocabulary.hash:
+            raise ValueError(
+                f"{path}: its hash is {vocabulary.hash}, but {_STATE} says "
+                f"{unquoted(state.vocabulary)}; the folder was put together from two runs"
+            )
+        return vocabulary
 
     def codes(self) -> Codes | None:
         """The byte-pair codes of a sub-word model, where it has them."""
-        return Codes.load(self.path / CODES_FILE) if CODES_FILE in self.checksums else None
+        if CODES_FILE not in self.checksums:
+            return None
+        require_file(self.path / CODES_FILE)
+        return Codes.load(self.path / CODES_FILE)
 
     def read(self) -> Contents:
         """All of it, checked; ValueError names the file that is damaged or missing."""
@@ -166,9 +190,10 @@ def _write_files(folder: Path, contents: Contents) -> None:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
+    require_file(path)
     try:
         return load_file(path)
     except FileNotFoundError:
         raise ValueError(f"{path}: missing from this checkpoint") from None
     except SafetensorError as error:
-        raise ValueError(f"{path}: cut short or damaged: {error}") from None
+        raise ValueError(f"{path}: cut short or damaged: {unquoted(str(error))}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,7 +43,9 @@ class RunFolder:
 
     def versions(self) -> Versions | None:
         """None for a model that was trained elsewhere."""
-        return read_record(Versions, self._versions_path) if self._versions_path.is_file() else None
+        # A link to nothing is not nothing: then it is for the reader to say what is wrong.
+        is_there = os.path.lexists(self._versions_path)
+        return read_record(Versions, self._versions_path) if is_there else None
 
     def log(self) -> list[LogLine]:
         """Empty for a run that was imported, or has not said anything yet."""
@@ -51,9 +54,9 @@ class RunFolder:
     def checkpoints(self) -> list[Checkpoint]:
         """The complete ones, newest first."""
         root = self.checkpoints_path
-        found = [Checkpoint(path) for path in root.iterdir()] if root.is_dir() else []
-        named = [checkpoint for checkpoint in found if has_checkpoint_name(checkpoint.path)]
-        return sorted(named, key=lambda checkpoint: checkpoint.update, reverse=True)
+        paths = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+        found = [Checkpoint(path) for path in paths if has_checkpoint_name(path)]
+        return sorted(found, key=lambda checkpoint: checkpoint.update, reverse=True)
 
     def choose(self, choice: Choice) -> Checkpoint:
         """One checkpoint; ValueError, with those there are, if the run has no such."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zipflm.config import Config
 from zipflm.data.bpe import Codes
+from zipflm.data.folder import VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.building import model_with
@@ -48,13 +49,18 @@ def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedR
     config, vocabulary = checkpoint.config(), checkpoint.vocabulary()
     if len(vocabulary) != config.vocab_size:
         raise ValueError(
-            f"{checkpoint.path}: its vocabulary has {len(vocabulary)} words, its config vocab_size="
-            f"{config.vocab_size}; the folder was put together from two runs"
+            f"{checkpoint.path}: its {VOCABULARY_FILE} has {len(vocabulary)} words, its config "
+            f"vocab_size={config.vocab_size}; the folder was put together from two runs"
         )
+    weights = checkpoint.weights()
+    try:
+        model = model_with(weights, config, vocabulary)
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.path / WEIGHTS}: {error}") from None
     return LoadedRun(
         folder=folder,
         checkpoint=checkpoint,
-        model=model_with(checkpoint.weights(), config, vocabulary),
+        model=model,
         config=config,
         vocabulary=vocabulary,
         codes=checkpoint.codes(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zipflm.files import write_whole
+from zipflm.reading import read_file
 from zipflm.records import as_json, load_object, parse
 from zipflm.runs.records import LogLine
 
@@ -21,7 +22,7 @@ def read_lines(path: Path) -> list[LogLine]:
     other that cannot be read is a ValueError with its number.
     """
     try:
-        text = path.read_bytes()
+        text = read_file(path)
     except FileNotFoundError:
         return []
     *complete, _ = text.split(b"\n")

@@ -7,11 +7,12 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from zipflm import __version__
 from zipflm.data.folder import DataFolder
 from zipflm.runs.records import Provenance
 
 _PACKAGE = Path(__file__).parents[1] / "__init__.py"
-_PACKAGES = ("zipflm", "torch", "numpy", "safetensors", "tokenizers", "triton")
+_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "triton")
 
 
 def provenance(data: DataFolder) -> Provenance:
@@ -27,7 +28,7 @@ def provenance(data: DataFolder) -> Provenance:
 
 
 def _versions() -> list[tuple[str, str]]:
-    found = []
+    found = [("zipflm", __version__)]  # also where it runs without being installed
     for name in _PACKAGES:
         try:
             found.append((name, metadata.version(name)))

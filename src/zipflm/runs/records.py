@@ -10,7 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zipflm.config import Blocks, Unit
+from zipflm.config import Blocks, Unit, require
+from zipflm.config.checks import require_count, require_positive
+from zipflm.quoting import quoted
 from zipflm.units import perplexity
 
 
@@ -70,6 +72,17 @@ class Report:
     compiled: bool | None = None
     """Whether the model ran compiled; None where that was not asked for."""
 
+    def __post_init__(self) -> None:
+        require_count(update=self.update, skipped=self.skipped)
+        require_positive(block=self.block)
+        _require_no_less_than_zero(
+            epoch=self.epoch,
+            seconds=self.seconds,
+            learning_rate=self.learning_rate,
+            tokens_per_second=self.tokens_per_second,
+            memory=self.memory,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
@@ -88,6 +101,16 @@ class Validation:
     words: int
     blocks: Blocks
 
+    def __post_init__(self) -> None:
+        require_count(update=self.update)
+        _require_no_less_than_zero(seconds=self.seconds, words=self.words)
+        require(
+            self.words <= self.tokens,
+            "words",
+            self.words,
+            f"must be at most tokens={quoted(self.tokens)}, which make them up",
+        )
+
 
 LogLine = Report | Validation
 
@@ -99,6 +122,16 @@ class Place:
     epoch: int = 0
     consumed: int = 0
     total: int = 1
+
+    def __post_init__(self) -> None:
+        require_count(epoch=self.epoch)
+        require(self.total >= 1, "total", self.total, "must be at least 1")
+        require(
+            0 <= self.consumed < self.total,
+            "consumed",
+            self.consumed,
+            f"must be 0 or more, and below total={quoted(self.total)}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +149,16 @@ class SinceReport:
     """Spent training."""
     waited: float = 0.0
     """Of these, seconds spent waiting for data."""
+
+    def __post_init__(self) -> None:
+        require_count(updates=self.updates)
+        _require_no_less_than_zero(
+            tokens=self.tokens,
+            words=self.words,
+            grad_norm=self.grad_norm,
+            seconds=self.seconds,
+            waited=self.waited,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +185,21 @@ class TrainingState:
     valid: Validation | None
     """The result on the valid set with these very weights, if they were scored."""
 
+    def __post_init__(self) -> None:
+        require_count(
+            update=self.update,
+            skipped=self.skipped,
+            skipped_in_a_row=self.skipped_in_a_row,
+            keep=self.keep,
+        )
+        require_positive(world_size=self.world_size)
+        _require_no_less_than_zero(seconds=self.seconds, seed=self.seed)
+        if self.loss_scale is not None:
+            factor, since = self.loss_scale
+            require(
+                factor > 0 and since >= 0, "loss_scale", self.loss_scale, "must not be negative"
+            )
+
     @property
     def is_proven(self) -> bool:
         """Whether the valid set shows that these weights are of use: they gave finite losses."""
@@ -155,6 +213,9 @@ class ImportedState:
 
     update: int
     imported_from: str
+
+    def __post_init__(self) -> None:
+        require_count(update=self.update)
 
 
 State = TrainingState | ImportedState
@@ -182,6 +243,9 @@ class Resumption(Provenance):
 
     update: int
 
+    def __post_init__(self) -> None:
+        require_count(update=self.update)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Versions(Provenance):
@@ -192,3 +256,9 @@ class Versions(Provenance):
     @property
     def latest(self) -> Provenance:
         return self.resumed[-1] if self.resumed else self
+
+
+def _require_no_less_than_zero(**values: float) -> None:
+    """Every value, given by its field's name; what is not finite is no reason to end a run."""
+    for name, value in values.items():
+        require(not value < 0, name, value, "must be 0 or more")

@@ -85,6 +85,8 @@ def _identity(config: Config) -> dict[str, Any]:
         "name": config.name,
         "optimizer": type(config.training.optimizer).__name__,
         "unit": config.batches.unit,
+        # Another seed shuffles otherwise: part of the text would come twice, part of it never.
+        "seed": config.training.seed,
     }
 
 

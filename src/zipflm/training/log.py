@@ -129,6 +129,8 @@ def _report_parts(line: Report) -> list[str]:
     if line.flop_utilisation is not None:
         parts.append(f"{line.flop_utilisation:.1%} of peak")
     parts.append(f"left {_duration(line.seconds_left)}")
+    if line.compiled is False:
+        parts.append("NOT COMPILED")
     if line.skipped:
         parts.append(f"skipped {line.skipped}")
     return parts

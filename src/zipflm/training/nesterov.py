@@ -67,7 +67,7 @@ class NesterovMomentum(torch.optim.Optimizer):
         torch._foreach_sub_(momenta, grads)
         if decay:
             torch._foreach_mul_(weights, 1 - rate * decay)
-        change = torch._foreach_mul(momenta, mu)
-        torch._foreach_sub_(change, grads)
-        torch._foreach_mul_(change, rate)
-        torch._foreach_add_(weights, change)
+        steps = torch._foreach_mul(momenta, mu)
+        torch._foreach_sub_(steps, grads)
+        torch._foreach_mul_(steps, rate)
+        torch._foreach_add_(weights, steps)

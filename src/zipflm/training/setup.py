@@ -9,12 +9,16 @@ from torch import Tensor
 
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
+from zipflm.data.vocabulary import CONTINUES
 from zipflm.model.language_model import LanguageModel
 from zipflm.training import distributed, optimizers, step
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.step import Learner
 from zipflm.training.stream import blocks_of
+
+# In a text of pieces every few words have subword-nmt's mark, in a text of words next to none.
+_SHARE_OF_CONTINUED_WORDS = 0.05
 
 
 def check_data(config: Config, data: DataFolder) -> None:
@@ -24,6 +28,13 @@ def check_data(config: Config, data: DataFolder) -> None:
         raise ValueError(
             f"{data.path}: its unit is {data.unit}, but {config.name} reads {config.batches.unit}; "
             f"prepare a folder {remedy}, or choose another factorization"
+        )
+    train = data.facts.splits.get("train")
+    if train and data.unit == "word" and train.continued > _SHARE_OF_CONTINUED_WORDS * train.words:
+        raise ValueError(
+            f"{data.path}: {train.continued:,} of the {train.words:,} words of its training text "
+            f"end in {CONTINUES}: it was split into pieces before, which would pass for words; "
+            "prepare the text of whole words, with --bpe or --bpe-codes"
         )
     if config.vocab_size != len(data.vocabulary):
         raise ValueError(

@@ -1,16 +1,112 @@
-"""Interrupted and resumed, a run ends where it would have ended."""
+"""A run from top to bottom: what it reports and saves when, and that it ends where it would have.
+
+However often it is watched, interrupted and resumed.
+"""
 
 import json
+import math
 import shutil
+import sys
 
 import pytest
-from training_runs import SMALL, assert_close, assert_same, config_of, reports, run, weights
+import torch
+from training_runs import (
+    SMALL,
+    assert_close,
+    assert_same,
+    config_of,
+    reports,
+    run,
+    validations,
+    weights,
+)
 
-from zipflm.config import Config
-from zipflm.records import from_dict
 from zipflm.runs import provenance
 from zipflm.runs.folder import RunFolder
+from zipflm.training import step
 from zipflm.training.log import Log
+from zipflm.training.trainer import train
+
+# --- Watched. ---
+
+
+@pytest.mark.parametrize(
+    ("every", "updates"),
+    [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [1, 3, 6, 7]), (7, [1, 7]), (100, [1, 7])],
+)
+def test_reports_come_at_the_first_the_last_and_every_so_many_updates(
+    word_data, tmp_path, every, updates
+):
+    run(word_data, tmp_path, "training.max_updates=7", f"training.report_every={every}")
+    assert [report.update for report in reports(tmp_path)] == updates
+
+
+@pytest.mark.parametrize(("every", "updates"), [(0, [7]), (3, [3, 6, 7]), (7, [7])])
+def test_validations_and_checkpoints_come_at_the_last_and_every_so_many_updates(
+    word_data, tmp_path, every, updates
+):
+    options = [f"training.validate_every={every}", f"training.checkpoint_every={every}"]
+    run(word_data, tmp_path, "training.max_updates=7", *options, keep=0)
+    assert [line.update for line in validations(tmp_path)] == updates
+    checkpoints = RunFolder(tmp_path).checkpoints()
+    assert [checkpoint.update for checkpoint in reversed(checkpoints)] == updates
+    # Each of them knows how the weights that it holds were scored.
+    scored = [checkpoint.state().valid for checkpoint in reversed(checkpoints)]
+    assert scored == validations(tmp_path)
+
+
+def test_watching_a_run_does_not_change_it(word_data, tmp_path):
+    """Validation draws no random number, and leaves the model training."""
+    length = "training.max_updates=6"
+    run(word_data, tmp_path / "alone", length)
+    names = ("report", "validate", "checkpoint")
+    run(word_data, tmp_path / "watched", length, *(f"training.{name}_every=1" for name in names))
+    assert_same(weights(tmp_path / "watched"), weights(tmp_path / "alone"))
+
+
+def test_losses_of_pieces_are_reported_per_piece_and_per_word(bpe_data, tmp_path):
+    config = config_of(bpe_data, "training.max_updates=4", preset="tiny/BPE-T")
+    train(config, bpe_data, tmp_path, device="cpu")
+    last = reports(tmp_path)[-1]
+    assert last.token_unit == "bpe" and last.nats_per_word > last.loss
+    assert last.perplexity == pytest.approx(math.exp(last.nats_per_word))
+    (valid,) = validations(tmp_path)
+    assert valid.nats_per_word == pytest.approx(valid.nats_per_token * valid.tokens / valid.words)
+    facts = bpe_data.split("valid")
+    assert (valid.tokens, valid.words) == (facts.tokens, facts.words)
+
+
+def test_without_a_valid_set_nothing_is_validated(word_data, tmp_path, monkeypatch):
+    splits = {"train": word_data.facts.splits["train"]}
+    monkeypatch.setattr(type(word_data), "splits", tuple(splits))
+    run(word_data, tmp_path, "training.max_updates=2", "training.validate_every=1")
+    assert validations(tmp_path) == [] and len(reports(tmp_path)) == 2
+    assert RunFolder(tmp_path).choose("newest").state().valid is None
+
+
+def test_a_checkpoint_that_cannot_be_saved_ends_no_run_but_at_its_end(
+    word_data, tmp_path, monkeypatch, capsys
+):
+    save, fails = RunFolder.save, {4, 8}
+
+    def full(self, contents, keep):
+        if contents.state.update in fails:
+            raise OSError(28, "No space left on device")
+        return save(self, contents, keep)
+
+    monkeypatch.setattr(RunFolder, "save", full)
+    options = ["training.max_updates=8", "training.checkpoint_every=2"]
+    with pytest.raises(OSError, match=r"could not save update 8 .*update-00000006; make room"):
+        run(word_data, tmp_path / "run", *options, keep=0)
+    assert "could not save update 4" in capsys.readouterr().out
+    assert [c.update for c in RunFolder(tmp_path / "run").checkpoints()] == [6, 2]
+    fails.clear()
+    run(word_data, tmp_path / "run", *options, resume=True)
+    run(word_data, tmp_path / "whole", *options)
+    assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+# --- Resumed. ---
 
 
 @pytest.mark.parametrize("recipe", ["paper", "modern"])
@@ -136,16 +232,6 @@ def test_a_damaged_checkpoint_does_not_outlive_good_ones(word_data, tmp_path, ca
     assert RunFolder(out).newest_contents(pytest.fail).state.update == 5
 
 
-def test_a_damaged_checkpoint_is_not_the_best(word_data, tmp_path):
-    every = ["training.checkpoint_every=2", "training.validate_every=2", "training.max_updates=6"]
-    run(word_data, tmp_path / "run", *every, keep=0)
-    first = RunFolder(tmp_path / "run").best()
-    damage(tmp_path / "run", first.update)
-    second = RunFolder(tmp_path / "run").best()
-    assert second.update != first.update
-    second.verify()
-
-
 def test_an_unfinished_checkpoint_is_not_seen_and_removed(word_data, tmp_path):
     run(word_data, tmp_path / "run", "training.max_updates=2")
     left = tmp_path / "run" / "checkpoints" / ".update-00000003.77"
@@ -167,27 +253,6 @@ def test_the_newest_and_the_best_are_kept(word_data, tmp_path, keep):
     }
 
 
-def test_the_model_of_a_run_cannot_change(word_data, tmp_path):
-    run(word_data, tmp_path / "run", "training.max_updates=1")
-    with pytest.raises(ValueError, match="decoder.num_layers=1, not the 2 asked for"):
-        run(word_data, tmp_path / "run", "decoder.num_layers=2", resume=True)
-    with pytest.raises(ValueError, match="optimizer=Nesterov, not the AdamW"):
-        run(word_data, tmp_path / "run", "training.optimizer=AdamW", resume=True)
-
-
-def test_a_folder_with_another_vocabulary_is_refused(word_data, other_data, tmp_path):
-    run(word_data, tmp_path / "run", "training.max_updates=1")
-    hashes = word_data.vocabulary.hash[:12], other_data.vocabulary.hash[:12]
-    with pytest.raises(ValueError, match="|".join(hashes)):
-        run(other_data, tmp_path / "run", "training.max_updates=2", resume=True)
-
-
-def test_a_folder_that_holds_a_run_is_not_overwritten(word_data, tmp_path):
-    run(word_data, tmp_path / "run", "training.max_updates=1")
-    with pytest.raises(ValueError, match="already holds a run of tiny/ADP-T.*--resume"):
-        run(word_data, tmp_path / "run", "training.max_updates=1")
-
-
 def test_a_run_that_never_began_may_be_started_again(word_data, tmp_path):
     run(word_data, tmp_path / "run", "training.max_updates=1")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -195,8 +260,57 @@ def test_a_run_that_never_began_may_be_started_again(word_data, tmp_path):
     assert run(word_data, tmp_path / "run", "training.max_updates=1", "batches.tokens=32")
 
 
-def test_a_config_survives_its_file(word_data, tmp_path):
-    run(word_data, tmp_path / "run", "training.max_updates=1", "training.stages=0.5:8")
-    saved = json.loads((tmp_path / "run" / "config.json").read_text())
-    expected = config_of(word_data, "training.max_updates=1", "training.stages=0.5:8")
-    assert from_dict(Config, saved) == expected
+# --- With less than it needs. ---
+
+
+FULL = {
+    "device": torch.OutOfMemoryError("CUDA out of memory"),
+    "host": RuntimeError("DefaultCPUAllocator: not enough memory"),
+}
+
+
+@pytest.mark.parametrize("where", FULL)
+@pytest.mark.parametrize(("room", "remedy"), [(40, "to 32, which was tried"), (0, "block")])
+def test_no_room_names_the_setting_and_a_size_that_fits(
+    word_data, tmp_path, monkeypatch, where, room, remedy
+):
+    true_forward = step.forward
+
+    def forward(learner, batch):
+        if batch.words.numel() > room:
+            raise FULL[where]
+        return true_forward(learner, batch)
+
+    monkeypatch.setattr(step, "forward", forward)
+    with pytest.raises(ValueError, match=f"batches.tokens=64: no room.*lower.*{remedy}"):
+        run(word_data, tmp_path / "run", "training.max_updates=1")
+
+
+def test_no_room_for_the_model_itself_is_said(word_data, tmp_path, monkeypatch):
+    def fail(self, *device):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(step.Scorer, "to", fail)
+    with pytest.raises(ValueError, match="no room for its 2,864 parameters; lower decoder"):
+        run(word_data, tmp_path / "run", "training.max_updates=1")
+
+
+def test_other_errors_are_not_mistaken_for_lack_of_memory(word_data, tmp_path, monkeypatch):
+    def fail(learner, batch):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(step, "forward", fail)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        run(word_data, tmp_path / "run", "training.max_updates=1")
+
+
+def test_tensorboard_gets_the_same_numbers(word_data, tmp_path):
+    pytest.importorskip("tensorboard")
+    run(word_data, tmp_path / "run", "training.max_updates=3", "training.tensorboard=true")
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+
+
+def test_without_tensorboard_it_says_what_to_install(word_data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"zipflm\[tensorboard\]"):
+        run(word_data, tmp_path / "run", "training.tensorboard=true")

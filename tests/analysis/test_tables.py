@@ -1,0 +1,171 @@
+"""One table for people and for files: the same values everywhere, and words for what is missing."""
+
+import csv
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from analysis import example_study as example
+
+from zipflm.analysis.study import ContextScore, Member, Study, Summary, build
+from zipflm.analysis.tables import (
+    columns,
+    context_rows,
+    duration,
+    finite,
+    memory,
+    millions,
+    number,
+    spread,
+    to_csv,
+    to_json,
+)
+
+
+def study_of(*members: Member, dataset: str = "tiny") -> Study:
+    return build(members, example.text(), title="t", dataset=dataset, facts={})
+
+
+def lines(study: Study) -> list[dict[str, str]]:
+    return list(csv.DictReader(to_csv(study).splitlines()))
+
+
+def names(study: Study) -> list[str]:
+    return [f"{column.group} {column.title}".strip() for column in columns(study)]
+
+
+def test_csv_and_json_hold_the_same_values() -> None:
+    study = example.study(dataset="wikitext-103")
+    rows = json.loads(json.dumps(to_json(study, "study"), allow_nan=False))["rows"]
+    assert [line["model"] for line in lines(study)] == [row["model"] for row in rows]
+    for line, row in zip(lines(study), rows, strict=True):
+        assert float(line["perplexity_test"]) == row["perplexity_test"]
+        assert int(line["parameters_all"]) == row["parameters_all"]
+        assert float(line["the_paper's_test"]) == row["paper"]["test"]
+
+
+def test_json_says_whose_it_is() -> None:
+    for maker in ("study", "analysis"):
+        assert to_json(example.study(), maker)["made_by"] == maker
+
+
+def test_parts_of_the_parameters_add_up() -> None:
+    for line in lines(example.study()):
+        parts = [int(line[f"parameters_{part}"]) for part in ("input", "decoder", "output")]
+        assert sum(parts) == int(line["parameters_all"])
+
+
+def test_a_member_without_a_result_has_its_reason_and_no_number() -> None:
+    (line,) = (line for line in lines(example.study(broken="CNN")) if line["model"] == "CNN")
+    assert line["problem"] == "diverged: <loss> nan"
+    assert line["perplexity_test"] == line["training_time"] == line["training_memory"] == ""
+
+
+def test_seeds_are_named_and_their_spread_is_shown() -> None:
+    study = example.study(seeds=2)
+    assert lines(study)[0]["seeds"] == "1 2"
+    (column,) = (c for c in columns(study) if (c.group, c.title) == ("perplexity", "test"))
+    summary = study.rows[0].perplexity["test"]
+    assert column.value(study.rows[0]) == summary.mean
+    assert column.text(study.rows[0]) == f"{summary.mean:,.2f} \u00b1 {summary.deviation:,.2f}"
+
+
+def test_the_column_of_known_words_is_there_where_words_are_unknown() -> None:
+    study = example.study()
+    assert "perplexity test, known words" not in names(study)
+    some = tuple(replace(b, tokens=5) if b.name == "UNK" else b for b in study.word_bins)
+    assert "perplexity test, known words" in names(replace(study, word_bins=some))
+
+
+def test_the_papers_columns_come_last_where_it_has_such_a_row() -> None:
+    ours = names(example.study(dataset="tiny"))
+    assert not any(name.startswith("the paper's") for name in ours)
+    theirs = names(example.study(dataset="wikitext-103"))
+    assert theirs[: len(ours)] == ours
+    assert theirs[len(ours) :] == [
+        "the paper's parameters",
+        "the paper's valid",
+        "the paper's test",
+        "the paper's hours on 8 GPUs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "texts"),
+    [
+        ([None, None], None),
+        ([True, None], ["yes", "-"]),
+        ([False, True], ["no", "yes"]),
+    ],
+)
+def test_what_ran_compiled_is_said_where_that_was_asked_for(
+    compiled: list[bool | None], texts: list[str] | None
+) -> None:
+    members = [
+        replace(example.member(label, rank=i), compiled=c)
+        for i, (label, c) in enumerate(zip(("SM", "ADP"), compiled, strict=True))
+    ]
+    study = study_of(*members)
+    assert ("training compiled" in names(study)) == (texts is not None)
+    assert [line.get("training_compiled") for line in lines(study)] == (texts or [None, None])
+
+
+def test_one_seed_that_ran_uncompiled_makes_its_row_so() -> None:
+    members = [replace(example.member("SM", seed), compiled=seed == 1) for seed in (1, 2)]
+    study = study_of(*members)
+    assert study.rows[0].compiled is False
+    (row,) = to_json(study, "study")["rows"]
+    assert [member["compiled"] for member in row["members"]] == [True, False]
+
+
+def with_contexts(dataset: str, label: str) -> Study:
+    scores = [
+        ContextScore(label=label, train_block=512, block=512, context=c, perplexity=p)
+        for c, p in ((0, {"valid": 20.0, "test": 21.0}), (480, {"test": 19.5}))
+    ]
+    return replace(study_of(example.member(label), dataset=dataset), contexts=tuple(scores))
+
+
+def test_contexts_stand_beside_the_papers_for_its_own_model() -> None:
+    head, rows = context_rows(with_contexts("wikitext-103", "ADP-T"))
+    assert head[-2:] == ["the paper's valid", "the paper's test"]
+    assert rows == [
+        ["ADP-T", "512", "512", "0", "20.00", "21.00", "19.79", "20.51"],
+        ["ADP-T", "512", "512", "480", "-", "19.50", "18.35", "19.03"],
+    ]
+    assert context_rows(with_contexts("wikitext-103", "ADP"))[1][0][-2:] == ["-", "-"]
+    assert len(context_rows(with_contexts("tiny", "ADP-T"))[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (number(None), "-"),
+        (number(math.nan), "-"),
+        (number(1234.567), "1,234.57"),
+        (number(math.inf), "infinite"),
+        (number(12_345_678_901.0), "1.23e+10"),
+        (millions(246_933_504), "246.9M"),
+        (millions(2_458_880), "2.46M"),
+        (millions(123_456), "123K"),
+        (millions(256), "256"),
+        (duration(12.34), "12.3 s"),
+        (duration(179.5), "180 s"),
+        (duration(600), "10 min"),
+        (duration(30 * 3600), "30.0 h"),
+        (duration(None), "-"),
+        (memory(3 * 2**30), "3.00 GiB"),
+        (memory(5 * 2**20), "5 MiB"),
+        (memory(None), "-"),
+        (spread(None), "-"),
+        (spread(Summary(mean=2.0)), "2.00"),
+    ],
+)
+def test_numbers_for_people(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_what_is_not_finite_is_none_at_any_depth() -> None:
+    value = {"a": [1.5, math.inf, {"b": (math.nan, "nan", None, True)}]}
+    assert finite(value) == {"a": [1.5, None, {"b": [None, "nan", None, True]}]}

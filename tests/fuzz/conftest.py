@@ -1,0 +1,27 @@
+import pytest
+import torch
+from training_runs import config_of
+
+from zipflm.training.trainer import train
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small only wait for a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def trained_runs(word_data, bpe_data, tmp_path_factory):
+    """A run of words and one of pieces, each with the data it was trained on."""
+    root = tmp_path_factory.mktemp("trained")
+    every = ["training.checkpoint_every=2", "training.validate_every=2", "training.max_updates=4"]
+    made = {}
+    for preset, data in (("tiny/ADP-T", word_data), ("tiny/BPE-T", bpe_data)):
+        out = root / preset.partition("/")[2]
+        train(config_of(data, *every, preset=preset), data, out, device="cpu", keep=0)
+        made[out] = data
+    return made

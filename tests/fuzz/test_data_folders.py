@@ -1,0 +1,137 @@
+"""Whatever happens to a file of a data folder: its numbers are the same, or it is refused by name."""
+
+import shutil
+
+import numpy as np
+import pytest
+from fuzz.cases import tried
+from fuzz.folders import Folder, require_named
+from fuzz.mutations import altered_json, altered_lines, damaged, replace_file
+
+from zipflm.config import Blocks
+from zipflm.data.batches import Batches
+from zipflm.data.bpe import Codes, join
+from zipflm.data.folder import DataFolder
+from zipflm.data.vocabulary import SPECIALS, Vocabulary
+
+FILES = ["data.json", "checksums.json", "vocabulary.txt", "train.tokens", "valid.tokens"]
+BLOCKS = Blocks(break_mode="complete", block=16)
+
+
+def numbers(path):
+    """All that is in a data folder, through everything that reads it."""
+    folder = DataFolder.open(path)
+    folder.verify()
+    found = [folder.facts, folder.vocabulary.words, folder.vocabulary.counts.tolist()]
+    found.append(folder.ends_word.tolist())
+    found.append(folder.codes and folder.codes.merges)
+    for split in folder.splits:
+        tokens = folder.tokens(split)
+        batches = Batches(tokens, BLOCKS, max_tokens=64, shuffle=False)
+        batch = batches.batch(0, len(batches) - 1)
+        found += [tokens.ids.tolist(), tokens.offsets.tolist(), batch.words.tolist()]
+        found += [batch.targets.tolist(), batch.scored.tolist()]
+    return found
+
+
+def require_sense(path):
+    """What must agree in a folder that is taken for a good one."""
+    folder = DataFolder.open(path)
+    facts = folder.facts
+    assert facts.vocabulary.size == len(folder.vocabulary)
+    assert facts.vocabulary.words == folder.vocabulary.num_words
+    assert (facts.bpe is None) == (folder.codes is None)
+    if folder.codes is not None:
+        assert facts.bpe.merges == len(folder.codes.merges)
+    for split, said in facts.splits.items():
+        tokens = folder.tokens(split)
+        assert (said.tokens, said.sentences) == (len(tokens), tokens.num_sentences)
+        assert tokens.vocabulary_size == len(folder.vocabulary)
+        assert said.sentences <= said.words <= said.tokens
+        assert 0 <= said.out_of_vocabulary <= said.unknown <= said.tokens
+        assert 0 <= said.continued <= said.words and 0 < said.types <= said.words
+        assert said.bytes >= said.words - said.sentences
+
+
+@pytest.fixture
+def folders(word_data, bpe_data, tmp_path):
+    words = shutil.copytree(word_data.path, tmp_path / "words")
+    pieces = shutil.copytree(bpe_data.path, tmp_path / "pieces")
+    made = [Folder(words, FILES), Folder(pieces, [*FILES, "bpe.codes"])]
+    return {folder.path: (folder, numbers(folder.path)) for folder in made}
+
+
+def changed(rng, name, data):
+    if name.endswith(".json") and rng.random() < 0.7:
+        return altered_json(rng, data)
+    if name in ("vocabulary.txt", "bpe.codes") and rng.random() < 0.5:
+        return altered_lines(rng, data)
+    return damaged(rng, data)
+
+
+def attempt_on(folders):
+    def attempt(rng):
+        folder, before = folders[rng.choice(sorted(folders))]
+        name = rng.choice(sorted(folder.originals))
+        is_sealed = False
+        try:
+            if rng.random() < 0.1:
+                replace_file(rng, folder.path / name)
+            else:
+                is_sealed = name != "checksums.json" and rng.random() < 0.5
+                data = changed(rng, name, folder.originals[name])
+                folder.write(name, data, sealed=is_sealed)
+            after = numbers(folder.path)
+            if not is_sealed:
+                assert after == before, f"{name}: other numbers"
+            require_sense(folder.path)
+            return "the same" if after == before else "read"
+        except (ValueError, OSError) as error:
+            require_named(error, folder.path, folder.originals)
+            return "refused"
+        finally:
+            folder.restore(name)
+
+    return attempt
+
+
+@pytest.mark.timeout(0)  # as long as --fuzz-seconds says
+def test_a_changed_data_folder_is_the_same_or_refused(folders, fuzz_seed, fuzz_seconds):
+    outcomes = tried(attempt_on(folders), fuzz_seed, fuzz_seconds)
+    assert outcomes["refused"] > 20 and outcomes["the same"] + outcomes["read"] > 0
+
+
+def attempt_lists(rng, bpe_data, path):
+    """A list of words or of codes on its own, as a user may give one."""
+    name = rng.choice(["vocabulary.txt", "bpe.codes"])
+    path = path / name
+    path.write_bytes(changed(rng, name, (bpe_data.path / name).read_bytes()))
+    try:
+        if name == "vocabulary.txt":
+            vocabulary = Vocabulary.load(path)
+            assert tuple(vocabulary.words[:4]) == SPECIALS and (vocabulary.counts >= 0).all()
+            assert len(vocabulary) == len(vocabulary.counts) == len(vocabulary.ends_word)
+        else:
+            words = ["balance", "\u00e9t\u00e9", "x", "@@", "</w>", *bpe_data.vocabulary.words[:9]]
+            pieces = Codes.load(path).split(words)
+            assert [join(p) if w not in SPECIALS else w for p, w in zip(pieces, words, strict=True)]
+        return "read"
+    except ValueError as error:
+        require_named(error, path, [name])
+        return "refused"
+
+
+@pytest.mark.timeout(0)
+def test_a_changed_list_of_words_or_codes_is_read_or_refused(
+    bpe_data, tmp_path, fuzz_seed, fuzz_seconds
+):
+    outcomes = tried(
+        lambda rng: attempt_lists(rng, bpe_data, tmp_path), fuzz_seed, fuzz_seconds / 4
+    )
+    assert outcomes["refused"] > 10 and outcomes["read"] > 10
+
+
+def test_what_is_checked_here_is_there(folders):
+    for folder, before in folders.values():
+        require_sense(folder.path)
+        assert all(np.isfinite(value) for value in before[-3][0])

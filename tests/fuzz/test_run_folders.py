@@ -1,0 +1,143 @@
+"""Whatever happens to a file of a run: what is read of it is the same, or it is refused by name."""
+
+import shutil
+
+import pytest
+import torch
+from fuzz.cases import tried
+from fuzz.folders import Folder, require_named
+from fuzz.mutations import altered_json, altered_json_lines, altered_lines, damaged, replace_file
+
+from zipflm.evaluation.evaluate import ScoringOptions, score_split
+from zipflm.runs import resume
+from zipflm.runs.folder import RunFolder
+from zipflm.runs.loaded import load_run
+from zipflm.runs.records import Report, TrainingState
+
+OPTIONS = ScoringOptions(device="cpu")
+OWN = ["config.json", "versions.json", "log.jsonl"]  # without checksums: people may mend these
+
+
+class Run:
+    def __init__(self, path, data):
+        self.data, self.newest = data, RunFolder(path).choose("newest").path
+        saved = [str(file.relative_to(path)) for file in self.newest.iterdir()]
+        self.folder = Folder(path, [*OWN, *saved])
+        self.before = {name: self.read(name) for name in self.folder.originals}
+
+    @property
+    def path(self):
+        return self.folder.path
+
+    def read(self, name):
+        """All that depends on this file, through everything that reads it."""
+        run = RunFolder(self.path)
+        if name == "log.jsonl":
+            return run.log()
+        if name in OWN:
+            held = run.config()
+            resume.check(run, held, self.data, resume=True)
+            return held, run.versions(), [checkpoint.update for checkpoint in run.checkpoints()]
+        contents = run.choose("newest").read()
+        loaded = load_run(self.path)
+        scores = score_split(loaded, self.data, "valid", OPTIONS).scores
+        found = [contents.state, contents.config, contents.vocabulary.words]
+        found += [contents.vocabulary.counts.tolist(), loaded.codes and loaded.codes.merges]
+        found += [scores.nll.tolist(), scores.protocol, loaded.checkpoint.name]
+        for tensors in (contents.weights, contents.optimizer):
+            found.append({key: tensor.tolist() for key, tensor in sorted(tensors.items())})
+        return found
+
+
+@pytest.fixture
+def runs(trained_runs, tmp_path):
+    return [
+        Run(shutil.copytree(path, tmp_path / path.name), data)
+        for path, data in trained_runs.items()
+    ]
+
+
+def changed(rng, name, data):
+    if name.endswith(".json") and rng.random() < 0.7:
+        return altered_json(rng, data)
+    if name.endswith(".jsonl") and rng.random() < 0.7:
+        return altered_json_lines(rng, data)
+    if name.endswith((".txt", ".codes")) and rng.random() < 0.5:
+        return altered_lines(rng, data)
+    if name.endswith(".safetensors") and rng.random() < 0.5:
+        return altered_header(rng, data)
+    return damaged(rng, data)
+
+
+def altered_header(rng, data):
+    """Other names, types, shapes and places of the tensors in a safetensors file."""
+    size = int.from_bytes(data[:8], "little")
+    header, tensors = data[8 : 8 + size], data[8 + size :]
+    if rng.random() < 0.3:
+        types = ["F16", "BF16", "I32", "U32", "F8_E4M3", "F8_E8M0", "F4", "BOOL", "C64", "F64"]
+        header = header.replace(b'"F32"', f'"{rng.choice(types)}"'.encode(), rng.choice([1, -1]))
+    else:
+        header = altered_json(rng, header)
+    length = rng.choice([len(header)] * 9 + [0, 2**40, 2**63])
+    return length.to_bytes(8, "little") + header + tensors
+
+
+def require_sense(name, found):
+    """What must hold of a file whose damage cannot be told."""
+    if name == "log.jsonl":
+        for line in found:
+            assert line.update >= 0 and line.seconds >= 0
+            if isinstance(line, Report):
+                assert min(line.epoch, line.learning_rate, line.skipped, line.memory) >= 0
+                assert line.block >= 1 and line.tokens_per_second >= 0
+            else:
+                assert 0 <= line.words <= line.tokens
+    elif name not in OWN:
+        state = found[0]
+        assert isinstance(state, TrainingState)
+        assert min(state.update, state.seconds, state.skipped, state.seed, state.place.epoch) >= 0
+        assert state.world_size >= 1 and 0 <= state.place.consumed < state.place.total
+        assert torch.tensor(found[5]).isfinite().all()
+
+
+def require_refusal(error, name, run):
+    if name.endswith("weights.safetensors") and "no finite log-probability" in str(error):
+        return  # these may be what training ended in
+    # What a run was made with may be another thing than what is asked for now.
+    names = [name.rpartition("/")[2] for name in run.before]
+    require_named(error, run.path, [str(run.path)] if name in OWN else names)
+
+
+def attempt_on(runs):
+    def attempt(rng):
+        run = rng.choice(runs)
+        name = rng.choice(sorted(run.folder.originals))
+        has_sums = name not in OWN
+        is_sealed = False
+        try:
+            if rng.random() < 0.1:
+                replace_file(rng, run.path / name)
+                has_sums = name != "log.jsonl"  # which may be absent
+            else:
+                is_sealed = has_sums and not name.endswith("checksums.json") and rng.random() < 0.6
+                data = changed(rng, name, run.folder.originals[name])
+                run.folder.write(name, data, sealed=is_sealed)
+            after = run.read(name)
+            require_sense(name, after)
+            if has_sums and not is_sealed:
+                assert after == run.before[name], f"{name}: other numbers"
+            return "the same" if after == run.before[name] else "read"
+        except (ValueError, OSError) as error:
+            require_refusal(error, name, run)
+            return "refused"
+        finally:
+            run.folder.restore(name)
+
+    return attempt
+
+
+@pytest.mark.timeout(0)  # as long as --fuzz-seconds says
+def test_a_changed_run_is_the_same_or_refused(runs, fuzz_seed, fuzz_seconds):
+    outcomes = tried(attempt_on(runs), fuzz_seed, fuzz_seconds)
+    print(outcomes)
+    assert outcomes["refused"] > 10 and outcomes["the same"] + outcomes["read"] > 0

@@ -1,0 +1,78 @@
+"""Models from configs: the same seed gives the same weights, and weights must fit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from training_runs import SMALL, assert_same, config_of
+
+from zipflm.config import Config
+from zipflm.data.characters import spellings
+from zipflm.data.vocabulary import Vocabulary
+from zipflm.runs.building import model_with, untrained_model
+
+
+@pytest.fixture(scope="module")
+def config(word_data) -> Config:
+    return config_of(word_data)
+
+
+def with_seed(config, seed):
+    return replace(config, training=replace(config.training, seed=seed))
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before(config, word_data):
+    first = untrained_model(config, word_data.vocabulary).state_dict()
+    torch.randn(17)
+    assert_same(untrained_model(config, word_data.vocabulary).state_dict(), first)
+    other = untrained_model(with_seed(config, 2), word_data.vocabulary).state_dict()
+    assert any(not torch.equal(other[name], first[name]) for name in first)
+
+
+def test_a_model_with_given_weights_has_these_and_is_ready_to_score(config, word_data):
+    trained = untrained_model(config, word_data.vocabulary).eval()
+    weights = trained.state_dict()
+    before = torch.get_rng_state()
+    built = model_with(weights, config, word_data.vocabulary)
+    assert not built.training and torch.equal(torch.get_rng_state(), before)
+    assert_same(built.state_dict(), weights)
+    words = torch.tensor([[2, 9, 11]])
+    assert torch.equal(built.nll(words, words), trained.nll(words, words))
+
+
+def changed(weights, name):
+    """The weights with one damage, and what the message must say of it."""
+    match name:
+        case "missing":
+            del weights["decoder.layers.0.query.weight"]
+            return weights, "Missing key.*decoder.layers.0.query.weight"
+        case "left over":
+            return weights | {"decoder.extra": torch.zeros(1)}, "Unexpected key.*decoder.extra"
+        case "of another shape":
+            weights["decoder.layers.0.query.bias"] = torch.zeros(3)
+            return weights, r"decoder.layers.0.query.bias: .*\[3\]"
+
+
+@pytest.mark.parametrize("damage", ["missing", "left over", "of another shape"])
+def test_weights_that_do_not_fit_are_named(config, word_data, damage):
+    weights, message = changed(untrained_model(config, word_data.vocabulary).state_dict(), damage)
+    with pytest.raises(ValueError, match=f"^weights do not fit the config: .*{message}") as error:
+        model_with(weights, config, word_data.vocabulary)
+    assert "\n" not in str(error.value)
+
+
+def test_a_character_model_is_told_how_the_words_are_spelt(word_data):
+    base = [line for line in SMALL if not line.startswith("input.")]
+    config = config_of(word_data, "input.max_bytes=8", preset="tiny/CNN", base=base)
+    model = untrained_model(config, word_data.vocabulary)
+    table = torch.from_numpy(spellings(word_data.vocabulary, 8))
+    assert torch.equal(model.input.spellings_VC.long(), table.long())
+    again = model_with(model.state_dict(), config, word_data.vocabulary)
+    assert again.input.spellings_VC.device.type == "cpu"
+    # The same weights read other words where the vocabulary spells them otherwise.
+    words = [*word_data.vocabulary.words[:4], *reversed(word_data.vocabulary.words[4:])]
+    turned = model_with(
+        model.state_dict(), config, Vocabulary(words, word_data.vocabulary.counts.tolist())
+    )
+    ids = torch.tensor([[4, 5, 6]])
+    assert torch.equal(model.eval()(ids), again(ids)) and not torch.equal(again(ids), turned(ids))
