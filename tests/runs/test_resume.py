@@ -71,7 +71,7 @@ def test_another_vocabulary_is_refused_with_both_hashes(copy, word_data, other_d
         ("output.tail_dropout=0.5", "output.tail_dropout=0.1, not the 0.5 asked for"),
         ("training.optimizer=AdamW", "optimizer=Nesterov, not the AdamW asked for"),
         ("name=mine", "name=tiny/ADP-T, not the mine asked for"),
-        ("seed=1, not the 7 asked for"),
+        ("training.seed=7", "seed=1, not the 7 asked for"),
     ],
 )
 def test_the_model_and_the_optimizer_of_a_run_cannot_change(copy, word_data, override, message):
