@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -63,3 +64,47 @@ def test_version():
 def test_help_needs_no_torch():
     code = "import sys, zipflm.cli; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J"
+
+
+def test_an_error_reaches_the_terminal_spelt_out_and_shortened(monkeypatch, capsys):
+    def fail():
+        raise ValueError("name=" + EVIL + "\n" + "x" * 99_999 + "; choose another")
+
+    monkeypatch.setattr(zipflm.cli, "app", fail)
+    with pytest.raises(SystemExit) as exit:
+        zipflm.cli.main()
+    said = capsys.readouterr().err
+    assert exit.value.code == 2
+    assert said.startswith("zipflm: name=\\x1b]0;owned\\x07\\x1b[2J\\nxxx")
+    assert said.endswith("; choose another\n")
+    assert len(said) < 2_100 and said.count("\n") == 1 and "\x1b" not in said
+
+
+def test_the_name_of_an_imported_model_reaches_the_terminal_spelt_out(monkeypatch, tmp_path):
+    """fairseq's `arch` becomes the name, whatever it is."""
+    config = SimpleNamespace(
+        name=f"fairseq/{EVIL}",
+        num_params=lambda: 1,
+        vocab_size=8,
+        batches=SimpleNamespace(unit="word"),
+    )
+    monkeypatch.setattr(
+        "zipflm.interop.fairseq_run.import_run", lambda *_, **__: SimpleNamespace(config=config)
+    )
+    arguments = ["import-fairseq", "model.pt", "--dict", "dict.txt", "--out", str(tmp_path)]
+    said = CliRunner().invoke(zipflm.cli.app, arguments, catch_exceptions=False).output
+    assert "fairseq/\\x1b]0;owned\\x07" in said and "\x1b" not in said
+
+
+def test_a_number_that_nothing_refused_is_one_line_and_status_2(monkeypatch, capsys):
+    def fail():
+        raise OverflowError(34, "Numerical result out of range")
+
+    monkeypatch.setattr(zipflm.cli, "app", fail)
+    with pytest.raises(SystemExit) as exit:
+        zipflm.cli.main()
+    said = capsys.readouterr().err
+    assert exit.value.code == 2 and "too large to compute with" in said

@@ -24,6 +24,7 @@ ALLOWED = {
     "folders": {"files", "locks"},
     "checksums": {"files", "records"},
     "units": set(),
+    "terminal": set(),
     "config": {"model.bands", "quoting"},
     "overrides": {"quoting", "records"},
     "presets": {"config", "variants"},
@@ -38,12 +39,12 @@ ALLOWED = {
     "runs": {"checksums", "model", "data", "config", "folders", "files", "quoting", "reading"}
     | {"records", "units"},
     "evaluation": {"runs", "model", "data", "config", "files", "units"},
-    "training": {"evaluation", "runs", "model", "data", "config", "records"},
+    "training": {"evaluation", "runs", "model", "data", "config", "records", "terminal"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
     | {"files", "reading", "records", "units"},
     "analysis.paper": set(),
     "comparison": {"analysis", "training", "evaluation", "runs", "data", "config", "presets"}
-    | {"recipes", "overrides", "files", "folders", "reading", "records", "units"},
+    | {"recipes", "overrides", "files", "folders", "reading", "records", "terminal", "units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))

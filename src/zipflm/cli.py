@@ -2,6 +2,9 @@
 
 Everything heavy is imported inside the command, so that `--help` is instant. A `ValueError` or
 `OSError` from the library is the user's to mend: one line on stderr, exit status 2, no traceback.
+
+Other exit statuses: 1 if a study is complete but for members that failed, which a line on stderr
+names; 130 if a signal stopped training or a study and the same command would go on with it.
 """
 
 from __future__ import annotations
@@ -17,10 +20,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from zipflm.terminal import lines, one_line
+
 if TYPE_CHECKING:
     from zipflm.comparison.compare import FinishedStudy
 
 _Number = TypeVar("_Number", int, float)
+
+_MEMBER_FAILED = 1
+_INTERRUPTED = 130
+"""What a shell makes of Ctrl-C."""
 
 app = typer.Typer(
     add_completion=False,
@@ -180,7 +189,7 @@ def prepare(
             folder = prepare_by_name(
                 out, corpus, options, cache=cache, processes=processes, report=report
             )
-    typer.echo(summary(folder))
+    _say(summary(folder))
 
 
 @app.command()
@@ -207,7 +216,10 @@ def train(
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
 ) -> None:
-    """Train a model; with torchrun, on many devices."""
+    """Train a model; with torchrun, on many devices.
+
+    A signal saves and stops it: exit status 130.
+    """
     from pathlib import Path
 
     from zipflm.data.folder import DataFolder
@@ -216,7 +228,7 @@ def train(
 
     folder = DataFolder.open(data)
     config = resolve(preset, recipe, overrides or [], len(folder.vocabulary))
-    run(
+    is_finished = run(
         config,
         folder,
         Path(out),
@@ -225,6 +237,8 @@ def train(
         device=device,
         other_text=other_text,
     )
+    if not is_finished:
+        raise typer.Exit(_INTERRUPTED)
 
 
 @app.command()
@@ -240,7 +254,7 @@ def plot(
     from zipflm.training.curves import plot as draw
 
     draw([Path(run) for run in runs], Path(out), x)
-    typer.echo(out)
+    _say(out)
 
 
 @app.command("import-fairseq")
@@ -261,7 +275,7 @@ def import_fairseq(
     from zipflm.interop.fairseq_run import import_run
 
     model = import_run(checkpoint, dictionary, Path(out), bpe_codes=bpe_codes)
-    typer.echo(
+    _say(
         f"{out}: {model.config.name}, {model.config.num_params():,} parameters, "
         f"{model.config.vocab_size:,} entries of unit {model.config.batches.unit}"
     )
@@ -315,7 +329,7 @@ def evaluate(
     choice = parse_choice(checkpoint)
     with _removing_what_is_unfinished():
         found = score(run, data=data, split=split, text=text, checkpoint=choice, options=options)
-    typer.echo(found.as_json() if as_json else found.as_text())
+    _say(found.as_json() if as_json else found.as_text())
 
 
 @app.command()
@@ -340,7 +354,10 @@ def compare(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
 ) -> None:
-    """Train the paper's factorizations on your text and report where each one wins."""
+    """Train the paper's factorizations on your text and report where each one wins.
+
+    Exit status 1 if a member has no result, 130 if a signal stopped it.
+    """
     from pathlib import Path
 
     from zipflm.comparison.compare import compare as run
@@ -426,7 +443,7 @@ def analyse(
         options=ScoringOptions(block=block, device=device),
     )
     print_table(study)
-    typer.echo(f"report: {Path(out) / 'report.html'}")
+    _say(f"report: {Path(out) / 'report.html'}")
 
 
 def _parts(text: str | None) -> tuple[str, ...]:
@@ -446,17 +463,26 @@ def _conclude(finished: FinishedStudy) -> None:
 
     from zipflm.comparison.progress import print_table
 
-    if os.environ.get("RANK", "0") != "0":
-        return
-    print_table(finished.study)
-    typer.echo(f"report: {finished.page}")
-    if finished.stopped:
-        typer.echo("stopped before the end; the same command goes on where it was")
+    if os.environ.get("RANK", "0") == "0":
+        print_table(finished.study)
+        if finished.page is not None:
+            _say(f"report: {finished.page}")
+        if finished.stopped:
+            _say("stopped before the end; the same command goes on where it was")
+        elif finished.failures:
+            reasons = "; ".join(f"{label}: {why}" for label, why in finished.failures.items())
+            _complain(f"without a result: {reasons}")
+    if finished.stopped or finished.failures:
+        raise typer.Exit(_INTERRUPTED if finished.stopped else _MEMBER_FAILED)
 
 
-def _on_one_line(text: str) -> str:
-    """With control characters spelt out: names in a message may come from anybody's file."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+def _say(text: str) -> None:
+    """Print lines in which names may come from anybody's file."""
+    typer.echo(lines(text))
+
+
+def _complain(text: str) -> None:
+    print(f"zipflm: {one_line(text)}", file=sys.stderr)
 
 
 def main() -> None:
@@ -464,5 +490,8 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError) as error:
-        print(f"zipflm: {_on_one_line(str(error))}", file=sys.stderr)
+        _complain(str(error))
+        sys.exit(2)
+    except OverflowError as error:  # a number that nothing has refused before
+        _complain(f"a number is too large to compute with ({error}); give smaller ones")
         sys.exit(2)

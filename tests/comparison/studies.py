@@ -31,7 +31,7 @@ from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.loaded import LoadedRun, load_run
 from zipflm.runs.log import append_line
-from zipflm.runs.records import Place, Report, TrainingState, Validation
+from zipflm.runs.records import Place, Report, SinceReport, TrainingState, Validation
 
 SHORT = (
     "training.max_updates=3",
@@ -205,15 +205,18 @@ class PretendTrainer:
             place=Place(),
             seconds=2.0,
             skipped=0,
+            skipped_in_a_row=0,
+            since_report=SinceReport(),
             loss_scale=None,
             seed=config.training.seed,
             world_size=1,
             vocabulary=data.vocabulary.hash,
             text=data.split("train").sha256,
+            keep=1,
             valid=None,
         )
         weights = {"pretended": torch.zeros(2)}
-        run.save(Contents(weights, {}, state, config, data.vocabulary, data.codes), keep=1)
+        run.save(Contents(weights, {}, state, config, data.vocabulary, data.codes))
         return True
 
 

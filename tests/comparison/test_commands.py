@@ -3,13 +3,17 @@
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from analysis.example_study import study as example_study
 from comparison.studies import SHORT
 from typer.testing import CliRunner
 
-from zipflm.cli import app
+from zipflm.analysis.study import Study
+from zipflm.cli import app, main
+from zipflm.comparison.compare import FinishedStudy
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SECTION = README.split("## Comparing factorizations\n")[1].split("\n## ")[0]
@@ -82,3 +86,57 @@ def test_mistakes_are_told(
     command = [*arguments.split(), "--data", "data/words", "--out", "x"]
     with pytest.raises(ValueError, match=message):
         CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+def conclude(
+    outcome: FinishedStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a study that ended so."""
+    monkeypatch.setattr("zipflm.comparison.compare.compare", lambda *_, **__: outcome)
+    command = ["zipflm", "compare", "--data", "x", "--preset", "tiny", "--out", "y"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as exit:
+        main()
+    said = capsys.readouterr()
+    return int(exit.value.code or 0), said.out, said.err
+
+
+def test_a_study_with_all_results_exits_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = FinishedStudy(example_study(), Path("report.html"), stopped=False)
+    status, out, err = conclude(outcome, monkeypatch, capsys)
+    assert (status, err) == (0, "") and "report: report.html" in out
+
+
+@pytest.mark.parametrize("page", [Path("report.html"), None])
+def test_a_study_with_a_member_that_failed_exits_1_and_names_it(
+    page: Path | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = FinishedStudy(with_a_failure("no\x1b[2J room"), page, stopped=False)
+    status, out, err = conclude(outcome, monkeypatch, capsys)
+    assert status == 1
+    assert err == "zipflm: without a result: SM: no\\x1b[2J room\n"
+    assert "SM: no\\x1b[2J room" in out and "\x1b[2J" not in out
+    assert ("report: " in out) == (page is not None)
+
+
+def test_a_study_that_was_interrupted_exits_130_on_every_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = FinishedStudy(with_a_failure("interrupted"), Path("report.html"), stopped=True)
+    status, out, err = conclude(outcome, monkeypatch, capsys)
+    assert (status, err) == (130, "") and "the same command goes on" in out
+    monkeypatch.setenv("RANK", "1")
+    assert conclude(outcome, monkeypatch, capsys) == (130, "", "")
+
+
+def with_a_failure(problem: str) -> Study:
+    study = example_study(broken="SM")
+    rows = [
+        replace(row, members=tuple(replace(m, problem=problem) for m in row.members))
+        if row.problem
+        else row
+        for row in study.rows
+    ]
+    return replace(study, rows=tuple(rows))

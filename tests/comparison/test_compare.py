@@ -101,10 +101,11 @@ def test_scores_that_are_not_numbers_are_the_members_problem(data: Path, tmp_pat
     assert outcome.study.rows[0].problem == "no finite log-probability"
 
 
-def test_if_all_fail_the_study_fails(data: Path, tmp_path: Path) -> None:
+def test_if_all_fail_there_is_no_report(data: Path, tmp_path: Path) -> None:
     request = request_for(data, tmp_path, factorizations=("SM",))
-    with pytest.raises(ValueError, match="no member has a result; the first says: so many"):
-        compare(request, train=PretendTrainer(diverges="SM"), score=pretend_score)
+    outcome = compare(request, train=PretendTrainer(diverges="SM"), score=pretend_score)
+    assert outcome.failures == {"SM": "so many updates in a row had a non-finite loss"}
+    assert outcome.page is None and not (tmp_path / "report.html").exists()
 
 
 def test_a_folder_that_holds_another_study_is_refused(data: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """All members are shown while a study runs, on a terminal and elsewhere."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from analysis.example_study import study as example_study
 from comparison.studies import PretendTrainer, plans_for
 from rich.console import Console
 
+from zipflm.analysis.study import Study
 from zipflm.analysis.tables import number
 from zipflm.comparison.plan import Plan, Request
 from zipflm.comparison.progress import Display, State, print_table
@@ -99,3 +101,38 @@ def test_the_result_leaves_columns_out_before_it_cuts_a_number(
     assert "memory" in wide.getvalue() and "memory" not in narrow.getvalue()
     for row in study.finished:
         assert number(row.perplexity[study.split].mean) in narrow.getvalue()
+
+
+EVIL = "x\x1b]0;owned\x07[/red] [bold]y"
+SHOWN = "x\\x1b]0;owned\\x07[/red] [bold]y"
+
+
+def renamed(study: Study, label: str) -> Study:
+    first, *rest = study.rows
+    return replace(study, title=label, rows=(replace(first, label=label), *rest))
+
+
+def test_names_from_files_reach_the_terminal_spelt_out_and_are_no_markup() -> None:
+    out = io.StringIO()
+    print_table(renamed(example_study(), EVIL), out)
+    assert "\x1b" not in out.getvalue() and "\x07" not in out.getvalue()
+    assert out.getvalue().count(SHOWN) == 2  # title and row
+
+
+def test_progress_shows_such_names_spelt_out_too(plans: list[Plan]) -> None:
+    evil = replace(plans[0], label=EVIL)
+    stream, drawn = io.StringIO(), io.StringIO()
+    display = Display([evil], stream, is_silent=False)
+    display.enter(evil, "done")
+    Console(file=drawn, width=200).print(display.table())
+    for said in (stream.getvalue(), drawn.getvalue()):
+        assert SHOWN in said and "\x1b" not in said
+
+
+def test_a_reason_of_many_pages_is_shortened() -> None:
+    study = example_study(broken="SM")
+    first, *rest = study.rows
+    members = tuple(replace(m, problem="why " * 9_000) for m in first.members)
+    out = io.StringIO()
+    print_table(replace(study, rows=(replace(first, members=members), *rest)), out)
+    assert max(map(len, out.getvalue().splitlines())) <= 2_000

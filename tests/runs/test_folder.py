@@ -60,7 +60,11 @@ def test_old_checkpoints_are_removed_but_for_the_best_and_the_newest(copy):
     contents = copy.choose(6).read()
     copy.choose(6).remove()
     best = copy.best().update
-    copy.save(replace(contents, state=replace(contents.state, valid=None)), keep=1)
+    copy.save(replace(contents, state=replace(contents.state, valid=None)))
+    assert [checkpoint.update for checkpoint in copy.checkpoints()] == [6, 4, 2]
+    copy.prune(keep=0)
+    assert [checkpoint.update for checkpoint in copy.checkpoints()] == [6, 4, 2]
+    copy.prune(keep=1)
     assert {checkpoint.update for checkpoint in copy.checkpoints()} == {6, best}
 
 

@@ -105,3 +105,10 @@ def test_tensorboard_gets_every_number_of_a_line(tmp_path, line):
     names = events.Tags()["scalars"]
     prefix = "train" if line is REPORT else "valid"
     assert f"{prefix}/nats_per_word" in names and f"{prefix}/perplexity" in names
+
+
+def test_what_comes_from_files_is_spelt_out(tmp_path, capsys):
+    with Log(RunFolder(tmp_path), max_updates=10) as log:
+        log.say("\x1b[2J" + "x" * 9_999)
+    said = capsys.readouterr().out
+    assert said.startswith("\\x1b[2Jxxx") and len(said) <= 2_001

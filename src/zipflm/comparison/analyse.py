@@ -13,13 +13,13 @@ from pathlib import Path
 from zipflm.analysis.report import claim, write_report
 from zipflm.analysis.study import ContextScore, Member, Study, build
 from zipflm.comparison.compare import (
-    FULL_DISK_REMEDY,
     PROTOCOL_FACTS,
     FinishedStudy,
     run_plans,
     scored_splits,
     scored_text,
 )
+from zipflm.comparison.job import FULL_DISK_REMEDY
 from zipflm.comparison.members import make_member, score_run
 from zipflm.comparison.plan import Plan, open_twin, open_words, seeded, variations
 from zipflm.config import Config

@@ -1,16 +1,14 @@
 """`zipflm compare`: train every member, score it, write the report.
 
 A member is an ordinary run. One that is finished is not trained again, one that was interrupted
-goes on, one that fails is reported in its row while the others go on. Under torchrun all processes
-train together and the first one scores and writes.
+goes on, one that fails is reported in its row while the others go on (`job`). Under torchrun all
+processes train together and the first one scores and writes.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,27 +17,19 @@ import torch
 from zipflm import __version__
 from zipflm.analysis.report import claim, write_report
 from zipflm.analysis.study import Member, ScoredText, Study, build
-from zipflm.comparison.members import ScoredRun, make_member, score_once
+from zipflm.comparison.job import FULL_DISK_REMEDY, Job, Score, Train
+from zipflm.comparison.members import score_once
 from zipflm.comparison.plan import Plan, Request, make_plans, open_words
 from zipflm.comparison.progress import Display
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
-from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.files import naming_full_disk
 from zipflm.folders import sole_writer
 from zipflm.runs import resume
 from zipflm.training import distributed
 from zipflm.training.distributed import Process
 from zipflm.training.setup import accumulation, check_data
-from zipflm.training.throughput import reset_peak_memory
 from zipflm.training.trainer import train as train_run
-
-Train = Callable[[Config, DataFolder, Path], bool]
-"""Trains, or goes on training, into a run folder; False if a signal ended it."""
-Score = Callable[[Path, DataFolder, Sequence[str], ScoringOptions], ScoredRun]
-"""Scores splits of a data folder with a run's newest checkpoint."""
-
-FULL_DISK_REMEDY = "free some space and give the same command again"
 
 PROTOCOL_FACTS = {
     "losses": "natural logarithm, per word; the end of a sentence counts as a word (column eos)",
@@ -59,8 +49,14 @@ class FinishedStudy:
     """A study, where its page is, and whether a signal stopped it before the end."""
 
     study: Study
-    page: Path
+    page: Path | None
+    """None if no member has a result, and there is nothing to show."""
     stopped: bool
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why rows have no result, or not of all seeds, by label; empty if all have theirs."""
+        return {row.label: row.problem for row in self.study.rows if row.problem}
 
 
 def compare(
@@ -70,7 +66,11 @@ def compare(
     train: Train | None = None,
     score: Score = score_once,
 ) -> FinishedStudy:
-    """Run a study, or the rest of it."""
+    """Run a study, or the rest of it.
+
+    A member that fails is in `FinishedStudy.failures`; only what concerns the whole study is an
+    error.
+    """
     words = open_words(request.data)
     return run_plans(
         make_plans(request, words),
@@ -113,103 +113,17 @@ def run_plans(
         display = Display(plans, sys.stdout, is_silent=not process.is_first)
         with display.shown():
             for plan in plans:
-                job = _Job(plan, words, splits, process, display, train or _trainer(device), score)
+                job = Job(plan, words, splits, process, display, train or _trainer(device), score)
                 members.append(job.run(skip=stopped))
                 stopped = stopped or job.stopped
         facts = facts | study_facts(words, plans, process)
         text = scored_text(words, splits[-1])
         study = build(members, text, title=title, dataset=dataset, facts=facts)
-        page = out / "report.html"
+        page = None
         if process.is_first and (study.finished or stopped):
             with naming_full_disk(out, FULL_DISK_REMEDY):
                 page = write_report(study, out, "study")
-        distributed.wait_for_all(process)
-    # Only the first process has scores.
-    if process.is_first and not study.finished and not stopped:
-        raise ValueError(f"no member has a result; the first says: {study.rows[0].problem}")
     return FinishedStudy(study, page, stopped)
-
-
-class _Job:
-    """One member from its plan to its row."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        words: DataFolder,
-        splits: Sequence[str],
-        process: Process,
-        display: Display,
-        train: Train,
-        score: Score,
-    ) -> None:
-        self._plan, self._words, self._splits = plan, words, splits
-        self._process, self._display = process, display
-        self._train, self._score = train, score
-        self.stopped = False
-
-    def run(self, skip: bool) -> Member:
-        """Train and score; what goes wrong becomes the member's problem."""
-        scored: ScoredRun | None = None
-        problem = "not trained: the study was interrupted" if skip else ""
-        try:
-            with naming_full_disk(self._plan.run.path, FULL_DISK_REMEDY):
-                if not skip and not self._is_trained():
-                    problem = self._trained()
-                if not problem and self._process.is_first:
-                    self._display.enter(self._plan, "scoring")
-                    scored = self._scored()
-            member = self._member(scored, problem)
-        except (ValueError, OSError, RuntimeError) as error:
-            problem = " ".join(str(error).split()) or type(error).__name__
-            member = self._member(None, problem)
-        distributed.wait_for_all(self._process)
-        unfinished = "not trained" if skip else "stopped" if self.stopped else "failed"
-        self._display.enter(self._plan, unfinished if problem else "done")
-        return member
-
-    def _member(self, scored: ScoredRun | None, problem: str) -> Member:
-        return make_member(
-            self._plan.run,
-            self._plan.config,
-            label=self._plan.label,
-            factorization=self._plan.factorization,
-            scored=scored,
-            words=self._words,
-            split=self._splits[-1],
-            problem=problem,
-        )
-
-    def _is_trained(self) -> bool:
-        """A whole checkpoint of the last update is there, and it is of this very model."""
-        plan = self._plan
-        resume.check(plan.run, plan.config, plan.data, resume=True)
-        found = plan.run.checkpoints()
-        if not found or found[0].update < plan.config.training.max_updates:
-            return False
-        try:
-            found[0].verify()
-        except ValueError:  # the trainer names the damage and goes on from the one before
-            return False
-        return True
-
-    def _trained(self) -> str:
-        """Train with the trainer's own lines in a file; why it is not complete, if it is not."""
-        self._display.enter(self._plan, "training")
-        folder = self._plan.run.path
-        folder.mkdir(parents=True, exist_ok=True)
-        # Otherwise the peak of a member would be that of the largest one before it.
-        gc.collect()
-        reset_peak_memory(self._process.device)
-        place = folder / f"output-{self._process.rank}.txt"
-        with place.open("a", encoding="utf-8") as file, redirect_stdout(file):
-            complete = self._train(self._plan.config, self._plan.data, folder)
-        self.stopped = not complete
-        return "" if complete else "interrupted; the same command goes on with it"
-
-    def _scored(self) -> ScoredRun:
-        options = ScoringOptions(device=self._process.device.type)
-        return self._score(self._plan.run.path, self._plan.data, self._splits, options)
 
 
 def check(plan: Plan, process: Process) -> None:

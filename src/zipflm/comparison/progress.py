@@ -18,11 +18,13 @@ from rich.live import Live
 from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from zipflm.analysis.study import NOT_COMPILED, Study
 from zipflm.analysis.tables import Column, columns, duration, number
 from zipflm.comparison.plan import Plan
 from zipflm.runs.records import Report, Validation
+from zipflm.terminal import one_line
 
 _QUARTERS = 4
 _LINES_AROUND = 3
@@ -118,7 +120,7 @@ class Display:
             parts.append(f"valid perplexity {number(state.perplexity)}")
         if state.seconds is not None:
             parts.append(duration(state.seconds))
-        print(", ".join(parts), file=self._console.file, flush=True)
+        print(one_line(", ".join(parts)), file=self._console.file, flush=True)
 
     def table(self) -> Table:
         """All members, the current one as its log has it by now."""
@@ -178,7 +180,8 @@ def _fitting(columns: Sequence[_Column], expendable: Sequence[str], console: Con
             justify: JustifyMethod = "right" if column.is_number else "left"
             table.add_column(column.title, justify=justify, no_wrap=True)
         for cells in zip(*(column.cells for column in kept), strict=True):
-            table.add_row(*cells)
+            # As text: a name in brackets is no markup of rich's.
+            table.add_row(*(Text(one_line(c)) if isinstance(c, str) else c for c in cells))
         wished = Measurement.get(console, console.options.update(max_width=_UNLIMITED), table)
         if wished.maximum <= console.width:
             break
@@ -205,7 +208,7 @@ def print_table(study: Study, stream: IO[str] | None = None) -> None:
     others = [_title(c) for c in reversed(shown) if c.is_number and c.group != "perplexity"]
     of_others = [_title(c) for c in shown if c.group == "perplexity" and study.split not in c.title]
     table = _fitting(found, [*others, *of_others], console)
-    print(study.title, file=stream)
+    print(one_line(study.title), file=stream)
     # Should the terminal be too narrow even so, it breaks lines and cuts nothing.
     Console(file=stream, width=_UNLIMITED).print(table)
     if len(table.columns) < len(found):
@@ -213,9 +216,9 @@ def print_table(study: Study, stream: IO[str] | None = None) -> None:
     # Not by the console, which would break the line inside a path.
     for row in study.rows:
         if row.problem:
-            print(f"{row.label}: {row.problem}", file=stream)
+            print(one_line(f"{row.label}: {row.problem}"), file=stream)
         if row.compiled is False:
-            print(f"{row.label}: {NOT_COMPILED}", file=stream)
+            print(one_line(f"{row.label}: {NOT_COMPILED}"), file=stream)
 
 
 def _title(column: Column) -> str:

@@ -50,12 +50,13 @@ def require_not_negative(**values: float) -> None:
 
 def require_choices(config: Any) -> None:
     """Every field of a Literal type holds one of its values, which Python itself does not check."""
-    for name, choices in _choices(type(config)).items():
+    kind: Any = type(config)
+    for name, choices in _choices(kind).items():
         value = getattr(config, name)
         require(value in choices, name, value, f"choose from {', '.join(map(str, choices))}")
 
 
-def _choices(cls: type) -> dict[str, tuple[Any, ...]]:
+def _choices(cls: Any) -> dict[str, tuple[Any, ...]]:
     if cls not in _CHOICES:
         hints = get_type_hints(cls).items()
         literals = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}

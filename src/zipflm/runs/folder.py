@@ -154,20 +154,35 @@ class RunFolder:
         # Last, because its presence says that the folder holds a run.
         write_record(self._config_path, config)
 
-    def save(self, contents: Contents, keep: int) -> Checkpoint:
-        """Write a checkpoint and remove old ones, except the best and the newest `keep`, of which
-        this is one whatever its number; 0 keeps all.
+    def save(self, contents: Contents) -> Checkpoint:
+        """Write a checkpoint; nothing is removed for it.
 
         OSError if that fails, after which everything saved before is as it was.
         """
-        saved = save(self.checkpoints_path, contents)
-        if keep > 0:
-            others = [c for c in self.checkpoints() if c.path != saved.path][keep - 1 :]
-            best = self.best() if others else None
-            for checkpoint in others:
-                if best is None or checkpoint.path != best.path:
-                    checkpoint.remove()
-        return saved
+        return save(self.checkpoints_path, contents)
+
+    def prune(self, keep: int) -> None:
+        """Remove checkpoints, except the newest `keep` and the best; 0 keeps all.
+
+        To be called when the newest is known to be good: until then an older one may be needed.
+        """
+        old = self.checkpoints()[keep:] if keep > 0 else []
+        best = self.best() if old else None
+        for checkpoint in old:
+            if best is None or checkpoint.path != best.path:
+                checkpoint.remove()
+
+    def tidy(self) -> None:
+        """Do in a finished run what a killed process had no time for: remove the checkpoints that
+        it was not to keep, and what is left of others."""
+        self._clean()
+        for newest in self.checkpoints()[:1]:
+            try:
+                state = newest.state()
+            except ValueError:  # damaged: those before it are needed
+                return
+            if isinstance(state, TrainingState) and state.is_proven:
+                self.prune(state.keep)
 
     def set_aside(self, update: int) -> list[Path]:
         """Rename the checkpoints after `update`, which could not be read; their new paths."""

@@ -135,6 +135,33 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SinceReport:
+    """What the next report will say of the updates since the last one, as far as they are done."""
+
+    updates: int = 0
+    nll: float = 0.0
+    """In nats; this and the next two are summed over the updates that were not skipped."""
+    tokens: int = 0
+    words: int = 0
+    grad_norm: float = 0.0
+    """Of the last update that was not skipped."""
+    seconds: float = 0.0
+    """Spent training."""
+    waited: float = 0.0
+    """Of these, seconds spent waiting for data."""
+
+    def __post_init__(self) -> None:
+        require_count(updates=self.updates)
+        _require_no_less_than_zero(
+            tokens=self.tokens,
+            words=self.words,
+            grad_norm=self.grad_norm,
+            seconds=self.seconds,
+            waited=self.waited,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingState:
     """What a run needs besides weights and momenta to go on as if it had never stopped."""
 
@@ -142,6 +169,9 @@ class TrainingState:
     place: Place
     seconds: float
     skipped: int
+    skipped_in_a_row: int
+    """The last so many updates were skipped."""
+    since_report: SinceReport
     loss_scale: tuple[float, float] | None
     """Of float16: the factor, and updates since it last changed; None for other precisions."""
     seed: int
@@ -150,11 +180,18 @@ class TrainingState:
     """Its hash."""
     text: str
     """SHA-256 of the training text's token file."""
+    keep: int
+    """How many checkpoints the run was to keep besides the best one; 0 is all."""
     valid: Validation | None
     """The result on the valid set with these very weights, if they were scored."""
 
     def __post_init__(self) -> None:
-        require_count(update=self.update, skipped=self.skipped)
+        require_count(
+            update=self.update,
+            skipped=self.skipped,
+            skipped_in_a_row=self.skipped_in_a_row,
+            keep=self.keep,
+        )
         require_positive(world_size=self.world_size)
         _require_no_less_than_zero(seconds=self.seconds, seed=self.seed)
         if self.loss_scale is not None:
@@ -162,6 +199,12 @@ class TrainingState:
             require(
                 factor > 0 and since >= 0, "loss_scale", self.loss_scale, "must not be negative"
             )
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the valid set shows that these weights are of use: they gave finite losses."""
+        loss = self.valid.nats_per_word if self.valid else None
+        return loss is not None and math.isfinite(loss)
 
 
 @dataclass(frozen=True, kw_only=True)

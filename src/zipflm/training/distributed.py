@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.evaluation.device import usable_device
+from zipflm.training.together import Team
 
 Parallel = Literal["ddp", "fsdp"]
 
@@ -34,6 +35,8 @@ class Process:
     rank: int
     world_size: int
     device: torch.device
+    team: Team | None = field(default=None, compare=False)
+    """All of them, to agree with; None for a process alone."""
 
     @property
     def is_first(self) -> bool:
@@ -46,7 +49,7 @@ def started(device: str | None = None) -> Iterator[Process]:
 
     `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU where there is one. Within another
     `started` nothing is joined or left: a second group would find the first one's addresses in
-    torchrun's store.
+    torchrun's store. An error in one process ends them all (see `together`).
     """
     place = torch.device(usable_device(device))
     # torchrun tells a process its place in the environment; nothing else is read from there.
@@ -64,8 +67,10 @@ def started(device: str | None = None) -> Iterator[Process]:
         yield Process(dist.get_rank(), world_size, place)
         return
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    team = Team(dist.get_rank(), world_size)
     try:
-        yield Process(dist.get_rank(), world_size, place)
+        with team.leaving_together():
+            yield Process(dist.get_rank(), world_size, place, team)
     finally:
         dist.destroy_process_group()
 
@@ -129,6 +134,12 @@ def wait_for_all(process: Process) -> None:
     """Return when every process has got here."""
     if process.world_size > 1:
         dist.barrier()
+
+
+def agree(problem: str, process: Process) -> str:
+    """What is wrong with a piece of work that all processes did, each with its own view of it;
+    empty if nothing is. Waits for all of them, without any time limit while all are well."""
+    return process.team.agree(problem) if process.team is not None else problem
 
 
 def require_same(name: str, value: int | None, process: Process, remedy: str) -> None:

@@ -23,6 +23,7 @@ from zipflm.records import to_dict
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.log import append_line
 from zipflm.runs.records import LogLine, Report, Validation
+from zipflm.terminal import one_line
 
 
 class Log:
@@ -70,6 +71,7 @@ class Log:
         """A sentence that is not part of the numbers."""
         if self._is_silent:
             return
+        text = one_line(text)
         if self._bar is not None:
             # Lines longer than the terminal are the terminal's to wrap, as without a bar.
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zipflm.runs.records import Sums
+from zipflm.runs.records import SinceReport, Sums
 from zipflm.training.step import UpdateResult
 
 
@@ -24,24 +24,40 @@ class Summary:
 
 
 class Tally:
-    """Time counts while training only: `pause` before validating or saving, `go_on` after."""
+    """Time counts while training only: `pause` before validating or saving, `go_on` after.
 
-    def __init__(self, seconds: float = 0.0, skipped: int = 0) -> None:
+    A run that is resumed hands over what its checkpoint knew; `since_report` gives that back.
+    """
+
+    def __init__(
+        self,
+        seconds: float = 0.0,
+        skipped: int = 0,
+        *,
+        update: int = 0,
+        skipped_in_a_row: int = 0,
+        since_report: SinceReport | None = None,
+    ) -> None:
         self.seconds, self.skipped = seconds, skipped
-        self.bad_in_a_row = 0
+        self.bad_in_a_row = skipped_in_a_row
         self.stop = False
+        self.last_good: int | None = None
+        """The last update of this session that was not skipped."""
+        self._update = update
         self._since = time.perf_counter()
-        self._start_again()
+        self._start_again(since_report or SinceReport())
 
-    def _start_again(self) -> None:
-        self._nll = self._tokens = self._words = 0.0
-        self._updates, self._from, self._norm = 0, self.seconds, 0.0
-        self.waited = 0.0
+    def _start_again(self, since: SinceReport) -> None:
+        self._nll, self._tokens, self._words = since.nll, since.tokens, since.words
+        self._updates, self._norm = since.updates, since.grad_norm
+        self._from = self.seconds - since.seconds
+        self.waited = since.waited
         """Seconds the loop waited for data."""
 
     def see(self, outcomes: Iterable[UpdateResult]) -> None:
         """Take in what has arrived from the device."""
         for outcome in outcomes:
+            self._update += 1
             self._updates += 1
             self.stop = self.stop or outcome.stop > 0
             if outcome.bad:
@@ -49,9 +65,10 @@ class Tally:
                 self.bad_in_a_row += 1
                 continue
             self.bad_in_a_row = 0
+            self.last_good = self._update
             self._nll += outcome.nll
-            self._tokens += outcome.tokens
-            self._words += outcome.words
+            self._tokens += int(outcome.tokens)
+            self._words += int(outcome.words)
             self._norm = outcome.norm
 
     def pause(self) -> None:
@@ -60,15 +77,28 @@ class Tally:
     def go_on(self) -> None:
         self._since = time.perf_counter()
 
+    @property
+    def since_report(self) -> SinceReport:
+        """What the next summary will be made of; read it between `pause` and `go_on`."""
+        return SinceReport(
+            updates=self._updates,
+            nll=self._nll,
+            tokens=self._tokens,
+            words=self._words,
+            grad_norm=self._norm,
+            seconds=self.seconds - self._from,
+            waited=self.waited,
+        )
+
     def summary(self) -> Summary:
         """The numbers since the last summary; call between `pause` and `go_on`."""
-        elapsed = max(self.seconds - self._from, 1e-9)
-        summary = Summary(
-            sums=Sums(self._nll, int(self._tokens), int(self._words)),
-            grad_norm=self._norm,
-            tokens_per_second=self._tokens / elapsed,
-            seconds_per_update=elapsed / max(self._updates, 1),
-            data_share=self.waited / elapsed,
+        since = self.since_report
+        elapsed = max(since.seconds, 1e-9)
+        self._start_again(SinceReport())
+        return Summary(
+            sums=Sums(since.nll, since.tokens, since.words),
+            grad_norm=since.grad_norm,
+            tokens_per_second=since.tokens / elapsed,
+            seconds_per_update=elapsed / max(since.updates, 1),
+            data_share=since.waited / elapsed,
         )
-        self._start_again()
-        return summary

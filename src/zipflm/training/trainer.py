@@ -8,51 +8,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from zipflm.config import Config
-from zipflm.data.batches import Batch, Batches
+from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
-from zipflm.data.loader import Loader
-from zipflm.evaluation.scoring import score_sums
-from zipflm.model.precision import autocast
 from zipflm.runs import resume as resuming
 from zipflm.runs.building import untrained_model
 from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.records import Place, Report, Sums, TrainingState, Validation
+from zipflm.runs.records import Place, Report, TrainingState
 from zipflm.training import distributed, memory, optimizers, step, throughput
 from zipflm.training.distributed import Process
 from zipflm.training.log import Log
+from zipflm.training.run import Run
+from zipflm.training.saving import Saver
 from zipflm.training.schedule import learning_rate
 from zipflm.training.setup import accumulation, build_learner, check_data, overview
 from zipflm.training.signals import StopSignal
-from zipflm.training.step import Learner
 from zipflm.training.stream import Stream, block_at
 from zipflm.training.tally import Tally
+from zipflm.training.validation import validate
 
 _SHARE = "--out must be a folder that all machines share"
-
-
-@dataclass
-class Run:
-    """A run in progress."""
-
-    config: Config
-    data: DataFolder
-    folder: RunFolder
-    keep: int
-    process: Process
-    learner: Learner
-    stream: Stream
-    tally: Tally
-    log: Log
-    update: int
-    """Updates done."""
 
 
 def train(
@@ -93,6 +74,8 @@ def train(
                 f"{out}: already finished (update {done} of {config.training.max_updates}); to go "
                 "on raise training.max_updates"
             )
+            if process.is_first:
+                folder.tidy()
             return True
         used = ["train"] + (["valid"] if "valid" in data.splits else [])
         distributed.let_first(lambda: data.verify(*used), process)
@@ -105,9 +88,9 @@ def train(
             for line in overview(config, process):
                 log.say(line)
             with memory.model_explained(config):
-                run = _start(config, data, folder, keep, process, log, found)
+                run = _start(config, data, folder, process, log, found)
             try:
-                return _loop(run, stop)
+                return _loop(run, Saver(run, keep), stop)
             except RuntimeError as error:
                 if not memory.is_out_of_memory(error):
                     raise
@@ -116,11 +99,10 @@ def train(
                 run.stream.close()
 
 
-def _loop(run: Run, stop: StopSignal) -> bool:
+def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     training, tally = run.config.training, run.tally
     results = step.ResultReader()
     batches: list[Batch] = []
-    last_saved = run.update
     run.log.begin(run.update)
     tally.go_on()
     while run.update < training.max_updates and not tally.stop:
@@ -134,7 +116,8 @@ def _loop(run: Run, stop: StopSignal) -> bool:
         run.update += 1
         run.log.advance(run.update)
         tally.see(results.send(result))
-        _stop_if_bad(run, previous)
+        saver.see(tally.last_good)
+        _stop_if_bad(run, saver, previous)
 
         is_last = run.update == training.max_updates
         reports = is_last or _is_due(run.update, training.report_every) or run.update == 1
@@ -143,17 +126,19 @@ def _loop(run: Run, stop: StopSignal) -> bool:
         if reports or validates or saves:
             tally.see(results.drain())
             tally.pause()
-            _stop_if_bad(run, batches)
+            saver.see(tally.last_good)
+            _stop_if_bad(run, saver, batches)
             if reports:
                 run.log.report(_report(run, rate))
-            valid = _validate(run) if validates else None
-            if saves and _save(run, valid, must=is_last):
-                last_saved = run.update
+            valid = validate(run) if validates else None
+            if saves:
+                saver.save(valid, must=is_last)
             tally.go_on()
     tally.pause()
     tally.see(results.drain())
-    if last_saved < run.update:
-        _save(run, None, must=True)
+    saver.see(tally.last_good)
+    if saver.newest < run.update:
+        saver.save(None, must=True)
     is_finished = run.update >= training.max_updates
     if not is_finished:
         run.log.say(
@@ -186,7 +171,6 @@ def _start(
     config: Config,
     data: DataFolder,
     folder: RunFolder,
-    keep: int,
     process: Process,
     log: Log,
     found: Contents | None,
@@ -203,10 +187,20 @@ def _start(
         assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
         optimizers.load_tensors(learner.optimizers, model, found.optimizer)
         learner.scale.load(state.loss_scale)
-        update, place, tally = state.update, state.place, Tally(state.seconds, state.skipped)
+        update, place, tally = state.update, state.place, _tally(state)
         log.say(f"resuming after update {update}")
     stream = Stream(config, data.tokens("train"), process, place, block_at(config, update))
-    return Run(config, data, folder, keep, process, learner, stream, tally, log, update)
+    return Run(config, data, folder, process, learner, stream, tally, log, update)
+
+
+def _tally(state: TrainingState) -> Tally:
+    return Tally(
+        state.seconds,
+        state.skipped,
+        update=state.update,
+        skipped_in_a_row=state.skipped_in_a_row,
+        since_report=state.since_report,
+    )
 
 
 # --- Between two updates. ---
@@ -247,106 +241,28 @@ def _flop_utilisation(run: Run, tokens_per_second: float) -> float | None:
     return tokens_per_second * flops / (peak * run.process.world_size)
 
 
-def _validate(run: Run) -> Validation | None:
-    """Score the valid set, each process a share of it; report and return the result."""
-    if "valid" not in run.data.splits:
-        return None
-    blocks, process, learner = run.config.batches.eval_blocks, run.process, run.learner
-    batches = Batches(
-        run.data.tokens("valid"),
-        blocks,
-        max_tokens=max(run.config.batches.tokens, blocks.block),
-        shuffle=False,
-        rank=process.rank,
-        world_size=process.world_size,
-    )
-    unit = run.config.batches.unit
-    ends_word = torch.from_numpy(run.data.ends_word) if unit == "bpe" else None
-    # FSDP gathers weights in the wrapper's forward; otherwise the plain model spares compiling it
-    # for shapes that training does not have.
-    sharded = distributed.is_sharded(learner.scorer)
-    nll = learner.scorer if sharded else learner.model.nll
-    learner.model.eval()
-    with autocast(learner.precision, process.device):
-        loaded = Loader(batches, process.device).epoch(0)
-        sums = score_sums(nll, loaded, process.device, ends_word)
-    learner.model.train()
-    sums = _over_processes(sums, process)
-    result = Validation(
-        update=run.update,
-        seconds=run.tally.seconds,
-        split="valid",
-        nats_per_word=sums.nats_per_word,
-        perplexity=sums.perplexity,
-        nats_per_token=sums.nats_per_token,
-        token_unit=unit,
-        tokens=sums.tokens,
-        words=sums.words,
-        blocks=blocks,
-    )
-    run.log.report(result)
-    return result
-
-
-def _over_processes(sums: Sums, process: Process) -> Sums:
-    own = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)
-    nll, tokens, words = distributed.add_up(own.to(process.device), process).tolist()
-    return Sums(nll, int(tokens), int(words))
-
-
-def _save(run: Run, valid: Validation | None, must: bool) -> bool:
-    """Write a checkpoint. Where that fails, False: the run goes on and tries again at the next one,
-    unless this was the last chance (`must`)."""
-    learner = run.learner
-    state = TrainingState(
-        update=run.update,
-        place=run.stream.place,
-        seconds=run.tally.seconds,
-        skipped=run.tally.skipped,
-        loss_scale=learner.scale.dump(),
-        seed=run.config.training.seed,
-        world_size=run.process.world_size,
-        vocabulary=run.data.vocabulary.hash,
-        text=run.data.split("train").sha256,
-        valid=valid,
-    )
-    # Sharded tensors are gathered, so every process takes part up to here.
-    weights = {k: distributed.whole(v) for k, v in learner.model.state_dict().items()}
-    tensors = optimizers.dump_tensors(learner.optimizers, learner.model)
-    if not run.process.is_first:
-        return True
-    data = run.data
-    contents = Contents(weights, tensors, state, run.config, data.vocabulary, data.codes)
-    try:
-        run.folder.save(contents, run.keep)
-    except OSError as error:
-        good = run.folder.checkpoints()
-        message = (
-            f"could not save update {run.update} ({error}); the last good checkpoint is "
-            f"{good[0].path if good else 'none'}; make room there"
-        )
-        if must:
-            raise OSError(f"{message} and resume the run") from error
-        run.log.say(f"{message}, the run goes on and will try again")
-        return False
-    return True
-
-
 # --- When something goes wrong. ---
 
 
-def _stop_if_bad(run: Run, batches: Sequence[Batch]) -> None:
-    """ValueError after too many updates without a finite loss and gradient; saves the batches."""
+def _stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
+    """ValueError after too many updates without a finite loss and gradient; saves the batches.
+
+    All processes say the same, so that a study knows it for one failure (see `together`).
+    """
     if run.tally.bad_in_a_row < run.config.training.max_bad_updates:
         return
-    path = run.folder.path / f"bad-batch-{run.process.rank}.safetensors"
     tensors = {}
     for index, batch in enumerate(batches):
         for name in ("words", "targets", "scored"):
             tensors[f"{index}/{name}"] = getattr(batch, name).cpu()
-    save_file(tensors, path)
+    save_file(tensors, run.folder.path / f"bad-batch-{run.process.rank}.safetensors")
+    numbers = "0" if run.process.world_size == 1 else "*"
+    remedy = "lower the learning rate, or use training.precision=bfloat16 or float32"
+    if saver.doubtful:
+        newest = run.folder.checkpoints_path / f"update-{saver.doubtful:08d}"
+        remedy += f"; {newest} may be spoilt already: remove it to resume from the one before"
     raise ValueError(
         f"training.max_bad_updates={run.config.training.max_bad_updates}: so many updates in a row "
         f"had a non-finite loss or gradient, up to update {run.update}; the last batch is in "
-        f"{path}; lower the learning rate, or use training.precision=bfloat16 or float32"
+        f"{run.folder.path}/bad-batch-{numbers}.safetensors; {remedy}"
     )

@@ -1,0 +1,33 @@
+"""What reaches a terminal is printable, on as many lines as we meant, and not too long."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zipflm.terminal import lines, one_line
+
+
+@given(st.text())
+def test_a_line_is_printable_and_plain_text_stays_as_it_is(text):
+    shown = one_line(text)
+    assert shown.isprintable()
+    if text.isprintable():
+        assert shown == text
+
+
+@given(st.text(min_size=1_990, max_size=2_010), st.integers(0, 5))
+def test_a_line_is_never_longer_than_the_limit(text, times):
+    assert len(one_line(text * times)) <= 2_000
+
+
+def test_both_ends_of_a_long_line_stay():
+    shown = one_line("name=" + "x" * 50_000 + "; choose another")
+    assert shown.startswith("name=xxx") and shown.endswith("xxx; choose another")
+    assert len(shown) == 2_000 and " ... " in shown
+
+
+def test_text_of_the_other_direction_cannot_reorder_a_line():
+    assert one_line("a\u202eb") == "a\\u202eb"
+
+
+def test_line_ends_of_our_own_stay():
+    assert lines("one\ntwo\x1b\r\n") == "one\ntwo\\x1b\\r\n"

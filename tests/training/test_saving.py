@@ -1,0 +1,159 @@
+"""Checkpoints: a run that diverges keeps one from before, and a resumed one loses nothing."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from training_runs import reports, run, validations
+
+from zipflm.runs.folder import RunFolder
+from zipflm.training import step
+
+EVERY = ["training.checkpoint_every=2", "training.report_every=1", "training.max_bad_updates=6"]
+NEVER_SCORED = ["training.validate_every=0"]
+
+
+def spoil(monkeypatch, update):
+    """Let the update of this number, counted from 1, be fine and leave weights that are not."""
+    true_update, calls = step.update, iter(range(1, 10**6))
+
+    def spoiling(learner, batches, stop=False):
+        result = true_update(learner, batches, stop)
+        if next(calls) == update:
+            with torch.no_grad():
+                next(learner.model.parameters()).fill_(float("nan"))
+        return result
+
+    monkeypatch.setattr(step, "update", spoiling)
+
+
+def updates(out):
+    return [checkpoint.update for checkpoint in RunFolder(out).checkpoints()]
+
+
+def is_sound(out, update):
+    weights = RunFolder(out).choose(update).read().weights
+    return all(bool(value.isfinite().all()) for value in weights.values())
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("at", [4, 5], ids=["right before a save", "between two saves"])
+def test_a_run_that_diverges_has_a_checkpoint_from_before(
+    word_data, tmp_path, monkeypatch, keep, at
+):
+    out = tmp_path / "run"
+    spoil(monkeypatch, at)
+    with pytest.raises(ValueError, match="training.max_bad_updates=6"):
+        run(word_data, out, *EVERY, *NEVER_SCORED, "training.max_updates=30", keep=keep)
+    sound = [update for update in updates(out) if is_sound(out, update)]
+    assert sound, f"all of {updates(out)} are spoilt"
+    assert max(sound) == (2 if at == 4 else 4)
+    # Nothing was saved while updates were being skipped.
+    assert max(updates(out)) == 4
+
+
+def test_the_message_names_the_checkpoint_that_may_be_spoilt(word_data, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    spoil(monkeypatch, 4)
+    with pytest.raises(ValueError, match="update-00000004 may be spoilt already: remove it"):
+        run(word_data, out, *EVERY, *NEVER_SCORED, "training.max_updates=30", keep=1)
+    monkeypatch.undo()
+    shutil.rmtree(out / "checkpoints" / "update-00000004")
+    run(word_data, out, *EVERY, *NEVER_SCORED, "training.max_updates=8", keep=1, resume=True)
+    run(word_data, tmp_path / "whole", *EVERY, *NEVER_SCORED, "training.max_updates=8")
+    assert reports(out)[-1].loss == reports(tmp_path / "whole")[-1].loss
+
+
+def test_one_that_may_be_sound_is_not_called_spoilt(word_data, tmp_path, monkeypatch):
+    spoil(monkeypatch, 5)
+    with pytest.raises(ValueError) as error:
+        run(word_data, tmp_path / "run", *EVERY, *NEVER_SCORED, "training.max_updates=30")
+    assert "spoilt" not in str(error.value)
+
+
+def test_a_signal_saves_even_while_updates_are_skipped(word_data, tmp_path, monkeypatch):
+    out, true_update = tmp_path / "run", step.update
+    spoil(monkeypatch, 4)
+    spoiling, calls = step.update, iter(range(1, 10**6))
+    monkeypatch.setattr(
+        step,
+        "update",
+        lambda learner, batches, stop=False: spoiling(learner, batches, next(calls) == 7),
+    )
+    assert not run(word_data, out, *EVERY, *NEVER_SCORED, "training.max_updates=30", keep=1)
+    assert max(updates(out)) > 6 and 2 in updates(out)
+    state = RunFolder(out).choose("newest").state()
+    assert state.skipped_in_a_row == state.skipped == state.update - 4
+    monkeypatch.setattr(step, "update", true_update)
+    # The count goes on, as it would have in the run that was not interrupted.
+    with pytest.raises(ValueError, match="training.max_bad_updates=6.*up to update 1[01];"):
+        run(word_data, out, *EVERY, *NEVER_SCORED, "training.max_updates=30", keep=1, resume=True)
+    assert 2 in updates(out)
+
+
+def test_old_checkpoints_go_once_an_update_has_proven_the_new_one(word_data, tmp_path, monkeypatch):
+    seen, true_update, out = [], step.update, tmp_path / "run"
+
+    def looking(learner, batches, stop=False):
+        seen.append(updates(out))
+        return true_update(learner, batches, stop)
+
+    monkeypatch.setattr(step, "update", looking)
+    run(word_data, out, *EVERY, *NEVER_SCORED, "training.max_updates=7", keep=1)
+    # When update 5 begins, the checkpoint of update 4 is new; update 5 proves it.
+    assert seen[2:] == [[2], [2], [4, 2], [4], [6, 4]]
+
+
+def test_a_finite_validation_proves_a_checkpoint_at_once(word_data, tmp_path):
+    out = tmp_path / "run"
+    run(word_data, out, *EVERY, "training.validate_every=2", "training.max_updates=6", keep=1)
+    assert set(updates(out)) == {6, RunFolder(out).best().update}
+    assert all(validation.nats_per_word > 0 for validation in validations(out))
+
+
+def test_a_validation_that_is_not_finite_proves_nothing(word_data, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    spoil(monkeypatch, 4)
+    with pytest.raises(ValueError, match="training.max_bad_updates=6"):
+        run(word_data, out, *EVERY, "training.validate_every=4", "training.max_updates=30", keep=1)
+    assert updates(out) == [4, 2] and is_sound(out, 2)
+
+
+def test_the_last_checkpoint_is_saved_whatever_the_last_update_was(
+    word_data, tmp_path, monkeypatch
+):
+    out = tmp_path / "run"
+    spoil(monkeypatch, 4)
+    assert run(word_data, out, *EVERY, "training.max_updates=7", keep=1)
+    assert updates(out) == [7, 4, 2] and is_sound(out, 2)
+
+
+def test_a_resumed_run_prunes_what_a_killed_one_left(word_data, tmp_path, monkeypatch):
+    out, length = tmp_path / "run", "training.max_updates=6"
+    run(word_data, out, *EVERY, length, keep=0)
+    assert updates(out) == [6, 4, 2]
+    with pytest.raises(ValueError, match="max_bad_updates"):
+        spoil(monkeypatch, 1)
+        run(word_data, out, *EVERY, "training.max_updates=30", keep=1, resume=True)
+    assert updates(out) == [6]
+
+
+def test_a_finished_run_is_tidied_as_it_would_have_been(word_data, tmp_path):
+    """Killed after its last checkpoint had appeared and before the one before it was removed."""
+    out, length = tmp_path / "run", "training.max_updates=4"
+    run(word_data, out, *EVERY, length, keep=1)
+    folder = RunFolder(out)
+    newest = folder.choose(4).read()
+    (folder.checkpoints_path / ".update-00000003").mkdir()
+    old = folder.save(replace(newest, state=replace(newest.state, update=2, valid=None)))
+    run(word_data, out, *EVERY, length, resume=True, keep=3)
+    assert updates(out) == [4] and not old.path.exists()
+    assert not list(folder.checkpoints_path.glob(".*"))
+
+
+def test_a_finished_run_that_was_to_keep_all_keeps_all(word_data, tmp_path):
+    out, length = tmp_path / "run", "training.max_updates=6"
+    run(word_data, out, *EVERY, length, keep=0)
+    run(word_data, out, *EVERY, length, resume=True, keep=1)
+    assert updates(out) == [6, 4, 2]
