@@ -68,13 +68,6 @@ def test_old_checkpoints_are_removed_but_for_the_best_and_the_newest(copy):
     assert {checkpoint.update for checkpoint in copy.checkpoints()} == {6, best}
 
 
-def test_what_was_just_saved_is_never_removed(copy):
-    """Though all others are newer."""
-    contents = copy.choose(2).read()
-    copy.choose(2).remove()
-    assert copy.save(contents, keep=1).path.is_dir()
-
-
 def test_a_run_says_what_it_was_made_with(copy, word_data):
     versions = copy.versions()
     assert versions.text == word_data.split("train").sha256

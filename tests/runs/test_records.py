@@ -15,6 +15,7 @@ from zipflm.runs.records import (
     LogLine,
     Place,
     Resumption,
+    SinceReport,
     State,
     Sums,
     TrainingState,
@@ -71,17 +72,42 @@ def test_states_survive_json_and_are_told_apart():
         place=Place(2, 5, 9),
         seconds=1.5,
         skipped=1,
+        skipped_in_a_row=1,
+        since_report=SinceReport(updates=2, nll=5.25, tokens=4, words=3, grad_norm=0.1),
         loss_scale=(128.0, 3.0),
         seed=1,
         world_size=2,
         vocabulary="v",
         text="t",
+        keep=3,
         valid=validation(7, 1.5, 20.0),
     )
     imported = ImportedState(update=7, imported_from="model.pt")
     for one in (state, replace(state, loss_scale=None, valid=None), imported):
         assert through_json(one, State) == one
         assert json.loads(as_json(one, State))["kind"] == type(one).__name__
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_proven"), [(3.0, True), (math.nan, False), (math.inf, False), (None, False)]
+)
+def test_a_finite_loss_on_the_valid_set_proves_a_state(loss, is_proven):
+    state = TrainingState(
+        update=7,
+        place=Place(),
+        seconds=0.0,
+        skipped=0,
+        skipped_in_a_row=0,
+        since_report=SinceReport(),
+        loss_scale=None,
+        seed=1,
+        world_size=1,
+        vocabulary="v",
+        text="t",
+        keep=1,
+        valid=replace(validation(7, 1.5, 20.0), nats_per_word=loss),
+    )
+    assert state.is_proven == is_proven and not replace(state, valid=None).is_proven
 
 
 def test_the_latest_is_the_last_resumption_or_the_start():

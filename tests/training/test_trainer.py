@@ -89,10 +89,10 @@ def test_a_checkpoint_that_cannot_be_saved_ends_no_run_but_at_its_end(
 ):
     save, fails = RunFolder.save, {4, 8}
 
-    def full(self, contents, keep):
+    def full(self, contents):
         if contents.state.update in fails:
             raise OSError(28, "No space left on device")
-        return save(self, contents, keep)
+        return save(self, contents)
 
     monkeypatch.setattr(RunFolder, "save", full)
     options = ["training.max_updates=8", "training.checkpoint_every=2"]
