@@ -9,6 +9,9 @@ from small_data import make_folder
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which nobody has yet
 
+collect_ignore = ["training/failing_run.py"]
+"""A script that a test starts; the search for doctests would run it."""
+
 # Tests are small; more threads than this only wait for each other.
 torch.set_num_threads(min(2, os.cpu_count() or 1))
 
