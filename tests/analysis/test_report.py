@@ -67,7 +67,11 @@ def test_a_bar_in_a_cell_does_not_end_it() -> None:
     assert "| a \\| b c \\\\ d |" in markdown(study)
 
 
-KINDS: dict[Maker, str] = {"study": "a study", "analysis": "an analysis of runs"}
+KINDS: dict[Maker, str] = {
+    "study": "a study",
+    "ablation": "an ablation",
+    "analysis": "an analysis of runs",
+}
 
 
 @pytest.mark.parametrize("held", KINDS)
@@ -113,12 +117,11 @@ def test_a_table_that_cannot_be_read_may_be_anybodys(
         claim(tmp_path, maker)
 
 
-def test_a_table_of_an_older_release_passes_for_an_analysis(tmp_path: Path) -> None:
-    """A study is known by its members as well; an analysis has nothing else."""
+def test_a_table_that_does_not_say_whose_it_is_may_be_anybodys(tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text(json.dumps({"rows": []}))
-    claim(tmp_path, "analysis")
-    with pytest.raises(ValueError, match="holds the report of an analysis"):
-        claim(tmp_path, "study")
+    for maker in KINDS:
+        with pytest.raises(ValueError, match="whose report it is cannot be told"):
+            claim(tmp_path, maker)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

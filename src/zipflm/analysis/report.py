@@ -35,8 +35,9 @@ _CAPTIONS = {
 }
 
 
-Maker = Literal["study", "analysis"]
-"""What a report belongs to: a study trains its members, an analysis takes runs that are there."""
+Maker = Literal["study", "ablation", "analysis"]
+"""What a report belongs to: a study or an ablation of one run, which train their members, or an
+analysis of runs that are there."""
 _TABLE = "table.json"
 _MEMBERS = "members"
 
@@ -48,6 +49,8 @@ def claim(out: Path, maker: Maker) -> None:
     would be lost.
     """
     held = _maker_of(out)
+    if held is None and maker == "analysis" and (out / _MEMBERS).is_dir():
+        held = "study"  # which has not come to its report yet
     if held is not None and held != maker:
         raise ValueError(
             f"--out {out}: holds the report of {_KINDS[held]}, which would be overwritten; choose "
@@ -56,22 +59,24 @@ def claim(out: Path, maker: Maker) -> None:
     _make_writable(out)
 
 
-_KINDS = {"study": "a study", "analysis": "an analysis of runs"}
+_KINDS: dict[Maker, str] = {
+    "study": "a study",
+    "ablation": "an ablation",
+    "analysis": "an analysis of runs",
+}
 
 
 def _maker_of(out: Path) -> Maker | None:
-    if (out / _MEMBERS).is_dir():
-        return "study"
+    """Whose report a folder holds, if it holds one."""
     try:
         made_by = load_object(read_file(out / _TABLE)).get("made_by")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError):
         made_by = None
-    if made_by == "study":
-        return "study"
-    if made_by == "analysis":
-        return "analysis"
+    for maker in _KINDS:
+        if made_by == maker:
+            return maker
     raise ValueError(
         f"{out / _TABLE}: cannot be read, so whose report it is cannot be told; choose another "
         "--out or remove it first"

@@ -126,6 +126,7 @@ def ablate(
         facts={"base": str(run)},
         device=device,
         others=[member],
+        maker="ablation",
     )
 
 

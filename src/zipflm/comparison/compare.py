@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from zipflm import __version__
-from zipflm.analysis.report import claim, write_report
+from zipflm.analysis.report import Maker, claim, write_report
 from zipflm.analysis.study import Member, ScoredText, Study, build
 from zipflm.comparison.job import FULL_DISK_REMEDY, Job, Score, Train
 from zipflm.comparison.members import score_once
@@ -98,6 +98,7 @@ def run_plans(
     train: Train | None = None,
     score: Score = score_once,
     others: Sequence[Member] = (),
+    maker: Maker = "study",
 ) -> FinishedStudy:
     """Train and score every plan, in order, and report on the held-out splits of `words`; `others`
     are members that need no training."""
@@ -107,7 +108,7 @@ def run_plans(
         for plan in plans:
             check(plan, process)
         if process.is_first:
-            claim(out, "study")
+            claim(out, maker)
         members: list[Member] = list(others)
         stopped = False
         display = Display(plans, sys.stdout, is_silent=not process.is_first)
@@ -122,7 +123,7 @@ def run_plans(
         page = None
         if process.is_first and (study.finished or stopped):
             with naming_full_disk(out, FULL_DISK_REMEDY):
-                page = write_report(study, out, "study")
+                page = write_report(study, out, maker)
     return FinishedStudy(study, page, stopped)
 
 
