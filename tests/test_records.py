@@ -292,3 +292,25 @@ def test_a_damaged_config_says_where(change, message):
     with pytest.raises(ValueError) as error:
         from_dict(Config, to_dict(CONFIG) | change)
     assert message in str(error.value)
+
+
+@dataclass(frozen=True)
+class Red:
+    shade: int
+
+
+@dataclass(frozen=True)
+class Blue:
+    shade: int
+
+
+@dataclass(frozen=True)
+class Palette:
+    by_name: Mapping[str, Red | Blue] | None
+    numbered: tuple[int, Red | Blue]
+    rest: tuple[Red | Blue, ...] | None = None
+
+
+def test_one_of_several_records_is_told_at_any_depth():
+    palette = Palette({"sky": Blue(1)}, (3, Red(2)), (Blue(4), Red(5)))
+    assert from_dict(Palette, json.loads(as_json(palette))) == palette

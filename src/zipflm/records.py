@@ -190,14 +190,22 @@ def _to_plain(value: Any, hint: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):
-        inner = get_args(hint)
-        return [_to_plain(item, inner[0] if inner else None) for item in value]
+        inner = get_args(_without_none(hint)) or (None, ...)
+        hints = inner if inner[-1] is not ... else (inner[0],) * len(value)
+        return [_to_plain(item, each) for item, each in zip(value, hints, strict=True)]
     if isinstance(value, Mapping):
-        inner = get_args(hint)
-        return {key: _to_plain(item, inner[1] if inner else None) for key, item in value.items()}
+        _, inner_hint = get_args(_without_none(hint)) or (None, None)
+        return {key: _to_plain(item, inner_hint) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _without_none(hint: Any) -> Any:
+    """`T` of `T | None`; any other hint as it is."""
+    options = [option for option in get_args(hint) if option is not type(None)]
+    is_optional = get_origin(hint) in (Union, types.UnionType) and len(options) == 1
+    return options[0] if is_optional else hint
 
 
 def _parse_union(options: tuple[Any, ...], value: Any, where: str) -> Any:

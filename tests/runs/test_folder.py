@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder, locate, parse_choice
 
 
@@ -93,3 +94,29 @@ def test_unknown_fields_of_a_config_are_named(copy):
     (copy.path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match="unknown key decoder.num_layer: did you mean"):
         copy.config()
+
+
+def test_a_checkpoint_that_cannot_be_read_from_its_disk_is_passed_over(copy, monkeypatch):
+    read, said = Checkpoint.read, []
+
+    def fail_once(self):
+        if self.update == 6:
+            raise OSError(5, "Input/output error")
+        return read(self)
+
+    monkeypatch.setattr(Checkpoint, "read", fail_once)
+    assert copy.newest_contents(said.append).state.update == 4
+    assert "Input/output error" in said[0]
+
+
+def test_a_checkpoint_under_another_name_is_refused(copy):
+    moved = copy.checkpoints_path / "update-00000099"
+    copy.choose(6).path.rename(moved)
+    with pytest.raises(ValueError, match="was saved after update 6"):
+        Checkpoint(moved).read()
+
+
+def test_a_checkpoint_that_was_copied_out_of_its_run_stands_alone(copy, tmp_path):
+    alone = shutil.copytree(copy.choose(6).path, tmp_path / "mine")
+    run, checkpoint = locate(alone, None)
+    assert run.path == checkpoint.path == alone and run.log() == []

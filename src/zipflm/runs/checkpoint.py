@@ -133,10 +133,15 @@ class Checkpoint:
         # Copies: what safetensors gives lies in the file, which may be removed while a run goes on.
         weights = {name: tensor.clone() for name, tensor in self.weights().items()}
         tensors = _read_tensors(self.path / _OPTIMIZER).items()
+        state = self.state()
+        if state.update != self.update:
+            raise ValueError(
+                f"{self.path}: was saved after update {state.update}; give it its name again"
+            )
         return Contents(
             weights=weights,
             optimizer={name: tensor.clone() for name, tensor in tensors},
-            state=self.state(),
+            state=state,
             config=self.config(),
             vocabulary=self.vocabulary(),
             codes=self.codes(),

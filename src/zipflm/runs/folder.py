@@ -93,7 +93,7 @@ class RunFolder:
         for checkpoint in self.checkpoints():
             try:
                 state = checkpoint.state()
-            except ValueError:  # damaged: no candidate
+            except (ValueError, OSError):  # damaged, or on a bad disk: no candidate
                 continue
             if isinstance(state, TrainingState) and state.valid is not None:
                 if state.valid.nats_per_word is not None:
@@ -101,7 +101,7 @@ class RunFolder:
         for _, checkpoint in sorted(scored, key=lambda pair: pair[0]):
             try:
                 checkpoint.verify()
-            except ValueError:
+            except (ValueError, OSError):
                 continue
             return checkpoint
         return None
@@ -115,7 +115,7 @@ class RunFolder:
         for checkpoint in found:
             try:
                 return checkpoint.read()
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 warn(f"{error}; falling back to the checkpoint before it")
         if found:
             raise ValueError(
@@ -216,7 +216,9 @@ def locate(path: Path, choice: Choice | None) -> tuple[RunFolder, Checkpoint]:
         return run, run.choose("newest" if choice is None else choice)
     if choice is not None:
         raise ValueError(f"--checkpoint {choice}: {path} is one checkpoint already; leave it out")
-    return RunFolder(path.resolve().parent.parent), Checkpoint(path)
+    run = RunFolder(path.resolve().parent.parent)
+    # One that was copied out of its run has nothing but itself.
+    return (run if run.holds_a_run else RunFolder(path)), Checkpoint(path)
 
 
 def parse_choice(text: str | None) -> Choice | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class Tally:
         self._start_again(SinceReport())
         return Summary(
             sums=Sums(since.nll, since.tokens, since.words),
-            grad_norm=since.grad_norm,
+            grad_norm=since.grad_norm if since.tokens else math.nan,
             tokens_per_second=since.tokens / elapsed,
             seconds_per_update=elapsed / max(since.updates, 1),
             data_share=since.waited / elapsed,
