@@ -1,3 +1,4 @@
+import errno
 import os
 
 import pytest
@@ -62,3 +63,14 @@ def other_data(tmp_path_factory):
 def imported_run(tmp_path_factory):
     """The golden ADP-T model as a run folder."""
     return import_run(NEWEST, tmp_path_factory.mktemp("runs") / "adpt")
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def no_locks(request, monkeypatch):
+    """A file system that has no locks; the error with which it says so."""
+
+    def flock(descriptor, operation):
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    return request.param

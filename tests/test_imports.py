@@ -20,10 +20,11 @@ ALLOWED = {
     "quoting": set(),
     "reading": set(),
     "records": {"files", "quoting", "reading"},
+    "locks": {"records"},
+    "folders": {"files", "locks"},
     "checksums": {"files", "records"},
     "units": set(),
     "terminal": set(),
-    "locks": {"records"},
     "config": {"model.bands", "quoting"},
     "overrides": {"quoting", "records"},
     "presets": {"config", "variants"},
@@ -33,17 +34,17 @@ ALLOWED = {
     "kernels": set(),
     "model": {"config", "kernels"},
     "model.bands": {"quoting"},
-    "data": {"checksums", "config", "files", "quoting", "records"},
+    "data": {"checksums", "config", "files", "folders", "quoting", "reading", "records"},
     "data.vocabulary": set(),
-    "runs": {"checksums", "model", "data", "config", "files", "quoting", "reading", "records"}
-    | {"units"},
+    "runs": {"checksums", "model", "data", "config", "folders", "files", "quoting", "reading"}
+    | {"records", "units"},
     "evaluation": {"runs", "model", "data", "config", "files", "units"},
     "training": {"evaluation", "runs", "model", "data", "config", "records", "terminal"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
-    | {"files", "records", "units"},
+    | {"files", "reading", "records", "units"},
     "analysis.paper": set(),
     "comparison": {"analysis", "training", "evaluation", "runs", "data", "config", "presets"}
-    | {"recipes", "overrides", "files", "records", "terminal", "units"},
+    | {"recipes", "overrides", "files", "folders", "reading", "records", "terminal", "units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))

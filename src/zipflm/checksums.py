@@ -1,7 +1,7 @@
-"""`checksums.json`: SHA-256 of every file of a folder, so that damage is noticed before it counts.
+"""`checksums.json`: SHA-256 of every file of a folder, so that damage is noticed in time.
 
-Checkpoints and data folders have one. A file is compared with it when it is opened; large ones are
-remembered by what the system says of them (`Verified`), so that they are read for it only once.
+Checkpoints and data folders have one. Files are compared with it before they are used. `Verified`
+remembers what the system says of a file that was compared, so that a large one is read only once.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from zipflm.records import as_json, read_value
 CHECKSUMS = "checksums.json"
 _VERIFIED = ".verified.json"
 
-# A file changed again within its clock's resolution would look unchanged: the young ones are not
-# remembered.
+# A file that is changed twice within the resolution of its clock looks unchanged after the second
+# time, so one that was changed just now is not remembered.
 _YOUNG_SECONDS = 2.0
 
 
 def seal(folder: Path, known: Mapping[str, str] | None = None) -> None:
     """Write the checksums of all files of a folder, of which some may be `known` already."""
     known = known or {}
-    names = sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS)
+    others = (CHECKSUMS, _VERIFIED)
+    names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in others)
     sums = {name: known.get(name) or file_hash(folder / name) for name in names}
     write_whole(folder / CHECKSUMS, json.dumps(sums, indent=1) + "\n")
 
@@ -54,7 +55,7 @@ def require_unchanged(folder: Path, name: str, sums: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """A file as the system describes it; any change of its content changes `ctime`."""
+    """A file as the system describes it; whatever is written to it changes `ctime`."""
 
     size: int
     mtime: int
@@ -72,15 +73,18 @@ class Verified:
     def require_unchanged(self, name: str, sums: Mapping[str, str]) -> None:
         """As the function of that name, but a file that did not change since is not read again."""
         seen = self._read()
-        if name in seen and seen[name] == self._look(name, sums[name]):
+        before, started = self._look(name, sums[name]), time.time()
+        if before is not None and seen.get(name) == before:
             return
         require_unchanged(self._folder, name, sums)
-        now = self._look(name, sums[name])
-        if now is None or time.time() - now.ctime / 1e9 < _YOUNG_SECONDS:
+        # What was changed while we read it may differ in a part that we had read by then.
+        if before is None or before != self._look(name, sums[name]):
+            return
+        if started - before.ctime / 1e9 < _YOUNG_SECONDS:
             return
         # Where nothing can be written, it is read again next time.
         with suppress(OSError):
-            remembered = _Remembered(files=seen | {name: now})
+            remembered = _Remembered(files=seen | {name: before})
             write_whole(self._path, as_json(remembered) + "\n")
 
     def _look(self, name: str, sha256: str) -> _Seen | None:

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -117,10 +116,15 @@ def load_object(data: bytes | str) -> dict[str, Any]:
     return value
 
 
-@cache
 def field_types(cls: type) -> dict[str, Any]:
-    """The type of every field; Python works them out anew, slowly, whenever it is asked."""
-    return get_type_hints(cls)
+    """The type of every field."""
+    if cls not in _FIELD_TYPES:
+        _FIELD_TYPES[cls] = get_type_hints(cls)
+    return _FIELD_TYPES[cls]
+
+
+_FIELD_TYPES: dict[type, dict[str, Any]] = {}
+"""By class: Python works them out anew whenever it is asked, which takes time for a long log."""
 
 
 def defaults(cls: type) -> dict[str, Any]:

@@ -1,9 +1,18 @@
+import hashlib
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
 import pytest
+from child_code import waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zipflm.data import bpe
 from zipflm.data.bpe import Codes, join
 
+GOLDEN_TEXT = Path(__file__).parent.parent / "golden" / "data" / "text"
 COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<unk>": 50}
 WORDS = st.text(st.sampled_from("low@erns</w>"), min_size=1, max_size=10)
 
@@ -71,3 +80,92 @@ def test_bad_codes_are_refused(tmp_path, content, message):
     (tmp_path / "codes").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         Codes.load(tmp_path / "codes")
+
+
+LONG = 400_000
+LONG_WORDS = {
+    "one letter": "a" * LONG,
+    "two letters": "ab" * (LONG // 2),
+    "any letters": "".join(random.Random(0).choices("abcdefgh", k=LONG)),
+    "letters beyond Latin": "\u4e2d\u6587" * (LONG // 2),
+}
+
+
+@pytest.mark.parametrize("kind", LONG_WORDS)
+def test_a_word_of_any_length_is_learned_and_split_in_no_time(kind):
+    """It took over a minute, with the square of the length."""
+    word = LONG_WORDS[kind]
+    start = time.monotonic()
+    codes = Codes.learn(COUNTS | {word: 1}, 50)
+    (pieces,) = codes.split([word])
+    assert time.monotonic() - start < 10  # two seconds at most where nobody else is at work
+    assert join(pieces) == word
+    assert len(pieces) < len(word) / 1.5
+
+
+@settings(max_examples=200)
+@given(st.lists(WORDS, max_size=4), st.integers(1, 30), st.integers(2, 9))
+def test_long_words_join_back_and_only_the_last_piece_ends_them(words, merges, longest):
+    """With stretches this short, most words have several."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bpe, "_LONGEST_STRETCH", longest)
+        codes = Codes.learn(dict.fromkeys(words, 3) | COUNTS | {"@@": 9, "x@@": 9}, merges)
+        split = codes.split(words)
+    for word, pieces in zip(words, split, strict=True):
+        assert join(pieces) == word
+        if word not in ("</s>", "<s>"):
+            ends = [not piece.endswith("@@") for piece in pieces]
+            assert ends == [False] * (len(pieces) - 1) + [True]
+
+
+@settings(max_examples=50)
+@given(st.lists(WORDS, min_size=1, max_size=8), st.integers(1, 30))
+def test_a_long_word_changes_nothing_for_the_others(words, merges):
+    """Codes split a word in the same way whatever words are beside it."""
+    codes = Codes.learn(dict.fromkeys(words, 3) | COUNTS, merges)
+    alone, beside = codes.split(words), codes.split([*words, "lowest" * 500])
+    assert beside[:-1] == alone
+
+
+def test_a_word_at_the_limit_is_split_as_a_whole_and_a_longer_one_in_stretches():
+    codes = Codes.learn({"ab": 5, "xab": 3}, 2)
+    assert codes.merges == [("a", "b</w>"), ("x", "ab</w>")]
+    codes = Codes([("a", "b"), ("a", "b</w>"), ("c", "a")])
+    at_most = "ab" * 500
+    assert codes.split([at_most]) == [["ab@@"] * 499 + ["ab"]]
+    # The stretch ends between a and b: neither piece crosses it.
+    assert codes.split(["c" + at_most]) == [["c@@"] + ["ab@@"] * 499 + ["a@@", "b"]]
+
+
+def test_codes_of_ordinary_words_are_those_they_always_were():
+    """Of the golden text, hashed before words could be too long."""
+    counts = Counter((GOLDEN_TEXT / "train.txt").read_text(encoding="utf-8").split())
+    codes = Codes.learn(counts, 300)
+    pieces = "\n".join(" ".join(split) for split in codes.split(counts))
+    assert codes.hash == "3ac79d60e537362be7556e3c96c7f66eb40e1479bdcd08b1809032c0f4ee4c66"
+    assert (
+        hashlib.sha256(pieces.encode()).hexdigest()
+        == "91c4e4253f5dd50b87d21d709692e04da0918349812d44b45c316448909b67f3"
+    )
+
+
+LEARN = """
+import random
+from zipflm.data.bpe import Codes
+draw = random.Random(0)
+words = {"".join(draw.choices("abcdefghijklmnopqrst", k=9)): 2 for _ in range(150_000)}
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+say("ready")
+Codes.learn(words, 20_000)
+"""
+
+
+def test_a_signal_ends_learning_at_once():
+    """The library that learns stays in its own code for seconds, where Python sees no signal."""
+    with waiting(LEARN) as child:
+        time.sleep(2)
+        assert child.poll() is None, "it has learned all already"
+        sent = time.monotonic()
+        child.terminate()
+        assert child.wait(60) == 7
+        assert time.monotonic() - sent < 2

@@ -101,8 +101,8 @@ def test_codes_that_the_facts_do_not_know_are_refused(pieces):
     facts = json.loads((pieces / "data.json").read_text())
     (pieces / "data.json").write_text(json.dumps(facts | {"bpe": None}))
     seal(pieces)
-    with pytest.raises(ValueError, match="bpe.codes: .*data.json says None"):
-        _ = DataFolder.open(pieces).codes
+    with pytest.raises(ValueError, match="data.json: unit='bpe': .* has bpe codes"):
+        DataFolder.open(pieces)
 
 
 def test_words_have_no_codes_and_every_id_ends_one(word_data):

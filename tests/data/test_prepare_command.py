@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import re
 import shlex
 import signal
@@ -208,8 +209,62 @@ def test_kill_in_the_middle_leaves_nothing_that_looks_finished(tmp_path):
     with pytest.raises(ValueError, match="no data folder"):
         DataFolder.open(next(tmp_path.glob(".d.unfinished-*")))
     require_end(workers)  # they see that their parent is gone
-    # What is left does not stand in the way of another try.
+    # What is left does not stand in the way of another try, and goes with it.
     assert zipflm("prepare", TEXT / "train.txt", "--out", tmp_path / "d").returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["big.txt", "d"]
+
+
+@needs_proc
+@pytest.mark.slow
+def test_killed_at_five_moments_it_makes_the_same_folder_and_leaves_nothing_else(tmp_path):
+    text, draw = tmp_path / "text.txt", random.Random(3)
+    text.write_text("".join(f"word{n} and word{n % 7919}\n" for n in range(60_000)))
+    command = ["prepare", text, "--bpe", 2000, "--processes", 2, "--out"]
+    assert zipflm(*command, tmp_path / "whole").returncode == 0
+    left = 0
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "zipflm", *map(str, command), str(tmp_path / "d")],
+            env=ENVIRONMENT,
+            stdout=subprocess.DEVNULL,
+        )
+        while not list(tmp_path.glob(".d.lock")):
+            assert process.poll() is None
+        time.sleep(draw.uniform(0, 1.5))
+        process.kill()
+        process.wait()
+        left += len(list(tmp_path.glob(".d.unfinished-*")))
+        assert len(list(tmp_path.glob(".d.*"))) <= 3, "it gathers"
+    assert left > 0, "it was always killed too early or too late"
+    assert zipflm(*command, tmp_path / "d").returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "whole", "d"}
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "d" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@needs_proc
+def test_a_second_command_for_the_same_folder_is_refused_and_the_first_goes_on(tmp_path):
+    process, _ = preparing(tmp_path)
+    done = zipflm("prepare", TEXT / "train.txt", "--out", tmp_path / "d")
+    assert done.returncode == 2, done.stdout
+    assert re.fullmatch(
+        rf"zipflm: {tmp_path}/d: in use by process {process.pid} on \S+ \(zipflm prepare, since "
+        r"[^)]*\); wait until it has ended, or choose another folder\n",
+        done.stderr,
+    )
+    assert process.wait(60) == 0
+    DataFolder.open(tmp_path / "d").verify()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["big.txt", "d"]
+
+
+def test_a_word_without_end_is_prepared(tmp_path):
+    """A file of another kind, perhaps, that somebody took for text."""
+    (tmp_path / "text").write_text(f"a text with a word {'acgt' * 100_000} that has no end\n" * 2)
+    start = time.monotonic()
+    done = zipflm("prepare", tmp_path / "text", "--bpe", "50", "--out", tmp_path / "d")
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - start < 20
+    DataFolder.open(tmp_path / "d").verify()
 
 
 @needs_proc

@@ -1,6 +1,11 @@
 """A folder of which one file at a time is changed and put back."""
 
+import json
+
+from fuzz.mutations import put_back
+
 from zipflm.checksums import CHECKSUMS, seal
+from zipflm.files import file_hash
 from zipflm.quoting import quoted
 
 MAX_MESSAGE = 2_000  # characters
@@ -12,27 +17,36 @@ class Folder:
     def __init__(self, path, names):
         self.path = path
         self.originals = {name: (path / name).read_bytes() for name in names}
-        self._sealed = None
+        self._changed = {}
 
     def write(self, name, data, *, sealed=False):
         """Change a file; `sealed` makes the checksums of its folder match."""
+        self.touch(name)
         path = self.path / name
         path.write_bytes(data)
+        if sealed and path.suffix == ".tokens":
+            self._certify(path)
         if sealed:
-            self._sealed = path.parent / CHECKSUMS
-            self._sums = self._sealed.read_bytes()
+            sums = path.with_name(CHECKSUMS)
+            self._changed[sums] = sums.read_bytes()
             seal(path.parent)
 
-    def restore(self, name):
-        path = self.path / name
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
-            path.unlink(missing_ok=True)
-        path.write_bytes(self.originals[name])
-        if self._sealed is not None:
-            self._sealed.write_bytes(self._sums)
-            self._sealed = None
+    def _certify(self, path):
+        """data.json holds the checksums of token files, too."""
+        facts_path = path.with_name("data.json")
+        self._changed[facts_path] = facts_path.read_bytes()
+        facts = json.loads(facts_path.read_bytes())
+        facts["splits"][path.stem]["sha256"] = file_hash(path)
+        facts_path.write_text(json.dumps(facts))
+
+    def touch(self, name):
+        """Remember to put a file back."""
+        self._changed[self.path / name] = self.originals[name]
+
+    def restore(self):
+        for path, data in self._changed.items():
+            put_back(path, data)
+        self._changed.clear()
 
 
 def require_named(error, root, names):

@@ -135,7 +135,7 @@ def altered_lines(rng, data):
 
 
 def altered_json(rng, data):
-    """JSON of another value: fields gone, added, doubled, of other types, absurd or out of range."""
+    """JSON of another value: fields gone, added, doubled, of other types or out of range."""
     value = json.loads(data)
     literals = {}
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
@@ -197,9 +197,15 @@ def _odd(rng, value, literals):
 
 
 def replace_file(rng, path):
-    """Put something else in the place of a file: what it was."""
-    kind = rng.choice(["nothing", "folder", "pipe", "link to nothing", "link to itself", "device"])
+    """Put nothing, or something that is no file, in the place of a file."""
     path.unlink()
+    put_in_place(path, rng.choice(["nothing", *_NO_FILES]))
+
+
+_NO_FILES = ["folder", "pipe", "link to nothing", "link to itself", "device"]
+
+
+def put_in_place(path, kind):
     match kind:
         case "folder":
             path.mkdir()
@@ -211,7 +217,6 @@ def replace_file(rng, path):
             path.symlink_to(path)
         case "device":
             path.symlink_to("/dev/zero")
-    return kind
 
 
 def put_back(path, data):

@@ -62,6 +62,7 @@ def test_killed_at_ten_moments_it_ends_with_the_same_weights(word_data, tmp_path
     assert_same(weights(out), weights(tmp_path / "whole"))
     logged = [report.update for report in reports(out)]
     assert logged == sorted(set(logged)) and logged[-1] == 150
+    assert not list(out.rglob(".*")), "something is left of those that were killed"
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from zipflm.recipes import resolve
 from zipflm.training.trainer import train
 
 OVERRIDES = [
-    "training.max_updates=100",
+    "training.max_updates=65",
     "training.report_every=10",
     "training.optimizer.matrix_lr=0.02",
     "training.optimizer.table_lr=0.03",
@@ -18,10 +18,14 @@ OVERRIDES = [
     "batches.tokens=2048",
     "training.tokens_per_update=2048",
 ]
+LONGER = "training.max_updates=100"
+"""For those that share tables or have few parameters, and take longer to learn by heart."""
 EXTRA = {
+    "BPE-T": [LONGER],
+    **{name: ["output.tail_dropout=0"] for name in ("ASM", "ADP")},
     # Its words are short: wider windows hold padding only, and cost as much.
-    "CNN": ["input.max_bytes=8", "output.tail_dropout=0"],
-    **{name: ["output.tail_dropout=0"] for name in ("ASM", "ADP", "ADP-T")},
+    "CNN": [LONGER, "output.tail_dropout=0", "input.max_bytes=8"],
+    "ADP-T": [LONGER, "output.tail_dropout=0"],
 }
 
 

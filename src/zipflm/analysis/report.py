@@ -21,6 +21,7 @@ from zipflm.analysis.study import Study
 from zipflm.analysis.tables import EMPTY, columns, context_rows, number, to_csv, to_json
 from zipflm.analysis.word_lists import WordDifference
 from zipflm.files import write_whole
+from zipflm.reading import read_file
 from zipflm.records import load_object
 
 _CAPTIONS = {
@@ -62,15 +63,19 @@ def _maker_of(out: Path) -> Maker | None:
     if (out / _MEMBERS).is_dir():
         return "study"
     try:
-        made_by = load_object((out / _TABLE).read_bytes()).get("made_by")
+        made_by = load_object(read_file(out / _TABLE)).get("made_by")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError):
-        raise ValueError(
-            f"{out / _TABLE}: cannot be read, so whose report it is cannot be told; choose another "
-            "--out or remove it first"
-        ) from None
-    return "study" if made_by == "study" else "analysis"
+        made_by = None
+    if made_by == "study":
+        return "study"
+    if made_by == "analysis":
+        return "analysis"
+    raise ValueError(
+        f"{out / _TABLE}: cannot be read, so whose report it is cannot be told; choose another "
+        "--out or remove it first"
+    )
 
 
 def _make_writable(out: Path) -> None:

@@ -26,6 +26,7 @@ from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.files import naming_full_disk
+from zipflm.folders import sole_writer
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import Choice, RunFolder, locate
@@ -65,29 +66,30 @@ def analyse(
     analysed = _open(runs, checkpoint, words)
     for run in analysed:
         _require_room(run, context_sizes, options)
-    claim(out, "analysis")
-    members: list[Member] = []
-    contexts: list[ContextScore] = []
-    for run in analysed:
-        member, more = _scored(run, words, splits, options, context_sizes)
-        members.append(member)
-        contexts += more
-    study = build(
-        members,
-        scored_text(words, splits[-1]),
-        title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
-        dataset=_dataset(analysed),
-        facts={
-            "data": f"a vocabulary of {len(words.vocabulary):,} words",
-            "folder": str(words.path),
-            "vocabulary": words.vocabulary.hash,
-        }
-        | PROTOCOL_FACTS,
-    )
-    study = replace(study, contexts=tuple(contexts))
-    with naming_full_disk(out, FULL_DISK_REMEDY):
-        write_report(study, out, "analysis")
-    return study
+    with sole_writer(out):
+        claim(out, "analysis")
+        members: list[Member] = []
+        contexts: list[ContextScore] = []
+        for run in analysed:
+            member, more = _scored(run, words, splits, options, context_sizes)
+            members.append(member)
+            contexts += more
+        study = build(
+            members,
+            scored_text(words, splits[-1]),
+            title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
+            dataset=_dataset(analysed),
+            facts={
+                "data": f"a vocabulary of {len(words.vocabulary):,} words",
+                "folder": str(words.path),
+                "vocabulary": words.vocabulary.hash,
+            }
+            | PROTOCOL_FACTS,
+        )
+        study = replace(study, contexts=tuple(contexts))
+        with naming_full_disk(out, FULL_DISK_REMEDY):
+            write_report(study, out, "analysis")
+        return study
 
 
 def ablate(

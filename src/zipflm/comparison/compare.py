@@ -24,6 +24,7 @@ from zipflm.comparison.progress import Display
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.files import naming_full_disk
+from zipflm.folders import sole_writer
 from zipflm.runs import resume
 from zipflm.training import distributed
 from zipflm.training.distributed import Process
@@ -101,7 +102,8 @@ def run_plans(
     """Train and score every plan, in order, and report on the held-out splits of `words`; `others`
     are members that need no training."""
     splits = scored_splits(words)
-    with distributed.started(device) as process:
+    lock = sole_writer(out)
+    with distributed.started(device) as process, distributed.held_by_first(lock, process):
         for plan in plans:
             check(plan, process)
         if process.is_first:

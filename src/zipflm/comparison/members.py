@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
+from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.analysis.study import CurvePoint, Member, SplitScore, split_score
 from zipflm.config import Config
+from zipflm.data.facts import SplitFacts
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.scores import ScoringProtocol
 from zipflm.files import written_whole
+from zipflm.reading import require_file
 from zipflm.records import as_json, from_dict, load_object
 from zipflm.runs.checkpoint import WEIGHTS, Checkpoint, has_checkpoint_name
 from zipflm.runs.folder import RunFolder
@@ -25,6 +29,11 @@ from zipflm.runs.records import LogLine, Report, Validation
 
 SCORES = "scores"
 """Folder inside a member's run folder that keeps what was scored."""
+
+_MOST_FACTS, _MOST_HEADER = 1 << 20, 1 << 14
+"""Bytes, so that a damaged file cannot ask for more memory than the scores of its split take."""
+_ROUNDING = 1e-2
+"""In nats."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ def score_once(
             options=options,
         )
         path = run / SCORES / f"{split}.npz"
-        kept = _read_kept(path, key)
+        kept = _read_kept(path, key, data.split(split))
         if kept is None:
             loaded = loaded or load_run(checkpoint.path)
             kept = _scored(loaded, data, split, options)
@@ -106,16 +115,42 @@ def _keep(path: Path, key: _Key, scores: WordScores) -> None:
         np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
 
 
-def _read_kept(path: Path, key: _Key) -> WordScores | None:
+def _read_kept(path: Path, key: _Key, split: SplitFacts) -> WordScores | None:
+    """None where there are none, or those of other weights or another text, or damaged ones."""
     try:
-        # Opened here: numpy would leave a file that is no archive open.
-        with path.open("rb") as file, np.load(file) as held:
-            facts = from_dict(_KeptFacts, load_object(str(held["facts"])))
-            nll = held["nll"]
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # absent or damaged: score again
+        facts, nll = _unpack(path, split)
+    except Exception:  # zipfile and NumPy have a dozen ways to say that a file is damaged
         return None
-    is_whole = nll.dtype == np.float64 and nll.shape == (facts.protocol.words,)
-    return WordScores(nll, facts.protocol) if facts.key == key and is_whole else None
+    if facts.key != key or not _are_of(split, nll, facts.protocol):
+        return None
+    return WordScores(nll, facts.protocol)
+
+
+def _unpack(path: Path, split: SplitFacts) -> tuple[_KeptFacts, NDArray[Any]]:
+    require_file(path)
+    with ZipFile(path) as archive:
+        facts = _array(archive, "facts.npy", _MOST_FACTS)
+        nll = _array(archive, "nll.npy", 8 * split.words + _MOST_HEADER)
+    return from_dict(_KeptFacts, load_object(str(facts))), nll
+
+
+def _array(archive: ZipFile, name: str, most: int) -> NDArray[Any]:
+    """One array, of which all bytes are compared with the archive's checksum."""
+    if archive.getinfo(name).file_size > most:
+        raise ValueError(f"{name}: larger than {most} bytes")
+    array: NDArray[Any] = np.load(io.BytesIO(archive.read(name)), allow_pickle=False)
+    return array
+
+
+def _are_of(split: SplitFacts, nll: NDArray[Any], protocol: ScoringProtocol) -> bool:
+    """Whether these can be the losses of a split."""
+    counts = (protocol.tokens, protocol.words, protocol.unk)
+    if counts != (split.tokens, split.words, split.unknown):
+        return False
+    if nll.dtype != np.float64 or nll.shape != (split.words,):
+        return False
+    # A probability may come out above 1 by a rounding error.
+    return bool(np.isfinite(nll).all() and nll.min() > -_ROUNDING)
 
 
 def make_member(

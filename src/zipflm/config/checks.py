@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from zipflm.quoting import quoted
@@ -56,7 +55,13 @@ def require_choices(config: Any) -> None:
         require(value in choices, name, value, f"choose from {', '.join(map(str, choices))}")
 
 
-@cache
 def _choices(cls: type) -> dict[str, tuple[Any, ...]]:
-    hints = get_type_hints(cls)
-    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+    if cls not in _CHOICES:
+        hints = get_type_hints(cls).items()
+        literals = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
+        _CHOICES[cls] = literals
+    return _CHOICES[cls]
+
+
+_CHOICES: dict[type, dict[str, tuple[Any, ...]]] = {}
+"""By class: Python works out types anew whenever it is asked, which is slow."""

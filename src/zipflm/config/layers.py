@@ -24,6 +24,8 @@ Share = Callable[[int, int], float]
 """share(first, end): which part of the running text has ids from `first` up to, not including,
 `end`."""
 
+_LONGEST_WORD = 4096
+"""Bytes; a table has room for as many for every word of the vocabulary."""
 NUM_BYTES = 257
 """Rows of a table of bytes: 256 values, moved up by one, and 0 for padding."""
 
@@ -173,7 +175,13 @@ class CharacterInput(InputLayer):
     """Longer words are cut, shorter ones padded."""
 
     def __post_init__(self) -> None:
-        require_positive(char_dim=self.char_dim, max_bytes=self.max_bytes)
+        require_positive(char_dim=self.char_dim)
+        require(
+            1 <= self.max_bytes <= _LONGEST_WORD,
+            "max_bytes",
+            self.max_bytes,
+            f"give 1 to {_LONGEST_WORD}; so many are kept of every word",
+        )
         require_count(highway_layers=self.highway_layers)
         require(len(self.filters) > 0, "filters", self.filters, "give at least one filter")
         for pair in self.filters:

@@ -177,6 +177,7 @@ class Batches:
         """Where batch `index` of this rank lies in the stream."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
+        self.tokens.require_whole()
         order, turns = self._plan(epoch)
         place = index * self._world_size + self._rank
         surplus = place >= self.num_batches

@@ -3,16 +3,23 @@
 Codes are learned with the `tokenizers` library on counted words and kept in subword-nmt's format,
 so that its codes can be imported too. A piece that is continued ends in `@@`; a piece that ends its
 word never does, so the boundaries of words are known from the pieces alone.
+
+A word of more than 1,000 characters, which is no word of any language, is learned and split in
+stretches of so many: no piece crosses from one into the next. Otherwise learning would take time
+with the square of its length.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from itertools import islice
 from os import PathLike
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -22,8 +29,10 @@ _HEADER = "#version: 0.2"
 # In the codes, though not in the pieces, the end of a word is marked rather than the middle.
 _WORD_END = "</w>"
 _REPEATS = 10_000
+_LONGEST_STRETCH = 1_000
 
 Merge = tuple[str, str]
+_T = TypeVar("_T")
 
 
 class Codes:
@@ -50,8 +59,8 @@ class Codes:
             min_frequency=2,
             show_progress=False,
         )
-        marked = {word[:-1] + stand_ins[word[-1]]: count for word, count in words.items()}
-        tokenizer.train_from_iterator(_repeated(marked), trainer)
+        marked = _marked(words, stand_ins)
+        _interruptibly(lambda: tokenizer.train_from_iterator(_repeated(marked), trainer))
         merges = json.loads(tokenizer.to_str())["model"]["merges"]
         endings = str.maketrans({mark: end + _WORD_END for end, mark in stand_ins.items()})
         if not merges:
@@ -101,11 +110,15 @@ class Codes:
     def split(self, words: Iterable[str]) -> list[list[str]]:
         """The pieces of every word; a special stays whole."""
         words = list(words)
-        model = self._model({character for word in words for character in word})
-        return [[word] if word in SPECIALS else _pieces(model, word) for word in words]
+        alphabet = {character for word in words for character in word}
+        ending, inner = self._model(alphabet, _WORD_END), None
+        if any(len(word) > _LONGEST_STRETCH for word in words):
+            inner = self._model(alphabet, "")
+        return [[word] if word in SPECIALS else _pieces(word, ending, inner) for word in words]
 
-    def _model(self, alphabet: set[str]) -> models.BPE:
-        """Merges over symbols that include every character at hand, so that none is unknown."""
+    def _model(self, alphabet: set[str], end: str) -> models.BPE:
+        """Merges over symbols that include every character at hand, so that none is unknown; `end`
+        is what marks the last one."""
         symbols = dict.fromkeys(sorted(alphabet))
         symbols |= dict.fromkeys(character + _WORD_END for character in sorted(alphabet))
         kept: list[Merge] = []
@@ -113,7 +126,7 @@ class Codes:
             symbols |= {left: None, right: None, left + right: None}
             kept.append((left, right))
         vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
-        return models.BPE(vocabulary, kept, end_of_word_suffix=_WORD_END)
+        return models.BPE(vocabulary, kept, end_of_word_suffix=end)
 
 
 def join(pieces: Iterable[str]) -> str:
@@ -122,15 +135,43 @@ def join(pieces: Iterable[str]) -> str:
     return "".join(piece.removesuffix(CONTINUES) for piece in inner) + last
 
 
-def _pieces(model: models.BPE, word: str) -> list[str]:
-    parts = [token.value for token in model.tokenize(word)]
-    parts[-1] = parts[-1].removesuffix(_WORD_END)
-    if "".join(parts) != word or not all(parts):
-        # The word spells the mark of a word's end, on which codes cannot be relied.
-        parts = list(word)
+def _pieces(word: str, ending: models.BPE, inner: models.BPE | None) -> list[str]:
+    """`ending` splits a word's last stretch, `inner` those before it, which few words have."""
+    if inner is None or len(word) <= _LONGEST_STRETCH:
+        parts = _last_parts(word, ending)
+    else:
+        *firsts, last = _stretches(word)
+        parts = [token.value for stretch in firsts for token in inner.tokenize(stretch)]
+        parts += _last_parts(last, ending)
     if parts[-1].endswith(CONTINUES):
         parts[-1:] = [parts[-1][:-1], parts[-1][-1]]
     return [part + CONTINUES for part in parts[:-1]] + parts[-1:]
+
+
+def _last_parts(stretch: str, model: models.BPE) -> list[str]:
+    parts = [token.value for token in model.tokenize(stretch)]
+    parts[-1] = parts[-1].removesuffix(_WORD_END)
+    # Codes cannot be relied on for a word that itself spells the mark of a word's end.
+    return parts if "".join(parts) == stretch and all(parts) else list(stretch)
+
+
+def _stretches(word: str) -> list[str]:
+    """What is learned, and split, each on its own."""
+    starts = range(0, len(word), _LONGEST_STRETCH)
+    return [word[start : start + _LONGEST_STRETCH] for start in starts]
+
+
+def _marked(words: Mapping[str, int], stand_ins: Mapping[str, str]) -> dict[str, int]:
+    """Counts of all stretches, with the end of a word marked."""
+    marked: dict[str, int] = {}
+    for word, count in words.items():
+        if len(word) > _LONGEST_STRETCH:
+            *firsts, word = _stretches(word)
+            for stretch in firsts:
+                marked[stretch] = marked.get(stretch, 0) + count
+        last = word[:-1] + stand_ins[word[-1]]
+        marked[last] = marked.get(last, 0) + count
+    return marked
 
 
 def _stand_ins(words: Iterable[str]) -> dict[str, str]:
@@ -149,3 +190,21 @@ def _repeated(counts: Mapping[str, int]) -> Iterator[str]:
     for word, count in counts.items():
         for start in range(0, count, _REPEATS):
             yield " ".join([word] * min(_REPEATS, count - start))
+
+
+def _interruptibly(work: Callable[[], _T]) -> _T:
+    """Do foreign work that may take minutes, and let signals end it.
+
+    Python handles a signal in the main thread, between two instructions of its own. So this thread
+    only waits while another one works: a daemon, for which nobody waits once a signal has come.
+    """
+    result: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="zipflm-bpe", daemon=True).start()
+    return result.result()

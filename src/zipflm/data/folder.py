@@ -1,11 +1,13 @@
-"""The data folder: `vocabulary.txt`, one token file per split, `data.json`, and BPE codes if any.
+"""The data folder: `vocabulary.txt`, one token file per split, `data.json`, BPE codes if any, and
+`checksums.json` of all of them.
 
-It appears whole or not at all (`files.new_folder`). Opens and checks folders; does not know how
+It appears whole or not at all (`folders.new_folder`). Opens and checks folders; does not know how
 text becomes ids.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -13,14 +15,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.checksums import Verified, read_checksums, require_unchanged
+from zipflm.checksums import CHECKSUMS, Verified, read_checksums, require_unchanged
 from zipflm.config import Unit
 from zipflm.data.bpe import Codes
 from zipflm.data.facts import FACTS_FILE, DataFacts, SplitFacts, read_facts
+from zipflm.data.facts import SPLITS as SPLITS
 from zipflm.data.tokens import TokenFile
 from zipflm.data.vocabulary import Vocabulary
-
-SPLITS = ("train", "valid", "test")
+from zipflm.quoting import quoted
 
 VOCABULARY_FILE = "vocabulary.txt"
 CODES_FILE = "bpe.codes"
@@ -37,16 +39,18 @@ class DataFolder:
         """Open a folder that `zipflm prepare` made; ValueError or OSError if it is not whole."""
         path = Path(path)
         facts = read_facts(path)
-        sums = read_checksums(path, (FACTS_FILE, VOCABULARY_FILE))
-        # Token files are long, and looked at when a split is used.
-        for name in (FACTS_FILE, VOCABULARY_FILE, *((CODES_FILE,) if facts.bpe else ())):
-            require_unchanged(path, name, sums)
+        _require_sealed(path, facts)
         vocabulary = Vocabulary.load(path / VOCABULARY_FILE)
         if vocabulary.hash != facts.vocabulary.hash:
             raise ValueError(
                 f"{path / VOCABULARY_FILE}: its hash is {vocabulary.hash}, but data.json says "
                 f"{facts.vocabulary.hash}; prepare the data again"
             )
+        _require_counts(
+            path / VOCABULARY_FILE,
+            {"size": facts.vocabulary.size, "words": facts.vocabulary.words},
+            {"size": len(vocabulary), "words": vocabulary.num_words},
+        )
         return cls(path, facts, vocabulary)
 
     @property
@@ -60,8 +64,22 @@ class DataFolder:
 
     def tokens(self, split: str) -> TokenFile:
         """The token file of a split, checked against this folder's vocabulary."""
-        tokens = TokenFile(self.path / self.split(split).file)
+        facts = self.split(split)
+        tokens = TokenFile(self.path / facts.file)
         tokens.require_vocabulary(self.vocabulary.hash)
+        _require_counts(
+            self.path / facts.file,
+            {
+                "tokens": facts.tokens,
+                "sentences": facts.sentences,
+                "words in the vocabulary": len(self.vocabulary),
+            },
+            {
+                "tokens": len(tokens),
+                "sentences": tokens.num_sentences,
+                "words in the vocabulary": tokens.vocabulary_size,
+            },
+        )
         return tokens
 
     @cached_property
@@ -77,12 +95,16 @@ class DataFolder:
         if self.unit == "word":
             return None
         codes = Codes.load(self.path / CODES_FILE)
-        said = self.facts.bpe.hash if self.facts.bpe else None
-        if codes.hash != said:
+        said = self.facts.bpe
+        assert said is not None  # of sub-words, as the facts themselves check
+        if codes.hash != said.hash:
             raise ValueError(
-                f"{self.path / CODES_FILE}: its hash is {codes.hash}, but data.json says {said}; "
-                "prepare the data again"
+                f"{self.path / CODES_FILE}: its hash is {codes.hash}, but data.json says "
+                f"{said.hash}; prepare the data again"
             )
+        _require_counts(
+            self.path / CODES_FILE, {"merges": said.merges}, {"merges": len(codes.merges)}
+        )
         return codes
 
     def split(self, split: str) -> SplitFacts:
@@ -109,4 +131,37 @@ class DataFolder:
             try:
                 verified.require_unchanged(facts.file, {facts.file: facts.sha256})
             except ValueError as error:
-                raise ValueError(f"{error}; prepare the {split} split again") from None
+                raise ValueError(f"{error}; prepare the data again") from None
+
+
+def _require_sealed(path: Path, facts: DataFacts) -> None:
+    """ValueError unless the files are those of `checksums.json`; token files, which are long, are
+    read when a split is used (`verify`)."""
+    if not (path / CHECKSUMS).is_file():
+        raise ValueError(
+            f"{path}: has no {CHECKSUMS}: it is not whole, or was made by an earlier version of "
+            "zipflm; prepare the data again"
+        )
+    small = (FACTS_FILE, VOCABULARY_FILE, *((CODES_FILE,) if facts.bpe else ()))
+    try:
+        sums = read_checksums(path, small)
+        for name in small:
+            require_unchanged(path, name, sums)
+        # From here on the facts can be trusted.
+        for split in facts.splits.values():
+            if sums.get(split.file) != split.sha256:
+                raise ValueError(
+                    f"{path / CHECKSUMS}: damaged; it and {FACTS_FILE} disagree on {split.file}"
+                )
+    except ValueError as error:
+        raise ValueError(f"{error}; prepare the data again") from None
+
+
+def _require_counts(path: Path, said: Mapping[str, int], found: Mapping[str, int]) -> None:
+    """ValueError unless a file has as many of everything as `data.json` says."""
+    for what, number in found.items():
+        if said[what] != number:
+            raise ValueError(
+                f"{path}: has {what} {number}, but {FACTS_FILE} says {quoted(said[what])}; "
+                "prepare the data again"
+            )

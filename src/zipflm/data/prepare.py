@@ -34,7 +34,8 @@ from zipflm.data.sources import corpus_texts
 from zipflm.data.text import STDIN, chunks, expand, stored_size
 from zipflm.data.tokens import TokenWriter
 from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
-from zipflm.files import file_hash, new_folder, refuse_existing
+from zipflm.files import file_hash
+from zipflm.folders import new_folder, refuse_existing
 from zipflm.records import write_record
 
 Text = str | PathLike[str]

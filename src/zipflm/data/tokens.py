@@ -8,11 +8,13 @@ words.
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from types import TracebackType
 from typing import Any, Protocol
@@ -20,12 +22,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm.reading import require_file
+
 _MAGIC = b"zipflmT\n"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQQQ64s")
 _HEADER_SIZE = 128
 _TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 _COPY_BYTES = 1 << 22
+_COMPARED = 1 << 20
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
@@ -39,6 +44,9 @@ class Tokens(Protocol):
     @property
     def offsets(self) -> NDArray[Any]: ...
 
+    def require_whole(self) -> None:
+        """ValueError if the tokens can no longer be read."""
+
 
 @dataclass(frozen=True)
 class TokenArray:
@@ -50,6 +58,9 @@ class TokenArray:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def require_whole(self) -> None:
+        """Always: they are in memory."""
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int] | NDArray[Any]]) -> TokenArray:
@@ -66,13 +77,18 @@ class TokenFile:
     def __init__(self, path: str | PathLike[str]) -> None:
         """Open a token file; ValueError if it is none, of another version, or cut short."""
         self.path = os.fspath(path)
+        require_file(path)
         with open(path, "rb") as file:
             header = file.read(_HEADER_SIZE)
-            size = os.fstat(file.fileno()).st_size
-        if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
-            raise ValueError(f"{self.path}: not a zipflm token file, or cut short in its header")
-        _, version, width, tokens, sentences, self.vocabulary_size, digest = _HEADER.unpack_from(
-            header
+            self._size = os.fstat(file.fileno()).st_size
+            if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
+                raise ValueError(
+                    f"{self.path}: not a zipflm token file, or cut short in its header"
+                )
+            # It keeps the file open, which tells of a change of its size (`require_whole`).
+            self._map = mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ)
+        _, version, width, tokens, self.num_sentences, self.vocabulary_size, digest = (
+            _HEADER.unpack_from(header)
         )
         if version != _VERSION or width not in _TYPES:
             raise ValueError(
@@ -80,24 +96,43 @@ class TokenFile:
                 f"release reads version {_VERSION}; prepare the data again"
             )
         self.vocabulary_hash = digest.decode("ascii", "replace").rstrip("\0")
-        offsets_at = _aligned(_HEADER_SIZE + tokens * width)
-        expected = offsets_at + 8 * (sentences + 1)
-        if size != expected:
+        self._offsets_at = _aligned(_HEADER_SIZE + tokens * width)
+        expected = self._offsets_at + 8 * (self.num_sentences + 1)
+        if self._size != expected:
             raise ValueError(
-                f"{self.path}: {size} bytes where its header promises {expected}: cut short or "
-                "damaged; prepare the data again"
+                f"{self.path}: {self._size} bytes where its header promises {expected}: cut short "
+                "or damaged; prepare the data again"
             )
-        self.ids: Ids = np.memmap(path, _TYPES[width], "r", _HEADER_SIZE, (tokens,))
-        self.offsets: NDArray[np.uint64] = np.memmap(
-            path, np.uint64, "r", offsets_at, (sentences + 1,)
-        )
+        self.ids: Ids = np.ndarray((tokens,), _TYPES[width], self._map, _HEADER_SIZE)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def num_sentences(self) -> int:
-        return len(self.offsets) - 1
+    @cached_property
+    def offsets(self) -> NDArray[np.uint64]:
+        """Start of every sentence, then the number of tokens; ValueError if they are not that."""
+        self.require_whole()
+        shape = (self.num_sentences + 1,)
+        offsets: NDArray[np.uint64] = np.ndarray(shape, np.uint64, self._map, self._offsets_at)
+        # A wrong one could ask for a batch of any size. Every sentence has its `</s>` at least.
+        if offsets[0] != 0 or offsets[-1] != len(self) or not _rises(offsets):
+            raise ValueError(
+                f"{self.path}: damaged: its sentences do not follow one another from 0 to "
+                f"{len(self)}; prepare the data again"
+            )
+        return offsets
+
+    def require_whole(self) -> None:
+        """ValueError if the file has been cut or added to since it was opened.
+
+        The system ends a process that reads a mapped file behind its end, without a word.
+        """
+        size = self._map.size()
+        if size != self._size:
+            raise ValueError(
+                f"{self.path}: changed while it was in use: {size} bytes, no longer {self._size}; "
+                "prepare the data again"
+            )
 
     def require_vocabulary(self, digest: str) -> None:
         """ValueError, naming both hashes, unless the file was made with that vocabulary."""
@@ -174,6 +209,13 @@ class TokenWriter:
         with suppress(OSError):
             self._waiting.close()
         os.unlink(self._waiting_path)
+
+
+def _rises(offsets: NDArray[np.uint64]) -> bool:
+    """Each is greater than the one before; compared piece by piece, as there may be millions."""
+    starts = range(0, len(offsets) - 1, _COMPARED)
+    pieces = (offsets[start : start + _COMPARED + 1] for start in starts)
+    return all(bool(np.all(piece[:-1] < piece[1:])) for piece in pieces)
 
 
 def _aligned(position: int) -> int:

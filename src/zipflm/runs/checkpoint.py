@@ -32,7 +32,7 @@ from zipflm.config import Config
 from zipflm.data.bpe import Codes
 from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.files import new_folder
+from zipflm.folders import new_folder
 from zipflm.quoting import quoted, unquoted
 from zipflm.reading import require_file
 from zipflm.records import read_record, read_value, write_record
@@ -81,7 +81,8 @@ class Checkpoint:
         there = [name for name in _OPTIONAL if os.path.lexists(self.path / name)]
         sums = read_checksums(self.path, (*_NEEDED, *there))
         for name in sums:
-            if Path(name).name != name or len(name.encode(errors="replace")) > _LONGEST_FILE_NAME:
+            is_long = len(name.encode(errors="replace")) > _LONGEST_FILE_NAME
+            if not name or is_long or Path(name).name != name:
                 raise ValueError(
                     f"{self.path / CHECKSUMS}: {quoted(name)} is no file of the folder"
                 )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
-from zipflm.files import new_folder
+from zipflm.folders import new_folder, sole_writer
 from zipflm.records import read_record, write_record
 from zipflm.runs import log
 from zipflm.runs.checkpoint import Checkpoint, Contents, has_checkpoint_name, is_checkpoint, save
@@ -125,11 +126,21 @@ class RunFolder:
 
     # --- What training writes. ---
 
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only process that writes into the run; `locks.InUse` if another one does.
+
+        Removes what killed processes left unfinished, and the folder if nothing is put into it.
+        """
+        with sole_writer(self.path) as is_locked:
+            if is_locked:
+                self._clean()
+            yield
+
     def open(self, config: Config, data: DataFolder, update: int) -> None:
         """Write what identifies the run, and drop what a killed process logged after `update`,
         from which the run is resumed; 0 for one that starts."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self._clean()
         log.trim(self.log_path, update)
         now = provenance(data)
         first = self.versions() if update > 0 else None
@@ -162,9 +173,8 @@ class RunFolder:
                 checkpoint.remove()
 
     def tidy(self) -> None:
-        """Do in a finished run what a killed process had no time for: remove the checkpoints that
-        it was not to keep, and what is left of others."""
-        self._clean()
+        """Remove the checkpoints that a finished run was not to keep, for which a killed process
+        had no time. To be called with the lock."""
         for newest in self.checkpoints()[:1]:
             try:
                 state = newest.state()
@@ -178,9 +188,12 @@ class RunFolder:
         return [c.set_aside() for c in self.checkpoints() if c.update > update]
 
     def _clean(self) -> None:
-        """Remove what a killed process left unfinished."""
-        for path in self.checkpoints_path.glob(".update-*"):
-            shutil.rmtree(path)
+        """Remove checkpoints that were being saved or removed when a process was killed."""
+        for path in list(self.checkpoints_path.glob(".update-*")):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:  # a lock
+                path.unlink()
 
 
 def write_imported(out: Path, contents: Contents) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.evaluation.device import usable_device
-from zipflm.training.together import Team
+from zipflm.training.team import Team
 
 Parallel = Literal["ddp", "fsdp"]
 
@@ -49,7 +49,7 @@ def started(device: str | None = None) -> Iterator[Process]:
 
     `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU where there is one. Within another
     `started` nothing is joined or left: a second group would find the first one's addresses in
-    torchrun's store. An error in one process ends them all (see `together`).
+    torchrun's store. An error in one process ends them all (see `team`).
     """
     place = torch.device(usable_device(device))
     # torchrun tells a process its place in the environment; nothing else is read from there.
@@ -156,6 +156,37 @@ def require_same(name: str, value: int | None, process: Process, remedy: str) ->
             raise ValueError(
                 f"{name} is {values[0]} in process 0, but {other} in process {rank}; {remedy}"
             )
+
+
+def raise_together(problem: str | None, process: Process) -> None:
+    """ValueError in every process if any of them has a problem; waits for all of them."""
+    problems: list[str | None] = [problem]
+    if process.world_size > 1:
+        problems = [None] * process.world_size
+        dist.all_gather_object(problems, problem)
+    for found in problems:
+        if found is not None:
+            raise ValueError(found)
+
+
+def let_first(work: Callable[[], object], process: Process) -> None:
+    """Have the first process do this while the others wait; its ValueError or OSError is a
+    ValueError in all of them."""
+    problem = None
+    if process.is_first:
+        try:
+            work()
+        except (ValueError, OSError) as error:
+            problem = str(error)
+    raise_together(problem, process)
+
+
+@contextmanager
+def held_by_first(context: AbstractContextManager[object], process: Process) -> Iterator[None]:
+    """A context, such as a lock, that the first process enters for all of them."""
+    with ExitStack() as held:
+        let_first(lambda: held.enter_context(context), process)
+        yield
 
 
 def local_shard(tensor: Tensor) -> Tensor:

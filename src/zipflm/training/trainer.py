@@ -54,9 +54,13 @@ def train(
     nothing saved before is lost by that.
     """
     check_data(config, data)
-    with distributed.started(device) as process, StopSignal() as stop:
+    folder = RunFolder(out)
+    with (
+        distributed.started(device) as process,
+        StopSignal() as stop,
+        distributed.held_by_first(folder.lock(), process),
+    ):
         accumulation(config, process)  # an error if no whole number of batches makes an update
-        folder = RunFolder(out)
         resuming.check(folder, config, data, resume=resume, other_text=other_text)
         log = Log(
             folder, config.training.max_updates, not process.is_first, config.training.tensorboard
@@ -73,6 +77,8 @@ def train(
             if process.is_first:
                 folder.tidy()
             return True
+        used = ["train"] + (["valid"] if "valid" in data.splits else [])
+        distributed.let_first(lambda: data.verify(*used), process)
         if process.is_first:
             folder.open(config, data, done or 0)
             for path in folder.set_aside(done) if done is not None else ():
@@ -241,7 +247,7 @@ def _flop_utilisation(run: Run, tokens_per_second: float) -> float | None:
 def _stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
     """ValueError after too many updates without a finite loss and gradient; saves the batches.
 
-    All processes say the same, so that a study knows it for one failure (see `together`).
+    All processes say the same, so that a study knows it for one failure (see `team`).
     """
     if run.tally.bad_in_a_row < run.config.training.max_bad_updates:
         return

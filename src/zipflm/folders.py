@@ -1,0 +1,86 @@
+"""Folders that appear whole or not at all, and folders that one process at a time writes into.
+
+Both take a lock first. So whatever lies there unfinished belongs to a process that was killed, and
+is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+
+from zipflm.files import clear_unfinished, flush_rename, flush_tree, naming_full_disk
+from zipflm.locks import locked
+
+
+def refuse_existing(out: str | PathLike[str]) -> None:
+    """FileExistsError if `out` is anything but free or an empty folder elsewhere."""
+    out = Path(out)
+    if out.exists() and out.samefile(os.curdir):
+        raise FileExistsError(f"{out} is the folder you are in; name a new one with --out")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise FileExistsError(f"{out} exists already; choose another --out or remove it first")
+
+
+@contextmanager
+def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
+    """A folder to fill that gets the name `out` on a clean exit, and vanishes on an error.
+
+    InUse, naming the other process, if one is about to make the same folder.
+    """
+    out = Path(out)
+    refuse_existing(out)
+    # A folder cannot be renamed to a link, but to what the link points to.
+    final = Path(os.path.realpath(out))
+    lock = final.with_name(f".{final.name}.lock")
+    remedy = "nothing was kept; free some space or choose another --out"
+    with naming_full_disk(out, remedy), locked(lock, str(out)) as is_locked:
+        refuse_existing(out)  # another process may have made it before we had the lock
+        if is_locked:
+            _remove_abandoned(final)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}.unfinished-", dir=final.parent))
+        try:
+            yield unfinished
+            unfinished.chmod(0o777 & ~_umask())
+            flush_tree(unfinished)
+            os.rename(unfinished, final)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        flush_rename(final.parent)
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[bool]:
+    """Be the only process that writes into `folder`; InUse, naming the other, if there is one.
+
+    The folder is made, and removed in the end if it is empty. The value is False where the file
+    system has no locks, so that another process may be writing all the same (see `locked`).
+    """
+    place = Path(os.path.realpath(folder))
+    with locked(place / ".lock", str(folder)) as is_locked:
+        if is_locked:
+            clear_unfinished(place)
+        yield is_locked
+
+
+def _remove_abandoned(final: Path) -> None:
+    """Remove what killed processes left of a folder that they had not finished."""
+    # As `mkdtemp` names them, and no longer: `NAME.unfinished-x` may be a folder of its own.
+    abandoned = re.compile(rf"\.{re.escape(final.name)}\.unfinished-[a-z0-9_]{{8}}")
+    for path in final.parent.iterdir():
+        if abandoned.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _umask() -> int:
+    # There is no way to ask but to set it.
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,54 @@
+"""Python code in a process of its own, which dies when the test wants it to."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+from pathlib import Path
+
+import zipflm
+
+_START = """
+import os, signal, sys, time
+from pathlib import Path
+from zipflm.files import write_whole, written_whole
+from zipflm.folders import new_folder, sole_writer
+from zipflm.locks import InUse, locked
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def say(what):
+    print(what, flush=True)
+"""
+
+
+def start(code, *arguments, **options):
+    """A child that runs `code`, which finds `arguments` in `sys.argv` from 1 on."""
+    source = str(Path(zipflm.__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, "-c", _START + textwrap.dedent(code), *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": source},
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def killed(code, *arguments):
+    """Run code that kills its own process with `die()`."""
+    with start(code, *arguments) as child:
+        assert child.wait(60) == -signal.SIGKILL
+
+
+@contextmanager
+def waiting(code, *arguments):
+    """A child that runs `code`, has said "ready" and waits; it is killed in the end."""
+    with start(code, *arguments) as child:
+        try:
+            assert child.stdout.readline() == "ready\n"
+            yield child
+        finally:
+            child.kill()

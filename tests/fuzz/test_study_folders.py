@@ -1,0 +1,212 @@
+"""Whatever happens to what a study keeps: scores are the same, and reports are whose they were."""
+
+import io
+import json
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+from fuzz.cases import limited_memory, limited_time, tried
+from fuzz.folders import Folder, require_named
+from fuzz.mutations import altered_json, damaged, put_in_place, replace_file
+
+from zipflm.analysis.report import claim
+from zipflm.comparison.members import score_once
+from zipflm.evaluation.evaluate import ScoringOptions
+
+OPTIONS = ScoringOptions(device="cpu")
+KEPT = "scores/valid.npz"
+
+
+def scored(run, data):
+    found = score_once(run, data, ["valid"], OPTIONS)
+    scores = found.splits["valid"]
+    protocol = scores.protocol
+    counts = protocol.tokens, protocol.words, protocol.unk
+    return found.checkpoint, counts, scores.nll.tolist()
+
+
+@pytest.fixture
+def studies(trained_runs, tmp_path):
+    made = []
+    for path, data in trained_runs.items():
+        run = shutil.copytree(path, tmp_path / path.name)
+        before = scored(run, data)
+        made.append((Folder(run, [KEPT]), data, before))
+    return made
+
+
+def altered_scores(rng, data):
+    """An archive that is whole, with absurd numbers or other facts in it."""
+    with np.load(io.BytesIO(data)) as held:
+        nll, facts = held["nll"], str(held["facts"])
+    place = rng.randrange(len(nll))
+    match rng.randrange(7):
+        case 0:
+            nll[place] = rng.choice([np.nan, np.inf, -np.inf, -1.0, -1e300])
+        case 1:
+            nll = rng.choice([nll[:-1], nll[None], np.append(nll, 1.0), nll[:0], nll[0]])
+        case 2:
+            nll = nll.astype(rng.choice(["f4", ">f8", "c16", "i8", "U3", "?"]))
+        case 3:
+            nll = rng.choice([np.array("x"), np.zeros((0, 3)), np.zeros(10**5)])
+        case 4:
+            facts = altered_json(rng, facts).decode("utf-8", "replace")
+        case 5:
+            key = json.loads(facts)
+            key["protocol"]["words"] += 1
+            facts, nll = json.dumps(key), np.append(nll, 1.0)
+        case _:
+            return bomb(facts)
+    file = io.BytesIO()
+    np.savez(file, nll=nll, facts=np.array(facts))
+    return file.getvalue()
+
+
+def bomb(facts):
+    """A small file whose losses take much memory once they are unpacked."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("facts.npy", "w") as member:
+            np.save(member, np.array(facts))
+        with archive.open("nll.npy", "w") as member:
+            np.save(member, np.zeros(2**24))
+    return file.getvalue()
+
+
+def attempt_on(studies):
+    def attempt(rng):
+        folder, data, before = rng.choice(studies)
+        is_file = rng.random() < 0.9
+        try:
+            if is_file:
+                change = rng.choice([damaged, damaged, altered_scores])
+                folder.write(KEPT, change(rng, folder.originals[KEPT]))
+            else:
+                folder.touch(KEPT)
+                replace_file(rng, folder.path / KEPT)
+            after = scored(folder.path, data)
+            assert after == before, f"other scores: {after} and {before}"
+            return "the same"
+        except OSError as error:  # a folder cannot be replaced by a file
+            assert not is_file
+            require_named(error, folder.path, ["valid.npz"])
+            return "refused"
+        finally:
+            folder.restore()
+
+    return attempt
+
+
+@pytest.mark.timeout(0)  # as long as --fuzz-seconds says
+def test_changed_scores_are_the_same_or_made_again(studies, fuzz_seed, fuzz_seconds):
+    outcomes = tried(attempt_on(studies), fuzz_seed, fuzz_seconds)
+    assert outcomes["the same"] > 10
+
+
+TABLES = [{"made_by": "study", "models": [1, 2]}, {"made_by": "analysis", "models": []}]
+
+
+def attempt_claim(rng, out):
+    """A report is overwritten only by a command of the same kind."""
+    table = rng.choice(TABLES)
+    data = json.dumps(table).encode()
+    path = out / "table.json"
+    folder = Folder(out, [])
+    folder.originals["table.json"] = data
+    try:
+        if rng.random() < 0.2:
+            folder.touch("table.json")
+            path.write_bytes(data)
+            replace_file(rng, path)
+            if not path.is_symlink() and not path.exists():
+                return "absent"
+        else:
+            folder.write("table.json", rng.choice([altered_json, damaged])(rng, data))
+        asked = rng.choice(["study", "analysis"])
+        claim(out, asked)
+        assert json.loads(path.read_bytes())["made_by"] == asked
+        return "claimed"
+    except ValueError as error:
+        require_named(error, out, ["table.json", "--out"])
+        return "refused"
+    finally:
+        folder.restore()
+
+
+@pytest.mark.timeout(0)
+def test_a_changed_report_is_not_taken_for_another(tmp_path, fuzz_seed, fuzz_seconds):
+    outcomes = tried(lambda rng: attempt_claim(rng, tmp_path), fuzz_seed, fuzz_seconds / 4)
+    assert outcomes["claimed"] > 10 and outcomes["refused"] > 10
+
+
+# --- What fuzzing found. ---
+
+
+@pytest.fixture
+def study(studies):
+    return studies[0]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to nothing"])
+def test_what_is_no_file_is_replaced_by_scores(study, kind):
+    folder, data, before = study
+    (folder.path / KEPT).unlink()
+    put_in_place(folder.path / KEPT, kind)
+    with limited_time(), limited_memory():
+        assert scored(folder.path, data) == before
+    assert (folder.path / KEPT).is_file()
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf, -1.0])
+def test_a_loss_that_is_none_is_scored_again(study, loss):
+    folder, data, before = study
+    with np.load(folder.path / KEPT) as held:
+        nll, facts = held["nll"], held["facts"]
+    nll[3] = loss
+    np.savez(folder.path / KEPT, nll=nll, facts=facts)
+    assert scored(folder.path, data) == before
+
+
+def test_scores_of_more_words_than_the_split_has_are_made_again(study):
+    folder, data, before = study
+    with np.load(folder.path / KEPT) as held:
+        nll, facts = held["nll"], json.loads(str(held["facts"]))
+    facts["protocol"]["words"] += 1
+    np.savez(folder.path / KEPT, nll=np.append(nll, 1.0), facts=np.array(json.dumps(facts)))
+    assert scored(folder.path, data) == before
+
+
+def test_a_small_file_of_many_losses_takes_no_memory(study):
+    folder, data, before = study
+    with np.load(folder.path / KEPT) as held:
+        facts = str(held["facts"])
+    folder.write(KEPT, bomb(facts))
+    with limited_memory(100):
+        assert scored(folder.path, data) == before
+
+
+def test_an_archive_that_wants_a_password_is_scored_again(study):
+    """Of a flipped bit: for zipfile this is no damage, but a RuntimeError."""
+    folder, data, before = study
+    content = bytearray(folder.originals[KEPT])
+    for mark, place in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        content[content.index(mark) + place] |= 1
+    folder.write(KEPT, bytes(content))
+    assert scored(folder.path, data) == before
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to nothing", "folder"])
+def test_a_report_that_is_no_file_is_refused_at_once(tmp_path, kind):
+    put_in_place(tmp_path / "table.json", kind)
+    with limited_time(), limited_memory(), pytest.raises(ValueError, match="table.json: cannot be"):
+        claim(tmp_path, "analysis")
+
+
+@pytest.mark.parametrize("made_by", [None, "", "someone", 3, ["study"]])
+def test_a_report_of_an_unknown_kind_is_not_overwritten(tmp_path, made_by):
+    (tmp_path / "table.json").write_text(json.dumps({"made_by": made_by}))
+    for maker in ("study", "analysis"):
+        with pytest.raises(ValueError, match="table.json: cannot be read, so whose report it is"):
+            claim(tmp_path, maker)

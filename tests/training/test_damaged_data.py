@@ -1,0 +1,91 @@
+"""Training uses no token that is not what `prepare` wrote."""
+
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+from training_runs import environment, reports, run, run_apart, train_command
+
+from zipflm.data.folder import DataFolder
+from zipflm.data.prepare import prepare
+from zipflm.runs.folder import RunFolder
+
+SHORT = ["training.max_updates=2"]
+LONG = ["training.max_updates=100000", "training.checkpoint_every=20", "training.report_every=10"]
+
+
+@pytest.fixture
+def data(word_data, tmp_path):
+    """A copy that may be damaged."""
+    return DataFolder.open(shutil.copytree(word_data.path, tmp_path / "data"))
+
+
+def flip(path, position=200):
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_one_flipped_bit_is_refused_before_anything_is_written(data, tmp_path, split):
+    flip(data.path / f"{split}.tokens")
+    with pytest.raises(ValueError, match=f"{split}.tokens: damaged.*prepare the data again"):
+        run(data, tmp_path / "run", *SHORT)
+    assert not (tmp_path / "run").exists()
+
+
+def test_damage_that_came_later_is_refused_too_and_the_run_stays_as_it_was(data, tmp_path):
+    run(data, tmp_path / "run", *SHORT)
+    time.sleep(0.02)  # a tick of the file system's clock
+    flip(data.path / "train.tokens")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.*")}
+    with pytest.raises(ValueError, match="train.tokens: damaged"):
+        run(data, tmp_path / "run", "training.max_updates=4", resume=True)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.*")} == before
+
+
+def test_a_folder_without_a_valid_split_is_trained_on(tmp_path):
+    (tmp_path / "train.txt").write_text("a b c d e f g\n" * 40)
+    data = prepare(tmp_path / "data", {"train": [tmp_path / "train.txt"]})
+    assert run(data, tmp_path / "run", *SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+def test_all_processes_are_told_what_the_first_one_found(data, tmp_path):
+    flip(data.path / "train.tokens")
+    outs = [tmp_path / "a", tmp_path / "b"]  # apart only for their messages
+    assert run_apart(data, outs, *SHORT) == [2, 2]
+    first, second = (out.with_name(f"{out.name}.error").read_text() for out in outs)
+    assert first == second and "train.tokens: damaged" in first
+    assert not any(out.exists() for out in outs)
+
+
+@pytest.mark.slow
+def test_a_file_cut_while_it_is_trained_on_is_named_and_checkpoints_are_intact(data, tmp_path):
+    """The system would end the process where it reads behind the file's end, without a word."""
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        train_command(data, out, *LONG),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        end = time.monotonic() + 100
+        while not RunFolder(out).checkpoints() or not reports(out):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        os.truncate(data.path / "train.tokens", 0)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 2, said
+    assert said.startswith(f"zipflm: {data.path}/train.tokens: changed while it was in use: 0 byte")
+    assert said.count("\n") == 1
+    found = RunFolder(out).checkpoints()
+    assert found
+    for checkpoint in found:
+        checkpoint.verify()
+    assert not list(out.rglob(".*"))

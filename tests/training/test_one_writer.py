@@ -1,0 +1,147 @@
+"""Two trainings never write into one run folder at once."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+from training_runs import (
+    assert_same,
+    call,
+    child,
+    environment,
+    reports,
+    run,
+    run_apart,
+    train_command,
+    weights,
+)
+
+from zipflm.locks import InUse
+from zipflm.runs.folder import RunFolder
+
+SHORT = ["training.max_updates=2"]
+LONG = ["training.max_updates=100000", "training.checkpoint_every=20", "training.report_every=10"]
+
+
+def wait_for(condition, process, seconds=100):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end, "it ended or hangs"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_the_second_of_two_trainings_is_refused_and_the_first_one_goes_on(word_data, tmp_path):
+    out = tmp_path / "run"
+    command = train_command(word_data, out, *LONG)
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL) as first:
+        wait_for(lambda: RunFolder(out).checkpoints(), first)
+        config = (out / "config.json").read_bytes()
+        done = call([*train_command(word_data, out, *SHORT), "--resume"])
+        assert done.returncode == 2
+        assert re.fullmatch(
+            rf"zipflm: {out}: in use by process {first.pid} on \S+ \(zipflm train, since "
+            r"[^)]+\); wait until it has ended, or choose another folder\n",
+            done.stderr,
+        )
+        assert (out / "config.json").read_bytes() == config
+        seen = len(reports(out))
+        wait_for(lambda: len(reports(out)) > seen, first)
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(60) == 0
+    updates = [report.update for report in reports(out)]
+    assert updates == sorted(set(updates))
+    for checkpoint in RunFolder(out).checkpoints():
+        checkpoint.verify()
+    assert not list(out.rglob(".*"))
+
+
+def test_what_is_in_the_folder_is_looked_at_inside_the_lock(word_data, tmp_path, monkeypatch):
+    """Otherwise it could change between the look and the lock."""
+    out = tmp_path / "run"
+    monkeypatch.setattr(RunFolder, "config", lambda run: pytest.fail("it was looked at"))
+    monkeypatch.setattr(RunFolder, "checkpoints", lambda run: pytest.fail("it was looked at"))
+    with RunFolder(out).lock():
+        for resume in (False, True):
+            with pytest.raises(ValueError, match=f"run: in use by process {os.getpid()} on"):
+                run(word_data, out, *SHORT, resume=resume)
+    assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+def test_all_processes_of_a_second_training_are_refused(word_data, tmp_path):
+    out = tmp_path / "run"
+    with RunFolder(out).lock():
+        assert run_apart(word_data, [out, out], *SHORT) == [2, 2]
+        assert os.listdir(out) == [".lock"]
+    assert f"in use by process {os.getpid()} on" in (tmp_path / "run.error").read_text()
+    assert not out.exists()
+
+
+def test_what_a_killed_training_left_is_removed_by_the_next(word_data, tmp_path):
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    length = ["training.max_updates=4", "training.checkpoint_every=2"]
+    run(word_data, whole, *length)
+    run(word_data, out, *length, "training.max_updates=2")
+    saved = out / "checkpoints"
+    (saved / ".update-00000002.unfinished-abcdefgh").mkdir()
+    (saved / ".update-00000001").mkdir()  # it was being removed
+    (saved / ".damaged-update-00000001").mkdir()  # set aside for the user
+    for left in (".lock", ".unfinished-config.json", "checkpoints/.update-00000003.lock"):
+        (out / left).write_text("{")
+    run(word_data, out, *length, resume=True)
+    assert {path.name for path in out.rglob(".*")} == {".damaged-update-00000001"}
+    assert_same(weights(out), weights(whole))
+
+
+def test_a_finished_run_is_cleaned_too(word_data, tmp_path):
+    run(word_data, tmp_path / "run", *SHORT)
+    left = tmp_path / "run" / "checkpoints" / ".update-00000002.unfinished-abcdefgh"
+    left.mkdir()
+    assert run(word_data, tmp_path / "run", *SHORT, resume=True)
+    assert not left.exists()
+
+
+@pytest.mark.slow
+def test_a_lock_ends_with_the_process_that_was_killed(word_data, tmp_path):
+    out = tmp_path / "run"
+    process = child(word_data.path, out, LONG)
+    process.start()
+    try:
+        while not RunFolder(out).checkpoints():
+            assert process.is_alive()
+            time.sleep(0.02)
+        with pytest.raises(InUse, match=f"process {process.pid} on"), RunFolder(out).lock():
+            pytest.fail("it must be refused")
+    finally:
+        process.kill()
+        process.join()
+    assert (out / ".lock").exists()
+    done = RunFolder(out).checkpoints()[0].update
+    assert run(word_data, out, f"training.max_updates={done + 2}", resume=True)
+    assert not list(out.rglob(".*"))
+
+
+@pytest.mark.parametrize("bad", ["batches.tokens=96", "batches.block=24"])
+def test_a_failed_start_leaves_no_folder_and_none_of_its_parents(word_data, tmp_path, bad):
+    with pytest.raises(ValueError, match="tokens_per_update"):
+        run(word_data, tmp_path / "new" / "run", bad)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_was_there_stays(word_data, tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ValueError, match="tokens_per_update"):
+        run(word_data, tmp_path / "run", "batches.tokens=96")
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_a_file_as_run_folder_is_refused(word_data, tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(ValueError, match="run: is a file or inside one; give a folder as --out"):
+        run(word_data, tmp_path / "run", *SHORT)
+    assert (tmp_path / "run").read_text() == "mine"
