@@ -23,6 +23,7 @@ from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Place, Report, TrainingState
 from zipflm.training import distributed, memory, optimizers, step, throughput
 from zipflm.training.distributed import Process
+from zipflm.training.limits import require_trainable
 from zipflm.training.log import Log
 from zipflm.training.run import Run
 from zipflm.training.saving import Saver
@@ -53,6 +54,7 @@ def train(
     kept besides the best one, all if 0. ValueError or OSError if the input does not allow it;
     nothing saved before is lost by that.
     """
+    require_trainable(config)
     check_data(config, data)
     folder = RunFolder(out)
     with (
