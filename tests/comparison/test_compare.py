@@ -172,7 +172,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_trained(
 ) -> None:
     (tmp_path / "file").touch()
     trainer = PretendTrainer()
-    with pytest.raises(ValueError, match=r"(--out .*/file|file: is a file).*give a folder"):
+    with pytest.raises(ValueError, match=r"(--out .*/file|: is a file).*give a folder"):
         compare(request_for(data, tmp_path / place), train=trainer, score=pretend_score)
     assert trainer.trained == []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from comparison.studies import make_data, plans_for
 
-from zipflm.comparison.plan import Request, cutoffs
+from zipflm.comparison.plan import Request
 from zipflm.config import AdaptiveOutput
 from zipflm.presets import FACTORIZATIONS
 
@@ -75,26 +75,19 @@ def test_settings_make_rows_of_their_own(data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("5k/155k/100k", (5000, 160_000)), ("20K/40k/200k", (20_000, 60_000)), ("2.5k/9", (2500,))],
-)
-def test_bands_are_words_per_band(text: str, expected: tuple[int, ...]) -> None:
-    assert cutoffs(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "5k", "0/5", "a/b", "5k//5"])
-def test_bands_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="--bands"):
-        cutoffs(text)
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"factorizations": ("SMT",)}, "--factorizations SMT: choose from SM, SM-T"),
         ({"factorizations": ("SM", "SM")}, "each of them once"),
         ({"factorizations": ()}, "name at least one"),
-        ({"seeds": 0}, "--seeds 0: must be at least 1"),
+        ({"seeds": 0}, "--seeds 0: give 1 to 1,000"),
+        ({"seeds": 10**9}, "--seeds 1000000000: give 1 to 1,000"),
+        ({"seeds": 10**400}, "--seeds 1000+\\.\\.\\.0*: give"),
+        ({"seeds": 126}, "8 models with --seeds 126 are 1,008 members.* at most 1,000"),
+        (
+            {"bands": ("4/8",) * 32, "tail_dropout": (0.1,) * 32, "factorizations": ("ADP",)},
+            "1,024 models with --seeds 1",
+        ),
         ({"preset": "wiki"}, "dataset='wiki'"),
         ({"preset": "tiny/ADP-T"}, "--preset tiny; choose its members with --factorizations ADP-T"),
         ({"overrides": ("decoder.layers=2",)}, "did you mean decoder.num_layers"),

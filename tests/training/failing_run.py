@@ -12,9 +12,9 @@ import sys
 
 import zipflm.cli
 from zipflm.comparison import members
-from zipflm.training import step, together
+from zipflm.training import step, team
 
-together.PATIENCE, together._LONGER = 3.0, 2.0  # for the tests' sake
+team.PATIENCE, team._LONGER = 3.0, 2.0  # for the tests' sake
 rank, place, fault = sys.argv[1:4]
 sys.argv = ["zipflm", *sys.argv[4:]]
 true_update, true_score = step.update, members.score_split

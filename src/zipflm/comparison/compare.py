@@ -28,6 +28,7 @@ from zipflm.folders import sole_writer
 from zipflm.runs import resume
 from zipflm.training import distributed
 from zipflm.training.distributed import Process
+from zipflm.training.limits import require_trainable
 from zipflm.training.setup import accumulation, check_data
 from zipflm.training.trainer import train as train_run
 
@@ -131,6 +132,7 @@ def check(plan: Plan, process: Process) -> None:
     """ValueError if a member cannot be trained as planned, or its folder holds another run."""
     try:
         plan.data.tokens("train")
+        require_trainable(plan.config)
         check_data(plan.config, plan.data)
         accumulation(plan.config, process)
         resume.check(plan.run, plan.config, plan.data, resume=True)

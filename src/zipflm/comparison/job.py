@@ -2,7 +2,7 @@
 
 Under torchrun the processes agree on what became of the member after they trained it, and again
 after the first one scored it. So a failure that all of them have is the member's, and one that
-leaves them out of step ends them all (`training.together`).
+leaves them out of step ends them all (`training.team`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from zipflm.files import naming_full_disk
 from zipflm.runs import resume
 from zipflm.training import distributed
 from zipflm.training.distributed import Process
+from zipflm.training.team import described
 from zipflm.training.throughput import reset_peak_memory
-from zipflm.training.together import described
 
 Train = Callable[[Config, DataFolder, Path], bool]
 """Trains, or goes on training, into a run folder; False if a signal ended it."""
@@ -103,7 +103,8 @@ class Job:
         except ValueError:  # the trainer names the damage and goes on from the one before
             return False
         if self._process.is_first:
-            plan.run.tidy()
+            with plan.run.lock():  # which removes what a killed process left unfinished
+                plan.run.tidy()
         return True
 
     def _make_member(self) -> str:

@@ -6,23 +6,27 @@ Everything that can be wrong with a study is found here, before the first member
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, Tie
+from zipflm.comparison.settings import variations
+from zipflm.config import Config, Tie
 from zipflm.config.factorizations import BY_LABEL
 from zipflm.data.facts import FACTS_FILE
 from zipflm.data.folder import DataFolder
 from zipflm.overrides import UnknownKey
 from zipflm.presets import FACTORIZATIONS, from_name
+from zipflm.quoting import quoted
 from zipflm.recipes import resolve
 from zipflm.runs.folder import RunFolder
 
 SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
 _SAME_TEXT = "prepare both from the same text"
 
+MOST_MEMBERS = 1_000
+"""Of a study; whoever asks for more has mistyped a number."""
 MEMBERS = "members"
 """Name of the folder, inside that of a study, with the run of every member."""
 TWIN = "bpe"
@@ -60,20 +64,14 @@ class Plan:
     run: RunFolder
 
 
-@dataclass(frozen=True)
-class Variation:
-    """A config made into another one, and its name in the member's label."""
-
-    name: str
-    apply: Callable[[Config], Config]
-
-
 def make_plans(request: Request, words: DataFolder) -> list[Plan]:
     """All members in the order in which they are trained; `words` is `request.data`, opened.
 
     Raises ValueError for anything that cannot be trained, before anything is.
     """
     _require_known(request)
+    settings = (len(request.bands) or 1) * (len(request.tail_dropout) or 1)
+    require_few(len(request.factorizations) * settings, request.seeds)
     folders = _folders(request, words)
     configs = _resolved(request, folders)
     chosen = variations(request.bands, request.tail_dropout)
@@ -142,8 +140,6 @@ def seeded(
     config: Config, seeds: int, *, label: str, factorization: str, data: DataFolder, out: Path
 ) -> list[Plan]:
     """The same model with as many seeds, counted on from the config's own."""
-    if seeds < 1:
-        raise ValueError(f"--seeds {seeds}: must be at least 1")
     first = config.training.seed
     return [
         Plan(
@@ -158,81 +154,17 @@ def seeded(
     ]
 
 
-def variations(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Variation]:
-    """Every combination of the settings asked for; one without a name, that leaves a config as it
-    is, if none were."""
-    _require_distinct("--bands", bands, [cutoffs(text) for text in bands])
-    _require_distinct("--tail-dropout", tail_dropout, tail_dropout)
-    by_band = [Variation(f"bands {text}", _bands(text)) for text in bands]
-    by_rate = [Variation(f"tail dropout {rate:g}", _tail_dropout(rate)) for rate in tail_dropout]
-    groups = [group for group in (by_band, by_rate) if group]
-    return [_combined(parts) for parts in product(*groups)]
-
-
-def _require_distinct(option: str, given: Sequence[object], meant: Sequence[object]) -> None:
-    """Two members of one name would pass for two seeds."""
-    for place, value in enumerate(meant):
-        if value in meant[:place]:
-            same = given[meant.index(value)]
-            raise ValueError(f"{option} {given[place]}: the same as {same}; name each setting once")
-
-
-def _combined(parts: Iterable[Variation]) -> Variation:
-    parts = tuple(parts)
-
-    def apply(config: Config) -> Config:
-        for part in parts:
-            config = part.apply(config)
-        return config
-
-    return Variation(", ".join(part.name for part in parts), apply)
-
-
-def cutoffs(text: str) -> tuple[int, ...]:
-    """The cutoffs of bands written as words per band; the last takes what remains.
-
-    >>> cutoffs("5k/155k/100k")
-    (5000, 160000)
-    """
-    sizes = []
-    for part in text.lower().split("/"):
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)(k?)", part.strip())
-        if found is None:
-            raise ValueError(f"--bands {text}: write words per band, e.g. 5k/155k/100k")
-        sizes.append(round(float(found[1]) * (1000 if found[2] else 1)))
-    if len(sizes) < 2 or min(sizes) < 1:
-        raise ValueError(f"--bands {text}: give at least two bands of at least one word")
-    return tuple(sum(sizes[:end]) for end in range(1, len(sizes)))
-
-
-def _bands(text: str) -> Callable[[Config], Config]:
-    ends = cutoffs(text)
-
-    def apply(config: Config) -> Config:
-        input, output = config.input, config.output
-        if isinstance(input, AdaptiveInput):
-            input = replace(input, cutoffs=ends)
-        if isinstance(output, AdaptiveOutput):
-            output = replace(output, cutoffs=ends)
-        if not isinstance(output, AdaptiveOutput):
-            raise ValueError(f"--bands {text}: {config.name} has no bands; leave it out")
-        if ends[-1] >= config.vocab_size:
-            raise ValueError(
-                f"--bands {text}: the vocabulary has only {config.vocab_size:,} ids; all bands "
-                "but the last must fit into it"
-            )
-        return replace(config, input=input, output=output)
-
-    return apply
-
-
-def _tail_dropout(rate: float) -> Callable[[Config], Config]:
-    def apply(config: Config) -> Config:
-        if not isinstance(config.output, AdaptiveOutput):
-            raise ValueError(f"--tail-dropout {rate:g}: {config.name} has no tail; leave it out")
-        return replace(config, output=replace(config.output, tail_dropout=rate))
-
-    return apply
+def require_few(models: int, seeds: int) -> None:
+    """ValueError if a study of so many models, with so many seeds each, is more than anybody means
+    to train; to be called before they are made."""
+    if not 1 <= seeds <= MOST_MEMBERS:
+        raise ValueError(f"--seeds {quoted(seeds)}: give 1 to {MOST_MEMBERS:,}")
+    if models * seeds > MOST_MEMBERS:
+        raise ValueError(
+            f"{models:,} models with --seeds {seeds} are {models * seeds:,} members, and a study "
+            f"has at most {MOST_MEMBERS:,}; give fewer --factorizations, --bands, --tail-dropout "
+            "or --seeds"
+        )
 
 
 def _require_known(request: Request) -> None:

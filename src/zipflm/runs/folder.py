@@ -173,9 +173,8 @@ class RunFolder:
                 checkpoint.remove()
 
     def tidy(self) -> None:
-        """Do in a finished run what a killed process had no time for: remove the checkpoints that
-        it was not to keep, and what is left of others."""
-        self._clean()
+        """Remove the checkpoints that a finished run was not to keep, for which a killed process
+        had no time. To be called with the lock."""
         for newest in self.checkpoints()[:1]:
             try:
                 state = newest.state()

@@ -187,13 +187,10 @@ class TrainingState:
 
     def __post_init__(self) -> None:
         require_count(
-            update=self.update,
-            skipped=self.skipped,
-            skipped_in_a_row=self.skipped_in_a_row,
-            keep=self.keep,
+            update=self.update, skipped=self.skipped, skipped_in_a_row=self.skipped_in_a_row
         )
         require_positive(world_size=self.world_size)
-        _require_no_less_than_zero(seconds=self.seconds, seed=self.seed)
+        _require_no_less_than_zero(seconds=self.seconds, seed=self.seed, keep=self.keep)
         if self.loss_scale is not None:
             factor, since = self.loss_scale
             require(

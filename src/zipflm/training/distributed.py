@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.evaluation.device import usable_device
-from zipflm.training.together import Team
+from zipflm.training.team import Team
 
 Parallel = Literal["ddp", "fsdp"]
 
@@ -49,7 +49,7 @@ def started(device: str | None = None) -> Iterator[Process]:
 
     `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU where there is one. Within another
     `started` nothing is joined or left: a second group would find the first one's addresses in
-    torchrun's store. An error in one process ends them all (see `together`).
+    torchrun's store. An error in one process ends them all (see `team`).
     """
     place = torch.device(usable_device(device))
     # torchrun tells a process its place in the environment; nothing else is read from there.

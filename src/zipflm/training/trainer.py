@@ -23,6 +23,7 @@ from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Place, Report, TrainingState
 from zipflm.training import distributed, memory, optimizers, step, throughput
 from zipflm.training.distributed import Process
+from zipflm.training.limits import require_trainable
 from zipflm.training.log import Log
 from zipflm.training.run import Run
 from zipflm.training.saving import Saver
@@ -53,6 +54,7 @@ def train(
     kept besides the best one, all if 0. ValueError or OSError if the input does not allow it;
     nothing saved before is lost by that.
     """
+    require_trainable(config)
     check_data(config, data)
     folder = RunFolder(out)
     with (
@@ -247,7 +249,7 @@ def _flop_utilisation(run: Run, tokens_per_second: float) -> float | None:
 def _stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
     """ValueError after too many updates without a finite loss and gradient; saves the batches.
 
-    All processes say the same, so that a study knows it for one failure (see `together`).
+    All processes say the same, so that a study knows it for one failure (see `team`).
     """
     if run.tally.bad_in_a_row < run.config.training.max_bad_updates:
         return

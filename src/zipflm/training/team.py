@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from types import FrameType
@@ -79,6 +79,7 @@ class Team:
                     raise FailedElsewhere(f"process {rank}: {outcome.problem}")
         finally:
             self._is_over.set()
+            self._let_all_leave()
 
     def agree(self, problem: str) -> str:
         """The problem that all processes have, or that some have while the others got as far as
@@ -105,6 +106,16 @@ class Team:
             return [_Outcome(**json.loads(self._store.get(key))) for key in keys]
         except RuntimeError as error:  # the process that kept the store has gone
             self._end(own.problem or f"the other processes cannot be reached ({error})")
+
+    def _let_all_leave(self) -> None:
+        """The first process may keep the store, and must not go before all have read the last
+        outcomes. One that is gone does not read any more, so nobody is waited for long."""
+        with suppress(RuntimeError):
+            self._store.set(f"left/{self._rank}", "")
+            end = time.monotonic() + PATIENCE
+            keys = [f"left/{rank}" for rank in range(self._world_size)]
+            while self._rank == 0 and not self._store.check(keys) and time.monotonic() < end:
+                time.sleep(_PAUSE)
 
     def _wait(self, keys: list[str], problem: str) -> None:
         """Until everybody has answered; one that is well may score for hours, but somebody who has
