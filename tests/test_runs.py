@@ -18,6 +18,11 @@ TOY = """
 """.split()
 
 
+pytestmark = pytest.mark.skipif(
+    not (Path(sys.executable).parent / "zipflm").exists(), reason="the command is not installed"
+)
+
+
 def run(script: str, place: Path, train_name: str, *options: str) -> str:
     """What the script prints, on a small text."""
     text = place / "text"

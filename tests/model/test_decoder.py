@@ -18,13 +18,13 @@ MODERN = replace(
 def test_sinusoids_equal_the_published_table(dim):
     table = load("modules/sinusoidal.npz")[f"table_dim{dim}_pad1"]
     # Rows 0 and 1 of theirs belong to no word: the first word stands at 2.
-    torch.testing.assert_close(sinusoids(62, dim), table[2:], rtol=0, atol=2e-7)
+    torch.testing.assert_close(sinusoids(62, dim), table[2:], rtol=0, atol=1e-5)
 
 
 def test_long_sequences_need_no_larger_table():
     golden = load("modules/sinusoidal.npz")
     table = sinusoids(3000, 32)
-    torch.testing.assert_close(table[-1], golden["long_last_row"], rtol=0, atol=2e-7)
+    torch.testing.assert_close(table[-1], golden["long_last_row"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", [PLAIN, MODERN, replace(PLAIN, final_norm=True)])

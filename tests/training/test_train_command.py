@@ -38,7 +38,7 @@ def test_a_run_leaves_what_identifies_it_and_what_it_learned(word_data, tmp_path
     config = from_dict(Config, json.loads((out / "config.json").read_text()))
     assert config == config_of(word_data, "training.max_updates=10", "training.validate_every=5")
     versions = json.loads((out / "versions.json").read_text())
-    assert versions["packages"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(versions["packages"]["torch"])
     assert versions["vocabulary"] == word_data.vocabulary.hash
     assert versions["text"] == word_data.split("train").sha256
     assert [report.update for report in reports(out)] == [1, 5, 10]

@@ -7,6 +7,7 @@ text becomes ids.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
@@ -137,7 +138,7 @@ class DataFolder:
 def _require_sealed(path: Path, facts: DataFacts) -> None:
     """ValueError unless the files are those of `checksums.json`; token files, which are long, are
     read when a split is used (`verify`)."""
-    if not (path / CHECKSUMS).is_file():
+    if not os.path.lexists(path / CHECKSUMS):
         raise ValueError(
             f"{path}: has no {CHECKSUMS}: it is not whole, or was made by an earlier version of "
             "zipflm; prepare the data again"
