@@ -107,10 +107,11 @@ def _open(path: Path, what: str) -> int:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:
-            continue  # the holder before us has just removed the folder, which it left empty
-        except (FileExistsError, NotADirectoryError):
-            raise ValueError(f"{what}: is a file or inside one; give a folder as --out") from None
+        except (FileNotFoundError, FileExistsError, NotADirectoryError):
+            # A file in the way, or the holder before us has just removed the folder, left empty.
+            for parent in path.parents:
+                if parent.exists() and not parent.is_dir():
+                    raise ValueError(f"{parent}: is a file; give a folder as --out") from None
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
