@@ -203,7 +203,6 @@ def test_a_case_is_the_same_every_time():
 
 # What fuzzing found: each of these was taken, ended in a traceback, or in a message of pages.
 FOUND = {
-    "training.optimizer=AdamW training.optimizer.lr=1e309": "training.optimizer.lr='1e309'",
     "training.schedule.max_lr=-1 training.schedule.min_lr=-2": "training.schedule.max_lr=-1",
     "training.schedule.warmup_from=-1": "training.schedule.warmup_from=-1",
     "decoder.num_layers=" + "9" * 320: "decoder.num_layers=99999",
@@ -224,8 +223,6 @@ FOUND = {
     "decoder=" + "x" * 99_999: "decoder='xxx",
     "x" * 99_999: "'xxx",
     "dec\noder.dim=8": "unknown key 'dec\\noder'",
-    "decoder." + "x" * 99_999 + "=1": "unknown key decoder.xxx",
-    "tie=" + "x" * 99_999: "tie='xxx",
     "input=CharacterInput tie=none input.max_bytes=99999": "input.max_bytes=99999: ",
     "decoder.positions=rotary decoder.dim=4 input.dim=4 output.dim=4": "dim=4 divided by it",
 }
