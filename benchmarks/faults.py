@@ -1,0 +1,336 @@
+"""What is left of a command that is killed, and whether the same command makes up for it.
+
+    python benchmarks/faults.py [--kills 20] [--commands prepare,train,compare] [--json faults.json]
+
+Kills `prepare`, `train` and `compare`, at toy sizes, with SIGKILL: at system calls that change the
+disk, spread evenly over all of them (`--kills 0` takes every one), and at random moments after the
+first such change. Then gives the same command again, to its end, and compares with a run that
+nobody killed: hashes of the data folder, of weights and optimizer, the log and the study's table
+without times. The claim: all are bit-equal, and no file is left that such a run would not have.
+
+The system calls need strace; without it there are random moments only. A power cut is another
+matter: here the disk's cache survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zipflm
+
+CHANGES = (
+    "write,pwrite64,writev,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir,fsync,"
+    "fdatasync,truncate,ftruncate,fallocate,chmod,fchmod,fchmodat,link,symlink"
+)
+"""System calls that change the disk. Opening a new file is not among them: the moment after it is
+the moment before the next of these."""
+MEASURED = {"seconds", "seconds_left", "tokens_per_second", "data_share", "memory", "versions"}
+"""What differs from run to run, by its name in logs and tables: time, memory, and how often a run
+was resumed."""
+SMALL = (
+    "decoder.dim=16 decoder.ffn_dim=32 decoder.num_layers=1 decoder.num_heads=2 input.dim=16 "
+    "output.dim=16 batches.block=16 batches.tokens=64 batches.eval_block=16 training.max_updates=6 "
+    "training.tokens_per_update=64 training.report_every=1 training.checkpoint_every=2"
+).split()
+
+
+class Command(NamedTuple):
+    """What is killed; its arguments are relative to the folder it is run in."""
+
+    arguments: list[str]
+    fingerprint: Callable[[Path], dict[str, str]]
+    """Everything that must be bit-equal, by name."""
+    is_done: Callable[[Path], bool] = lambda place: False
+    """Whether there is nothing to do again; a data folder that is there is refused as `--out`."""
+
+
+class Kill(NamedTuple):
+    """A system call, `write` number 7 say, or seconds after the first change of the disk."""
+
+    call: str
+    when: float
+
+
+class Outcome(NamedTuple):
+    """What came of one kill."""
+
+    kill: Kill
+    is_partial: bool
+    """Something was there afterwards, and not all of it."""
+    is_resumed: bool
+    differing: list[str]
+    leftovers: list[str]
+
+
+# --- What is compared. ---
+
+
+def files_below(place: Path) -> dict[str, str]:
+    """Hash of every file, by its path."""
+    return {
+        str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(place.rglob("*"))
+        if path.is_file()
+    }
+
+
+def entries(place: Path) -> set[str]:
+    """Files and folders."""
+    return {str(path.relative_to(place)) for path in place.rglob("*")}
+
+
+def without_measures(value: Any) -> Any:
+    """A log or table without what is measured, which differs from run to run."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if k not in MEASURED and "training_" not in k}
+        return {key: without_measures(item) for key, item in kept.items()}
+    return [without_measures(item) for item in value] if isinstance(value, list) else value
+
+
+def run_fingerprint(run: Path) -> dict[str, str]:
+    """Weights, optimizer and log of a run."""
+    lines = (run / "log.jsonl").read_text().splitlines()
+    log = [without_measures(json.loads(line)) for line in lines]
+    found = {"log": json.dumps(log)}
+    for path in sorted((run / "checkpoints").glob("update-*/*.safetensors")):
+        found[f"{path.parent.name}/{path.name}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def study_fingerprint(study: Path) -> dict[str, str]:
+    """The table of a study, and all of its runs."""
+    table = without_measures(json.loads((study / "table.json").read_text()))
+    found = {"table": json.dumps(table, sort_keys=True)}
+    for run in sorted(path.parent for path in study.glob("members/*/*/config.json")):
+        found |= {f"{run.parent.name}/{k}": v for k, v in run_fingerprint(run).items()}
+    return found
+
+
+PREPARE = ["prepare", "train.txt", "--valid", "valid.txt", "--out", "data", "--min-count", "1"]
+COMMANDS = {
+    "prepare": Command(
+        [*PREPARE, "--processes", "1"], lambda place: files_below(place / "data"),
+        lambda place: (place / "data" / "data.json").is_file(),
+    ),
+    "train": Command(
+        ["train", "tiny/ADP-T", "--data", "data", "--out", "run", "--device", "cpu", "--resume",
+         "--keep", "1", *SMALL],
+        lambda place: run_fingerprint(place / "run"),
+    ),
+    "compare": Command(
+        ["compare", "--data", "data", "--preset", "tiny", "--out", "study", "--device", "cpu",
+         "--factorizations", "ASM,ADP-T", *SMALL],
+        lambda place: study_fingerprint(place / "study"),
+    ),
+}  # fmt: skip
+
+
+# --- Running and killing. ---
+
+
+def environment(place: Path) -> dict[str, str]:
+    """Temporary files inside the folder, where those that are left are seen."""
+    tmp = place / "tmp"
+    tmp.mkdir(exist_ok=True)
+    source = str(Path(zipflm.__file__).parents[1])
+    more = {"TMPDIR": str(tmp), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    return os.environ | more | {"PYTHONPATH": source}
+
+
+def started(command: Command, place: Path, prefix: Iterable[str] = ()) -> subprocess.Popen[bytes]:
+    line = [*prefix, sys.executable, "-m", "zipflm", *command.arguments]
+    log = (place.parent / f"{place.name}.output").open("ab")
+    with log:
+        return subprocess.Popen(line, cwd=place, env=environment(place), stdout=log, stderr=log)
+
+
+def traced(place: Path, *options: str) -> list[str]:
+    """The prefix that traces the main thread, which makes all changes of the disk."""
+    return ["strace", "-qq", "-y", "-s", "0", "-o", str(place.parent / "trace"), *options]
+
+
+def can_trace() -> bool:
+    """Whether there is an strace, and it is allowed to trace."""
+    if shutil.which("strace") is None:
+        return False
+    return subprocess.run(["strace", "-qq", "-o", os.devnull, "true"]).returncode == 0
+
+
+def changes(command: Command, place: Path) -> Iterator[Kill]:
+    """Every system call of the command that changes something inside `place`, in their order."""
+    assert started(command, place, traced(place, "-e", f"trace={CHANGES}")).wait() == 0
+    counts: Counter[str] = Counter()
+    for line in (place.parent / "trace").read_text(errors="replace").splitlines():
+        if found := re.match(r"(\w+)\(", line):
+            counts[found[1]] += 1  # strace counts every call by its name
+            if str(place) in line:
+                yield Kill(found[1], counts[found[1]])
+
+
+def spread(kills: list[Kill], number: int) -> list[Kill]:
+    """So many of them, evenly; all if 0."""
+    if number == 0 or number >= len(kills):
+        return kills
+    return [kills[index * len(kills) // number] for index in range(number)]
+
+
+def moments(command: Command, place: Path, number: int, draw: random.Random) -> list[Kill]:
+    """Random times between the first change of the disk and the end."""
+    process = started(command, place)
+    wait_for_change(place, process)
+    begun = time.monotonic()
+    assert process.wait() == 0
+    length = time.monotonic() - begun
+    return [Kill("a moment", draw.uniform(0, length)) for _ in range(number)]
+
+
+def wait_for_change(place: Path, process: subprocess.Popen[bytes]) -> None:
+    before = entries(place)
+    while process.poll() is None and entries(place) == before:
+        time.sleep(0.002)
+
+
+def is_killed(command: Command, place: Path, kill: Kill) -> bool:
+    """Run the command until then; False if it ended before."""
+    if kill.call == "a moment":
+        process = started(command, place)
+        wait_for_change(place, process)
+        time.sleep(kill.when)
+        process.kill()
+        return process.wait() == -9
+    fault = f"inject={kill.call}:signal=SIGKILL:when={kill.when:.0f}"
+    return started(command, place, traced(place, "-e", fault)).wait() == -9
+
+
+class Trial(NamedTuple):
+    """A command with what it starts from and what it comes to when nobody kills it."""
+
+    name: str
+    command: Command
+    template: Path
+    undisturbed: dict[str, str]
+    entries: set[str]
+
+
+def observe(trial: Trial, kill: Kill, scratch: Path) -> Outcome | None:
+    """Kill, run again, compare; None if the command had ended before."""
+    place = fresh(trial.template, scratch)
+    before = entries(place)
+    if not is_killed(trial.command, place, kill):
+        return None
+    left = entries(place)
+    is_partial = left != before and not trial.entries <= left
+    if not trial.command.is_done(place):
+        again = started(trial.command, place).wait()
+        if again != 0:
+            return Outcome(kill, is_partial, False, ["not resumed"], [])
+    found = trial.command.fingerprint(place)
+    names = found.keys() | trial.undisturbed.keys()
+    differing = [name for name in names if found.get(name) != trial.undisturbed.get(name)]
+    leftovers = sorted(entries(place) - trial.entries)
+    return Outcome(kill, is_partial, True, sorted(differing), leftovers)
+
+
+def fresh(template: Path, scratch: Path) -> Path:
+    """A folder with what the command starts from; always of the same name, which tables show."""
+    place = scratch / "place"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(template, place)
+    (place / "tmp").mkdir()
+    return place
+
+
+def trial_of(name: str, template: Path, scratch: Path) -> Trial:
+    command, place = COMMANDS[name], fresh(template, scratch)
+    assert started(command, place).wait() == 0, (scratch / "place.output").read_text()
+    return Trial(name, command, template, command.fingerprint(place), entries(place))
+
+
+def trials(names: list[str], scratch: Path) -> Iterator[Trial]:
+    texts = scratch / "texts"
+    texts.mkdir()
+    words = [f"{a}{b}" for a in "bdfgklmnps" for b in ("a", "e", "ila", "oro")]
+    for split, seed, lines in (("train", 0, 60), ("valid", 1, 8)):
+        draw = random.Random(seed)
+        text = "".join(" ".join(draw.choices(words, k=6)) + "\n" for _ in range(lines))
+        (texts / f"{split}.txt").write_text(text)
+    prepared = shutil.copytree(texts, scratch / "prepared")
+    assert started(COMMANDS["prepare"], prepared).wait() == 0
+    shutil.rmtree(prepared / "tmp")
+    for name in names:
+        yield trial_of(name, texts if name == "prepare" else prepared, scratch)
+
+
+# --- The table. ---
+
+TITLES = ("command", "killed at", "kills", "partial", "resumed", "bit-equal", "leftovers")
+
+
+def row(name: str, where: str, outcomes: list[Outcome]) -> tuple[str, ...]:
+    partial = sum(outcome.is_partial for outcome in outcomes)
+    resumed = sum(outcome.is_resumed for outcome in outcomes)
+    equal = sum(outcome.is_resumed and not outcome.differing for outcome in outcomes)
+    left = sum(bool(outcome.leftovers) for outcome in outcomes)
+    return (name, where, *map(str, (len(outcomes), partial, resumed, equal, left)))
+
+
+def explain(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """A line for everything that is not as claimed."""
+    for outcome in outcomes:
+        if outcome.differing or outcome.leftovers:
+            wrong = ", ".join(outcome.differing) or "equal"
+            left = ", ".join(outcome.leftovers[:5]) or "none"
+            yield f"  {outcome.kill.call} {outcome.kill.when:g}: {wrong}; leftovers: {left}"
+
+
+def kills_of(trial: Trial, options: argparse.Namespace, scratch: Path) -> dict[str, list[Kill]]:
+    """By where they strike."""
+    place, draw = fresh(trial.template, scratch), random.Random(options.seed)
+    groups = {"moments": moments(trial.command, place, options.moments, draw)}
+    if can_trace():
+        calls = list(changes(trial.command, fresh(trial.template, scratch)))
+        groups[f"{len(calls)} calls"] = spread(calls, options.kills)
+    return groups
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--commands", default=",".join(COMMANDS))
+    parser.add_argument("--kills", type=int, default=20, help="at system calls; 0 is all of them")
+    parser.add_argument("--moments", type=int, default=10, help="kills at random moments")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", help="write every outcome here too")
+    options = parser.parse_args(arguments)
+    kept = {}
+    print("  ".join(f"{title:12}" for title in TITLES))
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name).resolve()
+        for trial in trials(options.commands.split(","), scratch):
+            for where, kills in kills_of(trial, options, scratch).items():
+                observed = [observe(trial, kill, scratch) for kill in kills]
+                outcomes = [outcome for outcome in observed if outcome is not None]
+                cells = row(trial.name, where, outcomes)
+                print("  ".join(f"{cell:12}" for cell in cells), *explain(outcomes), sep="\n")
+                kept[f"{trial.name}, {where}"] = [outcome._asdict() for outcome in outcomes]
+    if not can_trace():
+        print("strace cannot be used on this machine: system calls were left out")
+    if options.json:
+        Path(options.json).write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The benchmark of faults kills for real, and tells what is not as it should be."""
+
+import json
+
+import pytest
+from benchmark_scripts import load
+
+faults = load("faults")
+
+
+@pytest.mark.slow
+def test_killed_commands_are_made_up_for(tmp_path, capsys):
+    path = tmp_path / "outcomes.json"
+    faults.main(["--commands", "prepare", "--kills", "2", "--moments", "1", "--json", str(path)])
+    titles, *rows = capsys.readouterr().out.splitlines()
+    assert titles.split() == "command killed at kills partial resumed bit-equal leftovers".split()
+    groups = json.loads(path.read_text())
+    assert len(groups) == (2 if faults.can_trace() else 1)
+    for outcomes in groups.values():
+        assert all(outcome["is_resumed"] and not outcome["differing"] for outcome in outcomes)
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_made_up_for(tmp_path):
+    """One kill, when the second checkpoint is being written or about to be."""
+    if not faults.can_trace():
+        pytest.skip("needs strace")
+    (trial,) = faults.trials(["train"], tmp_path)
+    kill = faults.Kill("rename", 9)
+    outcome = faults.observe(trial, kill, tmp_path)
+    assert outcome == faults.Outcome(kill, True, True, [], [])
+
+
+@pytest.fixture
+def trial(tmp_path):
+    """A command that does nothing, in a folder that is as it should be in the end."""
+    template = tmp_path / "template"
+    template.mkdir()
+    (template / "a").write_text("1")
+    command = faults.Command([], faults.files_below, lambda place: True)
+    return faults.Trial("none", command, template, faults.files_below(template), {"a", "tmp"})
+
+
+@pytest.mark.parametrize(
+    ("change", "differing", "leftovers"),
+    [
+        (lambda place: None, [], []),
+        (lambda place: (place / "a").write_text("2"), ["a"], []),
+        (lambda place: (place / "a").unlink(), ["a"], []),
+        (lambda place: (place / ".a.lock").touch(), [".a.lock"], [".a.lock"]),
+        (lambda place: (place / "tmp" / "b").mkdir(), [], ["tmp/b"]),
+    ],
+)
+def test_every_difference_is_counted(trial, tmp_path, monkeypatch, change, differing, leftovers):
+    def killed(command, place, kill):
+        change(place)
+        return True
+
+    monkeypatch.setattr(faults, "is_killed", killed)
+    outcome = faults.observe(trial, faults.Kill("write", 1), tmp_path)
+    assert (outcome.differing, outcome.leftovers) == (differing, leftovers)
+    counts = faults.row("none", "1 call", [outcome])[-2:]
+    assert counts == (str(int(not differing)), str(int(bool(leftovers))))
+    assert bool(list(faults.explain([outcome]))) == bool(differing or leftovers)
+
+
+def test_a_command_that_ended_before_the_kill_is_not_counted(trial, tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "is_killed", lambda *_: False)
+    assert faults.observe(trial, faults.Kill("write", 999), tmp_path) is None
+
+
+def test_times_are_no_difference_and_everything_else_is_one():
+    line = {"update": 3, "loss": 1.5, "seconds": 9.0, "rows": [{"memory": 7, "training_time": 2}]}
+    assert faults.without_measures(line) == {"update": 3, "loss": 1.5, "rows": [{}]}
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 10, 99])
+def test_kills_are_spread_over_all_calls(number):
+    kills = [faults.Kill("write", when) for when in range(10)]
+    chosen = faults.spread(kills, number)
+    assert len(chosen) == min(number or 10, 10) and chosen[0] == kills[0]
+    assert len(set(chosen)) == len(chosen)
