@@ -1,0 +1,30 @@
+"""The command line: one table of commands, each a thin call of one library function.
+
+Everything heavy is imported inside the command, so that `--help` is instant. A `ValueError` or
+`OSError` from the library is the user's to mend: one line on stderr, exit status 2, no traceback.
+
+Other exit statuses: 1 if a study is complete but for members that failed, which a line on stderr
+names; 130 if a signal stopped training or a study and the same command would go on with it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# Importing a module of commands registers them with the app.
+from zipflm.cli import making, measuring
+from zipflm.cli.common import app, complain
+
+__all__ = ["app", "main", "making", "measuring"]
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        complain(str(error))
+        sys.exit(2)
+    except OverflowError as error:  # a number that nothing has refused before
+        complain(f"a number is too large to compute with ({error}); give smaller ones")
+        sys.exit(2)

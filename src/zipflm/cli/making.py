@@ -1,0 +1,186 @@
+"""Commands that make things: data folders, runs, and pictures of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from zipflm.cli.common import INTERRUPTED, app, removing_what_is_unfinished, say
+
+
+class _HeldOutTextsAreNamedOneByOne(TyperCommand):
+    """Refuses `--valid a.txt b.txt`, which a shell makes of `--valid *.txt`.
+
+    `b.txt` would be a training text, and the model would be tested on what it was trained on.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for option, stray in zip(args, args[2:], strict=False):
+            if option in ("--valid", "--test") and (stray == "-" or not stray.startswith("-")):
+                raise ValueError(
+                    f"{stray}: training text or part of {option}? Put training texts first, "
+                    f"quote a glob ({option} '*.txt') and repeat {option} for several files"
+                )
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_HeldOutTextsAreNamedOneByOne)
+def prepare(
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Training text: files, quoted globs or -, also .gz .bz2 .xz .zst."),
+    ] = None,
+    *,
+    out: Annotated[str, typer.Option(help="The data folder to make.")],
+    corpus: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of texts: state-of-the-union, wikitext-2, wikitext-103 or billion-word."
+        ),
+    ] = None,
+    valid: Annotated[
+        list[str] | None, typer.Option(help="Validation text; can be repeated.")
+    ] = None,
+    test: Annotated[list[str] | None, typer.Option(help="Test text; can be repeated.")] = None,
+    min_count: Annotated[
+        int | None,
+        typer.Option(help="Rarer words are unknown; 3 unless given, 1 for sub-words."),
+    ] = None,
+    max_size: Annotated[
+        int | None, typer.Option(help="Ids at most, specials included, before padding to 8.")
+    ] = None,
+    vocabulary: Annotated[
+        str | None, typer.Option(help="Take this vocabulary.txt, or fairseq's dict.txt.")
+    ] = None,
+    bpe: Annotated[int | None, typer.Option(help="Learn so many byte-pair merges.")] = None,
+    bpe_codes: Annotated[
+        str | None, typer.Option(help="Split words with these subword-nmt codes.")
+    ] = None,
+    errors: Annotated[
+        str, typer.Option(help="On NUL or invalid UTF-8: strict (stop) or replace.")
+    ] = "strict",
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that read text; all cores unless given.")
+    ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(help="Where downloads are kept; .cache/zipflm at home unless given."),
+    ] = None,
+) -> None:
+    """Make a data folder from text, or from a corpus by name."""
+    from zipflm.data.prepare import Options, prepare_by_name
+    from zipflm.data.prepare import prepare as make
+    from zipflm.data.progress import progress_bar, summary
+    from zipflm.data.scan import default_processes
+
+    options = Options(
+        min_count=min_count,
+        max_size=max_size,
+        vocabulary=vocabulary,
+        bpe=bpe,
+        bpe_codes=bpe_codes,
+        errors=errors,  # type: ignore[arg-type]  # checked there
+    )
+    splits = {"train": texts or [], "valid": valid or [], "test": test or []}
+    processes = default_processes() if processes is None else processes
+    with removing_what_is_unfinished(), progress_bar() as report:
+        if corpus is None:
+            folder = make(out, splits, options, processes=processes, report=report)
+        elif any(splits.values()):
+            raise ValueError("--corpus brings its own texts: leave out the others")
+        else:
+            folder = prepare_by_name(
+                out, corpus, options, cache=cache, processes=processes, report=report
+            )
+    say(summary(folder))
+
+
+@app.command()
+def train(
+    preset: Annotated[str, typer.Argument(help="What to train, e.g. wikitext-103/ADP-T.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to it, e.g. decoder.num_layers=8.")
+    ] = None,
+    *,
+    data: Annotated[str, typer.Option(help="The data folder, from `zipflm prepare`.")],
+    out: Annotated[str, typer.Option(help="The run folder to make, or to continue.")],
+    recipe: Annotated[
+        str, typer.Option(help="paper (as published) or modern (Muon, bfloat16, rotary ...).")
+    ] = "paper",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint, if any.")
+    ] = False,
+    keep: Annotated[
+        int, typer.Option(min=0, help="Checkpoints to keep besides the best; 0 keeps all.")
+    ] = 3,
+    other_text: Annotated[
+        bool,
+        typer.Option("--other-text", help="With --resume: go on with another training text."),
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+) -> None:
+    """Train a model; with torchrun, on many devices.
+
+    A signal saves and stops it: exit status 130.
+    """
+    from pathlib import Path
+
+    from zipflm.data.folder import DataFolder
+    from zipflm.recipes import resolve
+    from zipflm.training.trainer import train as run
+
+    folder = DataFolder.open(data)
+    config = resolve(preset, recipe, overrides or [], len(folder.vocabulary))
+    is_finished = run(
+        config,
+        folder,
+        Path(out),
+        resume=resume,
+        keep=keep,
+        device=device,
+        other_text=other_text,
+    )
+    if not is_finished:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[str], typer.Argument(help="Run folders.")],
+    *,
+    out: Annotated[str, typer.Option(help="The picture: .png, .svg or .pdf.")] = "curves.png",
+    x: Annotated[str, typer.Option(help="update, seconds or epoch.")] = "update",
+) -> None:
+    """Draw the curves of several runs into one picture."""
+    from pathlib import Path
+
+    from zipflm.training.curves import plot as draw
+
+    draw([Path(run) for run in runs], Path(out), x)
+    say(out)
+
+
+@app.command("import-fairseq")
+def import_fairseq(
+    checkpoint: Annotated[str, typer.Argument(help="A fairseq language model, *.pt.")],
+    *,
+    dictionary: Annotated[
+        str, typer.Option("--dict", help="The dict.txt of the data it was trained on.")
+    ],
+    out: Annotated[str, typer.Option(help="The run folder to make.")],
+    bpe_codes: Annotated[
+        str | None, typer.Option(help="subword-nmt codes of a sub-word model, to score raw text.")
+    ] = None,
+) -> None:
+    """Make a run folder from a model that fairseq trained."""
+    from pathlib import Path
+
+    from zipflm.interop.fairseq_run import import_run
+
+    model = import_run(checkpoint, dictionary, Path(out), bpe_codes=bpe_codes)
+    say(
+        f"{out}: {model.config.name}, {model.config.num_params():,} parameters, "
+        f"{model.config.vocab_size:,} entries of unit {model.config.batches.unit}"
+    )

@@ -1,0 +1,234 @@
+"""Commands that measure: sizes, perplexities, comparisons."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zipflm.cli.common import (
+    INTERRUPTED,
+    MEMBER_FAILED,
+    app,
+    complain,
+    numbers,
+    parts,
+    removing_what_is_unfinished,
+    say,
+)
+
+if TYPE_CHECKING:
+    from zipflm.comparison.compare import FinishedStudy
+
+
+@app.command()
+def params(
+    preset: Annotated[
+        str | None, typer.Argument(help="One model to break down, e.g. wikitext-103/ADP-T.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to it, e.g. decoder.num_layers=8.")
+    ] = None,
+) -> None:
+    """Count parameters: every row of the paper, or one model part by part."""
+    from rich.console import Console
+
+    from zipflm.overrides import override
+    from zipflm.presets import from_name
+    from zipflm.sizes import paper_sizes, parts_table, sizes_table
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if preset is not None:
+        console.print(parts_table(override(from_name(preset), overrides or [])))
+        return
+    rows = paper_sizes()
+    console.print(sizes_table(rows))
+    off = sum(not row.matches for row in rows)
+    console.print(f"{len(rows) - off} of {len(rows)} rows match the paper")
+    if off:
+        raise typer.Exit(1)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")],
+    *,
+    data: Annotated[str | None, typer.Option(help="The data folder to score.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Of the data folder: train, valid or test (if not given).")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Instead of a data folder: a text, or - for stdin.")
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option(help="Tokens the model sees at once; the run's own unless given.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Of these, how many are context and not scored.")
+    ] = None,
+    break_mode: Annotated[
+        str | None,
+        typer.Option("--break", help="Cut at: none, complete (whole lines) or sentence (lines)."),
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens in one pass; bounds the memory.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+    precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="Of a run: newest (if not given), best or a number of updates."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+) -> None:
+    """Perplexity of a run on a split or a text, with any block and context."""
+    from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.evaluation.evaluate import evaluate as score
+    from zipflm.runs.folder import parse_choice
+
+    options = ScoringOptions(
+        block=block,
+        context=context,
+        break_mode=break_mode,  # type: ignore[arg-type]  # checked there
+        batch_tokens=batch_tokens,
+        device=device,
+        precision=precision,  # type: ignore[arg-type]  # checked there
+    )
+    choice = parse_choice(checkpoint)
+    with removing_what_is_unfinished():
+        found = score(run, data=data, split=split, text=text, checkpoint=choice, options=options)
+    say(found.as_json() if as_json else found.as_text())
+
+
+@app.command()
+def compare(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to every member, e.g. decoder.num_layers=8.")
+    ] = None,
+    *,
+    data: Annotated[str, typer.Option(help="The data folder; sub-words are in its bpe/.")],
+    preset: Annotated[str, typer.Option(help="Sizes and training, e.g. wikitext-103 or demo.")],
+    out: Annotated[str, typer.Option(help="The folder of the study, new or to go on with.")],
+    factorizations: Annotated[
+        str | None, typer.Option(help="Some of the eight, e.g. ADP-T,SM; all unless given.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every member, with different seeds.")] = 1,
+    recipe: Annotated[str, typer.Option(help="paper or modern, as for train.")] = "paper",
+    bands: Annotated[
+        str | None, typer.Option(help="Compare words per band, e.g. 5k/155k/100k,20k/40k/200k.")
+    ] = None,
+    tail_dropout: Annotated[
+        str | None, typer.Option(help="Compare dropout in the tail bands, e.g. 0,0.2.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+) -> None:
+    """Train the paper's factorizations on your text and report where each one wins.
+
+    Exit status 1 if a member has no result, 130 if a signal stopped it.
+    """
+    from pathlib import Path
+
+    from zipflm.comparison.compare import compare as run
+    from zipflm.comparison.plan import Request
+    from zipflm.presets import FACTORIZATIONS
+
+    varies = bands is not None or tail_dropout is not None
+    request = Request(
+        data=Path(data),
+        preset=preset,
+        out=Path(out),
+        factorizations=(
+            (("ADP-T",) if varies else FACTORIZATIONS)
+            if factorizations is None
+            else parts(factorizations)
+        ),
+        seeds=seeds,
+        recipe=recipe,
+        overrides=tuple(overrides or ()),
+        bands=parts(bands),
+        tail_dropout=numbers("--tail-dropout", tail_dropout, float),
+    )
+    _conclude(run(request, device=device))
+
+
+@app.command()
+def analyse(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, or checkpoints in them.")],
+    *,
+    data: Annotated[str, typer.Option(help="The data folder; sub-words are in its bpe/.")],
+    out: Annotated[str, typer.Option(help="Where to write the report.")],
+    context_sizes: Annotated[
+        str | None, typer.Option(help="Also score with so much context, e.g. 0,480.")
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option(help="Tokens seen at once; the run's own unless given.")
+    ] = None,
+    bands: Annotated[
+        str | None, typer.Option(help="Train the run's model with these words per band as well.")
+    ] = None,
+    tail_dropout: Annotated[
+        str | None, typer.Option(help="Train it with these dropouts in the tail as well.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every such setting.")] = 1,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="Of every run: newest (if not given), best or a number of updates."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+) -> None:
+    """Losses by word frequency, figures and word lists of any runs."""
+    from pathlib import Path
+
+    from zipflm.comparison import analyse as library
+    from zipflm.comparison.progress import print_table
+    from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.runs.folder import parse_choice
+
+    paths, choice = [Path(run) for run in runs], parse_choice(checkpoint)
+    if bands is not None or tail_dropout is not None:
+        if len(paths) != 1 or context_sizes is not None:
+            raise ValueError("--bands and --tail-dropout start from one run, without contexts")
+        rates = numbers("--tail-dropout", tail_dropout, float)
+        _conclude(
+            library.ablate(
+                paths[0],
+                Path(data),
+                Path(out),
+                bands=parts(bands),
+                tail_dropout=rates,
+                checkpoint=choice,
+                seeds=seeds,
+                device=device,
+            )
+        )
+        return
+    study = library.analyse(
+        paths,
+        Path(data),
+        Path(out),
+        checkpoint=choice,
+        context_sizes=numbers("--context-sizes", context_sizes, int),
+        options=ScoringOptions(block=block, device=device),
+    )
+    print_table(study)
+    say(f"report: {Path(out) / 'report.html'}")
+
+
+def _conclude(finished: FinishedStudy) -> None:
+    """The end of a study on the terminal; under torchrun the first process alone speaks."""
+    import os
+
+    from zipflm.comparison.progress import print_table
+
+    if os.environ.get("RANK", "0") == "0":
+        print_table(finished.study)
+        if finished.page is not None:
+            say(f"report: {finished.page}")
+        if finished.stopped:
+            say("stopped before the end; the same command goes on where it was")
+        elif finished.failures:
+            reasons = "; ".join(f"{label}: {why}" for label, why in finished.failures.items())
+            complain(f"without a result: {reasons}")
+    if finished.stopped or finished.failures:
+        raise typer.Exit(INTERRUPTED if finished.stopped else MEMBER_FAILED)
