@@ -107,6 +107,22 @@ def group(lengths: NDArray[Any], max_tokens: int) -> Positions:
     return np.array(bounds, dtype=np.int64)
 
 
+def batch_of(ids: NDArray[Any], windows: Windows) -> Batch:
+    """The batch whose rows lie in the stream `ids` where `windows` says."""
+    reach = int((windows.end - windows.first).max())
+    # One gather serves inputs and targets, which are one step apart.
+    places = windows.first[:, None] + np.arange(-1, reach)
+    inside = places < windows.end[:, None]
+    gathered = ids[np.where(inside, np.maximum(places, 0), 0)].astype(np.int64)
+    gathered[places < 0] = END
+    gathered[~inside] = PAD
+    words, targets = gathered[:, :-1].copy(), gathered[:, 1:].copy()
+    # The input before a row's end is its last: nothing beyond it belongs to the row.
+    words[~inside[:, 1:]] = PAD
+    scored = inside[:, 1:] & (places[:, 1:] >= windows.start[:, None])
+    return Batch(torch.from_numpy(words), torch.from_numpy(targets), torch.from_numpy(scored))
+
+
 class Batches:
     """The batches of one split for one rank; `epoch` yields them, `windows` says where they lie.
 
@@ -159,19 +175,7 @@ class Batches:
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of this rank."""
-        windows = self.windows(epoch, index)
-        reach = int((windows.end - windows.first).max())
-        # One gather serves inputs and targets, which are one step apart.
-        places = windows.first[:, None] + np.arange(-1, reach)
-        inside = places < windows.end[:, None]
-        gathered = self._ids[np.where(inside, np.maximum(places, 0), 0)].astype(np.int64)
-        gathered[places < 0] = END
-        gathered[~inside] = PAD
-        words, targets = gathered[:, :-1].copy(), gathered[:, 1:].copy()
-        # The input before a row's end is its last: nothing beyond it belongs to the row.
-        words[~inside[:, 1:]] = PAD
-        scored = inside[:, 1:] & (places[:, 1:] >= windows.start[:, None])
-        return Batch(torch.from_numpy(words), torch.from_numpy(targets), torch.from_numpy(scored))
+        return batch_of(self._ids, self.windows(epoch, index))
 
     def windows(self, epoch: int, index: int) -> Windows:
         """Where batch `index` of this rank lies in the stream."""

@@ -5,21 +5,23 @@ of context costs its pass through the decoder and no more. No table of tokens by
 memory is bounded by the batch, plus the nll of every token (and a byte for sub-words) in `score`.
 Nothing waits for the device but a collection of results every few batches.
 
-`score` keeps the nll of every token. `score_sums` keeps sums only: training's pass over the valid
-set, in any order and on several processes. The unit of a perplexity is always the word: the
-pieces of a word add up to it, so BPE and word models compare.
+`score` keeps the nll of every token, `score_windows` that of any part of a stream. `score_sums`
+keeps sums only: training's pass over the valid set, in any order and on several processes. The unit
+of a perplexity is always the word: the pieces of a word add up to it, so BPE and word models
+compare.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.data.batches import Batch, Batches, Windows
+from zipflm.data.batches import Batch, Batches, Windows, batch_of
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol, TokenScores, count_words
 from zipflm.model.language_model import LanguageModel
@@ -30,7 +32,6 @@ from zipflm.runs.records import Sums
 _PENDING = 32
 
 
-@torch.inference_mode()
 def score(
     model: LanguageModel,
     batches: Batches,
@@ -44,26 +45,46 @@ def score(
     `ends_word` [V] tells which ids end a word. The model is put into evaluation mode and onto the
     device. Raises ValueError if a log-probability is not finite.
     """
-    model = model.to(device).eval()
-    # NaN until scored.
-    nll = np.full(len(batches.tokens.ids), np.nan, dtype=np.float32)
-    positions = scored = bad = 0
-    pending: list[tuple[NDArray[np.int64], Tensor]] = []
-    for index in range(len(batches)):
-        windows = batches.windows(0, index)
-        places = _scored_places(windows)
-        positions += int((windows.end - windows.first).sum())
-        scored += len(places)
-        with autocast(precision, torch.device(device)):
-            pending.append((places, _scored_nll(model, batches.batch(0, index), device)))
-        if len(pending) == _PENDING:
-            bad += _collect(pending, nll)
-    bad += _collect(pending, nll)
-    _require_finite(bad, scored)
+    plan = (batches.windows(0, index) for index in range(len(batches)))
+    ids = batches.tokens.ids
+    nll, positions, scored = score_windows(model, ids, plan, device=device, precision=precision)
     # As many as there are, and none left out; the least of them is NaN if one is.
     if scored != len(nll) or np.isnan(nll.min()):
         raise ValueError("these batches do not hold every token once; give all ranks' batches")
     return _scores(batches, nll, ends_word, positions, precision)
+
+
+@torch.inference_mode()
+def score_windows(
+    model: LanguageModel,
+    ids: NDArray[Any],
+    plan: Iterable[Windows],
+    *,
+    device: torch.device | str,
+    precision: Precision = "float32",
+) -> tuple[NDArray[np.float32], int, int]:
+    """nll of the tokens of a stream that windows score, NaN for the others; how many positions
+    went through the model, and how many were scored.
+
+    The model is put into evaluation mode and onto the device. Raises ValueError if a
+    log-probability is not finite.
+    """
+    model = model.to(device).eval()
+    ids = np.asarray(ids)  # a plain view of a mapped file, for which NumPy indexes without detours
+    nll = np.full(len(ids), np.nan, dtype=np.float32)
+    positions = scored = bad = 0
+    pending: list[tuple[NDArray[np.int64], Tensor]] = []
+    for windows in plan:
+        places = _scored_places(windows)
+        positions += int((windows.end - windows.first).sum())
+        scored += len(places)
+        with autocast(precision, torch.device(device)):
+            pending.append((places, _scored_nll(model, batch_of(ids, windows), device)))
+        if len(pending) == _PENDING:
+            bad += _collect(pending, nll)
+    bad += _collect(pending, nll)
+    _require_finite(bad, scored)
+    return nll, positions, scored
 
 
 def _scored_nll(model: LanguageModel, batch: Batch, device: torch.device | str) -> Tensor:
