@@ -55,7 +55,8 @@ class Command(NamedTuple):
     fingerprint: Callable[[Path], dict[str, str]]
     """Everything that must be bit-equal, by name."""
     is_done: Callable[[Path], bool] = lambda place: False
-    """Whether there is nothing to do again; a data folder that is there is refused as `--out`."""
+    """Whether there is nothing to do again; a data folder that is there is refused as `--out`, but
+    what was left beside it is cleared."""
 
 
 class Kill(NamedTuple):
@@ -234,10 +235,9 @@ def observe(trial: Trial, kill: Kill, scratch: Path) -> Outcome | None:
         return None
     left = entries(place)
     is_partial = left != before and not trial.entries <= left
-    if not trial.command.is_done(place):
-        again = started(trial.command, place).wait()
-        if again != 0:
-            return Outcome(kill, is_partial, False, ["not resumed"], [])
+    expected = 2 if trial.command.is_done(place) else 0
+    if started(trial.command, place).wait() != expected:
+        return Outcome(kill, is_partial, False, ["not resumed"], [])
     found = trial.command.fingerprint(place)
     names = found.keys() | trial.undisturbed.keys()
     differing = [name for name in names if found.get(name) != trial.undisturbed.get(name)]
