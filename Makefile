@@ -20,8 +20,9 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# A file stays with one worker, so that its costly fixtures are made once.
 test: install
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 # The paper's comparison in a few minutes on two CPU cores, on the text that comes with the package.
 demo: install demo/data/bpe/data.json

@@ -1,6 +1,6 @@
 """What is left of a command that is killed, and whether the same command makes up for it.
 
-    python benchmarks/faults.py [--kills 20] [--commands prepare,train,compare] [--json faults.json]
+    python benchmarks/faults.py [--kills 20] [--jobs 4] [--commands prepare,train,compare]
 
 Kills `prepare`, `train` and `compare`, at toy sizes, with SIGKILL: at system calls that change the
 disk, spread evenly over all of them (`--kills 0` takes every one), and at random moments after the
@@ -27,7 +27,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any, NamedTuple
 
 import zipflm
@@ -55,7 +57,8 @@ class Command(NamedTuple):
     fingerprint: Callable[[Path], dict[str, str]]
     """Everything that must be bit-equal, by name."""
     is_done: Callable[[Path], bool] = lambda place: False
-    """Whether there is nothing to do again; a data folder that is there is refused as `--out`."""
+    """Whether there is nothing to do again; a data folder that is there is refused as `--out`, but
+    what was left beside it is cleared."""
 
 
 class Kill(NamedTuple):
@@ -234,15 +237,32 @@ def observe(trial: Trial, kill: Kill, scratch: Path) -> Outcome | None:
         return None
     left = entries(place)
     is_partial = left != before and not trial.entries <= left
-    if not trial.command.is_done(place):
-        again = started(trial.command, place).wait()
-        if again != 0:
-            return Outcome(kill, is_partial, False, ["not resumed"], [])
+    expected = 2 if trial.command.is_done(place) else 0
+    if started(trial.command, place).wait() != expected:
+        return Outcome(kill, is_partial, False, ["not resumed"], [])
     found = trial.command.fingerprint(place)
     names = found.keys() | trial.undisturbed.keys()
     differing = [name for name in names if found.get(name) != trial.undisturbed.get(name)]
     leftovers = sorted(entries(place) - trial.entries)
     return Outcome(kill, is_partial, True, sorted(differing), leftovers)
+
+
+def observe_all(trial: Trial, kills: list[Kill], scratch: Path, jobs: int) -> list[Outcome | None]:
+    """Several at a time, each in a place of its own."""
+    places: Queue[Path] = Queue()
+    for number in range(jobs):
+        places.put(scratch / f"job-{number}")
+
+    def one(kill: Kill) -> Outcome | None:
+        place = places.get()
+        place.mkdir(exist_ok=True)
+        try:
+            return observe(trial, kill, place)
+        finally:
+            places.put(place)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(one, kills))
 
 
 def fresh(template: Path, scratch: Path) -> Path:
@@ -312,6 +332,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--commands", default=",".join(COMMANDS))
     parser.add_argument("--kills", type=int, default=20, help="at system calls; 0 is all of them")
     parser.add_argument("--moments", type=int, default=10, help="kills at random moments")
+    parser.add_argument("--jobs", type=int, default=1, help="kills at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="write every outcome here too")
     options = parser.parse_args(arguments)
@@ -321,7 +342,7 @@ def main(arguments: list[str] | None = None) -> None:
         scratch = Path(name).resolve()
         for trial in trials(options.commands.split(","), scratch):
             for where, kills in kills_of(trial, options, scratch).items():
-                observed = [observe(trial, kill, scratch) for kill in kills]
+                observed = observe_all(trial, kills, scratch, options.jobs)
                 outcomes = [outcome for outcome in observed if outcome is not None]
                 cells = row(trial.name, where, outcomes)
                 print("  ".join(f"{cell:12}" for cell in cells), *explain(outcomes), sep="\n")

@@ -12,7 +12,7 @@ from child_code import killed, waiting
 
 from zipflm import folders
 from zipflm.files import DiskFull
-from zipflm.folders import new_folder, refuse_existing, sole_writer
+from zipflm.folders import clear_abandoned, new_folder, refuse_existing, sole_writer
 from zipflm.locks import InUse
 
 
@@ -241,3 +241,23 @@ def test_a_link_to_nothing_is_made_what_it_points_to(tmp_path):
     with sole_writer(tmp_path / "link"):
         (tmp_path / "link" / "file").touch()
     assert os.listdir(tmp_path / "place") == ["file"]
+
+
+def test_a_lock_left_beside_a_finished_folder_is_cleared_by_whoever_opens_it(tmp_path):
+    out, lock = tmp_path / "out", tmp_path / ".out.lock"
+    for meet in (
+        clear_abandoned,
+        lambda path: pytest.raises(FileExistsError, refuse_existing, path),
+    ):
+        out.mkdir(exist_ok=True)
+        (out / "file").touch()
+        lock.write_text("{}")
+        meet(out)
+        assert os.listdir(tmp_path) == ["out"] and os.listdir(out) == ["file"]
+
+
+def test_a_lock_beside_a_folder_that_a_living_process_holds_stays(tmp_path):
+    with new_folder(tmp_path / "out") as unfinished:
+        clear_abandoned(tmp_path / "out")
+        assert unfinished.is_dir() and (tmp_path / ".out.lock").is_file()
+    assert os.listdir(tmp_path) == ["out"]

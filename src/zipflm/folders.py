@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from zipflm.locks import locked
 def refuse_existing(out: str | PathLike[str]) -> None:
     """FileExistsError if `out` is anything but free or an empty folder elsewhere."""
     out = Path(out)
+    clear_abandoned(out)
     if out.exists() and out.samefile(os.curdir):
         raise FileExistsError(f"{out} is the folder you are in; name a new one with --out")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -38,7 +39,7 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
     refuse_existing(out)
     # A folder cannot be renamed to a link, but to what the link points to.
     final = Path(os.path.realpath(out))
-    lock = final.with_name(f".{final.name}.lock")
+    lock = _lock_beside(final)
     remedy = "nothing was kept; free some space or choose another --out"
     with naming_full_disk(out, remedy), locked(lock, str(out)) as is_locked:
         refuse_existing(out)  # another process may have made it before we had the lock
@@ -56,6 +57,22 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
         flush_rename(final.parent)
 
 
+def clear_abandoned(out: str | PathLike[str]) -> None:
+    """Remove what a killed process left beside the folder `out`, finished or not.
+
+    Whoever opens the folder does this: a process that dies just after the folder got its name
+    leaves a lock file that no later writer would meet, since a finished folder is not made again.
+    """
+    final = Path(os.path.realpath(out))
+    lock = _lock_beside(final)
+    if not lock.is_file():
+        return
+    # Not ours to remove if a living process holds it, or in a folder that may not be written to.
+    with suppress(ValueError, OSError), locked(lock, str(out)) as is_locked:
+        if is_locked:
+            _remove_abandoned(final)
+
+
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[bool]:
     """Be the only process that writes into `folder`; InUse, naming the other, if there is one.
@@ -68,6 +85,10 @@ def sole_writer(folder: Path) -> Iterator[bool]:
         if is_locked:
             clear_unfinished(place)
         yield is_locked
+
+
+def _lock_beside(final: Path) -> Path:
+    return final.with_name(f".{final.name}.lock")
 
 
 def _remove_abandoned(final: Path) -> None:

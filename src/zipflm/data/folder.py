@@ -23,6 +23,7 @@ from zipflm.data.facts import FACTS_FILE, DataFacts, SplitFacts, read_facts
 from zipflm.data.facts import SPLITS as SPLITS
 from zipflm.data.tokens import TokenFile
 from zipflm.data.vocabulary import Vocabulary
+from zipflm.folders import clear_abandoned
 from zipflm.quoting import quoted
 
 VOCABULARY_FILE = "vocabulary.txt"
@@ -39,6 +40,7 @@ class DataFolder:
     def open(cls, path: str | PathLike[str]) -> DataFolder:
         """Open a folder that `zipflm prepare` made; ValueError or OSError if it is not whole."""
         path = Path(path)
+        clear_abandoned(path)
         facts = read_facts(path)
         _require_sealed(path, facts)
         vocabulary = Vocabulary.load(path / VOCABULARY_FILE)
