@@ -65,9 +65,18 @@ class FullSoftmax(nn.Module):
         nll_N = linear_nll(self._project(hidden_ND), self.weight, targets_N, scored_N, self.impl)
         return nll_N.view(targets.shape)
 
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """First id of every band, then the size of the vocabulary: all words are one band."""
+        return (0, self.vocab_size)
+
     def log_probs(self, hidden: Tensor) -> Tensor:
         """log p of every word, [..., V]: for small vocabularies."""
-        return _log_softmax(self._project(hidden), self.weight)
+        return self.head_log_probs(hidden)
+
+    def head_log_probs(self, hidden: Tensor) -> Tensor:
+        """The same; there is nothing but a head."""
+        return _log_softmax(F.linear(self._project(hidden), self.weight))
 
     def _project(self, hidden: Tensor) -> Tensor:
         return hidden if self.projection is None else self.projection(hidden)
@@ -218,16 +227,32 @@ class AdaptiveSoftmax(nn.Module):
             )
         return nll_N.view(targets.shape)
 
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """First id of every band, then the size of the vocabulary."""
+        return self.bands.edges
+
     def log_probs(self, hidden: Tensor) -> Tensor:
         """log p of every word, [..., V]: for small vocabularies."""
-        hidden = self._enter(hidden)
-        head = _log_softmax(self._project_head(hidden), self._head_weight())
+        head = self.head_log_probs(hidden)
         num_words = self.bands.sizes[0]
         parts = [head[..., :num_words]]
         for band in range(1, self.bands.num_bands):
-            within = _log_softmax(self._project_tail(hidden, band), self._table(band))
+            within = self.tail_log_probs(hidden, band)
             parts.append(head[..., num_words + band - 1, None] + within)
         return torch.cat(parts, dim=-1)
+
+    def head_log_probs(self, hidden: Tensor) -> Tensor:
+        """log p of every word of the head, then of every tail as a whole."""
+        projected = self._project_head(self._enter(hidden))
+        # Two products: joining the weights would copy the whole head for a handful of vectors.
+        logits = [F.linear(projected, weight) for weight in (self._table(0), self.clusters)]
+        return _log_softmax(torch.cat(logits, dim=-1))
+
+    def tail_log_probs(self, hidden: Tensor, band: int) -> Tensor:
+        """log p(word | band) of every word of that band, 1 being the first tail."""
+        projected = self._project_tail(self._enter(hidden), band)
+        return _log_softmax(F.linear(projected, self._table(band)))
 
     def _enter(self, hidden: Tensor) -> Tensor:
         hidden = F.dropout(hidden, self.input_dropout, self.training)
@@ -329,6 +354,5 @@ def _require_width(hidden: Tensor, in_dim: int) -> None:
         )
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor) -> Tensor:
-    logits = F.linear(hidden, weight)
+def _log_softmax(logits: Tensor) -> Tensor:
     return logits.to(statistics_dtype(logits.dtype)).log_softmax(dim=-1)
