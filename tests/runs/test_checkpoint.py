@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from zipflm.config import PLAIN, Splitting
 from zipflm.runs.checkpoint import Checkpoint, Contents, save
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import ImportedState
@@ -30,7 +31,8 @@ def test_what_is_read_is_what_was_saved(newest, tmp_path):
 def test_codes_of_a_sub_word_model_are_kept(newest, bpe_data, tmp_path):
     contents = newest.read()
     state = ImportedState(update=3, imported_from="elsewhere")
-    with_codes = Contents({}, {}, state, contents.config, bpe_data.vocabulary, bpe_data.codes)
+    vocabulary, codes = bpe_data.vocabulary, bpe_data.codes
+    with_codes = Contents({}, {}, state, contents.config, vocabulary, codes, PLAIN)
     saved = save(tmp_path, with_codes)
     assert saved.codes().merges == bpe_data.codes.merges
     assert saved.state() == state and saved.update == 3
