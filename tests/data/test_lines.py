@@ -13,8 +13,14 @@ from zipflm.data.lines import EncodedWord, TextEncoder
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 
-ODD = ["", "\ufeffno mark here", "<s> <pad> </s> <unk> a<pad>b </S>", "\u00a0wide\u2003 \x1c gaps\x85",
-       "O'Brien's 3,000.5 \u201cwell-known\u201d U.S. \u6f22\u5b57 \U0001f44d\U0001f3fd", "x@@ y"]  # fmt: skip
+ODD = [
+    "",
+    "\ufeffno mark here",
+    "<s> <pad> </s> <unk> a<pad>b </S>",
+    "\u00a0wide\u2003 \x1c gaps\x85",
+    "O'Brien's 3,000.5 \u201cwell-known\u201d U.S. \u6f22\u5b57 \U0001f44d\U0001f3fd",
+    "x@@ y",
+]
 
 
 def text_lines():

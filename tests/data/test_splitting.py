@@ -115,9 +115,9 @@ def test_what_is_in_the_form_of_wikitext_stays_as_it_is():
     # Made up after the published text; every kind of word that it has.
     text = (
         "= = Early life = = The 23 @-@ year @-@ old 's U.S. tour ( 1 @,@ 200 km or 0 @.@ 7 % ) , "
-        "which Dr. O 'Brien didn 't like , \" <unk> \" , 1990s \u2013 2000 ; J. S. Bach \u2019 s No. "
-        "2 in D @-@ flat ... He 'd seen the players ' 18- and 19th- century Ltd. & Co. / \u00a3 5 : "
-        "1 \u2014 1UP.com 's -- <formula> [ sic ] etc. \u201c a \u201d"
+        "which Dr. O 'Brien didn 't like , \" <unk> \" , 1990s \u2013 2000 ; J. S. Bach \u2019 s "
+        "No. 2 in D @-@ flat ... He 'd seen the players ' 18- and 19th- century Ltd. & Co. / "
+        "\u00a3 5 : 1 \u2014 1UP.com 's -- <formula> [ sic ] etc. \u201c a \u201d"
     )
     assert split("wikitext", text) == text.split()
     lowered = text.replace("No.", "Nos.").replace("Co.", "Corp.").lower()
@@ -175,8 +175,8 @@ def test_what_is_remembered_is_bounded(monkeypatch):
         assert len(splitter._seen) <= 10
 
 
-@pytest.mark.parametrize(("rule", "share"), [("words", 0.99), ("wikitext", 0.985)])
-def test_spoken_sentences_come_back_as_they_were(rule, share):
+@pytest.mark.parametrize("rule", ["words", "wikitext"])
+def test_spoken_sentences_come_back_as_they_were(rule):
     splitter = SPLITTERS[rule, False]
     marks = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"") if rule == "wikitext" else {}
     number = alike = 0
@@ -184,4 +184,4 @@ def test_spoken_sentences_come_back_as_they_were(rule, share):
         joined = splitter.join(piece.word for piece in splitter.words(sentence))
         assert joined.replace(" ", "") == sentence.translate(marks).replace(" ", "")
         number, alike = number + 1, alike + (joined == sentence.translate(marks))
-    assert number > 15_000 and alike > share * number
+    assert number > 15_000 and alike > 0.98 * number

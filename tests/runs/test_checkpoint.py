@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,18 @@ def test_codes_of_a_sub_word_model_are_kept(newest, bpe_data, tmp_path):
     assert saved.codes().merges == bpe_data.codes.merges
     assert saved.state() == state and saved.update == 3
     assert newest.codes() is None
+
+
+@pytest.mark.parametrize("splitting", [Splitting("wikitext", True), Splitting(lowercase=True)])
+def test_the_splitting_of_raw_text_is_kept_where_it_is_not_the_plain_one(
+    newest, splitting, tmp_path
+):
+    assert newest.splitting() == PLAIN and not (newest.path / "splitting.json").exists()
+    saved = save(tmp_path, replace(newest.read(), splitting=splitting))
+    assert saved.splitting() == saved.read().splitting == splitting
+    (saved.path / "splitting.json").unlink()
+    with pytest.raises(ValueError, match=r"splitting.json: missing"):
+        Checkpoint(saved.path).read()
 
 
 NAMES = ("weights.safetensors", "optimizer.safetensors", "state.json", "config.json")
