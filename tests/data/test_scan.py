@@ -1,6 +1,8 @@
 import gzip
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -120,3 +122,8 @@ def test_tokens_are_split_as_line_by_line(tmp_path_factory, text, rule, lowercas
     assert found == [word for line in wanted for word in line]
     assert result.num_tokens == len(found)
     assert result.num_unsplit == sum(map(len, plain_words(text)))
+
+
+def test_a_process_that_scans_loads_no_more_than_it_needs():
+    code = "import sys, zipflm.data.scan; print({'tokenizers', 'torch'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
