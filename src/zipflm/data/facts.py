@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zipflm.config import Unit, require
+from zipflm.config import Splitting, Unit, require
 from zipflm.config.checks import require_positive
 from zipflm.quoting import quoted
 from zipflm.records import from_dict, load_object
 
-FORMAT = 2
+FORMAT = 3
 FACTS_FILE = "data.json"
 SPLITS = ("train", "valid", "test")
 
@@ -47,7 +47,8 @@ class SplitFacts:
     out_of_vocabulary: int
     """Words that became `<unk>` although the text spells them otherwise."""
     bytes: int
-    """Of the text in plain dress: one space between two words, one line end per line."""
+    """Of the text in plain dress: one space between two words, one line end per line. Where a
+    rule splits further than white space does, or lowercases, of the words that it makes."""
     continued: int
     """Words that end in `@@`, because the text was split into pieces before."""
     types: int
@@ -106,6 +107,8 @@ class DataFacts:
 
     format: int
     unit: Unit
+    splitting: Splitting
+    """How raw text became words."""
     vocabulary: VocabularyFacts
     splits: Mapping[str, SplitFacts]
     options: OptionFacts
