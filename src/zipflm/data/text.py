@@ -7,6 +7,7 @@ empty files and endless lines; leaves decoding to whoever turns a chunk into wor
 from __future__ import annotations
 
 import bz2
+import codecs
 import glob
 import gzip
 import io
@@ -91,7 +92,49 @@ def chunks(name: str, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
         empty = False
         yield chunk
     if empty:
-        raise ValueError(f"{_shown(name)}: empty")
+        raise ValueError(f"{shown_name(name)}: empty")
+
+
+def line_groups(name: str, size: int = 1 << 20) -> Iterator[tuple[list[bytes], int]]:
+    """Lines without their ends, as many at a time as are there, and the bytes they took as stored.
+
+    Unlike `chunks`, which wait until they are full: whoever writes into a pipe line by line may be
+    waiting for an answer. Lines end at line feeds, carriage returns, or both, as everywhere.
+    """
+    rest, before, position, is_first = b"", 0, 0, True
+    with _open(name) as (file, raw):
+        while True:
+            try:
+                data = file.read1(size)  # type: ignore[attr-defined]
+            except _reading_errors() as error:
+                raise ValueError(f"{shown_name(name)}: damaged or cut short: {error}") from None
+            position += len(data)
+            held = rest + data
+            cut = _last_line_end(held) if data else len(held)
+            rest = held[cut:]
+            if cut:
+                lines = held[:cut].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+                if is_first:
+                    lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+                if not lines[-1]:
+                    lines.pop()
+                now = raw.tell() if raw is not None else position
+                yield lines, now - before
+                before, is_first = now, False
+            if len(rest) > MAX_LINE_BYTES:
+                raise _endless_line(name, position - len(rest))
+            if not data:
+                break
+    if position == 0:
+        raise ValueError(f"{shown_name(name)}: empty")
+
+
+def _last_line_end(data: bytes) -> int:
+    """Just behind the last line end that is whole, 0 if there is none.
+
+    A carriage return at the very end may be half of one.
+    """
+    return max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
 
 
 def _ranges(name: str, size: int) -> Iterator[Chunk]:
@@ -113,23 +156,32 @@ def _pieces(name: str, size: int) -> Iterator[Chunk]:
             try:
                 data = file.read(size)
                 data += _rest_of_line(file, name, start) if data else b""
-            except (EOFError, OSError, zlib.error, lzma.LZMAError, _zstd_error()) as error:
-                raise ValueError(f"{_shown(name)}: damaged or cut short: {error}") from None
+            except _reading_errors() as error:
+                raise ValueError(f"{shown_name(name)}: damaged or cut short: {error}") from None
             if not data:
                 return
             now = raw.tell() if raw is not None else start + len(data)
-            yield Chunk(_shown(name), start, len(data), data, now - before)
+            yield Chunk(shown_name(name), start, len(data), data, now - before)
             start, before = start + len(data), now
 
 
 def _rest_of_line(file: IO[bytes], name: str, start: int) -> bytes:
     rest = file.readline(MAX_LINE_BYTES + 1)
     if len(rest) > MAX_LINE_BYTES:
-        raise ValueError(
-            f"{_shown(name)}: a line at or after byte {start} is longer than {MAX_LINE_BYTES} "
-            "bytes; put line ends into the text, one sentence or paragraph a line"
-        )
+        raise _endless_line(name, start)
     return rest
+
+
+def _endless_line(name: str, start: int) -> ValueError:
+    return ValueError(
+        f"{shown_name(name)}: a line at or after byte {start} is longer than {MAX_LINE_BYTES} "
+        "bytes; put line ends into the text, one sentence or paragraph a line"
+    )
+
+
+def _reading_errors() -> tuple[type[Exception], ...]:
+    """What damaged files make their readers raise."""
+    return EOFError, OSError, zlib.error, lzma.LZMAError, _zstd_error()
 
 
 @contextmanager
@@ -196,5 +248,6 @@ def _zstd_error() -> type[Exception]:
     return module.ZstdError if module is not None else EOFError
 
 
-def _shown(name: str) -> str:
+def shown_name(name: str) -> str:
+    """What a user knows a source as."""
     return "standard input" if name == STDIN else name

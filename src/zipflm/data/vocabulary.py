@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 BEGIN, PAD, END, UNKNOWN = range(4)
 
+FILLER = "madeupword"
+"""What the names of ids begin with that only fill a vocabulary up; fairseq has the same."""
 CONTINUES = "@@"
 """How a piece of a word ends that the next one continues, as subword-nmt writes it."""
 
@@ -156,7 +158,7 @@ def _fillers(words: Sequence[str], multiple: int) -> list[str]:
     """Names for ids that no text has, `madeupword0000` and on, past any that a text did have."""
     taken, fillers, number = set(words), list[str](), 0
     while (len(words) + len(fillers)) % multiple:
-        name = f"madeupword{number:04d}"
+        name = f"{FILLER}{number:04d}"
         if name not in taken:
             fillers.append(name)
         number += 1

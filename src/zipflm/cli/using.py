@@ -1,0 +1,168 @@
+"""Commands that use a trained model: score text, write."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from zipflm.cli.common import app, complain, say
+from zipflm.terminal import lines as printable_lines
+from zipflm.terminal import one_line
+
+_RUN = typer.Argument(help="A run folder, or one of its checkpoints.")
+_DEVICE = typer.Option(help="cpu or cuda; a GPU if there is one.")
+_DTYPE = typer.Option(help="Of weights and products: float32, bfloat16 or float16.")
+_CHECKPOINT = typer.Option(help="Of a run: newest (if not given), best or a number of updates.")
+_BLOCK = typer.Option(help="Tokens the model sees at once; the run's own unless given.")
+_CONTEXT = typer.Option(help="Tokens before each part of a text that is longer than the block.")
+
+
+@app.command()
+def score(
+    run: Annotated[str, _RUN],
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files, quoted globs or -, also .gz .bz2 .xz .zst; stdin if none."),
+    ] = None,
+    *,
+    per: Annotated[str, typer.Option(help="A row per word, line, document (file) or total.")] = (
+        "word"
+    ),
+    output_format: Annotated[
+        str, typer.Option("--format", help="tsv, jsonl or surprisal (for psycholinguists).")
+    ] = "tsv",
+    in_bits: Annotated[
+        bool, typer.Option("--bits", help="Surprisal in bits instead of natural logarithms.")
+    ] = False,
+    top: Annotated[
+        int, typer.Option(help="With every word, the so many most likely in its place.")
+    ] = 0,
+    prefix: Annotated[
+        str, typer.Option(help="Text before every line, or file where lines are running.")
+    ] = "",
+    lines: Annotated[
+        str, typer.Option(help="independent, or running: a line knows those before it.")
+    ] = "independent",
+    ends: Annotated[
+        bool, typer.Option("--ends/--no-ends", help="Rows for line ends, which are scored too.")
+    ] = True,
+    errors: Annotated[
+        str, typer.Option(help="On NUL or invalid UTF-8: strict (stop) or replace.")
+    ] = "strict",
+    block: Annotated[int | None, _BLOCK] = None,
+    context: Annotated[int | None, _CONTEXT] = None,
+    checkpoint: Annotated[str | None, _CHECKPOINT] = None,
+    device: Annotated[str | None, _DEVICE] = None,
+    dtype: Annotated[str, _DTYPE] = "float32",
+) -> None:
+    """Log-probability of every word, line or file, written while it reads."""
+    from zipflm.data.progress import progress_bar
+    from zipflm.data.text import expand
+    from zipflm.language.score_command import ScoreOptions, score_files
+    from zipflm.language.score_table import TableOptions
+    from zipflm.language.trained import load
+
+    names = expand(texts or ["-"])
+    table = TableOptions(
+        per=per,  # type: ignore[arg-type]  # checked there
+        format=output_format,  # type: ignore[arg-type]  # checked there
+        bits=in_bits,
+        ends=ends,
+        names_files=len(names) > 1,
+    )
+    options = ScoreOptions(
+        table=table,
+        lines=lines,  # type: ignore[arg-type]  # checked there
+        prefix=prefix,
+        top=top,
+        errors=errors,  # type: ignore[arg-type]  # checked there
+    )
+    lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
+    with progress_bar() as report:
+        for rows in score_files(lm, names, options, report):
+            _write_rows(rows)
+
+
+@app.command()
+def generate(
+    run: Annotated[str, _RUN],
+    *,
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    max_words: Annotated[int, typer.Option(help="Words to write at most.")] = 50,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the most likely word, 1 draws as the model has it.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw among so many most likely words; 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw among the most likely words that make up this mass.")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed, the same texts.")] = None,
+    num: Annotated[int, typer.Option(help="Texts to write.")] = 1,
+    lines: Annotated[int, typer.Option(help="Lines after which a text ends; 0: no limit.")] = 1,
+    forbid_unknown: Annotated[
+        bool, typer.Option("--forbid-unknown/--allow-unknown", help="Never write <unk>.")
+    ] = True,
+    as_jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="An object per text, with every word's log-probability.")
+    ] = False,
+    block: Annotated[int | None, _BLOCK] = None,
+    context: Annotated[int | None, _CONTEXT] = None,
+    checkpoint: Annotated[str | None, _CHECKPOINT] = None,
+    device: Annotated[str | None, _DEVICE] = None,
+    dtype: Annotated[str, _DTYPE] = "float32",
+) -> None:
+    """Write on from a prompt; one text appears word by word, several one after the other."""
+    import json
+
+    from zipflm.language.generation import Sampling, Writer
+    from zipflm.language.trained import load
+
+    sampling = Sampling(
+        max_words=max_words,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        lines=lines,
+        forbid_unknown=forbid_unknown,
+    )
+    lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
+    writer = Writer(lm.engine, lm.reader, prompt, sampling, num)
+    if writer.unknown_in_prompt:
+        complain(f"unknown to this run, and read as <unk>: {' '.join(writer.unknown_in_prompt)}")
+    if as_jsonl:
+        for text in writer.all():
+            typer.echo(json.dumps(text.as_dict(), ensure_ascii=False))
+    elif num > 1:
+        for text in writer.all():
+            say(text.text.rstrip("\n"))
+    else:
+        _show_as_it_comes(prompt, (word.text for word in writer.words()))
+    if writer.has_slid:
+        complain(
+            f"longer than the block of {lm.engine.blocks.block} tokens: the later words were "
+            f"written with the last {lm.engine.blocks.context} or more before them in view"
+        )
+
+
+def _show_as_it_comes(prompt: str, texts: Iterable[str]) -> None:
+    """Print a text in parts; its last line end, if it has one, is printed anyway."""
+    printed = prompt
+    typer.echo(printable_lines(prompt), nl=False)
+    for text in texts:
+        typer.echo(printable_lines(text), nl=False)
+        sys.stdout.flush()
+        printed = text or printed
+    if not printed.endswith("\n"):
+        typer.echo()
+
+
+def _write_rows(rows: Iterable[str]) -> None:
+    """Now, not when a buffer is full: whoever reads them may be waiting."""
+    if sys.stdout.isatty():
+        rows = ("\t".join(map(one_line, row.split("\t"))) for row in rows)
+    sys.stdout.writelines(f"{row}\n" for row in rows)
+    sys.stdout.flush()

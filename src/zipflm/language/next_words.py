@@ -1,0 +1,142 @@
+"""The most likely next words, exactly: of a vocabulary of words, or of all words in pieces."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from zipflm.data.bpe import join
+from zipflm.data.vocabulary import END, UNKNOWN
+from zipflm.language.engine import Engine
+from zipflm.language.texts import Ids, TextReader
+from zipflm.model.next_word import NextWord
+
+_MOST_PIECES = 64
+"""Of a word; longer ones are not looked for."""
+
+
+_ROWS = 512
+"""Positions whose distributions over the head's words are in memory at once."""
+
+
+class LikelyWord(NamedTuple):
+    """A word that may come next."""
+
+    word: str
+    logprob: float
+    """Natural logarithm of its probability."""
+
+
+def most_likely_words(
+    engine: Engine, reader: TextReader, prefixes: Sequence[Ids], k: int
+) -> list[list[LikelyWord]]:
+    """The `k` most likely words after each prefix, most likely first."""
+    require_k(k, reader)
+    if engine.unit == "bpe":
+        return [_in_pieces(engine, reader, prefix, k) for prefix in prefixes]
+    return _of_hidden(engine, reader, engine.hidden_after(prefixes), k) if prefixes else []
+
+
+def most_likely_instead(
+    engine: Engine, reader: TextReader, document: Ids, places: NDArray[np.int64], k: int
+) -> list[list[LikelyWord]]:
+    """The `k` most likely words at these places of a document."""
+    if engine.unit == "bpe":
+        return most_likely_words(engine, reader, [document[:place] for place in places], k)
+    return _of_hidden(engine, reader, engine.hidden_before(document, places), k)
+
+
+def require_k(k: int, reader: TextReader) -> None:
+    if not 1 <= k <= len(reader.vocabulary):
+        raise ValueError(
+            f"k={k}: must be 1 to {len(reader.vocabulary)}, the size of the vocabulary"
+        )
+
+
+@torch.inference_mode()
+def _of_hidden(
+    engine: Engine, reader: TextReader, hidden: Tensor, k: int
+) -> list[list[LikelyWord]]:
+    words = reader.vocabulary.words
+    found: list[list[LikelyWord]] = []
+    next_word = NextWord(engine.model.output)
+    for rows in torch.split(hidden, _ROWS):
+        values, ids = next_word.most_likely(rows, k)
+        for row in zip(ids.tolist(), values.tolist(), strict=True):
+            found.append([LikelyWord(words[i], value) for i, value in zip(*row, strict=True)])
+    return found
+
+
+def _in_pieces(engine: Engine, reader: TextReader, prefix: Ids, k: int) -> list[LikelyWord]:
+    """Words come out of the search most likely first, so the first `k` are the answer."""
+    found: list[LikelyWord] = []
+    for path, logprob in _paths(engine, reader, prefix):
+        word = join([reader.vocabulary.words[piece] for piece in path])
+        # A word has as many ways to be spelt in pieces as its letters allow. The model was
+        # trained on one of them, and that is the one that is scored.
+        if path in ((END,), (UNKNOWN,)) or reader.is_spelt(word, path):
+            found.append(LikelyWord(word, logprob))
+            if len(found) == k:
+                break
+    return found
+
+
+def _paths(
+    engine: Engine, reader: TextReader, prefix: Ids
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Sequences of pieces that end a word, with their log-probabilities, in falling order.
+
+    Best first: a path is at most as likely as its beginning, so whatever leaves the queue before
+    all others is the next. Of each beginning only the best piece that is left waits in the queue.
+    """
+    pieces = _Pieces(engine, prefix)
+    queue: list[tuple[float, tuple[int, ...], int]] = []
+    beginnings: dict[tuple[int, ...], tuple[float, list[float], list[int]]] = {}
+
+    def put(beginning: tuple[int, ...], place: int) -> None:
+        before, values, _ = beginnings[beginning]
+        if place < len(values) and values[place] > -np.inf:
+            heapq.heappush(queue, (-(before + values[place]), beginning, place))
+
+    def open_up(beginning: tuple[int, ...], logprob: float) -> None:
+        beginnings[beginning] = (logprob, *pieces.after(beginning))
+        put(beginning, 0)
+
+    open_up((), 0.0)
+    while queue:
+        nll, beginning, place = heapq.heappop(queue)
+        path = (*beginning, beginnings[beginning][2][place])
+        put(beginning, place + 1)
+        if reader.ends_word[path[-1]]:
+            yield path, -nll
+        elif len(path) < _MOST_PIECES:
+            open_up(path, -nll)
+
+
+class _Pieces:
+    """Log-probabilities of pieces after a prefix, whose pass through the model is made once."""
+
+    def __init__(self, engine: Engine, prefix: Ids) -> None:
+        inputs = torch.from_numpy(engine.inputs(prefix)).to(engine.device)
+        self._engine = engine
+        with torch.inference_mode():
+            self._cache = engine.model.new_cache(1, len(inputs) + _MOST_PIECES)
+            self._first = engine.model(inputs[None], self._cache)[0, -1]
+        self._length = len(inputs)
+
+    @torch.inference_mode()
+    def after(self, pieces: tuple[int, ...]) -> tuple[list[float], list[int]]:
+        """Of all pieces, in falling order, and their ids."""
+        hidden = self._first
+        if pieces:
+            self._cache.truncate(self._length)
+            words = torch.tensor([pieces], device=self._engine.device)
+            hidden = self._engine.model(words, self._cache)[0, -1]
+        values, ids = self._engine.model.output.log_probs(hidden).sort(descending=True)
+        return values.tolist(), ids.tolist()

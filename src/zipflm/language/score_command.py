@@ -1,0 +1,171 @@
+"""`zipflm score`: files or a pipe in, rows out, while it reads.
+
+Lines are scored in groups, as many as have arrived, and rows leave in the order of the lines. What
+is held at any time is one group and, where lines follow each other, the last block.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zipflm.data.text import expand, line_groups, shown_name, stored_size
+from zipflm.language.next_words import LikelyWord, most_likely_instead, require_k
+from zipflm.language.running import RunningLines
+from zipflm.language.score_table import ScoredLine, ScoreTable, TableOptions
+from zipflm.language.scored import nll_per_word
+from zipflm.language.texts import EncodedText, Ids
+from zipflm.language.trained import TrainedModel
+
+Lines = Literal["independent", "running"]
+Errors = Literal["strict", "replace"]
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """What `zipflm score` was asked for."""
+
+    table: TableOptions = field(default_factory=TableOptions)
+    lines: Lines = "independent"
+    """Whether a line knows those before it."""
+    prefix: str = ""
+    top: int = 0
+    errors: Errors = "strict"
+
+    def __post_init__(self) -> None:
+        for option, value, choices in (
+            ("lines", self.lines, Lines),
+            ("errors", self.errors, Errors),
+        ):
+            if value not in get_args(choices):
+                raise ValueError(f"--{option} {value}: choose from {', '.join(get_args(choices))}")
+        if self.top < 0:
+            raise ValueError(f"--top {self.top}: must be 0 (none) or more")
+        if self.top and (self.table.per != "word" or self.table.format == "surprisal"):
+            raise ValueError("--top: belongs to the rows of words, in the formats tsv and jsonl")
+        if self.top and self.lines == "running":
+            raise ValueError("--top: of lines on their own; leave out --lines running")
+
+
+def score_files(
+    lm: TrainedModel,
+    patterns: Sequence[str],
+    options: ScoreOptions,
+    progress: Progress = lambda what, done, total: None,
+) -> Iterator[list[str]]:
+    """Rows, a group at a time: the header first, then those of every file in turn."""
+    names = expand(patterns)
+    if options.top:
+        require_k(options.top, lm.reader)
+    protocol = _protocol(lm, options)
+    table = ScoreTable(options.table, lm.facts, protocol)
+    yield [table.header(has_top=options.top > 0)]
+    total = stored_size(names)
+    for name in names:
+        file = _File(lm, name, options)
+        groups = file.running() if options.lines == "running" else file.independent()
+        for lines, consumed in groups:
+            yield [row for line in lines for row in table.line(line)]
+            progress("scoring", consumed, total)
+        yield [*table.end_of_document(shown_name(name))]
+    yield [*table.end()]
+
+
+def _protocol(lm: TrainedModel, options: ScoreOptions) -> dict[str, str | int]:
+    blocks = lm.running_blocks if options.lines == "running" else lm.engine.blocks
+    return {
+        "run": str(lm.run),
+        "checkpoint": lm.run.checkpoint.name,
+        "unit": lm.engine.unit,
+        "lines": options.lines,
+        "break": blocks.break_mode,
+        "block": blocks.block,
+        "context": blocks.context,
+        "precision": lm.engine.precision,
+        "ends": "scored" if options.table.ends else "left-out",
+        "prefix": len(lm.reader.prefix(options.prefix)),
+    }
+
+
+class _File:
+    """One file, or standard input, on its way through the model."""
+
+    def __init__(self, lm: TrainedModel, name: str, options: ScoreOptions) -> None:
+        self._lm, self._name, self._options = lm, name, options
+        self._prefix = lm.reader.prefix(options.prefix)
+
+    def independent(self) -> Iterator[tuple[list[ScoredLine], int]]:
+        """Every line on its own, behind `</s>` and the prefix; many are scored together."""
+        engine, skip = self._lm.engine, len(self._prefix)
+        for first, lines, consumed in self._groups():
+            documents = [np.concatenate([self._prefix, line.ids]) for line in lines]
+            nll = engine.nll(documents, skip)
+            tops = self._tops(documents, lines) if self._options.top else [None] * len(lines)
+            yield (
+                [
+                    self._scored(first + place, line, values, top)
+                    for place, (line, values, top) in enumerate(zip(lines, nll, tops, strict=True))
+                ],
+                consumed,
+            )
+
+    def running(self) -> Iterator[tuple[list[ScoredLine], int]]:
+        """Every line behind those before it."""
+        lm = self._lm
+        stream = RunningLines(lm.engine, lm.running_blocks, self._prefix)
+        waiting: deque[tuple[int, EncodedText]] = deque()
+        for first, lines, consumed in self._groups():
+            done = []
+            for place, line in enumerate(lines):
+                waiting.append((first + place, line))
+                done += [self._scored(*waiting.popleft(), nll) for nll in stream.add(line.ids)]
+            yield done, consumed
+        yield [self._scored(*waiting.popleft(), nll) for nll in stream.finish()], 0
+
+    def _groups(self) -> Iterator[tuple[int, list[EncodedText], int]]:
+        """The number of a group's first line, its lines, and the bytes they took as stored."""
+        number = 1
+        for lines, consumed in line_groups(self._name):
+            texts = [self._text(number + place, line) for place, line in enumerate(lines)]
+            yield number, [self._lm.reader.line(text) for text in texts], consumed
+            number += len(lines)
+
+    def _text(self, number: int, line: bytes) -> str:
+        if self._options.errors == "replace":
+            return line.decode("utf-8", "replace").replace("\0", "\ufffd")
+        try:
+            text, what = line.decode("utf-8"), "a NUL byte"
+        except UnicodeDecodeError:
+            text, what = "\0", "not UTF-8"
+        if "\0" in text:
+            raise ValueError(
+                f"{shown_name(self._name)}: line {number}: {what}; mend the text, or go on with "
+                "--errors replace"
+            )
+        return text
+
+    def _scored(
+        self,
+        number: int,
+        line: EncodedText,
+        nll: NDArray[np.float32],
+        top: list[list[LikelyWord]] | None = None,
+    ) -> ScoredLine:
+        name = shown_name(self._name)
+        return ScoredLine(name, number, line, nll_per_word(line, nll), top)
+
+    def _tops(
+        self, documents: list[Ids], lines: list[EncodedText]
+    ) -> Iterator[list[list[LikelyWord]]]:
+        """Per line and word, what the model would have put in its place."""
+        skip = len(self._prefix)
+        for document, line in zip(documents, lines, strict=True):
+            places = skip + line.starts
+            lm = self._lm
+            yield most_likely_instead(lm.engine, lm.reader, document, places, self._options.top)

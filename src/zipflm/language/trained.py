@@ -1,0 +1,245 @@
+"""A trained model at hand: `zipflm.load` and what can be asked of it.
+
+    lm = zipflm.load("runs/adp-t")
+    lm.score("the cat sat on the mat").perplexity
+    lm.next_words("the cat sat on the", k=10)
+    lm.generate("the cat", max_words=50, temperature=0.8, seed=1)
+
+Raw text is split as the run's training text was. A model sees at most `block` tokens at once;
+longer texts are slid over, with `context` tokens before each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zipflm.data.lines import TextEncoder
+from zipflm.data.vocabulary import Vocabulary
+from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.language.engine import Engine
+from zipflm.language.generation import Generation, Sampling, Writer, WrittenWord
+from zipflm.language.next_words import LikelyWord, most_likely_words
+from zipflm.language.scored import ScoredText, WordFacts, nll_per_word
+from zipflm.language.texts import TextReader
+from zipflm.model.language_model import LanguageModel
+from zipflm.quoting import quoted
+from zipflm.runs.folder import Choice, parse_choice
+from zipflm.runs.loaded import LoadedRun, load_run
+
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float32, torch.bfloat16, torch.float16, torch.float64,
+)}  # fmt: skip
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    checkpoint: Choice | str | None = None,
+    device: str | None = None,
+    dtype: torch.dtype | str = torch.float32,
+    compile: bool = False,
+    block: int | None = None,
+    context: int | None = None,
+) -> TrainedModel:
+    """The newest checkpoint of a run, or another one, ready for use.
+
+    `path` is a run folder or one of its checkpoints; `checkpoint` chooses among those of a run:
+    newest, best or a number of updates. `device` is a GPU where there is one. `dtype` is that of
+    weights and products; log-probabilities are float32 or better. `compile` makes long scoring jobs
+    faster. `block` and `context`, in tokens, are the run's own unless given.
+    """
+    choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
+    options = ScoringOptions(block=block, context=context, device=device)
+    run = load_run(path, choice)
+    return TrainedModel(run, options, dtype=dtype, compile=compile)
+
+
+class TrainedModel:
+    """One checkpoint of a run, in use. All results are in the order of what was asked."""
+
+    def __init__(
+        self,
+        run: LoadedRun,
+        options: ScoringOptions | None = None,
+        *,
+        dtype: torch.dtype | str = torch.float32,
+        compile: bool = False,
+    ) -> None:
+        self.run = run
+        options = options or ScoringOptions()
+        self.running_blocks = options.blocks(run.config)
+        """How `evaluate` would cut a long text, and `zipflm score` does where lines follow each
+        other."""
+        encoder = TextEncoder(run.vocabulary, run.codes, run.splitting)
+        self.reader = TextReader(encoder, run.config.batches.unit)
+        self._engine = _engine(run, options, dtype, compile)
+        bands = run.config.output.bands(len(run.vocabulary))
+        self.facts = WordFacts.of(run.vocabulary, () if bands is None else bands.cutoffs)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.run.config.name}, {self.run.checkpoint.name} of {self.run}, "
+            f"{len(self.vocabulary):,} entries, on {self.device}>"
+        )
+
+    @property
+    def model(self) -> LanguageModel:
+        return self._engine.model
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Words, or pieces of words, by id; `log_probs` is in this order."""
+        return self.run.vocabulary
+
+    @property
+    def device(self) -> torch.device:
+        return self._engine.device
+
+    @property
+    def engine(self) -> Engine:
+        """The model behind ids instead of words."""
+        return self._engine
+
+    # --- Scores of text that is there. ---
+
+    # A text is itself a sequence of texts to a type checker; the first signature wins.
+    @overload
+    def score(self, text: str, *, prefix: str = "") -> ScoredText: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def score(self, text: Sequence[str], *, prefix: str = "") -> list[ScoredText]: ...
+
+    def score(
+        self, text: str | Sequence[str], *, prefix: str = ""
+    ) -> ScoredText | list[ScoredText]:
+        """The log-probability of every word of a text, or of several that know nothing of each
+        other.
+
+        The lines of a text follow each other: its first word stands behind `</s>`, every line ends
+        in one. With a `prefix` each text goes on where that stopped.
+        """
+        if isinstance(text, str):
+            return self.score([text], prefix=prefix)[0]
+        _require_texts(text)
+        encoded = [self.reader.text(each) for each in text]
+        before = self.reader.prefix(prefix)
+        documents = [np.concatenate([before, each.ids]) for each in encoded]
+        nll = self._engine.nll(documents, skip=len(before))
+        return [
+            ScoredText(
+                each,
+                nll_per_word(each, values),
+                self.facts,
+                self._engine.protocol(ids, len(each.starts), skip=len(before)),
+            )
+            for each, ids, values in zip(encoded, documents, nll, strict=True)
+        ]
+
+    # --- What comes next. ---
+
+    @overload
+    def next_words(self, prefix: str, k: int = 10) -> list[LikelyWord]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def next_words(self, prefix: Sequence[str], k: int = 10) -> list[list[LikelyWord]]: ...
+
+    def next_words(
+        self, prefix: str | Sequence[str], k: int = 10
+    ) -> list[LikelyWord] | list[list[LikelyWord]]:
+        """The `k` most likely words after a prefix, most likely first; `</s>` and `<unk>` compete.
+
+        Exact, also for a model of sub-words: there, words that several pieces make up compete with
+        those that are one.
+        """
+        if isinstance(prefix, str):
+            return self.next_words([prefix], k)[0]
+        _require_texts(prefix)
+        ids = [self.reader.prefix(each) for each in prefix]
+        return most_likely_words(self._engine, self.reader, ids, k)
+
+    @torch.inference_mode()
+    def log_probs(self, prefixes: Sequence[str]) -> Tensor:
+        """log p of every entry of the vocabulary after each prefix, [N, V]; pieces for a model of
+        sub-words."""
+        if isinstance(prefixes, str):
+            raise ValueError("prefixes: one text; give a list of them, [text] for one")
+        _require_texts(prefixes)
+        hidden = self._engine.hidden_after([self.reader.prefix(each) for each in prefixes])
+        return self.model.output.log_probs(hidden)
+
+    # --- Writing. ---
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        max_words: int = 50,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        num: int = 1,
+        lines: int = 1,
+        forbid_unknown: bool = True,
+    ) -> list[Generation]:
+        """`num` continuations of a prompt.
+
+        Words are drawn from the model's distribution: at `temperature` (0 takes the most likely
+        one), among the `top_k` most likely (0: all), of which as many as make up `top_p` of their
+        mass. A text ends after `lines` line ends (0: never) or `max_words` words. Equal arguments
+        with a `seed` give equal texts. The log-probabilities are the model's own, whatever it was
+        asked to draw from.
+        """
+        sampling = Sampling(
+            max_words=max_words,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            lines=lines,
+            forbid_unknown=forbid_unknown,
+        )
+        return Writer(self._engine, self.reader, prompt, sampling, num).all()
+
+    def stream(self, prompt: str = "", **options: Any) -> Iterator[WrittenWord]:
+        """The words of one continuation as they come; options as for `generate`, without `num`."""
+        yield from Writer(self._engine, self.reader, prompt, Sampling(**options), 1).words()
+
+
+def _engine(
+    run: LoadedRun, options: ScoringOptions, dtype: torch.dtype | str, compile: bool
+) -> Engine:
+    if isinstance(dtype, str):
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype={quoted(dtype)}: choose from {', '.join(_DTYPES)}")
+        dtype = _DTYPES[dtype]
+    elif dtype not in _DTYPES.values():
+        raise ValueError(f"dtype={dtype}: choose from {', '.join(_DTYPES)}")
+    chosen = replace(options, break_mode="none").resolved(run.config)
+    blocks = chosen.blocks
+    if options.context is None and not blocks.context:
+        # A text that does not fit must be cut somewhere: not without a word of context.
+        blocks = replace(blocks, context=blocks.block // 2)
+    model = run.model.to(device=chosen.device, dtype=dtype).eval()
+    return Engine(
+        model=model,
+        scorer=torch.compile(model, dynamic=True) if compile else model,  # type: ignore[arg-type]
+        device=torch.device(chosen.device),
+        dtype=dtype,
+        blocks=blocks,
+        batch_tokens=chosen.batch_tokens,
+        unit=run.config.batches.unit,
+    )
+
+
+def _require_texts(texts: Sequence[str]) -> None:
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"text {place}: {quoted(text)} is no text; give strings")
