@@ -1,0 +1,151 @@
+"""Texts are drawn from the model's own distribution, and told with its own log-probabilities."""
+
+import pytest
+import torch
+from loaded_models import loaded
+from small_data import make_folder
+
+from zipflm.config import Splitting
+from zipflm.language.generation import Sampling, Writer
+
+PROMPT = "ba de"
+
+
+def test_a_text_is_told_with_the_log_probabilities_that_scoring_gives(lm):
+    for text in lm.generate(PROMPT, max_words=6, seed=3, num=4, temperature=0.9, top_p=0.9):
+        scored = lm.score(text.text).words[2:]
+        assert len(text.words) <= 7
+        for ours, theirs in zip(text.words, scored, strict=False):
+            if theirs.is_unknown or ours.word != theirs.word:
+                break  # a model of pieces can write a word that it would read in other pieces
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert text.logprob == pytest.approx(sum(word.logprob for word in text.words))
+
+
+def test_the_coldest_text_takes_the_most_likely_word_every_time(adp):
+    forbidden = {"<s>", "<pad>", "<unk>"}
+    (text,) = adp.generate(PROMPT, max_words=8, temperature=0, lines=0)
+    so_far = PROMPT
+    for word in text.words:
+        best = next(w for w in adp.next_words(so_far, 12) if w.word not in forbidden)
+        assert (word.word, word.logprob) == (best.word, pytest.approx(best.logprob, abs=1e-4))
+        so_far += word.text
+
+
+def test_equal_seeds_give_equal_texts_and_others_do_not(lm):
+    one, two, other = (lm.generate(PROMPT, seed=seed, num=3, lines=0) for seed in (1, 1, 2))
+    assert one == two != other
+    assert len({text.text for text in one}) > 1
+
+
+def test_what_no_text_has_is_never_written(lm):
+    texts = lm.generate("", max_words=60, lines=0, num=8, seed=0, temperature=3.0)
+    written = {word.word for text in texts for word in text.words}
+    assert not written & {"<unk>", "<pad>", "<s>"}
+    assert not any("madeupword" in word for word in written)
+    assert len(written) > 20
+
+
+def test_unknown_words_may_be_allowed(adp):
+    texts = adp.generate(max_words=60, lines=0, num=16, seed=0, temperature=9, forbid_unknown=False)
+    assert any(word.word == "<unk>" for text in texts for word in text.words)
+
+
+def test_a_text_ends_after_its_lines_or_words(lm):
+    for text in lm.generate(PROMPT, max_words=30, lines=2, num=8, seed=5, temperature=4.0):
+        ends = [word.word for word in text.words].count("</s>")
+        words = len(text.words) - ends
+        assert (ends == 2 and text.words[-1].word == "</s>") or (words == 30 and ends < 2)
+        assert text.continuation.count("\n") == ends
+
+
+def test_words_of_pieces_are_whole(bpe):
+    texts = bpe.generate(PROMPT, max_words=10, lines=0, num=4, seed=1, temperature=2.0)
+    for text in texts:
+        assert sum(word.word != "</s>" for word in text.words) == 10
+        assert not any(word.word.endswith("@@") for word in text.words[:-1])
+        assert "@@" not in text.text or any("@@" in word.word for word in text.words)
+
+
+def test_a_stream_is_the_first_text_word_by_word(lm):
+    options = {"max_words": 7, "seed": 4, "lines": 0}
+    (text,) = lm.generate(PROMPT, **options)
+    assert tuple(lm.stream(PROMPT, **options)) == text.words
+    assert text.continuation == "".join(word.text for word in text.words)
+
+
+@pytest.mark.parametrize("words", [3, 40])
+def test_a_text_that_outgrows_the_block_goes_on_and_says_so(word_data, words):
+    lm = loaded(word_data, block=8, context=4)
+    for text in lm.generate(PROMPT, max_words=words, lines=0, num=3, seed=1):
+        assert len(text.words) >= words
+        assert text.has_slid == (words > 8)
+
+
+def test_behind_the_block_a_word_sees_its_context(word_data):
+    lm = loaded(word_data, block=8, context=3)
+    (text,) = lm.generate(PROMPT, max_words=12, lines=0, temperature=0)
+    words = [*PROMPT.split(), *(word.word for word in text.words)]
+    # The cache holds `</s>`, the prompt and five words; then three words begin a new one.
+    ids = [lm.vocabulary.id(word) for word in words]
+    with torch.no_grad():
+        log_probs = lm.model.log_probs(torch.tensor([ids[5:8]]))[0, -1]
+    assert text.words[6].logprob == pytest.approx(float(log_probs[ids[8]]), abs=1e-4)
+
+
+def test_a_prompt_longer_than_the_block_is_seen_from_its_end(word_data):
+    lm = loaded(word_data, block=8, context=4)
+    (text,) = lm.generate("ba de fila " * 9, max_words=3, temperature=0, lines=0)
+    assert text.has_slid and len(text.words) == 3
+
+
+def test_prose_is_joined_as_prose(tmp_path):
+    data = make_folder(tmp_path, "prose", splitting=Splitting(rule="words"))
+    lm = loaded(data)
+    (text,) = lm.generate("ba de", max_words=3, lines=0, seed=1)
+    assert text.text.startswith("ba de ") and "  " not in text.text
+    (spaced,) = lm.generate("ba de ", max_words=3, lines=0, seed=1)
+    assert spaced.text == text.text
+    (empty,) = lm.generate("", max_words=3, lines=0, seed=1)
+    assert not empty.text.startswith(" ")
+
+
+def test_unknown_words_of_a_prompt_are_known(adp):
+    writer = Writer(adp.engine, adp.reader, "ba qqqq zzzz", Sampling(seed=1), 1)
+    assert writer.unknown_in_prompt == ["qqqq", "zzzz"]
+    assert writer.all()[0].text.startswith("ba qqqq zzzz")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"temperature": -1.0}, "temperature=-1.0: must be 0"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_k": -1}, "top_k=-1"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
+        ({"max_words": 0}, "max_words=0"),
+        ({"num": 0}, "num=0"),
+        ({"lines": -1}, "lines=-1"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_impossible_options_are_refused(adp, options, reason):
+    with pytest.raises(ValueError, match=reason):
+        adp.generate(PROMPT, **options)
+
+
+def test_words_follow_the_distribution(adp):
+    """A thousand first words against their probabilities, by Pearson's chi-square."""
+    texts = adp.generate(PROMPT, max_words=1, num=4000, seed=7, lines=1)
+    log_probs = adp.log_probs([PROMPT])[0].double()
+    forbidden = [0, 1, 3, *(i for i, w in enumerate(adp.vocabulary.words) if "madeup" in w)]
+    log_probs[forbidden] = -torch.inf
+    expected = log_probs.softmax(0) * len(texts)
+    drawn = torch.tensor([adp.vocabulary.id(text.words[0].word) for text in texts])
+    counts = torch.bincount(drawn, minlength=len(expected)).double()
+    large = expected >= 5
+    rest = expected[~large].sum() + 1e-9
+    statistic = ((counts - expected)[large] ** 2 / expected[large]).sum()
+    statistic += (counts[~large].sum() - rest) ** 2 / rest
+    assert float(statistic) < int(large.sum()) + 4 * (2 * int(large.sum())) ** 0.5

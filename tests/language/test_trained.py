@@ -1,0 +1,193 @@
+"""What `zipflm.load` gives: scores, next words and texts that agree with the model's own numbers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from loaded_models import loaded
+
+import zipflm
+from zipflm.data.vocabulary import END, UNKNOWN
+
+TEXT = "ba de ba fila\nsoro ba\n"
+PREFIXES = ["ba de", "ba", "", "soro\n", "ba de ba fila nan gu ba"]
+
+
+def ids_of(lm, text):
+    return lm.reader.text(text).ids
+
+
+def test_every_word_has_the_log_probability_that_the_model_gives_it(lm):
+    text = lm.score(TEXT)
+    ids = torch.from_numpy(ids_of(lm, TEXT))
+    before = torch.cat([torch.tensor([END]), ids[:-1]])
+    with torch.no_grad():
+        expected = -lm.model.nll(before[None], ids[None])[0].double()
+    assert text.logprob == pytest.approx(float(expected.sum()), abs=1e-4)
+    assert [word.word for word in text.words] == "ba de ba fila </s> soro ba </s>".split()
+    of_words = np.add.reduceat(expected.numpy(), text.encoded.starts)
+    assert [word.logprob for word in text.words] == pytest.approx(of_words.tolist(), abs=1e-5)
+
+
+def test_scores_are_those_of_the_whole_distribution(lm):
+    words = lm.score("ba de ba").words
+    log_probs = lm.log_probs(["", "ba", "ba de", "ba de ba"])
+    assert log_probs.exp().sum(1).tolist() == pytest.approx([1] * 4, abs=1e-5)
+    first = [lm.reader.encoder.ids([word.word])[0][0] for word in words]
+    for word, row, token in zip(words, log_probs, first, strict=True):
+        if len(lm.reader.encoder.ids([word.word])[0]) == 1:
+            assert word.logprob == pytest.approx(float(row[token]), abs=1e-5)
+
+
+def test_totals_are_of_all_words_and_name_their_protocol(lm):
+    text = lm.score(TEXT)
+    assert text.logprob == pytest.approx(sum(word.logprob for word in text.words))
+    assert text.surprisal == pytest.approx(-text.logprob / math.log(2))
+    assert text.perplexity == pytest.approx(math.exp(-text.logprob / 8))
+    protocol = text.protocol
+    assert (protocol.words, protocol.eos, protocol.unk) == (8, 2, 0)
+    assert protocol.tokens == len(text.encoded.ids) == protocol.positions
+    assert protocol.unit == lm.run.config.batches.unit
+
+
+def test_many_texts_are_scored_as_each_alone(lm):
+    texts = ["ba", TEXT, "de " * 30, "fila soro", "ba"]
+    together = lm.score(texts)
+    assert [text.text for text in together] == texts
+    for text, each in zip(texts, together, strict=True):
+        alone = lm.score(text)
+        assert each.nll.tolist() == pytest.approx(alone.nll.tolist(), abs=1e-5)
+
+
+def test_bands_counts_and_unknown_words_are_told(adp):
+    words = adp.score("ba qqqq").words
+    assert [word.is_unknown for word in words] == [False, True, False]
+    assert [word.is_end for word in words] == [False, False, True]
+    vocabulary, bands = adp.vocabulary, adp.model.output.bands
+    for name in vocabulary.words[4:]:
+        (word, _) = adp.score(name).words if name.isalpha() else (None, None)
+        if word is not None and not word.is_unknown:
+            token = vocabulary.id(name)
+            assert word.count == vocabulary.counts[token]
+            assert bands.edges[word.band] <= token < bands.edges[word.band + 1]
+
+
+def test_spans_are_where_words_stand_and_ends_where_lines_end(adp):
+    text = "  ba\tde \r\nfila"
+    words = adp.score(text).words
+    assert [text[slice(*word.span)] for word in words] == ["ba", "de", "\r\n", "fila", ""]
+
+
+def test_a_prefix_is_context_that_is_not_scored(lm):
+    whole, rest = lm.score("ba de fila"), lm.score("fila", prefix="ba de")
+    assert [word.word for word in rest.words] == ["fila", "</s>"]
+    assert rest.nll.tolist() == pytest.approx(whole.nll[-2:].tolist(), abs=1e-5)
+    assert rest.protocol.words == 2
+
+
+def test_a_long_text_is_slid_over_with_context(word_data):
+    lm = loaded(word_data, block=8, context=4)
+    text = " ".join(["ba", "de", "fila", "soro", "nan"] * 5)
+    found = lm.score(text)
+    ids = np.concatenate([[END], ids_of(lm, text)])
+    expected = []
+    for place in range(1, len(ids)):
+        start = max((place - 1) // 4 * 4 - 4, 0)  # parts of four behind four
+        words = torch.from_numpy(ids[start:place])
+        with torch.no_grad():
+            expected.append(-float(lm.model.log_probs(words[None])[0, -1, ids[place]]))
+    assert found.nll.tolist() == pytest.approx(expected, abs=1e-5)
+    assert found.protocol.blocks.context == 4
+    assert loaded(word_data).engine.blocks.context == 8  # half of the block unless told
+
+
+def test_next_words_are_the_most_likely_of_all(models):
+    for label in ("SM", "ADP-T", "CNN"):
+        lm = models[label]
+        log_probs = lm.log_probs(PREFIXES)
+        for row, found in zip(log_probs, lm.next_words(PREFIXES, 7), strict=True):
+            values, ids = row.topk(7)
+            assert [word.logprob for word in found] == pytest.approx(values.tolist(), abs=1e-5)
+            assert [lm.vocabulary.id(word.word) for word in found] == ids.tolist()
+
+
+def test_next_words_in_pieces_are_those_of_all_words_there_are(bpe):
+    prefix = "ba de"
+    found = bpe.next_words(prefix, 12)
+    assert [word.logprob for word in found] == sorted((w.logprob for w in found), reverse=True)
+    names = {a + b for a in "bdfgklmnps" for b in ("a", "e", "ila", "oro", "u", "an", "i")}
+    scores = {
+        text.text: text.words[0].logprob
+        for text in bpe.score(sorted(names), prefix=prefix)
+        if not text.words[0].is_unknown
+    }
+    last = found[-1].logprob
+    for name, logprob in scores.items():
+        ours = dict(found).get(name)
+        assert ours == pytest.approx(logprob, abs=1e-5) if ours is not None else logprob < last
+    assert any(len(bpe.reader.encoder.ids([word.word])[0]) > 1 for word in found)
+
+
+@pytest.mark.parametrize("k", [0, -1, 10**6])
+def test_a_k_without_so_many_words_is_refused(adp, k):
+    with pytest.raises(ValueError, match=f"k={k}: must be 1 to {len(adp.vocabulary)}"):
+        adp.next_words("ba", k)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("", "empty"), (["ba", ""], "empty"), ("a\0b", "NUL at character 1"), ([1], "no text")],
+)
+def test_what_is_no_text_is_refused(adp, text, reason):
+    with pytest.raises(ValueError, match=reason):
+        adp.score(text)
+
+
+def test_log_probs_of_one_text_asks_for_a_list(adp):
+    with pytest.raises(ValueError, match="give a list"):
+        adp.log_probs("ba")
+
+
+def test_a_run_is_loaded_by_its_folder(run):
+    lm = zipflm.load(run, device="cpu")
+    assert lm.run.checkpoint.name == "update-00000010"
+    assert "update-00000010" in repr(lm)
+    assert lm.score("ba de").perplexity > 1
+    half = zipflm.load(run, device="cpu", dtype="bfloat16", checkpoint="newest")
+    assert half.score("ba").protocol.precision == "bfloat16"
+    assert half.score("ba de").logprob == pytest.approx(lm.score("ba de").logprob, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"dtype": "int8"}, "dtype='int8': choose from float32"),
+        ({"checkpoint": "7"}, "has those of the updates 10"),
+        ({"block": 4, "context": 4}, "context"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(run, options, reason):
+    with pytest.raises(ValueError, match=reason):
+        zipflm.load(run, device="cpu", **options)
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(ValueError, match="no run with a checkpoint"):
+        zipflm.load(tmp_path)
+
+
+def test_unknown_words_are_scored_as_the_unknown_word(lm):
+    (word, _) = lm.score("qqqqzz").words
+    expected = lm.log_probs([""])[0, UNKNOWN]
+    if word.is_unknown:
+        assert word.logprob == pytest.approx(float(expected), abs=1e-5)
+    else:
+        assert lm.run.config.batches.unit == "bpe"
+
+
+def test_compiled_it_gives_the_same_scores(run):
+    plain, fast = zipflm.load(run, device="cpu"), zipflm.load(run, device="cpu", compile=True)
+    texts = ["ba de", TEXT]
+    for one, other in zip(plain.score(texts), fast.score(texts), strict=True):
+        assert one.nll.tolist() == pytest.approx(other.nll.tolist(), abs=1e-5)

@@ -1,0 +1,36 @@
+"""Models in use that were never on a disk, for the tests of what is done with them."""
+
+from pathlib import Path
+
+import torch
+from training_runs import config_of
+
+from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.language.trained import TrainedModel
+from zipflm.runs.building import untrained_model
+from zipflm.runs.checkpoint import Checkpoint
+from zipflm.runs.folder import RunFolder
+from zipflm.runs.loaded import LoadedRun
+
+BLOCKS = ["decoder.num_layers=2", "batches.block=16", "batches.eval_block=16", "batches.tokens=64"]
+
+
+def loaded(data, label="ADP-T", overrides=(), sharpness=3.0, **options):
+    """A model with its first weights, made `sharpness` times surer of what it says."""
+    config = config_of(data, *overrides, preset=f"tiny/{label}", base=BLOCKS)
+    model = untrained_model(config, data.vocabulary).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "final_norm" in name:
+                weight.mul_(sharpness)
+    run = LoadedRun(
+        folder=RunFolder(Path("made-up")),
+        checkpoint=Checkpoint(Path("made-up/checkpoints/update-00000001")),
+        model=model,
+        config=config,
+        vocabulary=data.vocabulary,
+        codes=data.codes,
+        splitting=data.splitting,
+        weights_hash="",
+    )
+    return TrainedModel(run, ScoringOptions(device="cpu", **options))
