@@ -258,7 +258,7 @@ class _Totals:
             self._unknown[place] += np.count_nonzero(each.unknown)
         self._sums[-1] -= average.sum()
         flags = np.stack([each.unknown for each in rows], axis=1)
-        unknown = np.logical_or.reduce(flags, axis=1)
+        unknown: NDArray[np.bool_] = np.logical_or.reduce(flags, axis=1)
         self._words += len(average)
         self._ends += sum(word == SPECIALS[END] for _, _, word in rows[0].keys)
         self._any_unknown += int(np.count_nonzero(unknown))

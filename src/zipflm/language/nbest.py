@@ -142,6 +142,8 @@ def _ending(name: str) -> FormatName | None:
 
 def _new_format(name: FormatName, scores: Mapping[str, str], costs: Mapping[str, str]) -> Format:
     if name == "kaldi":
+        if both := sorted(scores.keys() & costs.keys()):
+            raise ValueError(f"{unquoted(both[0])} is in --scores and in --costs; rename one")
         return Kaldi(scores, costs)
     if scores or costs:
         raise ValueError(

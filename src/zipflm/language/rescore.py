@@ -97,36 +97,45 @@ class Results:
     """Only the best hypothesis of every utterance."""
 
 
-def rescore(
-    nbest: NBest,
-    scorer: HypothesisScorer,
-    given: Mapping[str, float],
-    *,
-    lm: str = "lm",
-    results: Results,
-) -> int:
-    """Rescore a list while it is read, with weights as far as they are given; how many utterances
-    it had."""
-    utterances = nbest.utterances()
-    first = next(utterances)
+@dataclass(frozen=True)
+class OpenLists:
+    """A list that has begun to be read, and is known to fit the weights."""
+
+    nbest: NBest
+    weights: Mapping[str, float]
+    """Of every score, of the model's and of the words."""
+    lm: str
+    """What the model's score is called."""
+    utterances: Iterator[list[Entry]]
+    """All of them, once; ValueError, naming the line, for one without a score that counts."""
+
+
+def open_lists(nbest: NBest, given: Mapping[str, float], lm: str = "lm") -> OpenLists:
+    """Read the first utterance, which tells what scores there are. `given` are those weights that
+    are not the usual ones."""
+    rest = nbest.utterances()
+    first = next(rest)
     weights = complete_weights(given, first[0].scores, lm)
-    lists = (checked(nbest, entries, weights, lm) for entries in chain([first], utterances))
-    return write(nbest, scored(lists, scorer), weights, lm=lm, results=results)
-
-
-def checked(
-    nbest: NBest, entries: list[Entry], weights: Mapping[str, float], lm: str
-) -> list[Entry]:
-    """The entries; ValueError, naming the line, for one without a score that counts."""
     needed = [name for name, weight in weights.items() if weight and name not in (lm, WORDS)]
+    utterances = (_checked(nbest, entries, needed) for entries in chain([first], rest))
+    return OpenLists(nbest, weights, lm, utterances)
+
+
+def _checked(nbest: NBest, entries: list[Entry], needed: Sequence[str]) -> list[Entry]:
     for entry in entries:
         for name in needed:
             if name not in entry.scores:
                 raise ValueError(
                     f"{shown(nbest.name)}: line {entry.line}: has no score {unquoted(name)}, which "
-                    f"counts {weights[name]:g}; give it the weight 0, or every line the score"
+                    "counts; give that the weight 0, or every line the score"
                 )
     return entries
+
+
+def rescore(lists: OpenLists, scorer: HypothesisScorer, results: Results) -> int:
+    """Score and sort lists while they are read; how many utterances they had."""
+    utterances = scored(lists.utterances, scorer)
+    return write(lists.nbest, utterances, lists.weights, lm=lists.lm, results=results)
 
 
 def write(

@@ -11,7 +11,7 @@ The errors of every hypothesis are counted once; a point of the grid costs a wei
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from zipflm.language.nbest import NBest, read_references
 from zipflm.language.nbest_formats import WORDS, Entry
-from zipflm.language.rescore import HypothesisScorer, Scored, checked, scored
-from zipflm.language.weights import complete_weights, written_weights
+from zipflm.language.rescore import HypothesisScorer, OpenLists, Scored, open_lists, scored
+from zipflm.language.weights import written_weights
 from zipflm.language.word_errors import Edits, edits, word_errors
 from zipflm.quoting import unquoted
 
@@ -146,44 +146,57 @@ class Tuning:
         return "\n".join(lines)
 
 
-def tune_on_list(
+@dataclass(frozen=True)
+class Development:
+    """A list in memory with what was really said, and the weights to choose."""
+
+    lists: OpenLists
+    utterances: list[list[Entry]]
+    references: Mapping[str, list[str]]
+    names: Sequence[str]
+    given: Sequence[str]
+    """Names of weights that were asked for."""
+
+
+def read_development(
     nbest: NBest,
-    scorer: HypothesisScorer,
     given: Mapping[str, float],
     references: str,
     names: Sequence[str] | None = None,
     *,
     lm: str = "lm",
-) -> tuple[Tuning, list[list[Scored]]]:
-    """Score a list and choose the weights of `names` on it; with the scored list, which is held in
-    memory. `references` is a file.
+) -> Development:
+    """Read a list and its file of references, to choose the weights of `names` on them.
 
     Without names it is the weights of the language model and of the words, if they are not given.
+    Raises ValueError if an utterance has no reference.
     """
     wanted = [name for name in (lm, WORDS) if name not in given] if names is None else names
     check_names(wanted, given)
     said = read_references(references, nbest.format_name)
-    utterances = nbest.utterances()
-    first = next(utterances)
-    # As given to check that they are there; their weights come from the grid.
-    start = complete_weights(dict(given) | dict.fromkeys(wanted, 1.0), first[0].scores, lm)
-    lists = [checked(nbest, entries, start, lm) for entries in itertools.chain([first], utterances)]
-    _require_references(lists, said)
-    utterances_scored = list(scored(lists, scorer))
-    needed = [name for name, weight in start.items() if weight or name in wanted]
-    development = DevelopmentSet(utterances_scored, said, needed, lm)
-    return tune(development, start, wanted, lm, given=tuple(given)), utterances_scored
-
-
-def _require_references(
-    utterances: Iterable[list[Entry]], references: Mapping[str, list[str]]
-) -> None:
+    # Any weight but 0, so that their scores are required to be there.
+    lists = open_lists(nbest, dict(given) | dict.fromkeys(wanted, 1.0), lm)
+    utterances = list(lists.utterances)
     for entries in utterances:
-        if entries[0].utterance not in references:
+        if entries[0].utterance not in said:
             raise ValueError(
-                f"--tune: there is no reference for utterance {unquoted(entries[0].utterance)}; "
-                "references are lines of an id and its words, or for Moses's lists the words alone"
+                f"--tune {references}: no reference for utterance "
+                f"{unquoted(entries[0].utterance)}; a line has an id and the words, or for lists "
+                "of Moses's, which count from 0, the words alone"
             )
+    return Development(lists, utterances, said, wanted, tuple(given))
+
+
+def tune_on(
+    development: Development, scorer: HypothesisScorer
+) -> tuple[Tuning, list[list[Scored]]]:
+    """The best weights, and the lists with the model's scores."""
+    lists = development.lists
+    utterances = list(scored(development.utterances, scorer))
+    needed = [name for name, weight in lists.weights.items() if weight]
+    prepared = DevelopmentSet(utterances, development.references, needed, lists.lm)
+    found = tune(prepared, lists.weights, development.names, lists.lm, given=development.given)
+    return found, utterances
 
 
 def tune(
