@@ -52,7 +52,7 @@ def test_json_lines_and_bits_are_read(write):
 
 def test_a_protocol_may_hold_spaces_or_be_absent(write):
     header = "line\tposition\tword\tlogprob"
-    assert ScoreFile(write(f"{header}\t# run=my runs/a block=3\n")).protocol == {
+    assert ScoreFile(write(f"{header}\t# run=my%20runs/a block=3\n")).protocol == {
         "run": "my runs/a",
         "block": "3",
     }

@@ -67,7 +67,9 @@ def rescore(
         typer.Option(help="Of a run: newest (if not given), best or a number of updates."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="Of weights and products: float32, bfloat16 or float16.")
+    ] = "float32",
 ) -> None:
     """Add a run's score to n-best lists and sort them anew, best hypothesis first.
 
@@ -97,11 +99,11 @@ def rescore(
     with removing_what_is_unfinished(), _ending_quietly_where_nobody_reads():
         if tune is None:
             lists = open_lists(source, given, name)
-            scorer = _scorer(run, checkpoint, device, precision)
+            scorer = _scorer(run, checkpoint, device, dtype)
             rescore_lists(lists, scorer, results)
             return
         development = read_development(source, given, tune, names, lm=name)
-        scorer = _scorer(run, checkpoint, device, precision)
+        scorer = _scorer(run, checkpoint, device, dtype)
         found, utterances = tune_on(development, scorer)
         _tell(found.as_text())
         write(source, utterances, found.weights, lm=name, results=results)
@@ -141,15 +143,14 @@ def ensemble(
         (_tell if out == STDIN else say)(found.as_json() if as_json else found.as_text())
 
 
-def _scorer(
-    run: str, checkpoint: str | None, device: str | None, precision: str
-) -> HypothesisScorer:
+def _scorer(run: str, checkpoint: str | None, device: str | None, dtype: str) -> HypothesisScorer:
     """A run as rescoring needs it."""
-    from zipflm.language.hypotheses import scorer_of
+    from zipflm.language.hypotheses import PrefixSharingScorer
+    from zipflm.language.texts import encode_line
     from zipflm.language.trained import load
-    from zipflm.runs.folder import parse_choice
 
-    return scorer_of(load(run, checkpoint=parse_choice(checkpoint), device=device, dtype=precision))
+    lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype)
+    return PrefixSharingScorer(lm.engine, lambda text: encode_line(text, lm.encoder).ids)
 
 
 def _read_stdin_once(names: Iterable[str | None]) -> None:

@@ -11,14 +11,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.data.vocabulary import END, SPECIALS
 from zipflm.language.lines import shown
-from zipflm.language.output import destination
+from zipflm.language.output import Writable, destination
 from zipflm.language.score_files import ScoreFile, ScoreRows, write_header, write_rows
 from zipflm.quoting import quoted
 from zipflm.units import perplexity
@@ -140,7 +140,7 @@ def ensemble(
 
 
 def _write(
-    file: TextIO,
+    file: Writable,
     files: Sequence[ScoreFile],
     blocks: Iterator[list[ScoreRows]],
     mixture: NDArray[np.float64],

@@ -7,12 +7,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Protocol, TextIO
 
 from zipflm.data.text import STDIN
 from zipflm.files import naming_full_disk, written_whole
+from zipflm.terminal import lines
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+
+class Writable(Protocol):
+    """What text can be written to."""
+
+    def write(self, text: str, /) -> Any: ...
 
 
 def check_destination(option: str, name: str | None) -> None:
@@ -32,11 +39,11 @@ def check_destination(option: str, name: str | None) -> None:
 
 
 @contextmanager
-def destination(name: str | None) -> Iterator[TextIO]:
-    """A text file to write to: standard output for None or `-`, else the file of that name, which
-    appears when it is complete."""
+def destination(name: str | None) -> Iterator[Writable]:
+    """A text file to write lines to: standard output for None or `-`, else the file of that name,
+    which appears when it is complete."""
     if name is None or name == STDIN:
-        yield sys.stdout
+        yield _Terminal() if sys.stdout.isatty() else sys.stdout
         sys.stdout.flush()
         return
     path = Path(name)
@@ -49,6 +56,13 @@ def destination(name: str | None) -> Iterator[TextIO]:
         # A link keeps pointing where it points.
         with written_whole(Path(os.path.realpath(path))) as unfinished, _opened(unfinished) as file:
             yield file
+
+
+class _Terminal:
+    """Standard output, where words out of anybody's files must not move the cursor."""
+
+    def write(self, text: str) -> None:
+        sys.stdout.write("\t".join(map(lines, text.split("\t"))))
 
 
 def _opened(path: Path) -> TextIO:

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol, TextIO
+from typing import Protocol
 
 from zipflm.language.lines import shown
 from zipflm.language.nbest import NBest
 from zipflm.language.nbest_formats import TOTAL, WORDS, Entry, written_number
-from zipflm.language.output import destination
+from zipflm.language.output import Writable, destination
 from zipflm.language.weights import complete_weights
 from zipflm.quoting import unquoted
 
@@ -150,7 +150,7 @@ def write(
     number = 0
     with ExitStack() as files:
         out = files.enter_context(destination(results.out))
-        scores_out: TextIO | None = None
+        scores_out: Writable | None = None
         if results.scores_out is not None:
             scores_out = files.enter_context(destination(results.scores_out))
         if not results.one_best and (header := nbest.format.header((lm, TOTAL))):

@@ -12,13 +12,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
+from urllib.parse import quote, unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.language.lines import numbered_lines, shown
 from zipflm.language.nbest_formats import parsed_object
+from zipflm.language.output import Writable
 from zipflm.quoting import quoted
 
 _KEY = ("line", "position", "word")
@@ -107,13 +109,10 @@ def _table_header(line: str) -> tuple[list[str], dict[str, str]]:
     if not columns[-1].startswith("#"):
         return columns, {}
     protocol: dict[str, str] = {}
-    name = ""
     for part in columns.pop().removeprefix("#").split():
         key, equals, value = part.partition("=")
         if equals:
-            name, protocol[key] = key, value
-        elif name:  # the rest of a value with a space in it
-            protocol[name] += f" {part}"
+            protocol[key] = unquote(value)  # no value has a space in it
     return columns, protocol
 
 
@@ -167,17 +166,17 @@ def _flag(row: Mapping[str, Any]) -> bool:
 _WRITTEN = ("line", "position", "word", "logprob", "unknown")
 
 
-def write_header(file: TextIO, format: RowFormat, protocol: Mapping[str, str]) -> None:
+def write_header(file: Writable, format: RowFormat, protocol: Mapping[str, str]) -> None:
     """The first line of a file with line, position, word, logprob and unknown."""
     if format == "jsonl":
         file.write(json.dumps({"protocol": dict(protocol), "columns": list(_WRITTEN)}) + "\n")
         return
-    pairs = " ".join(f"{key}={value}" for key, value in protocol.items())
+    pairs = " ".join(f"{key}={quote(value, '/:+,')}" for key, value in protocol.items())
     file.write("\t".join([*_WRITTEN, f"# {pairs}"]) + "\n")
 
 
 def write_rows(
-    file: TextIO,
+    file: Writable,
     format: RowFormat,
     keys: Sequence[tuple[int, int, str]],
     logprob: NDArray[np.float64],
