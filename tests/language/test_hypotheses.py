@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zipflm.config import Blocks
-from zipflm.data.vocabulary import END
+from zipflm.data.vocabulary import END, PAD
 from zipflm.language.hypotheses import PrefixSharingScorer
 from zipflm.model.language_model import LanguageModel
 from zipflm.overrides import override
@@ -48,14 +48,18 @@ class Engine:
 
     @torch.inference_mode()
     def nll(self, documents):
-        """The definition: every text by itself, all of it at once."""
+        """The definition: the whole of every text, after `</s>`."""
         self.alone += map(len, documents)
-        return [nll_of(self.model, ids) for ids in documents]
+        return nll_of(self.model, documents)
 
 
-def nll_of(model, ids):
-    words = torch.from_numpy(np.append(END, ids))[None]
-    return model.nll(words[:, :-1], words[:, 1:])[0].numpy()
+def nll_of(model, documents):
+    if not documents:
+        return []
+    rows = [torch.from_numpy(np.append(END, ids)) for ids in documents]
+    words = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    nll = model.nll(words[:, :-1], words[:, 1:]).numpy()
+    return [row[: len(ids)] for row, ids in zip(nll, documents, strict=True)]
 
 
 def ids_of(text):
@@ -65,7 +69,8 @@ def ids_of(text):
 
 @torch.inference_mode()
 def expected(model, utterances):
-    return [[-nll_of(model, ids_of(text)).sum() for text in texts] for texts in utterances]
+    values = iter(nll_of(model, [ids_of(text) for texts in utterances for text in texts]))
+    return [[-next(values).sum() for _ in texts] for texts in utterances]
 
 
 def assert_equal(found, wanted):
@@ -120,7 +125,7 @@ def test_shared_words_pass_the_decoder_once():
     engine, apart = Engine(new_model()), Engine(new_model())
     PrefixSharingScorer(engine, ids_of).log_probs_of([texts])
     apart.nll([ids_of(text) for text in texts])
-    # </s> and seven words once, then one word for each of ten; not nine for each.
+    # `</s>` and seven words once, then one word for each of ten; not nine for each.
     assert engine.positions == 8 + 10
     assert apart.positions == 10 * 9
 
