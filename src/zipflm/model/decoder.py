@@ -3,13 +3,14 @@
 Pre-norm layers of causal self-attention and feed-forward with residuals. Padding is always on the
 right of a sequence, where causality hides it, so that no mask is needed.
 
-Shapes: B sequences, T positions, D model width, F feed-forward width, H heads, K head width.
+Shapes: B sequences, T positions, D model width, F feed-forward width, H heads, K head width, S
+positions including earlier ones that a cache holds.
 """
 
 from __future__ import annotations
 
 import math
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +18,26 @@ from torch.nn import functional as F
 
 from zipflm.config import DecoderConfig
 from zipflm.kernels import autocast
+from zipflm.model.cache import Past
 
 FIRST_POSITION = 2
 """fairseq numbers positions from padding_idx + 1; the published weights expect it."""
 
 
+class Memory(NamedTuple):
+    """Where a layer finds earlier words, and which of all words each new one may see."""
+
+    cache: Past
+    layer: int
+    visible_TS: Tensor | None
+    """None where causality says it all, or there is a single new word, which sees everything."""
+
+
 class Decoder(nn.Module):
-    """Embedded words in, hidden vectors out; position t sees positions up to t."""
+    """Embedded words in, hidden vectors out; position t sees positions up to t.
+
+    With a cache the words follow those it holds, see them too, and are added to it.
+    """
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
@@ -31,25 +45,33 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.final_norm = _norm(config) if config.final_norm else nn.Identity()
 
-    def forward(self, embedded_BTD: Tensor) -> Tensor:
+    def forward(self, embedded_BTD: Tensor, cache: Past | None = None) -> Tensor:
         config = self.config
         # Autocast leaves looked-up rows in float32 and lowers projected ones; the residual stream
         # must not depend on which of the two the input layer returns.
         hidden_BTD = autocast(embedded_BTD)
         # Scaled to the size of the sinusoids; not in the paper, always in its code.
         hidden_BTD = hidden_BTD * math.sqrt(config.dim)
+        if cache is not None:
+            cache.admit(hidden_BTD)
+        length, start = hidden_BTD.shape[1], 0 if cache is None else cache.length
         rotation = None
         match config.positions:
             case "sinusoidal":
-                table_TD = sinusoids(hidden_BTD.shape[1], config.dim, hidden_BTD.device)
+                table_TD = sinusoids(length, config.dim, hidden_BTD.device, start)
                 hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
             case "rotary":
-                rotation = _opaque_rotations(hidden_BTD.detach(), config.dim // config.num_heads)
+                head_dim = config.dim // config.num_heads
+                rotation = _opaque_rotations(hidden_BTD.detach(), head_dim, start)
             case _:
                 assert_never(config.positions)
         hidden_BTD = F.dropout(hidden_BTD, config.dropout, self.training)
-        for layer in self.layers:
-            hidden_BTD = layer(hidden_BTD, rotation)
+        visible_TS = _visible(length, start, hidden_BTD.device)
+        for index, layer in enumerate(self.layers):
+            memory = None if cache is None else Memory(cache, index, visible_TS)
+            hidden_BTD = layer(hidden_BTD, rotation, memory)
+        if cache is not None:
+            cache.advance(length)
         normed_BTD: Tensor = self.final_norm(hidden_BTD)
         return normed_BTD
 
@@ -93,14 +115,24 @@ class DecoderLayer(nn.Module):
         for linear in (self.ffn_in, self.ffn_out):
             nn.init.xavier_uniform_(linear.weight)
 
-    def forward(self, hidden_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        memory: Memory | None = None,
+    ) -> Tensor:
         rate = self.config.dropout
-        attended_BTD = self._attend(self.attention_norm(hidden_BTD), rotation)
+        attended_BTD = self._attend(self.attention_norm(hidden_BTD), rotation, memory)
         hidden_BTD = hidden_BTD + F.dropout(attended_BTD, rate, self.training)
         fed_BTD = self._feed_forward(self.ffn_norm(hidden_BTD))
         return hidden_BTD + F.dropout(fed_BTD, rate, self.training)
 
-    def _attend(self, normed_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _attend(
+        self,
+        normed_BTD: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        memory: Memory | None,
+    ) -> Tensor:
         config = self.config
         query, key, value = (
             projection(normed_BTD).unflatten(-1, (config.num_heads, -1))  # B, T, H, K
@@ -110,11 +142,18 @@ class DecoderLayer(nn.Module):
             query, key = (F.rms_norm(x, x.shape[-1:]) for x in (query, key))
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        visible_TS, is_causal = None, True
+        if memory is not None:
+            key, value = memory.cache.extend(memory.layer, key, value)
+            visible_TS = memory.visible_TS
+            is_causal = visible_TS is None and query.shape[2] > 1
         attended_BHTK = F.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            is_causal=True,
+            query,
+            key,
+            value,
+            attn_mask=visible_TS,
+            is_causal=is_causal,
             dropout_p=config.attention_dropout if self.training else 0.0,
         )
         attended_BTD: Tensor = self.attention_out(attended_BHTK.transpose(1, 2).flatten(-2))
@@ -127,8 +166,10 @@ class DecoderLayer(nn.Module):
         return fed_BTD
 
 
-def sinusoids(length: int, dim: int, device: torch.device | str = "cpu") -> Tensor:
+def sinusoids(length: int, dim: int, device: torch.device | str = "cpu", start: int = 0) -> Tensor:
     """Position table [length, dim] in float32: all sines, then all cosines.
+
+    The first row belongs to the word that `start` others precede.
 
     >>> sinusoids(1, 4).round(decimals=4)  # position 2: sin(2), sin(2e-4), cos(2), cos(2e-4)
     tensor([[ 9.0930e-01,  2.0000e-04, -4.1610e-01,  1.0000e+00]])
@@ -136,15 +177,18 @@ def sinusoids(length: int, dim: int, device: torch.device | str = "cpu") -> Tens
     half = dim // 2
     step = math.log(10_000) / max(half - 1, 1)
     frequencies = torch.exp(torch.arange(half, dtype=torch.float32, device=device) * -step)
-    positions = torch.arange(length, dtype=torch.float32, device=device) + FIRST_POSITION
+    positions = torch.arange(length, dtype=torch.float32, device=device)
+    positions = positions + (FIRST_POSITION + start)
     angles = positions.unsqueeze(1) * frequencies.unsqueeze(0)
     return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, dim % 2))
 
 
-def rotations(length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32."""
+def rotations(
+    length: int, head_dim: int, device: torch.device, start: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32, from `start` on."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-    positions = torch.arange(length, dtype=torch.float32, device=device)
+    positions = torch.arange(length, dtype=torch.float32, device=device) + start
     angles = positions.view(-1, 1, 1) * 10_000**-exponents
     return angles.cos(), angles.sin()
 
@@ -152,12 +196,12 @@ def rotations(length: int, head_dim: int, device: torch.device) -> tuple[Tensor,
 # An operator of its own: the compiler would otherwise recompute powers, sines and cosines for every
 # element of every head.
 @torch.library.custom_op("zipflm::rotations", mutates_args=())
-def _opaque_rotations(hidden_BTD: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    return rotations(hidden_BTD.shape[1], head_dim, hidden_BTD.device)
+def _opaque_rotations(hidden_BTD: Tensor, head_dim: int, start: int) -> tuple[Tensor, Tensor]:
+    return rotations(hidden_BTD.shape[1], head_dim, hidden_BTD.device, start)
 
 
 @_opaque_rotations.register_fake
-def _(hidden_BTD: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+def _(hidden_BTD: Tensor, head_dim: int, start: int) -> tuple[Tensor, Tensor]:
     shape = (hidden_BTD.shape[1], 1, head_dim // 2)
     cos = hidden_BTD.new_empty(shape, dtype=torch.float32)
     return cos, torch.empty_like(cos)
@@ -168,6 +212,14 @@ def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = (part.to(vectors_BTHK.dtype) for part in rotation)
     first, second = vectors_BTHK.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _visible(length: int, start: int, device: torch.device) -> Tensor | None:
+    """Which of all words each of `length` new ones sees when `start` others came before."""
+    if length == 1 or start == 0:
+        return None
+    ones_TS = torch.ones(length, start + length, dtype=torch.bool, device=device)
+    return ones_TS.tril(start)
 
 
 def _zero_bias(linear: nn.Linear) -> None:

@@ -21,7 +21,8 @@ from zipflm.config import (
     ModelConfig,
     Tie,
 )
-from zipflm.kernels import Impl
+from zipflm.kernels import Impl, autocast
+from zipflm.model.cache import KeyValueCache, Past
 from zipflm.model.decoder import Decoder
 from zipflm.model.inputs import AdaptiveEmbedding, CharacterEmbedding, FixedEmbedding
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
@@ -51,10 +52,22 @@ class LanguageModel(nn.Module):
         self.decoder = Decoder(config.decoder)
         self.output = _output_layer(config, self.input, impl)
 
-    def forward(self, words_BT: Tensor) -> Tensor:
-        """Hidden vectors [B, T, D], from which the output layer predicts the next word."""
-        hidden_BTD: Tensor = self.decoder(self.input(words_BT))
+    def forward(self, words_BT: Tensor, cache: Past | None = None) -> Tensor:
+        """Hidden vectors [B, T, D], from which the output layer predicts the next word.
+
+        With a cache the words follow those that it holds, and it holds them too afterwards: a
+        single next word, a whole prompt, or further words of several rows, padded on the right.
+        """
+        hidden_BTD: Tensor = self.decoder(self.input(words_BT), cache)
         return hidden_BTD
+
+    def new_cache(self, rows: int, capacity: int) -> KeyValueCache:
+        """An empty cache for this model, on its device and at the precision in force here: make it
+        under the autocast in which it will be used."""
+        sample = self.decoder.layers[0].query.weight  # type: ignore[union-attr]
+        assert isinstance(sample, Tensor)
+        dtype = autocast(sample[:0]).dtype
+        return KeyValueCache(self.config.decoder, rows, capacity, sample.device, dtype)
 
     def nll(self, words_BT: Tensor, targets_BT: Tensor, scored_BT: Tensor | None = None) -> Tensor:
         """-log p(target | words up to here) in nats, [B, T]; 0 where not scored."""

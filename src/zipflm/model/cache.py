@@ -1,0 +1,145 @@
+"""Keys and values of the words a decoder has already seen, so that each word passes it only once.
+
+A cache holds B rows that are all equally long. Its memory is allocated when it is made, for as many
+words as it will ever hold: a step writes behind what is there and copies nothing.
+
+Shapes: L layers, B rows, H heads, C capacity, S words held including new ones, T new words, K head
+width.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from zipflm.config import DecoderConfig
+
+
+class Past(Protocol):
+    """What the decoder asks of whatever remembers earlier words."""
+
+    @property
+    def length(self) -> int:
+        """Number of words that came before."""
+
+    def admit(self, hidden_BTD: Tensor) -> None:
+        """Called before the first layer: raise a ValueError if these words cannot be added."""
+
+    def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, S, K] of this layer for all words, the new ones at the end."""
+
+    def advance(self, number: int) -> None:
+        """Called after the last layer: that many words have been added to every layer."""
+
+
+class KeyValueCache:
+    """For inference: `model(words, cache=cache)` computes the new words alone.
+
+    >>> from zipflm import LanguageModel, preset
+    >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
+    >>> words = torch.tensor([[2, 17, 250, 3999]])
+    >>> cache = model.new_cache(rows=1, capacity=10)
+    >>> with torch.no_grad():
+    ...     first, rest = model(words[:, :1], cache), model(words[:, 1:], cache)
+    >>> cache.length, rest.shape
+    (4, torch.Size([1, 3, 64]))
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        rows: int,
+        capacity: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
+        """`dtype` is that of matrix products; `LanguageModel.new_cache` knows it and the device."""
+        for name, number in (("rows", rows), ("capacity", capacity)):
+            if number < 1:
+                raise ValueError(f"{name}={number}: a cache has at least 1")
+        shape = (
+            config.num_layers,
+            rows,
+            config.num_heads,
+            capacity,
+            config.dim // config.num_heads,
+        )
+        self.keys_LBHCK = torch.empty(shape, device=device, dtype=dtype)
+        self.values_LBHCK = torch.empty_like(self.keys_LBHCK)
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Number of words that every row holds."""
+        return self._length
+
+    @property
+    def rows(self) -> int:
+        return self.keys_LBHCK.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """The largest possible length."""
+        return self.keys_LBHCK.shape[3]
+
+    def repeat(self, number: int) -> KeyValueCache:
+        """A new cache that holds every row `number` times, copies side by side."""
+        if number < 1:
+            raise ValueError(f"number={number}: a row can be repeated once or more")
+        rows = torch.arange(self.rows, device=self.keys_LBHCK.device)
+        return self.select(rows.repeat_interleave(number))
+
+    def select(self, rows: Tensor) -> KeyValueCache:
+        """A new cache that holds these rows, in this order; a row may be named more than once."""
+        selected = object.__new__(KeyValueCache)
+        selected._length = self._length
+        selected.keys_LBHCK = self._selected(self.keys_LBHCK, rows)
+        selected.values_LBHCK = self._selected(self.values_LBHCK, rows)
+        return selected
+
+    def truncate(self, length: int) -> None:
+        """Forget all words but the first `length`, in place."""
+        if not 0 <= length <= self._length:
+            raise ValueError(f"length={length}: the cache holds {self._length} words")
+        self._length = length
+
+    def admit(self, hidden_BTD: Tensor) -> None:
+        rows, number = hidden_BTD.shape[:2]
+        if hidden_BTD.requires_grad:
+            raise ValueError(
+                "cache: it keeps no gradients; call the model under torch.no_grad() or "
+                "torch.inference_mode()"
+            )
+        if rows != self.rows:
+            raise ValueError(f"words: {rows} rows do not fit a cache of {self.rows}")
+        if self._length + number > self.capacity:
+            raise ValueError(
+                f"words: {number} more do not fit a cache of capacity={self.capacity} that holds "
+                f"{self._length}; make it larger"
+            )
+        if hidden_BTD.dtype != self.keys_LBHCK.dtype:
+            raise ValueError(
+                f"cache: it holds {self.keys_LBHCK.dtype} but the model computes in "
+                f"{hidden_BTD.dtype}; make it under the autocast in which it is used"
+            )
+
+    def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+        end = self._length + key_BHTK.shape[2]
+        keys_BHSK = self.keys_LBHCK[layer, :, :, :end]
+        values_BHSK = self.values_LBHCK[layer, :, :, :end]
+        keys_BHSK[:, :, self._length :] = key_BHTK
+        values_BHSK[:, :, self._length :] = value_BHTK
+        return keys_BHSK, values_BHSK
+
+    def advance(self, number: int) -> None:
+        self._length += number
+
+    def _selected(self, buffer_LBHCK: Tensor, rows: Tensor) -> Tensor:
+        """A buffer of the same capacity; only what is held is copied."""
+        layers, _, heads, capacity, width = buffer_LBHCK.shape
+        selected_LBHCK = buffer_LBHCK.new_empty(layers, len(rows), heads, capacity, width)
+        held = buffer_LBHCK[:, :, :, : self._length].index_select(1, rows)
+        selected_LBHCK[:, :, :, : self._length] = held
+        return selected_LBHCK

@@ -1,0 +1,170 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from numerics import assert_close
+
+from zipflm import LanguageModel, preset
+from zipflm.config import CharacterInput, DecoderConfig
+from zipflm.model.cache import KeyValueCache
+from zipflm.model.decoder import Decoder
+from zipflm.presets import FACTORIZATIONS
+from zipflm.recipes import resolve
+
+PLAIN = DecoderConfig(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
+DECODERS = {
+    "sinusoidal": PLAIN,
+    "rotary": replace(PLAIN, positions="rotary"),
+    "normed queries and keys": replace(PLAIN, positions="rotary", qk_norm=True),
+    "rms norm": replace(PLAIN, norm="rms", bias=False),
+    "final norm": replace(PLAIN, final_norm=True),
+    "modern": replace(
+        PLAIN, positions="rotary", qk_norm=True, activation="relu_squared", norm="rms", bias=False
+    ),
+}
+PRECISIONS = [(torch.float32, 1e-5), (torch.float64, 1e-10)]
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.no_grad():
+        yield
+
+
+def in_pieces(module, inputs, cache, sizes):
+    return torch.cat([module(piece, cache) for piece in inputs.split(sizes, dim=1)], dim=1)
+
+
+def a_decoder(name="modern", dtype=torch.float32, rows=3, capacity=12):
+    decoder = Decoder(DECODERS[name]).to(dtype).eval()
+    return decoder, KeyValueCache(DECODERS[name], rows, capacity, dtype=dtype)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 12, [12], [5, 7], [1, 4, 1, 6], [6, 1, 1, 4]])
+@pytest.mark.parametrize(("dtype", "within"), PRECISIONS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_words_one_by_one_or_in_pieces_give_the_same_vectors(name, dtype, within, sizes):
+    decoder, cache = a_decoder(name, dtype)
+    words = torch.randn(3, 12, 32, dtype=dtype)
+    assert_close(in_pieces(decoder, words, cache, sizes), decoder(words), within)
+    assert cache.length == 12
+
+
+def models():
+    for factorization in FACTORIZATIONS:
+        yield preset("tiny", factorization)
+    yield resolve("tiny/ADP-T", "modern", [], 4000)
+
+
+@pytest.mark.parametrize(("dtype", "within"), PRECISIONS)
+@pytest.mark.parametrize("config", list(models()), ids=lambda config: config.name)
+def test_every_factorization_scores_with_a_cache_as_without(config, dtype, within):
+    spellings = torch.randint(257, (config.vocab_size, 50), dtype=torch.int16)
+    needs = isinstance(config.input, CharacterInput)
+    model = LanguageModel(config, spellings if needs else None).to(dtype).eval()
+    words = torch.randint(config.vocab_size, (2, 7))
+    cache = model.new_cache(2, 7)
+    hidden = in_pieces(model, words, cache, [3, 1, 1, 2])
+    assert_close(hidden, model(words), within)
+    assert_close(model.output.log_probs(hidden), model.log_probs(words), within)
+
+
+def test_a_cache_made_under_autocast_serves_there():
+    model = LanguageModel(resolve("tiny/ADP-T", "modern", [], 4000)).eval()
+    words = torch.randint(4000, (2, 6))
+    with torch.autocast("cpu", torch.bfloat16):
+        cache = model.new_cache(2, 6)
+        hidden = in_pieces(model, words, cache, [2, 1, 3])
+        whole = model(words)
+    assert cache.keys_LBHCK.dtype == hidden.dtype == torch.bfloat16
+    assert_close(hidden.float(), whole.float(), 0.05)
+    with pytest.raises(ValueError, match="holds torch.bfloat16 but the model computes in torch.fl"):
+        model(words[:, :1], KeyValueCache(model.config.decoder, 2, 6, dtype=torch.bfloat16))
+
+
+def test_repeated_rows_continue_apart():
+    decoder, cache = a_decoder(rows=2)
+    prefix, continuations = torch.randn(2, 4, 32), torch.randn(6, 5, 32)
+    decoder(prefix, cache)
+    repeated = cache.repeat(3)
+    assert (repeated.rows, repeated.length, repeated.capacity) == (6, 4, 12)
+    whole = decoder(torch.cat([prefix.repeat_interleave(3, 0), continuations], dim=1))
+    assert_close(decoder(continuations, repeated), whole[:, 4:], 1e-5)
+    assert cache.length == 4
+
+
+def test_padding_to_the_right_of_continuations_changes_nothing():
+    decoder, cache = a_decoder(rows=1)
+    prefix, longer = torch.randn(1, 4, 32), torch.randn(1, 5, 32)
+    shorter = torch.cat([longer[:, :2] + 1, torch.zeros(1, 3, 32)], dim=1)
+    decoder(prefix, cache)
+    together = decoder(torch.cat([longer, shorter]), cache.repeat(2))
+    alone = decoder(torch.cat([prefix, shorter[:, :2]], dim=1))[:, 4:]
+    assert_close(together[1:, :2], alone, 1e-5)
+
+
+def test_selected_rows_come_in_the_order_asked_for():
+    decoder, cache = a_decoder()
+    prefix, step = torch.randn(3, 4, 32), torch.randn(4, 1, 32)
+    decoder(prefix, cache)
+    rows = torch.tensor([2, 0, 0, 1])
+    whole = decoder(torch.cat([prefix[rows], step], dim=1))
+    assert_close(decoder(step, cache.select(rows)), whole[:, 4:], 1e-5)
+
+
+def test_a_copy_shares_nothing_with_its_source():
+    decoder, cache = a_decoder()
+    prefix, steps = torch.randn(3, 4, 32), torch.randn(2, 3, 1, 32)
+    decoder(prefix, cache)
+    copy = cache.select(torch.arange(3))
+    decoder(steps[0], copy)
+    whole = decoder(torch.cat([prefix, steps[1]], dim=1))
+    assert_close(decoder(steps[1], cache), whole[:, 4:], 1e-5)
+
+
+def test_what_is_truncated_is_forgotten():
+    decoder, cache = a_decoder()
+    words = torch.randn(3, 8, 32)
+    decoder(words, cache)
+    cache.truncate(3)
+    other = torch.randn(3, 9, 32)
+    whole = decoder(torch.cat([words[:, :3], other], dim=1))
+    assert_close(decoder(other, cache), whole[:, 3:], 1e-5)
+    cache.truncate(0)
+    assert_close(decoder(other, cache), decoder(other), 1e-5)
+
+
+def test_a_step_allocates_no_second_cache():
+    decoder, cache = a_decoder()
+    before = cache.keys_LBHCK.data_ptr(), cache.values_LBHCK.data_ptr()
+    for _ in range(12):
+        decoder(torch.randn(3, 1, 32), cache)
+    assert (cache.keys_LBHCK.data_ptr(), cache.values_LBHCK.data_ptr()) == before
+
+
+def test_words_beyond_the_capacity_are_refused_and_change_nothing():
+    decoder, cache = a_decoder()
+    words = torch.randn(3, 12, 32)
+    decoder(words[:, :10], cache)
+    with pytest.raises(ValueError, match="3 more do not fit a cache of capacity=12 that holds 10"):
+        decoder(torch.randn(3, 3, 32), cache)
+    assert_close(decoder(words[:, 10:], cache), decoder(words)[:, 10:], 1e-5)
+
+
+def test_what_does_not_fit_a_cache_is_refused_by_name():
+    decoder, cache = a_decoder()
+    with pytest.raises(ValueError, match="2 rows do not fit a cache of 3"):
+        decoder(torch.randn(2, 1, 32), cache)
+    with pytest.raises(ValueError, match="length=1: the cache holds 0 words"):
+        cache.truncate(1)
+    with pytest.raises(ValueError, match="number=0"):
+        cache.repeat(0)
+    for sizes in ({"rows": 0, "capacity": 3}, {"rows": 3, "capacity": 0}):
+        with pytest.raises(ValueError, match="=0: a cache has at least 1"):
+            KeyValueCache(PLAIN, **sizes)
+
+
+def test_gradients_are_refused():
+    decoder, cache = a_decoder()
+    with torch.enable_grad(), pytest.raises(ValueError, match="keeps no gradients.*no_grad"):
+        decoder(torch.randn(3, 1, 32, requires_grad=True), cache)
