@@ -83,7 +83,9 @@ def rescore(
     from zipflm.language.weights import check_name, parse_weights
 
     # All that can be refused without the model comes first: loading it takes a while.
-    source = NBest(nbest, format, scores=_files("--scores", scores), costs=_files("--costs", costs))
+    tables = _files("--scores", scores), _files("--costs", costs)
+    _read_stdin_once([nbest, tune, *tables[0].values(), *tables[1].values()])
+    source = NBest(nbest, format, scores=tables[0], costs=tables[1])
     given = {} if weights is None else parse_weights(weights)
     check_name(name)
     names = None if tune_names is None else parts(tune_names)
