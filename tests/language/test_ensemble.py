@@ -107,6 +107,13 @@ def test_different_protocols_are_told(write):
     assert ensemble([write("a", A), write("b", B, checkpoint="x")]).notes == ()
 
 
+def test_what_was_mixed_is_called_so_in_the_averaged_file(write, tmp_path):
+    out = tmp_path / "out"
+    ensemble([write("a", A), write("b", B, lines="running", block=8)], out=str(out))
+    header = out.read_text().splitlines()[0]
+    assert header.endswith("# run=ensemble weights=0.5,0.5 unit=word lines=mixed block=mixed")
+
+
 def test_words_that_only_some_models_know_are_told(write):
     found = ensemble([write("a", A, unknown=("cat",)), write("b", B, unknown=("cat", "dog"))])
     assert found.unknown == 2 and [m.unknown for m in found.members] == [1, 2]

@@ -8,7 +8,7 @@ probable, which EM finds: the likelihood is concave in them, so there is one max
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -102,7 +102,7 @@ class Ensemble:
     @property
     def option(self) -> str:
         """The weights, to give again."""
-        return ",".join(f"{member.weight:.6g}" for member in self.members)
+        return _written([member.weight for member in self.members])
 
 
 def ensemble(
@@ -147,10 +147,11 @@ def _write(
     totals: _Totals,
 ) -> None:
     format = files[0].format
-    common = set.intersection(*(set(each.protocol.items()) for each in files))
-    protocol = {"run": "ensemble", "weights": ",".join(f"{weight:.6g}" for weight in mixture)}
-    protocol |= {key: x for key, x in files[0].protocol.items() if (key, x) in common}
-    write_header(file, format, protocol | {"run": "ensemble"})
+    protocol = {"run": "ensemble", "weights": _written(mixture)}
+    for key in _shared_keys(files):
+        values = {each.protocol.get(key) for each in files}
+        protocol[key] = str(values.pop()) if len(values) == 1 else "mixed"
+    write_header(file, format, protocol)
     for rows in blocks:
         logprob = averaged(_matrix(rows), mixture)
         unknown = totals.add(rows, logprob)
@@ -291,9 +292,8 @@ class _Totals:
 
 def _differences(files: Sequence[ScoreFile]) -> list[str]:
     """What was not done in the same way."""
-    keys = dict.fromkeys(key for file in files for key in file.protocol if key not in _OWN)
     notes = []
-    for key in keys:
+    for key in _shared_keys(files):
         values = [file.protocol.get(key, "not told") for file in files]
         if len(set(values)) > 1:
             told = ", ".join(
@@ -301,3 +301,12 @@ def _differences(files: Sequence[ScoreFile]) -> list[str]:
             )
             notes.append(f"scored with different {key}: {told}")
     return notes
+
+
+def _shared_keys(files: Sequence[ScoreFile]) -> list[str]:
+    """What all protocols should agree on."""
+    return [*dict.fromkeys(key for each in files for key in each.protocol if key not in _OWN)]
+
+
+def _written(weights: Iterable[float]) -> str:
+    return ",".join(f"{round(float(weight), 6):g}" for weight in weights)
