@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from zipflm.language.nbest import NBest
 
@@ -94,6 +96,9 @@ def test_moses_features_are_scores_and_those_with_several_values_are_numbered(wr
         ("jsonl", '{"id": true, "text": "a"}\n', 'line 1: "id" must be'),
         ("jsonl", '{"id": "u v", "text": "a"}\n', "line 1: the id must be a word without spaces"),
         ("jsonl", '["u", "a"]\n', "line 1: is not a JSON object"),
+        ("jsonl", '{"id": "u", "text": "\\ud800"}\n', "line 1: holds half a surrogate pair"),
+        ("jsonl", '{"id": "u", "text": "a", "x": ["\\uD800"]}\n', "line 1: holds half a surrogate"),
+        ("jsonl", '{"id": "u", "text": "\\u0000"}\n', "line 1: holds a NUL"),
         ("jsonl", '{"id": "u"\n', "line 1: is not a JSON object"),
         ("jsonl", "[" * 100_000 + "\n", "line 1: is not a JSON object"),
         ("jsonl", '{"id": "u", "text": "a", "scores": [1]}\n', 'line 1: "scores" must be an obj'),
@@ -169,3 +174,24 @@ def test_what_is_written_can_be_read_again(write):
             (e.utterance, e.text) for e in entries
         ]
         assert all(e.scores["lm"] == 1 and e.scores["total"] == 2 for each in again for e in each)
+
+
+PARTS = ["|||", "=", "f=", " ", "\t", "u-1", "u-2", "1", "-1e9", "nan", '"', "{", "}", "[", "]"]
+PARTS += [":", ",", '"id"', '"text"', '"scores"', '"u"', "null", "id", "text", "\n", "\r", "\0"]
+PARTS += ["\ud800".encode("utf-8", "surrogatepass"), "9" * 5000, "\u00e9", "\u2028"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(
+    st.lists(st.sampled_from(PARTS), max_size=25),
+    st.sampled_from([KALDI, MOSES, JSONL, TSV, ""]),
+    st.sampled_from(["kaldi", "moses", "jsonl", "tsv"]),
+)
+def test_whatever_a_file_holds_is_read_or_refused(write, parts, begin, format):
+    content = b"".join(part if isinstance(part, bytes) else part.encode() for part in parts)
+    try:
+        utterances = read(write("list", begin.encode() + content), format)
+    except ValueError as error:
+        assert "list: " in str(error) and len(str(error)) < 1000
+    else:
+        assert all(entry.utterance and entry.line for each in utterances for entry in each)

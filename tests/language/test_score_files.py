@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from zipflm.language import score_files
 from zipflm.language.score_files import ScoreFile, write_header, write_rows
@@ -116,3 +118,20 @@ def test_bad_rows_are_refused_with_their_line(write, old, new, message):
 def test_what_is_no_file_of_scores_is_refused(write, content, message):
     with pytest.raises(ValueError, match=message):
         list(ScoreFile(write(content)).blocks())
+
+
+PARTS = ["\t", "\n", "1", "-1", "the", "</s>", "nan", "# run=x", "{", "}", '"word"', ":", ",", "["]
+PARTS += ["]", "null", "true", "9" * 5000, "\u00e9", "\0"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(
+    st.lists(st.sampled_from(PARTS), max_size=25).map("".join), st.sampled_from([TSV, JSONL, ""])
+)
+def test_whatever_a_file_holds_is_read_or_refused(write, content, begin):
+    try:
+        blocks = list(ScoreFile(write(begin + content)).blocks())
+    except ValueError as error:
+        assert "scores: " in str(error) and len(str(error)) < 1000
+    else:
+        assert all(len(rows.logprob) == len(rows.keys) > 0 for rows in blocks)

@@ -26,6 +26,9 @@ WORDS, TOTAL = "words", "total"
 # the end of an utterance's own name.
 _RANKED = re.compile(r"(?P<utterance>\S+)-(?P<rank>[1-9][0-9]*)")
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE_ITSELF = re.compile("[\ud800-\udfff]")
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -301,6 +304,11 @@ def parsed_object(line: str) -> dict[str, Any]:
         record = None
     if not isinstance(record, dict):
         raise ValueError(f"is not a JSON object: {quoted(line)}")
+    # JSON can spell what no text file holds, and what could not be written again.
+    if "\\u0000" in line:
+        raise ValueError("holds a NUL")
+    if _SURROGATE.search(line) and _SURROGATE_ITSELF.search(json.dumps(record, ensure_ascii=False)):
+        raise ValueError("holds half a surrogate pair, which is no character")
     return record
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -34,16 +33,12 @@ class Edits:
         )
 
 
-class _Column(NamedTuple):
-    """A column of the table as differences: where the next cell is one more, and one less."""
-
-    more: int
-    less: int
-    last: int
-    """The value of the lowest cell, which is the distance."""
+_Column = tuple[int, int, int]
+"""A column of the table: at which places of the reference the value is one more than at the place
+before, at which it is one less, and the value at the last place, which is the distance."""
 
 
-def word_errors(reference: Sequence[str], hypotheses: Sequence[Sequence[str]]) -> list[int]:
+def word_errors(reference: Sequence[str], hypotheses: Sequence[list[str]]) -> list[int]:
     """The edit distance of every hypothesis to the reference, in words.
 
     >>> word_errors("a b c".split(), ["a b c".split(), "b c d".split(), []])
@@ -53,16 +48,16 @@ def word_errors(reference: Sequence[str], hypotheses: Sequence[Sequence[str]]) -
     for place, word in enumerate(reference):
         matches[word] = matches.get(word, 0) | 1 << place
     size = len(reference)
-    columns = [_Column((1 << size) - 1, 0, size)]
+    columns: list[_Column] = [((1 << size) - 1, 0, size)]
     before: Sequence[str] = ()
     distances = [0] * len(hypotheses)
     # In this order the beginnings that hypotheses share follow each other.
-    for index in sorted(range(len(hypotheses)), key=lambda index: tuple(hypotheses[index])):
+    for index in sorted(range(len(hypotheses)), key=hypotheses.__getitem__):
         words = hypotheses[index]
         del columns[_common(before, words) + 1 :]
         for word in words[len(columns) - 1 :]:
             columns.append(_next(columns[-1], matches.get(word, 0), size))
-        distances[index] = columns[-1].last
+        distances[index] = columns[-1][2]
         before = words
     return distances
 
@@ -79,21 +74,19 @@ def _common(first: Sequence[str], second: Sequence[str]) -> int:
 
 def _next(column: _Column, match: int, size: int) -> _Column:
     """The column behind one more word, which is at the places `match` of the reference."""
-    if size == 0:
-        return _Column(0, 0, column.last + 1)
-    every, lowest = (1 << size) - 1, 1 << size - 1
     more, less, last = column
-    diagonal = (((match & more) + more) ^ more) | match
-    right_more = (less | ~(diagonal | more)) & every
+    if not size:
+        return 0, 0, last + 1
+    every = (1 << size) - 1
+    # Where going right along the diagonal costs nothing, and what going right adds or takes away.
+    diagonal = ((match & more) + more ^ more) | match
+    right_more = less | every & ~(diagonal | more)
     right_less = more & diagonal
-    if right_more & lowest:
-        last += 1
-    elif right_less & lowest:
-        last -= 1
+    last += (right_more >> size - 1) - (right_less >> size - 1)
     right_more = (right_more << 1 | 1) & every
     right_less = right_less << 1 & every
     vertical = match | less
-    return _Column((right_less | ~(vertical | right_more)) & every, right_more & vertical, last)
+    return right_less | every & ~(vertical | right_more), right_more & vertical, last
 
 
 def edits(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
