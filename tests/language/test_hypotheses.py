@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zipflm.config import Blocks
@@ -15,6 +15,15 @@ from zipflm.presets import preset
 
 SIZES = ["decoder.num_layers=2", "vocab_size=64", "decoder.dim=16", "decoder.ffn_dim=32"]
 BANDS = ["input.cutoffs=16", "output.cutoffs=16", "input.dim=16", "output.dim=16"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The models here are so small that several threads would mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def new_model(*overrides, name="ADP-T"):
@@ -108,7 +117,11 @@ hypotheses = st.lists(st.integers(4, 6).map(str), max_size=8).map(" ".join)
 ENGINE = Engine(new_model())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     st.lists(st.lists(hypotheses, min_size=1, max_size=5, unique=True), max_size=3),
     st.sampled_from([32, 40, 200]),

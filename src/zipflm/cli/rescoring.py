@@ -148,11 +148,10 @@ def ensemble(
 def _scorer(run: str, checkpoint: str | None, device: str | None, dtype: str) -> HypothesisScorer:
     """A run as rescoring needs it."""
     from zipflm.language.hypotheses import PrefixSharingScorer
-    from zipflm.language.texts import encode_line
     from zipflm.language.trained import load
 
     lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype)
-    return PrefixSharingScorer(lm.engine, lambda text: encode_line(text, lm.encoder).ids)
+    return PrefixSharingScorer(lm.engine, lambda text: lm.reader.line(text).ids)
 
 
 def _read_stdin_once(names: Iterable[str | None]) -> None:
