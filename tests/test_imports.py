@@ -39,6 +39,8 @@ ALLOWED = {
     "runs": {"checksums", "model", "data", "config", "folders", "files", "quoting", "reading"}
     | {"records", "units"},
     "evaluation": {"runs", "model", "data", "config", "files", "units"},
+    "language": {"evaluation", "runs", "model", "data", "config", "files", "quoting", "terminal"}
+    | {"units"},
     "training": {"evaluation", "runs", "model", "data", "config", "records", "terminal"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
     | {"files", "reading", "records", "units"},

@@ -1,4 +1,4 @@
-"""What `zipflm.load` gives: scores, next words and texts that agree with the model's own numbers."""
+"""What `zipflm.load` gives: scores and next words that agree with the model's own numbers."""
 
 import math
 

@@ -9,24 +9,19 @@ names; 130 if a signal stopped training or a study and the same command would go
 
 from __future__ import annotations
 
-import os
 import sys
 
 # Importing a module of commands registers them with the app.
-from zipflm.cli import making, measuring, using
+from zipflm.cli import making, measuring, rescoring, using
 from zipflm.cli.common import app, complain
 
-__all__ = ["app", "main", "making", "measuring", "using"]
+__all__ = ["app", "main", "making", "measuring", "rescoring", "using"]
 
 
 def main() -> None:
     """Entry point of the console script."""
     try:
         app()
-    except BrokenPipeError:
-        # Whoever read the output has had enough, as `head` has: not an error. What is left in the
-        # buffer has nowhere to go, and Python would complain of that when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         complain(str(error))
         sys.exit(2)

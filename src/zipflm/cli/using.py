@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from zipflm.cli.common import app, complain, say
+from zipflm.cli.common import app, complain, ending_quietly_where_nobody_reads, say
 from zipflm.terminal import lines as printable_lines
 from zipflm.terminal import one_line
 
@@ -81,7 +81,7 @@ def score(
         errors=errors,  # type: ignore[arg-type]  # checked there
     )
     lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
-    with progress_bar() as report:
+    with ending_quietly_where_nobody_reads(), progress_bar() as report:
         for rows in score_files(lm, names, options, report):
             _write_rows(rows)
 
@@ -133,14 +133,15 @@ def generate(
     writer = Writer(lm.engine, lm.reader, prompt, sampling, num)
     if writer.unknown_in_prompt:
         complain(f"unknown to this run, and read as <unk>: {' '.join(writer.unknown_in_prompt)}")
-    if as_jsonl:
-        for text in writer.all():
-            typer.echo(json.dumps(text.as_dict(), ensure_ascii=False))
-    elif num > 1:
-        for text in writer.all():
-            say(text.text.rstrip("\n"))
-    else:
-        _show_as_it_comes(prompt, (word.text for word in writer.words()))
+    with ending_quietly_where_nobody_reads():
+        if as_jsonl:
+            for text in writer.all():
+                typer.echo(json.dumps(text.as_dict(), ensure_ascii=False))
+        elif num > 1:
+            for text in writer.all():
+                say(text.text.rstrip("\n"))
+        else:
+            _show_as_it_comes(prompt, (word.text for word in writer.words()))
     if writer.has_slid:
         complain(
             f"longer than the block of {lm.engine.blocks.block} tokens: the later words were "

@@ -92,7 +92,7 @@ def chunks(name: str, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
         empty = False
         yield chunk
     if empty:
-        raise ValueError(f"{shown_name(name)}: empty")
+        raise ValueError(f"{shown(name)}: empty")
 
 
 def line_groups(name: str, size: int = 1 << 20) -> Iterator[tuple[list[bytes], int]]:
@@ -107,7 +107,7 @@ def line_groups(name: str, size: int = 1 << 20) -> Iterator[tuple[list[bytes], i
             try:
                 data = file.read1(size)  # type: ignore[attr-defined]
             except _reading_errors() as error:
-                raise ValueError(f"{shown_name(name)}: damaged or cut short: {error}") from None
+                raise ValueError(f"{shown(name)}: damaged or cut short: {error}") from None
             position += len(data)
             held = rest + data
             cut = _last_line_end(held) if data else len(held)
@@ -126,7 +126,7 @@ def line_groups(name: str, size: int = 1 << 20) -> Iterator[tuple[list[bytes], i
             if not data:
                 break
     if position == 0:
-        raise ValueError(f"{shown_name(name)}: empty")
+        raise ValueError(f"{shown(name)}: empty")
 
 
 def _last_line_end(data: bytes) -> int:
@@ -157,11 +157,11 @@ def _pieces(name: str, size: int) -> Iterator[Chunk]:
                 data = file.read(size)
                 data += _rest_of_line(file, name, start) if data else b""
             except _reading_errors() as error:
-                raise ValueError(f"{shown_name(name)}: damaged or cut short: {error}") from None
+                raise ValueError(f"{shown(name)}: damaged or cut short: {error}") from None
             if not data:
                 return
             now = raw.tell() if raw is not None else start + len(data)
-            yield Chunk(shown_name(name), start, len(data), data, now - before)
+            yield Chunk(shown(name), start, len(data), data, now - before)
             start, before = start + len(data), now
 
 
@@ -174,7 +174,7 @@ def _rest_of_line(file: IO[bytes], name: str, start: int) -> bytes:
 
 def _endless_line(name: str, start: int) -> ValueError:
     return ValueError(
-        f"{shown_name(name)}: a line at or after byte {start} is longer than {MAX_LINE_BYTES} "
+        f"{shown(name)}: a line at or after byte {start} is longer than {MAX_LINE_BYTES} "
         "bytes; put line ends into the text, one sentence or paragraph a line"
     )
 
@@ -248,6 +248,6 @@ def _zstd_error() -> type[Exception]:
     return module.ZstdError if module is not None else EOFError
 
 
-def shown_name(name: str) -> str:
+def shown(name: str) -> str:
     """What a user knows a source as."""
     return "standard input" if name == STDIN else name

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.text import expand, line_groups, shown_name, stored_size
+from zipflm.data.text import expand, line_groups, shown, stored_size
 from zipflm.language.next_words import LikelyWord, most_likely_instead, require_k
 from zipflm.language.running import RunningLines
 from zipflm.language.score_table import ScoredLine, ScoreTable, TableOptions
@@ -73,7 +73,7 @@ def score_files(
         for lines, consumed in groups:
             yield [row for line in lines for row in table.line(line)]
             progress("scoring", consumed, total)
-        yield [*table.end_of_document(shown_name(name))]
+        yield [*table.end_of_document(shown(name))]
     yield [*table.end()]
 
 
@@ -145,7 +145,7 @@ class _File:
             text, what = "\0", "not UTF-8"
         if "\0" in text:
             raise ValueError(
-                f"{shown_name(self._name)}: line {number}: {what}; mend the text, or go on with "
+                f"{shown(self._name)}: line {number}: {what}; mend the text, or go on with "
                 "--errors replace"
             )
         return text
@@ -157,7 +157,7 @@ class _File:
         nll: NDArray[np.float32],
         top: list[list[LikelyWord]] | None = None,
     ) -> ScoredLine:
-        name = shown_name(self._name)
+        name = shown(self._name)
         return ScoredLine(name, number, line, nll_per_word(line, nll), top)
 
     def _tops(

@@ -1,0 +1,182 @@
+"""Commands that put scores together: of hypotheses with a run's, and of several runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zipflm.cli.common import (
+    app,
+    ending_quietly_where_nobody_reads,
+    numbers,
+    parts,
+    removing_what_is_unfinished,
+    say,
+)
+from zipflm.terminal import lines
+
+if TYPE_CHECKING:
+    from zipflm.language.rescore import HypothesisScorer
+
+
+@app.command()
+def rescore(
+    run: Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")],
+    nbest: Annotated[
+        str, typer.Argument(help="N-best lists: a file, also .gz .bz2 .xz .zst, or - for stdin.")
+    ],
+    *,
+    format: Annotated[
+        str | None,
+        typer.Option(help="kaldi, moses, jsonl or tsv; the last two are known by their ending."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the run's score, the list's scores and the number of words, e.g. "
+            "lm=0.7,words=-0.2. Unless given: lm=1, words=0; total=1 if the list has a total, "
+            "else 1 for each of its scores."
+        ),
+    ] = None,
+    tune: Annotated[
+        str | None,
+        typer.Option(help="What was really said: choose the weights by word error rate on it."),
+    ] = None,
+    tune_names: Annotated[
+        str | None,
+        typer.Option(help="Weights to choose; lm,words as far as --weights lacks them."),
+    ] = None,
+    scores: Annotated[
+        str | None,
+        typer.Option(help="For kaldi, files of log-probabilities per hypothesis, e.g. ac=ac.txt."),
+    ] = None,
+    costs: Annotated[
+        str | None,
+        typer.Option(help="The same with the other sign, as Kaldi writes them, e.g. ac=1.acwts."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="What the run's score is called.")] = "lm",
+    out: Annotated[
+        str | None, typer.Option(help="The sorted list goes into this file, not to stdout.")
+    ] = None,
+    scores_out: Annotated[
+        str | None, typer.Option(help="For kaldi: a file of hypothesis, run's score and total.")
+    ] = None,
+    one_best: Annotated[
+        bool, typer.Option("--one-best", help="Write the best hypothesis of each utterance only.")
+    ] = False,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="Of a run: newest (if not given), best or a number of updates."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Of weights and products: float32, bfloat16 or float16.")
+    ] = "float32",
+) -> None:
+    """Add a run's score to n-best lists and sort them anew, best hypothesis first.
+
+    With --tune the weights are chosen on these lists, and told on stderr.
+    """
+    from zipflm.language.nbest import NBest
+    from zipflm.language.output import check_destination
+    from zipflm.language.rescore import Results, open_lists, write
+    from zipflm.language.rescore import rescore as rescore_lists
+    from zipflm.language.tuning import check_names, read_development, tune_on
+    from zipflm.language.weights import check_name, parse_weights
+
+    # All that can be refused without the model comes first: loading it takes a while.
+    tables = _files("--scores", scores), _files("--costs", costs)
+    _read_stdin_once([nbest, tune, *tables[0].values(), *tables[1].values()])
+    source = NBest(nbest, format, scores=tables[0], costs=tables[1])
+    given = {} if weights is None else parse_weights(weights)
+    check_name(name)
+    names = None if tune_names is None else parts(tune_names)
+    if names is not None:
+        if tune is None:
+            raise ValueError("--tune-names: needs --tune with what was really said")
+        check_names(names, given)
+    if scores_out is not None and source.format_name != "kaldi":
+        raise ValueError(f"--scores-out: a list of --format {source.format_name} holds its scores")
+    for option, place in (("--out", out), ("--scores-out", scores_out)):
+        check_destination(option, place)
+    results = Results(out=out, scores_out=scores_out, one_best=one_best)
+    with removing_what_is_unfinished(), ending_quietly_where_nobody_reads():
+        if tune is None:
+            lists = open_lists(source, given, name)
+            scorer = _scorer(run, checkpoint, device, dtype)
+            rescore_lists(lists, scorer, results)
+            return
+        development = read_development(source, given, tune, names, lm=name)
+        scorer = _scorer(run, checkpoint, device, dtype)
+        found, utterances = tune_on(development, scorer)
+        _tell(found.as_text())
+        write(source, utterances, found.weights, lm=name, results=results)
+
+
+@app.command()
+def ensemble(
+    files: Annotated[
+        list[str],
+        typer.Argument(help="Two or more files of zipflm score --per word over the same text."),
+    ],
+    *,
+    weights: Annotated[
+        str | None, typer.Option(help="One per file, e.g. 0.6,0.4; equal unless given.")
+    ] = None,
+    tune_weights: Annotated[
+        bool,
+        typer.Option("--tune-weights", help="Take the weights that suit this text best, by EM."),
+    ] = False,
+    out: Annotated[
+        str | None,
+        typer.Option(help="Write the averaged scores too, in the format of the first file."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+) -> None:
+    """Perplexity of several runs as one: their probabilities averaged word by word."""
+    from zipflm.data.text import STDIN
+    from zipflm.language.ensemble import ensemble as average
+    from zipflm.language.output import check_destination
+
+    _read_stdin_once(files)
+    check_destination("--out", out)
+    given = None if weights is None else numbers("--weights", weights, float)
+    with removing_what_is_unfinished(), ending_quietly_where_nobody_reads():
+        found = average(files, given, best_weights=tune_weights, out=out)
+        # The scores themselves may go to standard output.
+        (_tell if out == STDIN else say)(found.as_json() if as_json else found.as_text())
+
+
+def _scorer(run: str, checkpoint: str | None, device: str | None, dtype: str) -> HypothesisScorer:
+    """A run as rescoring needs it."""
+    from zipflm.language.hypotheses import PrefixSharingScorer
+    from zipflm.language.trained import load
+
+    lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype)
+    return PrefixSharingScorer(lm.engine, lambda text: lm.reader.line(text).ids)
+
+
+def _read_stdin_once(names: Iterable[str | None]) -> None:
+    if list(names).count("-") > 1:
+        raise ValueError("standard input can be read once only; give files for the others")
+
+
+def _files(option: str, text: str | None) -> dict[str, str]:
+    """`ac=ac.txt,graph=graph.txt` by name."""
+    files: dict[str, str] = {}
+    for part in parts(text):
+        name, equals, file = part.partition("=")
+        if not (equals and name and file) or name in files:
+            raise ValueError(
+                f"{option} {text}: write a name, = and a file, each name once (ac=ac.txt)"
+            )
+        files[name] = file
+    return files
+
+
+def _tell(text: str) -> None:
+    """Lines for people, where the output is for programs."""
+    print(lines(text), file=sys.stderr)

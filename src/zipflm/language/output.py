@@ -1,0 +1,69 @@
+"""Where results go: a file that is whole or absent, or standard output."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from zipflm.data.text import STDIN
+from zipflm.files import naming_full_disk, written_whole
+from zipflm.terminal import lines
+
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+
+class Writable(Protocol):
+    """What text can be written to."""
+
+    def write(self, text: str, /) -> Any: ...
+
+
+def check_destination(option: str, name: str | None) -> None:
+    """ValueError for a place that cannot be written to, before hours of work are spent on it."""
+    if name is None or name == STDIN:
+        return
+    path = Path(name)
+    if name.endswith(_COMPRESSED):
+        raise ValueError(
+            f"{option} {name}: would be written uncompressed; leave out {path.suffix} and "
+            "compress the file afterwards"
+        )
+    if path.is_dir():
+        raise ValueError(f"{option} {name}: a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {name}: there is no folder {path.parent}; make it first")
+
+
+@contextmanager
+def destination(name: str | None) -> Iterator[Writable]:
+    """A text file to write lines to: standard output for None or `-`, else the file of that name,
+    which appears when it is complete."""
+    if name is None or name == STDIN:
+        yield _Terminal() if sys.stdout.isatty() else sys.stdout
+        sys.stdout.flush()
+        return
+    path = Path(name)
+    with naming_full_disk(path, "free some space, or name a file on another disk"):
+        if path.exists() and not path.is_file():
+            # A pipe or a device such as /dev/null is written to, never replaced.
+            with _opened(path) as file:
+                yield file
+            return
+        # A link keeps pointing where it points.
+        with written_whole(Path(os.path.realpath(path))) as unfinished, _opened(unfinished) as file:
+            yield file
+
+
+class _Terminal:
+    """Standard output, where words out of anybody's files must not move the cursor."""
+
+    def write(self, text: str) -> None:
+        sys.stdout.write("\t".join(map(lines, text.split("\t"))))
+
+
+def _opened(path: Path) -> TextIO:
+    return open(path, "w", encoding="utf-8", newline="\n")

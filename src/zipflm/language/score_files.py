@@ -1,0 +1,194 @@
+"""Files of `zipflm score --per word`: one row per word with its log-probability.
+
+Read and written in blocks of rows, so that a file of any length takes little memory. A file is a
+table with tabs, whose header ends in `# key=value ...`, or JSON lines, of which the first has
+`columns` and `protocol`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+from urllib.parse import quote, unquote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zipflm.data.text import shown
+from zipflm.language.lines import numbered_lines
+from zipflm.language.nbest_formats import parsed_object
+from zipflm.language.output import Writable
+from zipflm.quoting import quoted
+
+_KEY = ("line", "position", "word")
+_ROWS = 16_384
+_LARGEST = 1e-6
+"""A log-probability of 0 may have been rounded to a little more."""
+
+RowFormat = Literal["tsv", "jsonl"]
+
+
+@dataclass(frozen=True)
+class ScoreRows:
+    """Some rows that follow each other."""
+
+    first_line: int
+    """The line of the file that the first row is on."""
+    keys: list[tuple[int, int, str]]
+    """Line and position in the text, and the word."""
+    logprob: NDArray[np.float64]
+    """In nats."""
+    unknown: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class ScoreFile:
+    """One file: its header is read at once, its rows when they are asked for, in one pass."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lines = numbered_lines(name)
+        _, header = next(self._lines)
+        self.format: RowFormat = "jsonl" if header.startswith("{") else "tsv"
+        try:
+            self.columns, self.protocol = _HEADERS[self.format](header)
+            self._check_columns()
+        except ValueError as error:
+            raise ValueError(f"{shown(name)}: line 1: {error}") from None
+
+    def _check_columns(self) -> None:
+        missing = [name for name in _KEY if name not in self.columns]
+        if not {"logprob", "bits"} & set(self.columns):
+            missing.append("logprob")
+        if missing:
+            raise ValueError(
+                f"has no column {missing[0]}; give files that zipflm score --per word has written"
+            )
+        self._score = "logprob" if "logprob" in self.columns else "bits"
+
+    def blocks(self) -> Iterator[ScoreRows]:
+        """All rows. Raises ValueError, naming the line, for what is not a row."""
+        empty = True
+        while lines := list(islice(self._lines, _ROWS)):
+            empty = False
+            yield self._rows(lines)
+        if empty:
+            raise ValueError(f"{shown(self.name)}: has a header and no rows")
+
+    def _rows(self, lines: list[tuple[int, str]]) -> ScoreRows:
+        keys, values, unknown = [], [], []
+        for number, line in lines:
+            try:
+                row = self._row(line)
+                keys.append((_whole("line", row), _whole("position", row), _word(row)))
+                values.append(_score(self._score, row))
+                unknown.append(_flag(row))
+            except ValueError as error:
+                raise ValueError(f"{shown(self.name)}: line {number}: {error}") from None
+        logprob = np.array(values, dtype=np.float64)
+        if self._score == "bits":
+            logprob *= -math.log(2)
+        return ScoreRows(lines[0][0], keys, logprob, np.array(unknown, dtype=np.bool_))
+
+    def _row(self, line: str) -> Mapping[str, Any]:
+        if self.format == "jsonl":
+            return parsed_object(line)
+        fields = line.split("\t")
+        if len(fields) != len(self.columns):
+            raise ValueError(f"has {len(fields)} fields, the header {len(self.columns)}")
+        return dict(zip(self.columns, fields, strict=True))
+
+
+def _table_header(line: str) -> tuple[list[str], dict[str, str]]:
+    columns = line.split("\t")
+    if not columns[-1].startswith("#"):
+        return columns, {}
+    protocol: dict[str, str] = {}
+    for part in columns.pop().removeprefix("#").split():
+        key, equals, value = part.partition("=")
+        if equals:
+            protocol[key] = unquote(value)  # no value has a space in it
+    return columns, protocol
+
+
+def _object_header(line: str) -> tuple[list[str], dict[str, str]]:
+    header = parsed_object(line)
+    columns, protocol = header.get("columns"), header.get("protocol", {})
+    if not isinstance(columns, list) or not isinstance(protocol, dict):
+        raise ValueError('is not {"protocol": {...}, "columns": [...]}')
+    return [str(name) for name in columns], {key: str(value) for key, value in protocol.items()}
+
+
+_HEADERS = {"tsv": _table_header, "jsonl": _object_header}
+
+
+def _whole(name: str, row: Mapping[str, Any]) -> int:
+    value = row.get(name)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ValueError(f"{name} must be a whole number, not {quoted(value)}")
+
+
+def _word(row: Mapping[str, Any]) -> str:
+    word = row.get("word")
+    if not isinstance(word, str) or not word:
+        raise ValueError(f"word must be a word, not {quoted(word)}")
+    return word
+
+
+def _score(name: str, row: Mapping[str, Any]) -> float:
+    value = row.get(name)
+    try:
+        number = float("" if value is None or isinstance(value, bool) else value)
+    except (ValueError, TypeError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite number, not {quoted(value)}")
+    if (number > _LARGEST) if name == "logprob" else (number < -_LARGEST):
+        raise ValueError(f"{name} {number:g}: no probability is larger than 1")
+    return number
+
+
+def _flag(row: Mapping[str, Any]) -> bool:
+    value = row.get("unknown", 0)
+    if value not in (0, 1, "0", "1"):
+        raise ValueError(f"unknown must be 0 or 1, not {quoted(value)}")
+    return bool(int(value))
+
+
+_WRITTEN = ("line", "position", "word", "logprob", "unknown")
+
+
+def write_header(file: Writable, format: RowFormat, protocol: Mapping[str, str]) -> None:
+    """The first line of a file with line, position, word, logprob and unknown."""
+    if format == "jsonl":
+        file.write(json.dumps({"protocol": dict(protocol), "columns": list(_WRITTEN)}) + "\n")
+        return
+    pairs = " ".join(f"{key}={quote(value, '/:+,')}" for key, value in protocol.items())
+    file.write("\t".join([*_WRITTEN, f"# {pairs}"]) + "\n")
+
+
+def write_rows(
+    file: Writable,
+    format: RowFormat,
+    keys: Sequence[tuple[int, int, str]],
+    logprob: NDArray[np.float64],
+    unknown: NDArray[np.bool_],
+) -> None:
+    """Rows behind that header."""
+    columns = zip(keys, logprob.tolist(), unknown.tolist(), strict=True)
+    for (line, position, word), score, is_unknown in columns:
+        if format == "jsonl":
+            values = (line, position, word, round(score, 6), int(is_unknown))
+            row = json.dumps(dict(zip(_WRITTEN, values, strict=True)), ensure_ascii=False)
+        else:
+            row = f"{line}\t{position}\t{word}\t{score:.6f}\t{int(is_unknown):d}"
+        file.write(f"{row}\n")

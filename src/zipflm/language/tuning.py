@@ -1,0 +1,284 @@
+"""Choosing weights on a development set: those with the fewest word errors on a grid.
+
+The grid is always the same, so that everybody gets the same weights from the same lists. It starts
+with 0, 0.01, 0.02, 0.05, 0.1 and on to 100 (for the number of words: 0.1 to 10, with either sign),
+every value with every other. Then, twice, a finer one takes five steps from the best values to
+their neighbours on each side. Of weights with equally many errors the smallest are taken.
+
+The errors of every hypothesis are counted once; a point of the grid costs a weighted sum.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zipflm.language.nbest import NBest, read_references
+from zipflm.language.nbest_formats import WORDS, Entry
+from zipflm.language.rescore import HypothesisScorer, OpenLists, Scored, open_lists, scored
+from zipflm.language.weights import written_weights
+from zipflm.language.word_errors import Edits, edits, word_errors
+from zipflm.quoting import unquoted
+
+MOST_NAMES = 3
+"""Weights that can be chosen together; the grid has over ten values for each."""
+
+_REFINEMENTS, _STEPS = 2, 5
+_DIGITS = 4
+_SCORES = (0.0, *(float(f"{m}e{e}") for e in (-2, -1, 0, 1) for m in (1, 2, 5)), 100.0)
+_PENALTIES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class DevelopmentSet:
+    """Scored lists and what was really said, as arrays over all hypotheses."""
+
+    def __init__(
+        self,
+        utterances: Sequence[list[Scored]],
+        references: Mapping[str, list[str]],
+        names: Sequence[str],
+        lm: str,
+    ) -> None:
+        """`names` are those of the scores that may count, `references` has all utterances.
+
+        Raises ValueError if no word was said."""
+        self.utterances = utterances
+        self.references = [references[each[0].entry.utterance] for each in utterances]
+        self.left_over = len(references) - len(utterances)
+        """References without a hypothesis."""
+        self.reference_words = sum(map(len, self.references))
+        if not self.reference_words:
+            raise ValueError("--tune: the references of these utterances hold no words")
+        lengths = [len(utterance) for utterance in utterances]
+        self._utterance_of = np.repeat(np.arange(len(lengths)), lengths)
+        self._starts: NDArray[np.int64] = np.cumsum(lengths, dtype=np.int64) - lengths
+        flat = [one for utterance in utterances for one in utterance]
+        self._columns = {
+            name: np.array([one.value(name, lm) for one in flat], dtype=np.float64)
+            for name in names
+        }
+        counted = (
+            word_errors(reference, [one.entry.words for one in utterance])
+            for reference, utterance in zip(self.references, utterances, strict=True)
+        )
+        self._errors = np.array([x for each in counted for x in each], dtype=np.int64)
+
+    def chosen(self, weights: Mapping[str, float]) -> NDArray[np.int64]:
+        """Of every utterance the hypothesis with the largest total, the first of equal ones; as
+        places among all hypotheses."""
+        totals = np.zeros(len(self._errors))
+        for name, weight in weights.items():
+            if weight:
+                totals += weight * self._columns[name]
+        best = np.maximum.reduceat(totals, self._starts)[self._utterance_of] == totals
+        places = np.flatnonzero(best)
+        first = np.diff(self._utterance_of[places], prepend=-1) > 0
+        return places[first]
+
+    def errors(self, weights: Mapping[str, float]) -> int:
+        """Word errors of what these weights choose."""
+        return int(self._errors[self.chosen(weights)].sum())
+
+    def first(self) -> NDArray[np.int64]:
+        """What the lists themselves put first."""
+        return self._starts
+
+    def oracle(self) -> NDArray[np.int64]:
+        """Of every utterance the hypothesis with the fewest errors."""
+        least = np.minimum.reduceat(self._errors, self._starts)[self._utterance_of]
+        places = np.flatnonzero(self._errors == least)
+        return places[np.diff(self._utterance_of[places], prepend=-1) > 0]
+
+    def edits(self, places: NDArray[np.int64]) -> Edits:
+        """The errors of one hypothesis per utterance, by kind."""
+        total = Edits()
+        for utterance, start, place in zip(
+            range(len(places)), self._starts.tolist(), places.tolist(), strict=True
+        ):
+            words = self.utterances[utterance][place - start].entry.words
+            total += edits(self.references[utterance], words)
+        return total
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the report."""
+
+    label: str
+    edits: Edits
+    weights: str = ""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The weights that were chosen, and what they do."""
+
+    weights: Mapping[str, float]
+    """Of every score."""
+    option: str
+    """What to give as `--weights` for the same: those that were given or chosen."""
+    rows: tuple[Row, ...]
+    reference_words: int
+    utterances: int
+    left_over: int
+    points: int
+    """Combinations of weights that were tried."""
+
+    def as_text(self) -> str:
+        """A table, and the option that stands for the weights."""
+        lines = [f"{'':18} {'WER':>7} {'errors':>8} {'sub':>7} {'del':>7} {'ins':>7}  weights"]
+        for row in self.rows:
+            kinds = row.edits
+            rate = 100 * kinds.errors / self.reference_words
+            lines.append(
+                f"{row.label:18} {rate:6.2f}% {kinds.errors:8,} {kinds.substitutions:7,} "
+                f"{kinds.deletions:7,} {kinds.insertions:7,}  {row.weights}".rstrip()
+            )
+        said = f"{self.reference_words:,} words of {self.utterances:,} utterances"
+        if self.left_over:
+            said += f" ({self.left_over:,} references have no hypothesis and do not count)"
+        lines.append(f"{said}; {self.points:,} combinations of weights tried")
+        lines.append(f"--weights {self.option}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Development:
+    """A list in memory with what was really said, and the weights to choose."""
+
+    lists: OpenLists
+    utterances: list[list[Entry]]
+    references: Mapping[str, list[str]]
+    names: Sequence[str]
+    given: Sequence[str]
+    """Names of weights that were asked for."""
+
+
+def read_development(
+    nbest: NBest,
+    given: Mapping[str, float],
+    references: str,
+    names: Sequence[str] | None = None,
+    *,
+    lm: str = "lm",
+) -> Development:
+    """Read a list and its file of references, to choose the weights of `names` on them.
+
+    Without names it is the weights of the language model and of the words, if they are not given.
+    Raises ValueError if an utterance has no reference.
+    """
+    wanted = [name for name in (lm, WORDS) if name not in given] if names is None else names
+    check_names(wanted, given)
+    said = read_references(references, nbest.format_name)
+    # Any weight but 0, so that their scores are required to be there.
+    lists = open_lists(nbest, dict(given) | dict.fromkeys(wanted, 1.0), lm)
+    utterances = list(lists.utterances)
+    for entries in utterances:
+        if entries[0].utterance not in said:
+            raise ValueError(
+                f"--tune {references}: no reference for utterance "
+                f"{unquoted(entries[0].utterance)}; a line has an id and the words, or for lists "
+                "of Moses's, which count from 0, the words alone"
+            )
+    return Development(lists, utterances, said, wanted, tuple(given))
+
+
+def tune_on(
+    development: Development, scorer: HypothesisScorer
+) -> tuple[Tuning, list[list[Scored]]]:
+    """The best weights, and the lists with the model's scores."""
+    lists = development.lists
+    utterances = list(scored(development.utterances, scorer))
+    needed = [name for name, weight in lists.weights.items() if weight]
+    prepared = DevelopmentSet(utterances, development.references, needed, lists.lm)
+    found = tune(prepared, lists.weights, development.names, lists.lm, given=development.given)
+    return found, utterances
+
+
+def tune(
+    development: DevelopmentSet,
+    start: Mapping[str, float],
+    names: Sequence[str],
+    lm: str,
+    *,
+    given: Sequence[str] = (),
+) -> Tuning:
+    """Choose the weights of `names`; all others stay as they are in `start`, of which those of
+    `given` were asked for."""
+    grids = {name: _coarse(name) for name in names}
+    best: dict[str, float] = {}
+    tried: dict[tuple[float, ...], int] = {}
+    for _ in range(1 + _REFINEMENTS):
+        points = list(itertools.product(*grids.values()))
+        for point in points:
+            if point not in tried:
+                weights = dict(start) | dict(zip(names, point, strict=True))
+                tried[point] = development.errors(weights)
+        # All that were tried before are as good: a refinement cannot lose what was found.
+        chosen = min(tried, key=lambda point: (tried[point], *_size(point)))
+        best = dict(zip(names, chosen, strict=True))
+        grids = {name: _finer(grids[name], best[name]) for name in names}
+    weights = dict(start) | best
+    option = written_weights({name: weights[name] for name in weights if name in {*given, *names}})
+    without = {name: 0.0 if name in (lm, WORDS) else x for name, x in start.items()}
+    rows = [Row("first in the lists", development.edits(development.first()))]
+    if any(without.values()):
+        rows.append(Row("without the model", development.edits(development.chosen(without))))
+    rows += [
+        Row("tuned", development.edits(development.chosen(weights)), option),
+        Row("oracle", development.edits(development.oracle())),
+    ]
+    return Tuning(
+        weights,
+        option,
+        tuple(rows),
+        development.reference_words,
+        len(development.utterances),
+        development.left_over,
+        len(tried),
+    )
+
+
+def check_names(names: Sequence[str], given: Mapping[str, float]) -> None:
+    """ValueError for what cannot be tuned."""
+    if not names:
+        raise ValueError("--tune: all weights are given, so that there is nothing to choose")
+    if not len(names) <= MOST_NAMES or len(set(names)) != len(names):
+        raise ValueError(
+            f"--tune-names {','.join(names)}: give one to {MOST_NAMES} different names"
+        )
+    for name in names:
+        if name in given:
+            raise ValueError(
+                f"{unquoted(name)} has a weight in --weights and is to be tuned; leave out one"
+            )
+
+
+def _coarse(name: str) -> list[float]:
+    if name == WORDS:
+        return sorted([0.0, *_PENALTIES, *(-penalty for penalty in _PENALTIES)])
+    return list(_SCORES)
+
+
+def _finer(grid: list[float], best: float) -> list[float]:
+    """Steps from the best value to its neighbours."""
+    place = grid.index(best)
+    values = {best}
+    for neighbour in grid[max(place - 1, 0) : place + 2]:
+        for step in range(1, _STEPS + 1):
+            values.add(_rounded(best + (neighbour - best) * step / _STEPS))
+    return sorted(values)
+
+
+def _rounded(value: float) -> float:
+    # So that the weights to paste are exactly those that were measured.
+    return float(f"{value:.{_DIGITS}g}") + 0.0
+
+
+def _size(point: tuple[float, ...]) -> tuple[object, ...]:
+    sizes = tuple(abs(value) for value in point)
+    return (sum(sizes), sizes, point)

@@ -1,0 +1,195 @@
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from language.toy_models import Bigrams
+from training_runs import command, environment
+
+import zipflm.cli
+from zipflm.cli import rescoring
+
+LIST = "id\ttext\tac\nu1\tthe rat sat\t-1\nu1\tthe cat sat\t-1.5\nu2\tthe dog ran\t-2\n"
+MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran")
+
+
+@pytest.fixture(autouse=True)
+def model(monkeypatch, tmp_path):
+    """In place of a run."""
+    monkeypatch.setattr(rescoring, "_scorer", lambda *_: MODEL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.tsv").write_text(LIST)
+    (tmp_path / "refs").write_text("u1 the cat sat\nu2 the dog ran\n")
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """What a user types; the exit status, and what is said."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["zipflm", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            zipflm.cli.main()
+        said = capsys.readouterr()
+        return exit.value.code or 0, said.out, said.err
+
+    return call
+
+
+def test_the_best_hypothesis_comes_first(call):
+    status, out, err = call("rescore", "run", "list.tsv", "--weights", "lm=1,words=-0.2")
+    assert (status, err) == (0, "")
+    header, *rows = out.splitlines()
+    assert header == "id\ttext\tac\tlm\ttotal"
+    assert [row.split("\t")[1] for row in rows] == ["the cat sat", "the rat sat", "the dog ran"]
+    lm, total = map(float, rows[0].split("\t")[3:])
+    assert lm == pytest.approx(MODEL.log_prob("the cat sat"), abs=1e-6)
+    assert total == pytest.approx(lm - 1.5 - 0.6, abs=1e-6)
+
+
+def test_one_best_goes_into_a_file(call, tmp_path):
+    status, out, err = call("rescore", "run", "list.tsv", "--one-best", "--out", "best.txt")
+    assert (status, out, err) == (0, "", "")
+    assert (tmp_path / "best.txt").read_text() == "u1 the cat sat\nu2 the dog ran\n"
+
+
+def test_kaldi_lists_come_with_their_costs(call, tmp_path):
+    (tmp_path / "nbest").write_text("u-1 the rat\nu-2 the cat\n")
+    (tmp_path / "1.acwts").write_text("u-1 1\nu-2 1.5\n")
+    options = ["--format", "kaldi", "--costs", "ac=1.acwts", "--scores-out", "scores"]
+    status, out, _ = call("rescore", "run", "nbest", *options)
+    assert (status, out) == (0, "u-2 the cat\nu-1 the rat\n")
+    key, lm, total = (tmp_path / "scores").read_text().splitlines()[0].split()
+    assert key == "u-2" and float(total) == pytest.approx(float(lm) - 1.5, abs=1e-5)
+
+
+def test_tuning_tells_its_table_beside_the_list_and_uses_what_it_found(call):
+    status, out, err = call("rescore", "run", "list.tsv", "--tune", "refs", "--one-best")
+    assert (status, out) == (0, "u1 the cat sat\nu2 the dog ran\n")
+    *table, option = err.splitlines()
+    assert [row.split()[0] for row in table[1:4]] == ["first", "without", "tuned"]
+    assert "16.67%" in table[1] and "0.00%" in table[3]
+    again = call("rescore", "run", "list.tsv", "--one-best", *option.split())
+    assert again == (0, out, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("list.tsv --weights lm", "--weights: 'lm' is not a name, = and a number"),
+        ("list.tsv --weights am=1", "--weights: no score am; there are ac, lm, words"),
+        ("list.tsv --format htk", "--format htk: choose from kaldi, moses, jsonl, tsv"),
+        ("refs", "refs: of what --format is it: choose from kaldi"),
+        ("list.tsv --format kaldi", "list.tsv: line 1: id is not an utterance"),
+        ("list.tsv --format jsonl", "list.tsv: line 1: is not a JSON object"),
+        ("list.tsv --format moses", "list.tsv: line 1: has 1 fields, not 4"),
+        ("absent.tsv", "absent.tsv: no such file"),
+        ("list.tsv --tune absent", "absent: no such file"),
+        ("list.tsv --tune list.tsv --weights lm=1,words=0", "there is nothing to choose"),
+        ("list.tsv --tune-names lm", "--tune-names: needs --tune"),
+        ("list.tsv --tune refs --tune-names ''", "nothing to choose"),
+        ("list.tsv --name words", "--name words: must be letters"),
+        ("list.tsv --scores ac=ac.txt", "--format tsv holds its scores itself"),
+        ("list.tsv --scores ac", "--scores ac: write a name, = and a file"),
+        ("list.tsv --format kaldi --scores a=-,b=-", "standard input can be read once only"),
+        ("list.tsv --scores-out file", "--scores-out: a list of --format tsv holds its scores"),
+        ("list.tsv --out no/file", "--out no/file: there is no folder no"),
+        ("list.tsv --out file.gz", "would be written uncompressed"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(call, tmp_path, arguments, message):
+    before = sorted(tmp_path.iterdir())
+    words = ["" if word == "''" else word for word in arguments.split()]
+    status, out, err = call("rescore", "run", *words)
+    assert (status, out) == (2, "")
+    assert message in err and len(err.splitlines()) == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_is_wrong_with_a_list_is_told_before_a_model_is_loaded(call, monkeypatch):
+    def load(*_):
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(rescoring, "_scorer", load)
+    for arguments in (["--weights", "am=1"], ["--tune", "list.tsv", "--weights", "am=1"]):
+        assert call("rescore", "run", "list.tsv", *arguments)[0] == 2
+
+
+# --- Ensembles. ---
+
+
+def write_scores(path, probabilities, words=("the", "cat", "</s>")):
+    rows = ["line\tposition\tword\tlogprob\tband\tcount\tunknown\t# run=runs/a lines=independent"]
+    for place, (word, p) in enumerate(zip(words, probabilities, strict=True), start=1):
+        rows.append(f"1\t{place}\t{word}\t{math.log(p):.6f}\t0\t5\t0")
+    path.write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture
+def scores(tmp_path):
+    write_scores(tmp_path / "a.tsv", [0.5, 0.1, 0.8])
+    write_scores(tmp_path / "b.tsv", [0.1, 0.5, 0.4])
+
+
+def test_an_ensemble_tells_its_perplexity_and_those_of_its_members(call, scores, tmp_path):
+    status, out, err = call("ensemble", "a.tsv", "b.tsv", "--weights", "1,3", "--out", "ab.tsv")
+    assert (status, err) == (0, "")
+    expected = (0.2 * 0.4 * 0.5) ** (-1 / 3)
+    (row,) = [line for line in out.splitlines() if line.startswith("ensemble")]
+    assert float(row.split()[1]) == pytest.approx(expected, abs=1e-4)
+    assert "3 words, of these 1 line ends and 0 unknown" in out
+    assert out.splitlines()[-1] == "--weights 0.25,0.75"
+    assert len((tmp_path / "ab.tsv").read_text().splitlines()) == 4
+    _, out, _ = call("ensemble", "a.tsv", "b.tsv", "--weights", "1,3", "--json")
+    assert json.loads(out)["perplexity"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_weights_can_be_fitted_to_the_text(call, scores):
+    _, out, _ = call("ensemble", "a.tsv", "b.tsv", "--tune-weights", "--json")
+    _, equal, _ = call("ensemble", "a.tsv", "b.tsv", "--json")
+    assert json.loads(out)["nll"] < json.loads(equal)["nll"]
+
+
+def test_scores_on_standard_output_have_it_to_themselves(call, scores):
+    status, out, err = call("ensemble", "a.tsv", "b.tsv", "--out", "-")
+    assert status == 0 and out.startswith("line\tposition\tword\tlogprob\tunknown\t# run=ensemble")
+    assert "perplexity" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("a.tsv", "two or more files"),
+        ("a.tsv absent.tsv", "absent.tsv: no such file"),
+        ("a.tsv b.tsv --weights 1", "--weights 1: 1 weights for 2 files"),
+        ("a.tsv b.tsv --weights 1,x", "--weights 1,x: write numbers with commas"),
+        ("a.tsv b.tsv --weights 1,nan", "must be 0 or more"),
+        ("a.tsv other.tsv", "other.tsv: line 3: 'dog' is word 2 of text line 1, but a.tsv: line 3"),
+        ("a.tsv list.tsv", "list.tsv: line 1: has no column line; give files that zipflm score"),
+        ("- -", "standard input can be read once only"),
+        ("a.tsv b.tsv --out no/file", "there is no folder no"),
+    ],
+)
+def test_a_bad_ensemble_is_one_line_and_status_2(call, scores, tmp_path, arguments, message):
+    write_scores(tmp_path / "other.tsv", [0.5, 0.1, 0.8], ("the", "dog", "</s>"))
+    status, out, err = call("ensemble", *arguments.split())
+    assert (status, out) == (2, "")
+    assert message in err and len(err.splitlines()) == 1
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
+    for name in ("a.tsv", "b.tsv"):
+        write_scores(tmp_path / name, [0.5] * 100_000, ["word"] * 100_000)
+    with subprocess.Popen(
+        command("ensemble", "a.tsv", "b.tsv", "--out", "-"),
+        env=environment(),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline().startswith("line\t")
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""

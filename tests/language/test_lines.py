@@ -1,0 +1,44 @@
+import gzip
+import io
+import sys
+
+import pytest
+
+from zipflm.language.lines import numbered_lines
+
+
+def test_lines_have_numbers_and_no_ends(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes("one\r\n\ntwo \u2028 and\x0bmore\nlast".encode())
+    expected = [(1, "one"), (2, ""), (3, "two \u2028 and\x0bmore"), (4, "last")]
+    assert list(numbered_lines(str(path))) == expected
+    packed = tmp_path / "text.txt.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert list(numbered_lines(str(packed))) == expected
+
+
+def test_standard_input_is_read(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
+    assert list(numbered_lines("-")) == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"good\nb\0d\n", "bad.txt: line 2: holds a NUL byte"),
+        (b"good\ngood\nb\xffd\n", "bad.txt: line 3: not UTF-8 at byte 1"),
+        (b"", "bad.txt: empty"),
+    ],
+)
+def test_what_is_no_text_is_named_with_its_line(tmp_path, content, message):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        list(numbered_lines(str(path)))
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="absent: no such file"):
+        list(numbered_lines(str(tmp_path / "absent")))
+    with pytest.raises(IsADirectoryError, match="a folder, not a file"):
+        list(numbered_lines(str(tmp_path)))

@@ -1,0 +1,137 @@
+import gzip
+import io
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from zipflm.language import score_files
+from zipflm.language.score_files import ScoreFile, write_header, write_rows
+
+TSV = (
+    "line\tposition\tword\tlogprob\tband\tcount\tunknown\t# run=runs/a lines=independent block=16\n"
+    "1\t1\tthe\t-1.5\t0\t99\t0\n"
+    "1\t2\tcat\t-2.25\t1\t7\t1\n"
+    "1\t3\t</s>\t0\t0\t0\t0\n"
+)
+JSONL = (
+    '{"protocol": {"run": "runs/a", "block": 16},'
+    ' "columns": ["line", "position", "word", "bits"]}\n'
+    '{"line": 1, "position": 1, "word": "the", "bits": 3}\n'
+    '{"line": 1, "position": 2, "word": "</s>", "bits": 1.5}\n'
+)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="scores"):
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_tables_are_read_with_their_protocol(write):
+    for name in (write(TSV), write(gzip.compress(TSV.encode()), "scores.tsv.gz")):
+        file = ScoreFile(name)
+        assert file.format == "tsv"
+        assert file.protocol == {"run": "runs/a", "lines": "independent", "block": "16"}
+        (rows,) = file.blocks()
+        assert rows.keys == [(1, 1, "the"), (1, 2, "cat"), (1, 3, "</s>")]
+        assert rows.logprob.tolist() == [-1.5, -2.25, 0]
+        assert rows.unknown.tolist() == [False, True, False]
+
+
+def test_json_lines_and_bits_are_read(write):
+    file = ScoreFile(write(JSONL))
+    assert (file.format, file.protocol) == ("jsonl", {"run": "runs/a", "block": "16"})
+    (rows,) = file.blocks()
+    assert rows.logprob == pytest.approx([-3 * math.log(2), -1.5 * math.log(2)])
+    assert not rows.unknown.any()
+
+
+def test_a_protocol_may_hold_spaces_or_be_absent(write):
+    header = "line\tposition\tword\tlogprob"
+    assert ScoreFile(write(f"{header}\t# run=my%20runs/a block=3\n")).protocol == {
+        "run": "my runs/a",
+        "block": "3",
+    }
+    assert ScoreFile(write(f"{header}\n")).protocol == {}
+
+
+@pytest.mark.parametrize("format", ["tsv", "jsonl"])
+def test_what_is_written_is_read_again_in_blocks(write, format, monkeypatch):
+    monkeypatch.setattr(score_files, "_ROWS", 4)
+    keys = [(1 + n // 3, 1 + n % 3, f"w{n}\u00f6") for n in range(10)]
+    logprob, unknown = -np.arange(10) / 8, np.arange(10) % 2 == 0
+    text = io.StringIO()
+    write_header(text, format, {"run": "ensemble"})
+    write_rows(text, format, keys, logprob, unknown)
+    file = ScoreFile(write(text.getvalue()))
+    blocks = list(file.blocks())
+    assert [len(rows) for rows in blocks] == [4, 4, 2]
+    assert [rows.first_line for rows in blocks] == [2, 6, 10]
+    assert [key for rows in blocks for key in rows.keys] == keys
+    assert np.concatenate([rows.logprob for rows in blocks]).tolist() == logprob.tolist()
+    assert np.concatenate([rows.unknown for rows in blocks]).tolist() == unknown.tolist()
+    assert file.protocol == {"run": "ensemble"} and file.format == format
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("\t-1.5\t", "\tx\t", "line 2: logprob must be a finite number, not 'x'"),
+        ("\t-1.5\t", "\tnan\t", "line 2: logprob must be a finite number"),
+        ("\t-1.5\t", "\t-inf\t", "line 2: logprob must be a finite number"),
+        ("\t-1.5\t", "\t0.5\t", "line 2: logprob 0.5: no probability is larger than 1"),
+        ("\t-1.5\t", "\t", "line 2: has 6 fields, the header 7"),
+        ("1\t2\tcat", "1\t-2\tcat", "line 3: position must be a whole number, not '-2'"),
+        ("1\t2\tcat", "x\t2\tcat", "line 3: line must be a whole number, not 'x'"),
+        ("1\t2\tcat", "1\t2\t", "line 3: word must be a word, not ''"),
+        ("7\t1\n", "7\t2\n", "line 3: unknown must be 0 or 1, not '2'"),
+        ("\tword\t", "\ttoken\t", "line 1: has no column word"),
+        ("\tlogprob\t", "\tscore\t", "line 1: has no column logprob"),
+    ],
+)
+def test_bad_rows_are_refused_with_their_line(write, old, new, message):
+    assert old in TSV
+    with pytest.raises(ValueError, match=f"scores: {message}"):
+        list(ScoreFile(write(TSV.replace(old, new, 1))).blocks())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (TSV.split("\n")[0] + "\n", "has a header and no rows"),
+        ('{"columns": 3}\n', "line 1: is not"),
+        (JSONL + "[1]\n", "line 4: is not a JSON object"),
+        (JSONL + '{"line": 1, "position": 1, "word": 3, "bits": 1}\n', "line 4: word must be"),
+        (JSONL + '{"line": 1, "position": 1, "word": "a"}\n', "line 4: bits must be a finite"),
+        (JSONL + '{"line": 1, "position": 1, "word": "a", "bits": -1}\n', "larger than 1"),
+        (JSONL + '{"line": true, "position": 1, "word": "a", "bits": 1}\n', "line must be"),
+        (TSV.encode() + b"2\t1\t\xff\t0\t0\t0\t0\n", "line 5: not UTF-8"),
+    ],
+)
+def test_what_is_no_file_of_scores_is_refused(write, content, message):
+    with pytest.raises(ValueError, match=message):
+        list(ScoreFile(write(content)).blocks())
+
+
+PARTS = ["\t", "\n", "1", "-1", "the", "</s>", "nan", "# run=x", "{", "}", '"word"', ":", ",", "["]
+PARTS += ["]", "null", "true", "9" * 5000, "\u00e9", "\0"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(
+    st.lists(st.sampled_from(PARTS), max_size=25).map("".join), st.sampled_from([TSV, JSONL, ""])
+)
+def test_whatever_a_file_holds_is_read_or_refused(write, content, begin):
+    try:
+        blocks = list(ScoreFile(write(begin + content)).blocks())
+    except ValueError as error:
+        assert "scores: " in str(error) and len(str(error)) < 1000
+    else:
+        assert all(len(rows.logprob) == len(rows.keys) > 0 for rows in blocks)

@@ -1,0 +1,156 @@
+import itertools
+import random
+
+import pytest
+from language.toy_models import Bigrams
+
+from zipflm.language.nbest import NBest
+from zipflm.language.rescore import Results, open_lists, ranked, rescore, write
+from zipflm.language.tuning import read_development, tune_on
+from zipflm.language.weights import parse_weights
+from zipflm.language.word_errors import word_errors
+
+MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran", "a dog sat")
+WORDS = "the a cat dog sat ran".split()
+
+
+def toy(folder, seed=1, utterances=12, scores=("ac",)):
+    """Lists in which the truth is often likely and rarely first."""
+    draw = random.Random(seed)
+    rows, references = ["\t".join(["id", "text", *scores])], []
+    for number in range(utterances):
+        truth = draw.choice(["the cat sat", "the dog ran", "a dog sat", "the cat ran"]).split()
+        references.append(f"u{number} {' '.join(truth)}")
+        for _ in range(6):
+            words = [draw.choice(WORDS) if draw.random() < 0.3 else word for word in truth]
+            words = words[: draw.randint(1, 3)] if draw.random() < 0.3 else words
+            numbers = [f"{draw.uniform(-6, 0):.3f}" for _ in scores]
+            rows.append("\t".join([f"u{number}", " ".join(words), *numbers]))
+    (folder / "dev.tsv").write_text("\n".join(rows) + "\n")
+    (folder / "refs").write_text("\n".join(references) + "\n")
+    return NBest(str(folder / "dev.tsv")), str(folder / "refs")
+
+
+def tuned(folder, given=None, names=None, **options):
+    nbest, references = toy(folder, **options)
+    return tune_on(read_development(nbest, given or {}, references, names), MODEL)
+
+
+def errors(utterances, references, weights):
+    """Counted from what would be written."""
+    total = 0
+    for utterance in utterances:
+        best = ranked(utterance, weights, "lm")[0][0].entry
+        total += word_errors(references[best.utterance], [best.words])[0]
+    return total
+
+
+def test_the_report_tells_what_rescoring_with_these_weights_gives(tmp_path):
+    found, utterances = tuned(tmp_path)
+    lines = [line.split() for line in (tmp_path / "refs").read_text().splitlines()]
+    references = {key: words for key, *words in lines}
+    rows = {row.label: row.edits.errors for row in found.rows}
+    assert rows["tuned"] == errors(utterances, references, found.weights)
+    assert rows["without the model"] == errors(utterances, references, {"ac": 1.0})
+    assert rows["first in the lists"] == errors(utterances, references, {})
+    assert rows["oracle"] <= rows["tuned"] < rows["without the model"]
+    assert found.reference_words == 36 and found.utterances == 12
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_on_the_coarse_grid_is_better(tmp_path, seed):
+    found, utterances = tuned(tmp_path, seed=seed)
+    lines = [line.split() for line in (tmp_path / "refs").read_text().splitlines()]
+    references = {key: words for key, *words in lines}
+    lms = [0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
+    penalties = [0, 0.1, -0.1, 0.2, -0.2, 0.5, -0.5, 1, -1, 2, -2, 5, -5, 10, -10]
+    least = min(
+        errors(utterances, references, {"ac": 1, "lm": lm, "words": words})
+        for lm, words in itertools.product(lms, penalties)
+    )
+    assert {row.label: row.edits.errors for row in found.rows}["tuned"] <= least
+
+
+def test_the_same_lists_give_the_same_weights(tmp_path):
+    assert tuned(tmp_path)[0] == tuned(tmp_path)[0]
+
+
+def test_of_equally_good_weights_the_smallest_are_taken(tmp_path):
+    (tmp_path / "dev.tsv").write_text("id\ttext\tac\nu\tthe cat\t0\nu\tcat the\t0\n")
+    (tmp_path / "refs").write_text("u the cat\n")
+    development = read_development(NBest(str(tmp_path / "dev.tsv")), {}, str(tmp_path / "refs"))
+    found, _ = tune_on(development, MODEL)
+    assert found.weights == {"ac": 1, "lm": 0, "words": 0}
+
+
+def test_refining_finds_what_lies_between_the_coarse_values(tmp_path):
+    """Only weights of 0.74 to 0.81 put the true hypotheses first."""
+
+    class Model:
+        def log_probs_of(self, utterances):
+            return [[{"x": 1.0, "y": 0.0}[text[0]] for text in texts] for texts in utterances]
+
+    (tmp_path / "dev.tsv").write_text(
+        "id\ttext\tac\nu\tx a\t0\nu\ty b\t0.74\nv\tx a\t0\nv\ty b\t0.81\nw\tx a\t0\nw\ty b\t0.3\n"
+    )
+    (tmp_path / "refs").write_text("u x a\nv y b\nw x a\n")
+    nbest = NBest(str(tmp_path / "dev.tsv"))
+    found, _ = tune_on(read_development(nbest, {}, str(tmp_path / "refs"), ["lm"]), Model())
+    assert 0.74 <= found.weights["lm"] <= 0.81
+    assert found.rows[-2].edits.errors == 0
+
+
+def test_weights_that_are_given_are_kept(tmp_path):
+    found, _ = tuned(tmp_path, {"words": -0.3, "ac": 0.5})
+    assert found.weights["words"] == -0.3 and found.weights["ac"] == 0.5
+    assert found.option.startswith("ac=0.5,lm=") and found.option.endswith(",words=-0.3")
+
+
+def test_other_scores_can_be_tuned_too(tmp_path):
+    found, _ = tuned(tmp_path, {"words": 0}, ["lm", "graph"], scores=("ac", "graph"))
+    fewer, _ = tuned(tmp_path, {"words": 0}, ["lm"], scores=("ac", "graph"))
+    assert found.rows[-2].edits.errors <= fewer.rows[-2].edits.errors
+    assert "graph=" in found.option and "ac=" not in found.option
+
+
+def test_the_option_it_prints_gives_the_same_list(tmp_path):
+    found, utterances = tuned(tmp_path)
+    nbest, _ = toy(tmp_path)
+    next(nbest.utterances())
+    write(nbest, utterances, found.weights, lm="lm", results=Results(out=str(tmp_path / "a")))
+    nbest, _ = toy(tmp_path)
+    lists = open_lists(nbest, parse_weights(found.option))
+    rescore(lists, MODEL, Results(out=str(tmp_path / "b")))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert found.as_text().endswith(f"--weights {found.option}")
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "message"),
+    [
+        ({"lm": 1, "words": 0}, None, "nothing to choose"),
+        ({"lm": 1}, ["lm"], "lm has a weight in --weights and is to be tuned"),
+        ({}, ["lm", "lm"], "one to 3 different names"),
+        ({}, ["lm", "words", "ac", "graph"], "one to 3 different names"),
+        ({}, ["am"], "no score am; there are ac, lm, words"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(tmp_path, given, names, message):
+    with pytest.raises(ValueError, match=message):
+        tuned(tmp_path, given, names)
+
+
+def test_an_utterance_without_a_reference_is_refused_and_the_other_way_told(tmp_path):
+    nbest, references = toy(tmp_path)
+    with open(references, "a") as file:
+        file.write("other the cat\n")
+    found, _ = tune_on(read_development(nbest, {}, references), MODEL)
+    assert "(1 references have no hypothesis and do not count)" in found.as_text()
+    nbest, references = toy(tmp_path)
+    (tmp_path / "refs").write_text("u1 the cat\n")
+    with pytest.raises(ValueError, match="refs: no reference for utterance u0"):
+        read_development(nbest, {}, references)
+    (tmp_path / "refs").write_text("other cat\n" + "".join(f"u{n}\n" for n in range(12)))
+    nbest = NBest(nbest.name)
+    with pytest.raises(ValueError, match="references of these utterances hold no words"):
+        tune_on(read_development(nbest, {}, references), MODEL)
