@@ -137,7 +137,13 @@ def test_a_k_without_so_many_words_is_refused(adp, k):
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("", "empty"), (["ba", ""], "empty"), ("a\0b", "NUL at character 1"), ([1], "no text")],
+    [
+        ("", "empty"),
+        (["ba", ""], "empty"),
+        ("a\0b", "NUL at character 1"),
+        ("a\ud800", "character 1"),
+        ([1], "no text"),
+    ],
 )
 def test_what_is_no_text_is_refused(adp, text, reason):
     with pytest.raises(ValueError, match=reason):

@@ -62,6 +62,10 @@ class TextReader:
             raise ValueError("text='': empty; give at least one word or line")
         if (nul := text.find("\0")) >= 0:
             raise ValueError(f"text: a NUL at character {nul}; give text, not bytes of other kinds")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # half of a pair that UTF-16 has
+            raise ValueError(f"text: character {error.start} is no character of a text") from None
         words: list[EncodedWord] = []
         for begin, line, end in _lines(text):
             words += self._words(line, begin)

@@ -1,0 +1,314 @@
+"""`zipflm score`: rows that agree with `lm.score` and `evaluate`, from files and living pipes."""
+
+import gzip
+import io
+import json
+import math
+import subprocess
+import sys
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+from loaded_models import loaded
+from small_data import sentences
+from typer.testing import CliRunner
+
+import zipflm
+import zipflm.cli
+from zipflm.evaluation.evaluate import evaluate
+from zipflm.language.score_command import ScoreOptions, score_files
+from zipflm.language.score_table import TableOptions
+
+LINES = ["ba de fila", "", "soro qqqq", "ba"]
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(LINES) + "\n")
+    return path
+
+
+def rows_of(lm, *names, **options):
+    table = {key: options.pop(key) for key in ("per", "format", "bits", "ends") if key in options}
+    table["names_files"] = len(names) > 1
+    chosen = ScoreOptions(table=TableOptions(**table), **options)
+    header, *rows = [row for group in score_files(lm, [*map(str, names)], chosen) for row in group]
+    return header, rows
+
+
+def test_a_row_per_word_with_line_and_position(lm, text):
+    header, rows = rows_of(lm, text)
+    *columns, protocol = header.split("\t")
+    assert columns == ["line", "position", "word", "logprob", "band", "count", "unknown"]
+    assert "# run=made-up checkpoint=update-00000001 unit=" in protocol
+    expected = [
+        (str(number), str(place), word)
+        for number, line in enumerate(lm.score([line or "\n" for line in LINES]), start=1)
+        for place, word in enumerate(line.words, start=1)
+    ]
+    assert len(rows) == len(expected)
+    for row, (number, place, word) in zip(rows, expected, strict=True):
+        fields = row.split("\t")
+        assert fields[:3] == [number, place, word.word]
+        assert float(fields[3]) == pytest.approx(word.logprob, abs=2e-5)
+        assert fields[4:] == [str(word.band), str(word.count), str(int(word.is_unknown))]
+
+
+def test_json_lines_say_the_same(adp, text):
+    header, rows = rows_of(adp, text, format="jsonl")
+    columns = json.loads(header)["columns"]
+    assert json.loads(header)["protocol"]["lines"] == "independent"
+    _, plain = rows_of(adp, text)
+    for row, fields in zip(map(json.loads, rows), plain, strict=True):
+        assert list(row) == columns
+        assert f"{row['logprob']:.6f}" == fields.split("\t")[3]
+        assert row["unknown"] is (fields.split("\t")[6] == "1")
+
+
+def test_bits_are_the_other_unit(adp, text):
+    nats, bits = (rows_of(adp, text, bits=in_bits) for in_bits in (False, True))
+    assert "\tbits\t" in bits[0]
+    for one, other in zip(nats[1], bits[1], strict=True):
+        expected = -float(one.split("\t")[3]) / math.log(2)
+        assert float(other.split("\t")[3]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_surprisal_has_the_columns_that_scripts_read(adp, text):
+    header, rows = rows_of(adp, text, format="surprisal", ends=False)
+    assert header == "sentence\tposition\tword\tsurprisal"
+    assert [row.split("\t")[:3] for row in rows] == [
+        ["1", "1", "ba"], ["1", "2", "de"], ["1", "3", "fila"],
+        ["3", "1", "soro"], ["3", "2", "qqqq"], ["4", "1", "ba"],
+    ]  # fmt: skip
+    assert float(rows[0].split("\t")[3]) == pytest.approx(adp.score("ba").words[0].surprisal, 1e-4)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_lines_documents_and_totals_add_up(adp, text, tmp_path, ends):
+    other = tmp_path / "other.txt"
+    other.write_text("fila ba")
+    _, words = rows_of(adp, text, other, ends=ends)
+    sums = {}
+    for per in ("line", "document", "total"):
+        header, rows = rows_of(adp, text, other, ends=ends, per=per)
+        places = {name: place for place, name in enumerate(header.split("\t"))}
+        cells = [row.split("\t") for row in rows]
+        sums[per] = (
+            sum(float(row[places["logprob"]]) for row in cells),
+            sum(int(row[places["words"]]) for row in cells),
+            sum(int(row[places["unknown"]]) for row in cells),
+        )
+    total = sum(float(row.split("\t")[3]) for row in words)
+    assert sums["total"][1] == len(words)
+    for logprob, number, unknown in sums.values():
+        assert (number, unknown) == (len(words), 1)
+        assert logprob == pytest.approx(total, abs=1e-4)
+    perplexity = float(rows[0].split("\t")[-1])
+    assert perplexity == pytest.approx(math.exp(-total / len(words)), rel=1e-4)
+
+
+def test_a_line_without_a_word_has_no_perplexity(adp, text):
+    _, rows = rows_of(adp, text, per="line", ends=False)
+    assert rows[1] == "2\t0\t0\t0.000000\t"
+    _, rows = rows_of(adp, text, per="line", ends=False, format="jsonl")
+    assert json.loads(rows[1])["perplexity"] is None
+
+
+def test_rows_of_several_files_name_their_file_and_count_lines_anew(adp, text, tmp_path):
+    packed = tmp_path / "more.txt.gz"
+    packed.write_bytes(gzip.compress(b"ba\r\nde"))
+    header, rows = rows_of(adp, text, packed)
+    assert header.split("\t")[-2] == "file"
+    assert [row.split("\t")[0] for row in rows[-4:]] == ["1", "1", "2", "2"]
+    assert {row.split("\t")[-1] for row in rows} == {str(text), str(packed)}
+
+
+def test_running_lines_total_to_what_evaluate_says(run, tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_text("\n".join(sentences(5, 50)) + "\n")
+    lm = zipflm.load(run, device="cpu")
+    _, (row,) = rows_of(lm, path, lines="running", per="total")
+    found = evaluate(lm.run, text=path)
+    lines, words, _, logprob, perplexity = row.split("\t")
+    assert (int(lines), int(words)) == (50, found.scores.protocol.words)
+    assert float(logprob) == pytest.approx(-found.scores.nll_sum, rel=1e-6)
+    assert float(perplexity) == pytest.approx(found.scores.perplexity, rel=1e-6)
+
+
+def test_the_most_likely_words_stand_beside_the_one_that_came(lm, text):
+    header, rows = rows_of(lm, text, top=3)
+    assert header.split("\t")[-2] == "top"
+    first = [each.rpartition("=")[::2] for each in rows[1].split("\t")[-1].split(" ")]
+    expected = lm.next_words("ba", 3)
+    assert [word for word, _ in first] == [word.word for word in expected]
+    values = [word.logprob for word in expected]
+    assert [float(value) for _, value in first] == pytest.approx(values, abs=1e-4)
+
+
+def test_a_prefix_stands_before_every_line(adp, text):
+    header, rows = rows_of(adp, text, prefix="ba de")
+    assert header.endswith("prefix=2")
+    expected = adp.score("ba", prefix="ba de")
+    assert float(rows[-2].split("\t")[3]) == pytest.approx(expected.words[0].logprob, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"per": "page"}, "--per page: choose from word"),
+        ({"format": "xml"}, "--format xml: choose from tsv"),
+        ({"lines": "some"}, "--lines some: choose from"),
+        ({"errors": "ignore"}, "--errors ignore: choose from"),
+        ({"top": -1}, "--top -1"),
+        ({"top": 2, "per": "line"}, "--top"),
+        ({"top": 2, "lines": "running"}, "--top"),
+        ({"per": "line", "format": "surprisal"}, "--format surprisal"),
+        ({"top": 1000}, "k=1000: must be 1 to 80"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(adp, text, options, reason):
+    with pytest.raises(ValueError, match=reason):
+        rows_of(adp, text, **options)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "empty"), (b"ba\nb\0a\n", "line 2: a NUL"), (b"ba\n\xff\n", "line 2: not UTF-8")],
+)
+def test_what_is_no_text_is_named_by_its_line(adp, tmp_path, content, reason):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"bad.txt: {reason}"):
+        rows_of(adp, path)
+
+
+def test_bytes_that_are_no_text_may_be_replaced(adp, tmp_path):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"ba\n\xff b\0a\n")
+    _, rows = rows_of(adp, path, errors="replace")
+    assert [row.split("\t")[2] for row in rows[2:]] == ["\ufffd", "b\ufffda", "</s>"]
+
+
+def test_a_text_of_pieces_for_a_run_without_codes_is_scored_by_word(bpe_data):
+    lm = loaded(bpe_data, "BPE")
+    pieces = " ".join(lm.vocabulary.words[i] for i in lm.reader.line("ba fila").ids[:-1])
+    lm.reader._takes_pieces, lm.reader.encoder.codes = True, None
+    lm.reader.encoder._seen.clear()
+    words = lm.score(pieces).words
+    assert [word.word for word in words] == ["ba", "fila", "</s>"]
+
+
+# --- As a command. ---
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], **options)
+
+
+def test_standard_input_is_read_where_no_file_is_named(run):
+    done = invoke("score", run, "--device", "cpu", "--per", "line", input="ba de\nfila\n")
+    assert done.exit_code == 0
+    assert [row.split("\t")[:2] for row in done.stdout.splitlines()[1:]] == [["1", "3"], ["2", "2"]]
+
+
+def test_on_a_terminal_words_cannot_move_the_cursor(monkeypatch):
+    from zipflm.cli import using
+
+    out = io.StringIO()
+    monkeypatch.setattr(using.sys, "stdout", SimpleNamespace(
+        isatty=lambda: True, writelines=out.writelines, flush=lambda: None
+    ))  # fmt: skip
+    using._write_rows(["1\t\x1b[2Jba"])
+    assert out.getvalue() == "1\t\\x1b[2Jba\n"
+
+
+@pytest.fixture
+def process(run):
+    """The command as a process of its own, with pipes."""
+    line = [sys.executable, "-m", "zipflm", "score", str(run), "--device", "cpu"]
+    started = []
+
+    def start(*more):
+        pipe = subprocess.PIPE
+        child = subprocess.Popen([*line, *more], stdin=pipe, stdout=pipe, stderr=pipe)
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()
+        for stream in (child.stdin, child.stdout, child.stderr):
+            with suppress(BrokenPipeError):  # what was left to write has no reader
+                stream.close()
+
+
+@pytest.mark.slow
+def test_a_line_in_a_pipe_is_answered_before_the_next_one_comes(process):
+    child = process("--per", "line")
+    assert child.stdout.readline().startswith(b"line\t")
+    for number in (1, 2):
+        child.stdin.write(b"ba de\n")
+        child.stdin.flush()
+        assert child.stdout.readline().startswith(f"{number}\t3\t".encode())
+    child.stdin.close()
+    assert child.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_ends_it_quietly(process):
+    child = process()
+    child.stdout.readline()
+    child.stdout.close()
+    for _ in range(50):
+        try:
+            child.stdin.write(b"ba de fila\n" * 200)
+            child.stdin.flush()
+        except BrokenPipeError:
+            break
+    assert child.wait(60) == 0
+    assert child.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["score", "nowhere", "-"], "nowhere"),
+        (["score", "RUN", "missing.txt"], "missing.txt: no such file"),
+        (["score", "RUN", "-", "--block", "0"], "--block"),
+        (["generate", "RUN", "--temperature", "-1"], "temperature=-1.0"),
+        (["generate", "RUN", "--checkpoint", "77"], "--checkpoint 77"),
+    ],
+)
+def test_bad_input_is_one_line(run, monkeypatch, capsys, arguments, reason):
+    filled = [str(run) if each == "RUN" else each for each in arguments]
+    monkeypatch.setattr(sys, "argv", ["zipflm", *filled])
+    with pytest.raises(SystemExit) as ended:
+        zipflm.cli.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert reason in said and said.count("\n") == 1
+
+
+def test_a_text_is_written_on_from_its_prompt(run):
+    options = ["--prompt", "ba de", "--seed", "3", "--max-words", "5", "--lines", "0"]
+    one = invoke("generate", run, "--device", "cpu", *options)
+    assert one.exit_code == 0 and one.stdout.startswith("ba de ") and one.stdout.endswith("\n")
+    lines = invoke("generate", run, "--device", "cpu", *options, "--num", "2", "--jsonl")
+    texts = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert len(texts) == 2 and len(texts[0]["words"]) >= 5
+    assert texts[0]["logprob"] == pytest.approx(sum(w["logprob"] for w in texts[0]["words"]))
+    several = invoke("generate", run, "--device", "cpu", *options, "--num", "2")
+    assert several.stdout.count("ba de") == 2
+
+
+def test_unknown_words_of_a_prompt_are_told_and_a_long_text_says_that_it_slid(run):
+    done = invoke(
+        "generate", run, "--device", "cpu", "--prompt", "zzz ba", "--max-words", "40",
+        "--lines", "0", "--seed", "1",
+    )  # fmt: skip
+    assert done.exit_code == 0
+    assert "read as <unk>: zzz" in done.stderr
+    assert "longer than the block of 16 tokens" in done.stderr

@@ -1,0 +1,35 @@
+"""Rows as text."""
+
+import numpy as np
+import pytest
+
+from zipflm.language.score_table import ScoredLine, ScoreTable, TableOptions
+
+
+def table(adp, **options):
+    return ScoreTable(TableOptions(**options), adp.facts, {"run": "my run\t", "block": 7})
+
+
+def line(adp, text, nll):
+    return ScoredLine("a.txt", 3, adp.reader.line(text), np.array(nll))
+
+
+def test_the_header_keeps_the_protocol_in_one_field(adp):
+    header = table(adp).header().split("\t")
+    assert header[-1] == "# run=my%20run%09 block=7"
+
+
+def test_certainty_is_not_minus_zero(adp):
+    (row, _) = table(adp).line(line(adp, "ba", [0.0, 1.0]))
+    assert row.split("\t")[3] == "0.000000"
+
+
+def test_a_perplexity_beyond_all_numbers_is_none(adp):
+    (row,) = table(adp, per="line", format="jsonl").line(line(adp, "ba", [1e9, 1.0]))
+    assert '"perplexity": null' in row
+
+
+@pytest.mark.parametrize("per", ["word", "line"])
+def test_the_file_is_named_where_there_are_several(adp, per):
+    rows = list(table(adp, per=per, names_files=True).line(line(adp, "ba", [1.0, 1.0])))
+    assert all(row.endswith("\ta.txt") for row in rows)

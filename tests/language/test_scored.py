@@ -1,0 +1,27 @@
+"""The words of a scored text."""
+
+import numpy as np
+
+from zipflm.language.scored import WordFacts, nll_per_word
+
+
+def test_bands_begin_at_the_cutoffs(adp):
+    facts = WordFacts.of(adp.vocabulary, (10, 50))
+    assert [facts.bands[i] for i in (0, 9, 10, 49, 50, 79)] == [0, 0, 1, 1, 2, 2]
+    assert (WordFacts.of(adp.vocabulary, ()).bands == 0).all()
+
+
+def test_pieces_add_up_to_their_word(bpe):
+    encoded = bpe.reader.line("filaba")
+    nll = np.arange(len(encoded.ids), dtype=np.float32)
+    assert nll_per_word(encoded, nll).tolist() == [sum(range(len(nll) - 1)), len(nll) - 1]
+
+
+def test_a_word_in_pieces_is_as_rare_as_its_rarest(bpe):
+    word, _ = bpe.score("filaba").words
+    ids = bpe.reader.line("filaba").ids[:-1]
+    assert len(ids) > 1 and word.count == bpe.vocabulary.counts[ids].min()
+
+
+def test_a_text_tells_itself_in_a_line(adp):
+    assert repr(adp.score("ba de")).startswith("ScoredText(3 words, logprob=-")

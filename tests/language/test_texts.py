@@ -1,0 +1,60 @@
+"""Lines and words of raw text, where they stand, and the ids that `prepare` gives them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zipflm.data.vocabulary import END, UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ba", ["ba", "</s>"]),
+        ("ba\n", ["ba", "</s>"]),
+        ("ba\r\nde\rba", ["ba", "</s>", "de", "</s>", "ba", "</s>"]),
+        ("\n", ["</s>"]),
+        ("\n\nba", ["</s>", "</s>", "ba", "</s>"]),
+        ("\ufeffba", ["ba", "</s>"]),
+        (" ", ["</s>"]),
+        ("ba\x0bde\u2028ba", ["ba", "de", "ba", "</s>"]),
+    ],
+)
+def test_every_line_ends_once(adp, text, words):
+    assert list(adp.reader.text(text).words) == words
+
+
+def test_the_last_line_may_be_left_open(adp):
+    assert adp.reader.text("ba\nde", ends=False).words == ["ba", "</s>", "de"]
+    assert adp.reader.text("ba\n", ends=False).words == ["ba", "</s>"]
+    assert adp.reader.prefix("").tolist() == []
+
+
+@given(st.lists(st.sampled_from(["ba", "de", " ", "\n", "\r\n", "\t", "zzz", "fila"]), min_size=1))
+def test_spans_cover_the_text_in_order_and_spell_the_words(models, parts):
+    text = " ".join(parts)
+    encoded = models["ADP-T"].reader.text(text)
+    last = 0
+    for word, (start, end) in zip(encoded.words, encoded.spans, strict=True):
+        assert last <= start <= end and not text[last:start].strip()
+        assert text[start:end] == word or (word == "</s>" and not text[start:end].strip("\r\n"))
+        last = end
+    assert not text[last:].strip()
+
+
+def test_ids_are_those_of_the_vocabulary(adp):
+    encoded = adp.reader.text("ba qqq\nba")
+    ba = adp.vocabulary.id("ba")
+    assert encoded.ids.tolist() == [ba, UNKNOWN, END, ba, END]
+    assert encoded.line_ends.tolist() == [2, 4]
+    assert encoded.ids.dtype == np.int64
+
+
+def test_pieces_of_a_word_stay_together(bpe):
+    encoded = bpe.reader.text("ba fila soro")
+    assert encoded.words == ["ba", "fila", "soro", "</s>"]
+    assert len(encoded.ids) > len(encoded.starts) == 4
+    assert bpe.reader.ends_word[
+        encoded.ids[np.append(encoded.starts[1:], len(encoded.ids)) - 1]
+    ].all()

@@ -1,0 +1,37 @@
+"""Windows score every token once, see at most a block, and never look into another text."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zipflm.config import Blocks
+from zipflm.language.windows import batched, document_windows
+
+LENGTHS = st.lists(st.integers(4, 40), min_size=1, max_size=8)
+
+
+@given(LENGTHS, st.integers(1, 20), st.integers(0, 19), st.integers(0, 3))
+def test_every_token_is_scored_once_behind_tokens_of_its_own_text(lengths, block, context, skip):
+    blocks = Blocks(break_mode="none", block=block, context=min(context, block - 1))
+    windows = document_windows(lengths, blocks, skip)
+    times = np.zeros(sum(lengths), dtype=int)
+    document = np.repeat(np.arange(len(lengths)), lengths)
+    for first, start, end in zip(windows.first, windows.start, windows.end, strict=True):
+        assert first <= start < end
+        assert end - first <= max(block, skip + block)
+        assert document[first] == document[end - 1]
+        times[start:end] += 1
+    begins = np.cumsum(lengths) - lengths
+    is_prefix = np.arange(len(times)) - begins[document] < skip
+    assert (times == ~is_prefix).all()
+
+
+@given(LENGTHS, st.integers(40, 100))
+def test_batches_hold_every_window_once_within_their_room(lengths, room):
+    windows = document_windows(lengths, Blocks(break_mode="none", block=40, context=20))
+    found = []
+    for batch in batched(windows, room):
+        sizes = batch.end - batch.first
+        assert len(sizes) * sizes.max() <= room
+        found += batch.first.tolist()
+    assert sorted(found) == sorted(windows.first.tolist())
