@@ -189,6 +189,13 @@ def test_an_endless_token_is_split_in_stretches_and_loses_nothing(rule, part):
     assert {1_000, 2_000} <= cuts
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("token", ["a" * 2_500, "a" * 1_000 + ",", "(" + "1" * 1_000])
+def test_an_endless_token_is_split_alike_with_and_without_spans(rule, token):
+    (words,) = Splitter(Splitting(rule)).words_of([token])
+    assert words == tuple(piece.word for piece in Splitter(Splitting(rule)).words(token))
+
+
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "_REMEMBERED", 10)
     splitter = Splitter(Splitting("words"))

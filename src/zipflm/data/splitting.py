@@ -128,7 +128,7 @@ class Splitter:
         front or behind; None for the others."""
         if self.splitting.rule == "whitespace":
             return (token,)
-        if not token.isascii():
+        if not token.isascii() or len(token) > _LONGEST_STRETCH:
             return None
         if token.isalnum():
             return (token,)
@@ -244,7 +244,11 @@ def _wikitext(lowercased: bool) -> _Rule:
             return [Piece(token, 0, 1)]
         found: list[Piece] = []
         for part, (start, end) in parts(token):
-            if part == "-" and _is_alnum(token[start - 1 : start]) and _is_alnum(token[end:]):
+            if (
+                part == "-"
+                and _is_alnum(token[start - 1 : start])
+                and _is_alnum(token[end : end + 1])
+            ):
                 found.append(Piece("@-@", start, end))
             elif _NUMBER.fullmatch(part):
                 found += _number(part, start)
@@ -255,9 +259,9 @@ def _wikitext(lowercased: bool) -> _Rule:
     return pieces
 
 
-def _is_alnum(text: str) -> bool:
-    """Whether it begins with a letter, a mark or a digit."""
-    return bool(text) and unicodedata.category(text[0])[0] in "LMN"
+def _is_alnum(character: str) -> bool:
+    """Whether there is one, and it is a letter, a mark or a digit."""
+    return character != "" and unicodedata.category(character)[0] in "LMN"
 
 
 def _number(part: str, offset: int) -> Iterator[Piece]:
