@@ -51,7 +51,16 @@ from zipflm.data.vocabulary import SPECIALS, UNKNOWN
 # any length is split in bounded memory.
 _REMEMBERED = 1 << 17
 
+# A longer token is cut into stretches of so many characters, each split on its own: some patterns
+# take time with the square of its length, and no word is that long.
+_LONGEST_STRETCH = 1_000
+
+_MARKS_BEHIND = frozenset(".,;:!?)\"'%]")
+_MARKS_IN_FRONT = frozenset('("[$')
+
 _TOKEN = re.compile(r"\S+")
+
+_Parts = list[tuple[str, tuple[int, int]]]
 
 
 class Piece(NamedTuple):
@@ -92,10 +101,12 @@ class Splitter:
     def words_of(self, tokens: Iterable[str]) -> Iterator[tuple[str, ...]]:
         """The words of each token, without spans."""
         for token in tokens:
-            if token.isascii() and token.isalnum():  # not worth remembering
-                yield (token.lower() if self.splitting.lowercase else token,)
-            else:
-                yield tuple([piece.word for piece in self.token(token)])
+            words = self._obvious(token)  # not worth remembering
+            if words is None:
+                words = tuple([piece.word for piece in self.token(token)])
+            elif self.splitting.lowercase:
+                words = tuple(map(lowercase, words))
+            yield words
 
     def join(self, words: Iterable[str]) -> str:
         """Readable text: the inverse of `words`, but for white space and what a rule replaces."""
@@ -107,12 +118,26 @@ class Splitter:
         return Joiner(self.splitting.rule)
 
     def _split(self, token: str) -> tuple[Piece, ...]:
-        # Letters and digits alone are one word under every rule, and most tokens are such.
-        is_simple = token.isascii() and token.isalnum()
-        pieces = [Piece(token, 0, len(token))] if is_simple else self._pieces_of(token)
+        pieces = self._pieces_of(token)
         if self.splitting.lowercase:
             pieces = [piece._replace(word=lowercase(piece.word)) for piece in pieces]
         return tuple(pieces)
+
+    def _obvious(self, token: str) -> tuple[str, ...] | None:
+        """The words of most tokens, without the pattern: letters and digits, perhaps with a mark in
+        front or behind; None for the others."""
+        if self.splitting.rule == "whitespace":
+            return (token,)
+        if not token.isascii() or len(token) > _LONGEST_STRETCH:
+            return None
+        if token.isalnum():
+            return (token,)
+        word, mark = token[:-1], token[-1]
+        if mark in _MARKS_BEHIND and word.isalnum():
+            is_abbreviation = mark == "." and (len(word) == 1 or word in _EVER_ABBREVIATED)
+            return None if is_abbreviation else (word, mark)
+        mark, word = token[0], token[1:]
+        return (mark, word) if mark in _MARKS_IN_FRONT and word.isalnum() else None
 
 
 def lowercase(word: str) -> str:
@@ -138,8 +163,8 @@ _LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}_\u00AD\u200C\u200D]&&[^{_SPACELESS}]]"
 _WORDS = rf"""(?x)
     {SPECIALS[UNKNOWN]}
     # Addresses, up to their last letter, digit or slash.
-  | (?: [A-Za-z][A-Za-z0-9+.\-]*:// | [Ww]{{3}}\. ) \S* [\p{{L}}\p{{N}}/]
-  | [\p{{L}}\p{{N}}_.%+\-]+ @ [\p{{L}}\p{{N}}\-]+ (?: \. [\p{{L}}\p{{N}}\-]+ )+
+  | (?: [A-Za-z][A-Za-z0-9+.\-]{{0,15}}:// | [Ww]{{3}}\. ) \S* [\p{{L}}\p{{N}}/]
+  | [\p{{L}}\p{{N}}_.%+\-]{{1,64}} @ [\p{{L}}\p{{N}}\-]{{1,63}} (?: \. [\p{{L}}\p{{N}}\-]{{1,63}} )+
     # Initials, perhaps with a word behind them: U.S., U.S.-led.
   | (?: \p{{L}} \p{{M}}* \. ){{2,}} (?: {_LETTER}+ | (?: - {_LETTER}+ )+ )?
     # Words and numbers, with what may stand inside them.
@@ -177,6 +202,9 @@ _ABBREVIATIONS = """
 """
 # With a capital only: in lower case they are words that may end a sentence.
 _CAPITALISED_ABBREVIATIONS = "No Co Op Bus Bart"
+_EVER_ABBREVIATED = frozenset(
+    f"{_ABBREVIATIONS} {_ABBREVIATIONS.lower()} {_CAPITALISED_ABBREVIATIONS}".split()
+)
 
 _ALNUM = r"[\p{L}\p{M}\p{N}]"
 
@@ -216,7 +244,11 @@ def _wikitext(lowercased: bool) -> _Rule:
             return [Piece(token, 0, 1)]
         found: list[Piece] = []
         for part, (start, end) in parts(token):
-            if part == "-" and _is_alnum(token[start - 1 : start]) and _is_alnum(token[end:]):
+            if (
+                part == "-"
+                and _is_alnum(token[start - 1 : start])
+                and _is_alnum(token[end : end + 1])
+            ):
                 found.append(Piece("@-@", start, end))
             elif _NUMBER.fullmatch(part):
                 found += _number(part, start)
@@ -227,9 +259,9 @@ def _wikitext(lowercased: bool) -> _Rule:
     return pieces
 
 
-def _is_alnum(text: str) -> bool:
-    """Whether it begins with a letter, a mark or a digit."""
-    return bool(text) and unicodedata.category(text[0])[0] in "LMN"
+def _is_alnum(character: str) -> bool:
+    """Whether there is one, and it is a letter, a mark or a digit."""
+    return character != "" and unicodedata.category(character)[0] in "LMN"
 
 
 def _number(part: str, offset: int) -> Iterator[Piece]:
@@ -245,10 +277,20 @@ _RULES: dict[str, Callable[[bool], _Rule]] = {
 }
 
 
-def _compiled(pattern: str) -> Callable[[str], list[tuple[str, tuple[int, int]]]]:
+def _compiled(pattern: str) -> Callable[[str], _Parts]:
     """Cuts a token into the matches of a pattern that covers all of it."""
     # Here, so that processes that read text by white space need not load the library.
     from tokenizers import Regex, pre_tokenizers
 
-    splitter = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return splitter.pre_tokenize_str
+    split = pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str
+
+    def parts(token: str) -> _Parts:
+        if len(token) <= _LONGEST_STRETCH:
+            return split(token)
+        return [
+            (part, (offset + start, offset + end))
+            for offset in range(0, len(token), _LONGEST_STRETCH)
+            for part, (start, end) in split(token[offset : offset + _LONGEST_STRETCH])
+        ]
+
+    return parts
