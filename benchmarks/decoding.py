@@ -204,6 +204,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--preset", default="wikitext-103/ADP-T")
     parser.add_argument("--run", help="a trained run, instead of a preset with random weights")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--threads", type=int, help="of the CPU; all it has, if not given")
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--prompt", type=int, default=64, help="words before the first step")
@@ -214,6 +215,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=2")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     model, title = build(options)
     on_gpu = options.device == "cuda"
     name = torch.cuda.get_device_name() if on_gpu else f"cpu, {torch.get_num_threads()} threads"
