@@ -9,16 +9,18 @@ from numerics import assert_close
 
 from zipflm import LanguageModel, preset
 from zipflm.model.export import export_scorer, export_step
+from zipflm.overrides import override
 from zipflm.recipes import resolve
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning"
 )  # torch's exporter uses parts of torch that are on their way out
 
+SMALL = ["decoder.num_layers=1"]  # more take proportionally longer to export
 MODELS = {
-    "adaptive": lambda: preset("tiny", "ADP-T"),
-    "full": lambda: preset("tiny", "SM"),
-    "rotary": lambda: resolve("tiny/ADP-T", "modern", [], 4000),
+    "adaptive": lambda: override(preset("tiny", "ADP-T"), SMALL),
+    "full": lambda: override(preset("tiny", "SM"), SMALL),
+    "rotary": lambda: resolve("tiny/ADP-T", "modern", SMALL, 4000),
 }
 
 
@@ -29,13 +31,15 @@ def model(request):
 
 
 @pytest.fixture(scope="module")
-def scorer(model, tmp_path_factory):
-    return saved_and_loaded(export_scorer(model), tmp_path_factory.mktemp("scorer"))
+def file(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("programs") / "scorer.pt2"
+    torch.export.save(export_scorer(model), path)
+    return path
 
 
-def saved_and_loaded(program, folder):
-    torch.export.save(program, folder / "program.pt2")
-    return torch.export.load(folder / "program.pt2").module()
+@pytest.fixture(scope="module")
+def scorer(file):
+    return torch.export.load(file).module()
 
 
 def test_a_saved_scorer_gives_the_models_numbers(model, scorer):
@@ -51,7 +55,8 @@ def test_a_saved_scorer_refuses_ids_outside_the_vocabulary(scorer):
 
 
 def test_saved_steps_give_the_models_numbers(model, tmp_path):
-    step = saved_and_loaded(export_step(model), tmp_path)
+    torch.export.save(export_step(model), tmp_path / "step.pt2")
+    step = torch.export.load(tmp_path / "step.pt2").module()
     config = model.config.decoder
     for rows in (1, 5):
         words = torch.randint(4000, (rows, 4))
@@ -64,14 +69,12 @@ def test_saved_steps_give_the_models_numbers(model, tmp_path):
         assert keys.shape[3] == values.shape[3] == 4
 
 
-def test_a_program_runs_where_the_package_is_not_installed(tmp_path):
-    model = LanguageModel(MODELS["rotary"]()).eval()
-    torch.export.save(export_scorer(model), tmp_path / "scorer.pt2")
+def test_a_program_runs_where_the_package_is_not_installed(model, file):
     words = torch.arange(10).view(2, 5)
     code = (
         "import sys, warnings; sys.modules['zipflm'] = None; warnings.simplefilter('ignore')\n"
         "import torch; words = torch.arange(10).view(2, 5)\n"
-        f"scorer = torch.export.load({str(tmp_path / 'scorer.pt2')!r}).module()\n"
+        f"scorer = torch.export.load({str(file)!r}).module()\n"
         "print(scorer(words, words).sum().item())\n"
     )
     printed = subprocess.check_output([sys.executable, "-c", code], text=True)
