@@ -7,7 +7,7 @@
 Both sides use the key-value cache and draw from the same distribution; `full` computes the
 log-probabilities of all words and does what is usual with them (the largest, a sort for a nucleus,
 one random number and a running sum for a draw). They take turns, so that a busy machine treats them
-alike; with `--cpu-time --threads 1` time counts only while this process runs. `ratio` compares whole
+alike; with `--cpu-time --threads 1` time counts while this process runs. `ratio` compares whole
 steps, decoder included; `output_ratio` the choice of the word alone, from the hidden vector on;
 `before_ratio` a step that has neither cache nor lazy output, but computes all that is there anew.
 
