@@ -7,16 +7,16 @@
 Both sides use the key-value cache and draw from the same distribution; `full` computes the
 log-probabilities of all words and does what is usual with them (the largest, a sort for a nucleus,
 one random number and a running sum for a draw). They take turns, so that a busy machine treats them
-alike. `ratio` compares whole steps, decoder included; `output_ratio` the choice of the word alone,
-from the hidden vector on. `before_ratio` compares with a step that has neither cache nor lazy
-output, that is with the whole forward pass over what is there.
+alike; with `--cpu-time --threads 1` time counts while this process runs. `ratio` compares whole
+steps, decoder included; `output_ratio` the choice of the word alone, from the hidden vector on;
+`before_ratio` a step that has neither cache nor lazy output, but computes all that is there anew.
 
 Without `--run` the weights are random. A random model hardly ever wants a tail, which a trained one
 does; so the vectors of the tails are turned until each has its `--tail-mass` on average, which is
 by default about the share that those bands have of the words of WikiText-103.
 
-The claim: at batch 1 at least 3 times the words per second of the full output on a CPU, and 1.5
-times on an H200.
+The goal: at batch 1 at least 3 times the words per second of the full output on a CPU, and 1.5
+times on an H200. docs/results/decoding.md says how far that holds.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Generation:
     """Rows that grow by a word a step, always from the same prompt."""
 
     def __init__(
-        self, model: LanguageModel, prompt_BT: Tensor, steps: int, sync: Callable[[], None]
+        self, model: LanguageModel, prompt_BT: Tensor, steps: int, clock: Callable[[], float]
     ):
-        self.model, self.prompt_BT, self.steps, self.sync = model, prompt_BT, steps, sync
+        self.model, self.prompt_BT, self.steps, self.clock = model, prompt_BT, steps, clock
         rows, length = prompt_BT.shape
         self.cache = model.new_cache(rows, length + steps)
         self.hidden_BD = model(prompt_BT, self.cache)[:, -1]
@@ -92,31 +92,25 @@ class Generation:
         """Of one step, on average."""
         self.cache.truncate(self.prompt_BT.shape[1])
         hidden_BD, self.last = self.hidden_BD, []
-        self.sync()
-        start = time.perf_counter()
+        start = self.clock()
         for _ in range(self.steps):
             words_B = choose(hidden_BD)
             hidden_BD = self.model(words_B.unsqueeze(1), self.cache)[:, -1]
             self.last.append(hidden_BD)
-        self.sync()
-        return (time.perf_counter() - start) / self.steps
+        return (self.clock() - start) / self.steps
 
     def output_seconds(self, choose: Choose) -> float:
         """Of choosing the words alone, for the vectors of the last generation."""
-        self.sync()
-        start = time.perf_counter()
+        start = self.clock()
         for hidden_BD in self.last:
             choose(hidden_BD)
-        self.sync()
-        return (time.perf_counter() - start) / len(self.last)
+        return (self.clock() - start) / len(self.last)
 
     def seconds_without_cache(self, choose: Choose) -> float:
         """Of a step that computes everything anew, at the length of the prompt."""
-        self.sync()
-        start = time.perf_counter()
+        start = self.clock()
         choose(self.model(self.prompt_BT)[:, -1])
-        self.sync()
-        return time.perf_counter() - start
+        return self.clock() - start
 
 
 def measure(
@@ -198,12 +192,19 @@ def build(options: argparse.Namespace) -> tuple[LanguageModel, str]:
     return model, title
 
 
+def _clock_of_device() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 @torch.inference_mode()
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--preset", default="wikitext-103/ADP-T")
     parser.add_argument("--run", help="a trained run, instead of a preset with random weights")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--threads", type=int, help="of the CPU; all it has, if not given")
+    parser.add_argument("--cpu-time", action="store_true", help="for one thread on a busy machine")
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--prompt", type=int, default=64, help="words before the first step")
@@ -214,6 +215,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=2")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     model, title = build(options)
     on_gpu = options.device == "cuda"
     name = torch.cuda.get_device_name() if on_gpu else f"cpu, {torch.get_num_threads()} threads"
@@ -222,11 +225,13 @@ def main(arguments: list[str] | None = None) -> None:
     forbidden_V = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=options.device)
     forbidden_V[[0, 1, 3]] = forbidden_V[-7:] = True
     next_word = NextWord(model.output, forbidden_V)
+    clock = _clock_of_device if on_gpu else time.perf_counter
+    if options.cpu_time:
+        clock = time.process_time
     with autocast(options.precision, options.device):
         for batch in options.batch:
             prompt_BT = drawn_prompt(model, next_word, batch, options.prompt)
-            sync = torch.cuda.synchronize if on_gpu else lambda: None
-            generation = Generation(model, prompt_BT, options.words, sync)
+            generation = Generation(model, prompt_BT, options.words, clock)
             for choice in options.choices:
                 chosen = {
                     "lazy": lazy(next_word, CHOICES[choice]),

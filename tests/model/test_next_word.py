@@ -163,6 +163,7 @@ CHOICES = [
         (0.5, 0, 0.9),
         (2.0, 0, 0.6),
         (0.8, 12, 1.0),
+        (1.0, 3, 1.0),
         (1.5, 12, 0.7),
     )
 ]
@@ -228,8 +229,7 @@ def test_a_peaked_distribution_opens_no_tail(choice, monkeypatch):
     monkeypatch.setattr(output, "tail_log_probs", None)  # whoever calls it fails
     next_word = NextWord(output, FORBIDDEN["some"])
     next_word.most_likely(hidden, 7)  # of the head's eight words one is forbidden
-    if choice["top_k"] == 0:
-        next_word.draw(hidden, **choice)
+    next_word.draw(hidden, **choice | {"top_k": min(choice["top_k"], 7)})
     assert next_word.openings.tails == next_word.openings.calls_with_tails == 0
 
 
@@ -251,6 +251,15 @@ def test_a_nucleus_does_not_open_tails_that_decide_nothing(temperature):
     next_word = NextWord(output)
     next_word.draw(a_hidden(1000), temperature=temperature, top_p=0.8)
     assert 0 < next_word.openings.tails < 500
+
+
+def test_one_of_the_likeliest_is_drawn_without_knowing_all_of_them():
+    """The tails are likelier than the fifth word, so that most of the rows would open them."""
+    output = with_class_scores(adaptive(scale=0.5), [-1.0, -1.0])
+    next_word, listing = NextWord(output), NextWord(output)
+    next_word.draw(a_hidden(1000), top_k=5)
+    listing.most_likely(a_hidden(1000), 5)
+    assert 0 < next_word.openings.tails < 0.5 * listing.openings.tails
 
 
 def test_a_row_does_not_depend_on_other_rows():

@@ -15,6 +15,7 @@ Shapes: N rows, M rows that still need a word, G groups, R some of the rows, W w
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,6 +54,10 @@ def bounds(groups: Groups, temperature: float, device: torch.device) -> Bounds:
         lower.append(min(0.0, alike) if allowed == size else -math.inf)
     lower_G, upper_G = torch.tensor([lower, upper], dtype=torch.float64, device=device)
     return Bounds(lower_G, upper_G)
+
+
+Measure = Callable[[Tensor], Tensor]
+"""The logarithm of the mass or of the number of words that are not at -inf: [R, W] to [R]."""
 
 
 class Lottery:
@@ -95,28 +100,54 @@ class Lottery:
     def in_nucleus(self, rows_M: Tensor, words: Words, top_p: float) -> Tensor:
         """Whether each row's word belongs to the smallest set of most likely words that has this
         share of the mass, which is to say: whether the words before it have less."""
-        share, number = math.log(top_p), self._groups.number
-        lower_MG, upper_MG = self._masses(rows_M, words)
+
+        def less_than() -> tuple[Tensor, Tensor]:
+            totals = self._lower_NG[rows_M].logsumexp(1), self._upper_NG[rows_M].logsumexp(1)
+            return totals[0] + math.log(top_p), totals[1] + math.log(top_p)
+
+        return self._is_less_before(rows_M, words, self._log_mass, less_than)
+
+    def in_top(self, rows_M: Tensor, words: Words, top_k: int) -> Tensor:
+        """Whether each row's word is one of the `top_k` most likely."""
+        # Between two whole numbers, so that rounding decides nothing.
+        limit_M = torch.full_like(self._lower_NG[rows_M, 0], math.log(top_k - 0.5))
+        return self._is_less_before(rows_M, words, _log_number, lambda: (limit_M, limit_M))
+
+    def _is_less_before(
+        self,
+        rows_M: Tensor,
+        words: Words,
+        measure: Measure,
+        less_than: Callable[[], tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Whether the words before each row's word measure less than something of which a lower and
+        an upper bound are known; tails are opened until that is certain."""
+        number = self._groups.number
+        lower_MG, upper_MG = self._measures(rows_M, words, measure)
         for _ in range(number):
-            is_in_M = upper_MG.logsumexp(1) < share + self._lower_NG[rows_M].logsumexp(1)
-            is_out_M = lower_MG.logsumexp(1) >= share + self._upper_NG[rows_M].logsumexp(1)
+            at_least_M, at_most_M = less_than()
+            is_less_M = upper_MG.logsumexp(1) < at_least_M
+            is_not_M = lower_MG.logsumexp(1) >= at_most_M
             # Where neither is certain yet, the largest tail is the likeliest to settle it.
             is_open_MG = torch.stack([table.is_open(rows_M) for table in self._tables], dim=1)
             largest_M = self._upper_NG[rows_M].masked_fill(is_open_MG, -torch.inf).argmax(1)
-            undecided = _positions(largest_M.where(~(is_in_M | is_out_M), -1), number)
+            undecided = _positions(largest_M.where(~(is_less_M | is_not_M), -1), number)
             if not any(map(len, undecided)):
                 break
             for group, at_R in enumerate(undecided):
                 if len(at_R):
                     self._open(group, rows_M[at_R])
-                    mass_R = self._mass_before(group, rows_M[at_R], words[at_R])
-                    lower_MG[at_R, group] = upper_MG[at_R, group] = mass_R
-        return ~is_out_M
+                    measured_R = measure(self._before(group, rows_M[at_R], words[at_R]))
+                    lower_MG[at_R, group] = upper_MG[at_R, group] = measured_R
+        return ~is_not_M
 
     def _race(self, rows_M: Tensor, gumbel_MG: Tensor, limit: Words | None) -> list[Tensor]:
         """For each group, the positions in `rows_M` of the rows in which it wins."""
         number = self._groups.number
-        lower_MG, mass_MG = self._masses(rows_M, limit)
+        if limit is None:
+            lower_MG, mass_MG = self._lower_NG[rows_M], self._upper_NG[rows_M]
+        else:
+            lower_MG, mass_MG = self._measures(rows_M, limit, self._log_mass)
         is_exact_MG = lower_MG == mass_MG
         while True:
             winner_M = (mass_MG + gumbel_MG).argmax(1)
@@ -128,24 +159,27 @@ class Lottery:
             for group, at_R in enumerate(unsure):
                 if len(at_R):
                     self._open(group, rows_M[at_R])
-                    mass_R = self._mass_before(group, rows_M[at_R], _at(limit, at_R))
-                    mass_MG[at_R, group] = mass_R
+                    left_RW = self._before(group, rows_M[at_R], _at(limit, at_R))
+                    mass_MG[at_R, group] = self._log_mass(left_RW)
                     is_exact_MG[at_R, group] = True
 
-    def _masses(self, rows_M: Tensor, limit: Words | None) -> tuple[Tensor, Tensor]:
-        """Bounds of the logarithms of the masses of words before the limit, for each group."""
-        lower_MG, upper_MG = self._lower_NG[rows_M], self._upper_NG[rows_M]
-        if limit is None:
-            return lower_MG, upper_MG
-        lower_MG.fill_(-torch.inf)
-        # A tail that is less likely than the limit has nothing before it.
-        is_less_MC = self._log_probs.tails_NC[rows_M] < limit.log_probs.unsqueeze(1)
-        upper_MG[:, 1:].masked_fill_(is_less_MC, -torch.inf)
+    def _measures(self, rows_M: Tensor, limit: Words, measure: Measure) -> tuple[Tensor, Tensor]:
+        """Bounds of what the words before the limit measure, for each group."""
+        upper_MG = self._upper_NG[rows_M]
+        lower_MG = torch.full_like(upper_MG, -torch.inf)
+        # A closed tail that is less likely than the limit has no word before it, one that is twice
+        # as likely has two at the most, and so on; the slack is for rounding.
+        excess_MC = self._log_probs.tails_NC[rows_M].double() - limit.log_probs.unsqueeze(1)
+        log_number_MC = (excess_MC.exp() * 1.0001).floor().log()
+        if measure is _log_number:
+            upper_MG[:, 1:] = log_number_MC
+        else:
+            upper_MG[:, 1:].masked_fill_(log_number_MC == -torch.inf, -torch.inf)
         for group, table in enumerate(self._tables):
             at_R = table.positions(rows_M)
             if len(at_R):
-                mass_R = self._mass_before(group, rows_M[at_R], limit[at_R])
-                lower_MG[at_R, group] = upper_MG[at_R, group] = mass_R
+                measured_R = measure(self._before(group, rows_M[at_R], limit[at_R]))
+                lower_MG[at_R, group] = upper_MG[at_R, group] = measured_R
         return lower_MG, upper_MG
 
     def _open(self, group: int, rows_R: Tensor) -> None:
@@ -172,11 +206,12 @@ class Lottery:
         )
         return table_RW.where(is_before_RW, -torch.inf)
 
-    def _mass_before(self, group: int, rows_R: Tensor, limit: Words | None) -> Tensor:
-        return self._log_mass(self._before(group, rows_R, limit))
-
     def _log_mass(self, log_probs_RW: Tensor) -> Tensor:
         return (log_probs_RW / self._temperature).logsumexp(1).double()
+
+
+def _log_number(log_probs_RW: Tensor) -> Tensor:
+    return (log_probs_RW > -torch.inf).sum(1).double().log()
 
 
 class _Table:

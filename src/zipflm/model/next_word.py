@@ -2,8 +2,8 @@
 
 The head of an adaptive softmax says how likely each tail is as a whole, and no word is more likely
 than its tail. So the most likely words need no tail less likely than the last of them, a draw needs
-a tail only if it would fall there, and whether a drawn word belongs to the nucleus can usually be
-told from the words before it. A full softmax is the case without tails.
+a tail only if it would fall there, and whether a drawn word belongs to the most likely ones can
+usually be told from the words of the head before it. A full softmax is the case without tails.
 
 Shapes: N rows, D model width, V words, H words of the head, K words asked for, M columns, R some of
 the rows.
@@ -97,8 +97,9 @@ class NextWord:
         if temperature == 0:
             log_probs_N1, ids_N1 = self.most_likely(hidden_ND, 1)
             return ids_N1.squeeze(1), log_probs_N1.squeeze(1)
-        if 0 < top_k < self._num_allowed:
-            return self._draw_of_top(hidden_ND, temperature, top_k, top_p, generator)
+        is_limited = 0 < top_k < self._num_allowed
+        if is_limited and top_p < 1:
+            return self._draw_of_top_and_nucleus(hidden_ND, temperature, top_k, top_p, generator)
         log_probs = self._begin(hidden_ND)
         lottery = Lottery(log_probs, temperature, self._bounds_at(temperature, hidden_ND.device))
         rows_M = torch.arange(len(hidden_ND), device=hidden_ND.device)
@@ -109,16 +110,20 @@ class NextWord:
             noise_NX = _uniform(hidden_ND, self._groups.number + 1, generator)
             drawn = lottery.draw(rows_M, noise_NX[rows_M], limit)
             words.ids[rows_M], words.log_probs[rows_M] = drawn.ids, drawn.log_probs
-            if top_p == 1:
+            if is_limited:
+                is_valid_M = lottery.in_top(rows_M, drawn, top_k)
+            elif top_p < 1:
+                is_valid_M = lottery.in_nucleus(rows_M, drawn, top_p)
+            else:
                 break
-            # What is drawn from any set that includes the nucleus is, if it belongs to it, drawn
-            # from the nucleus. Otherwise nothing behind that word belongs to it either.
-            again_R = (~lottery.in_nucleus(rows_M, drawn, top_p)).nonzero().squeeze(1)
+            # A word drawn from a larger set is a draw from the smaller one if it belongs to it. If
+            # it does not, nothing behind it does either: only what comes before is drawn from next.
+            again_R = (~is_valid_M).nonzero().squeeze(1)
             rows_M, limit = rows_M[again_R], drawn[again_R]
         self._end(log_probs)
         return words.ids, words.log_probs
 
-    def _draw_of_top(
+    def _draw_of_top_and_nucleus(
         self,
         hidden_ND: Tensor,
         temperature: float,
@@ -126,12 +131,12 @@ class NextWord:
         top_p: float,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, Tensor]:
+        # The nucleus is a share of the mass of these words, so they are all needed.
         log_probs_NK, ids_NK = self.most_likely(hidden_ND, top_k)
         scores_NK = log_probs_NK / temperature
-        if top_p < 1:
-            share_NK = scores_NK.softmax(1, dtype=torch.float64)
-            before_NK = F.pad(share_NK.cumsum(1)[:, :-1], (1, 0))
-            scores_NK = scores_NK.masked_fill(before_NK >= top_p, -torch.inf)
+        share_NK = scores_NK.softmax(1, dtype=torch.float64)
+        before_NK = F.pad(share_NK.cumsum(1)[:, :-1], (1, 0))
+        scores_NK = scores_NK.masked_fill(before_NK >= top_p, -torch.inf)
         place_N1 = draw_places(scores_NK, _uniform(hidden_ND, 1, generator)[:, 0]).unsqueeze(1)
         return ids_NK.gather(1, place_N1).squeeze(1), log_probs_NK.gather(1, place_N1).squeeze(1)
 
