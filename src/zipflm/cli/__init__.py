@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 
 # Importing a module of commands registers them with the app.
-from zipflm.cli import making, measuring
+from zipflm.cli import bands, making, measuring
 from zipflm.cli.common import app, complain
 
-__all__ = ["app", "main", "making", "measuring"]
+__all__ = ["app", "bands", "main", "making", "measuring"]
 
 
 def main() -> None:
