@@ -22,7 +22,7 @@ from zipflm.comparison import members
 from zipflm.comparison.compare import compare
 from zipflm.comparison.members import ScoredRun, WordScores
 from zipflm.comparison.plan import Plan, Request, make_plans, open_words
-from zipflm.config import Blocks, Config
+from zipflm.config import PLAIN, Blocks, Config
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.evaluation.evaluate import ScoringOptions
@@ -216,7 +216,7 @@ class PretendTrainer:
             valid=None,
         )
         weights = {"pretended": torch.zeros(2)}
-        run.save(Contents(weights, {}, state, config, data.vocabulary, data.codes))
+        run.save(Contents(weights, {}, state, config, data.vocabulary, data.codes, PLAIN))
         return True
 
 

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
+from zipflm.config import PLAIN, Splitting
 from zipflm.runs.checkpoint import Checkpoint, Contents, save
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import ImportedState
@@ -30,11 +32,24 @@ def test_what_is_read_is_what_was_saved(newest, tmp_path):
 def test_codes_of_a_sub_word_model_are_kept(newest, bpe_data, tmp_path):
     contents = newest.read()
     state = ImportedState(update=3, imported_from="elsewhere")
-    with_codes = Contents({}, {}, state, contents.config, bpe_data.vocabulary, bpe_data.codes)
+    vocabulary, codes = bpe_data.vocabulary, bpe_data.codes
+    with_codes = Contents({}, {}, state, contents.config, vocabulary, codes, PLAIN)
     saved = save(tmp_path, with_codes)
     assert saved.codes().merges == bpe_data.codes.merges
     assert saved.state() == state and saved.update == 3
     assert newest.codes() is None
+
+
+@pytest.mark.parametrize("splitting", [Splitting("wikitext", True), Splitting(lowercase=True)])
+def test_the_splitting_of_raw_text_is_kept_where_it_is_not_the_plain_one(
+    newest, splitting, tmp_path
+):
+    assert newest.splitting() == PLAIN and not (newest.path / "splitting.json").exists()
+    saved = save(tmp_path, replace(newest.read(), splitting=splitting))
+    assert saved.splitting() == saved.read().splitting == splitting
+    (saved.path / "splitting.json").unlink()
+    with pytest.raises(ValueError, match=r"splitting.json: missing"):
+        Checkpoint(saved.path).read()
 
 
 NAMES = ("weights.safetensors", "optimizer.safetensors", "state.json", "config.json")

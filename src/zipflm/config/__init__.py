@@ -30,3 +30,6 @@ from zipflm.config.run import OptimizerConfig as OptimizerConfig
 from zipflm.config.run import ScheduleConfig as ScheduleConfig
 from zipflm.config.run import TrainingConfig as TrainingConfig
 from zipflm.config.run import WarmupDecay as WarmupDecay
+from zipflm.config.splitting import PLAIN as PLAIN
+from zipflm.config.splitting import Rule as Rule
+from zipflm.config.splitting import Splitting as Splitting

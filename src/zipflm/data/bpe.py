@@ -40,6 +40,11 @@ class Codes:
 
     def __init__(self, merges: Iterable[Merge]) -> None:
         self.merges = list(merges)
+        # Making a model takes much longer than splitting a line with it, so both are kept until a
+        # character comes that they do not know.
+        self._alphabet: set[str] = set()
+        self._ending: models.BPE | None = None
+        self._inner: models.BPE | None = None
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], num_merges: int) -> Codes:
@@ -111,16 +116,22 @@ class Codes:
         """The pieces of every word; a special stays whole."""
         words = list(words)
         alphabet = {character for word in words for character in word}
-        ending, inner = self._model(alphabet, _WORD_END), None
-        if any(len(word) > _LONGEST_STRETCH for word in words):
-            inner = self._model(alphabet, "")
+        if not alphabet <= self._alphabet:
+            self._alphabet |= alphabet
+            self._ending = self._inner = None
+        if self._ending is None:
+            self._ending = self._model(_WORD_END)
+        if self._inner is None and any(len(word) > _LONGEST_STRETCH for word in words):
+            self._inner = self._model("")
+        ending, inner = self._ending, self._inner
         return [[word] if word in SPECIALS else _pieces(word, ending, inner) for word in words]
 
-    def _model(self, alphabet: set[str], end: str) -> models.BPE:
+    def _model(self, end: str) -> models.BPE:
         """Merges over symbols that include every character at hand, so that none is unknown; `end`
         is what marks the last one."""
-        symbols = dict.fromkeys(sorted(alphabet))
-        symbols |= dict.fromkeys(character + _WORD_END for character in sorted(alphabet))
+        alphabet = sorted(self._alphabet)
+        symbols = dict.fromkeys(alphabet)
+        symbols |= dict.fromkeys(character + _WORD_END for character in alphabet)
         kept: list[Merge] = []
         for left, right in self.merges:
             symbols |= {left: None, right: None, left + right: None}

@@ -56,10 +56,18 @@ class Encoding:
         line_ends = np.flatnonzero(places == 0)
         if len(self.flat) == len(self.lengths):
             return self.flat[numbers][places], line_ends + 1
-        lengths = self.lengths[numbers][places]
-        ends = np.cumsum(lengths)
-        first = np.repeat(self.starts[numbers][places] - (ends - lengths), lengths)
-        return self.flat[first + np.arange(len(first))], ends[line_ends]
+        starts, lengths = self.starts[numbers][places], self.lengths[numbers][places]
+        ids, ends = concatenated(self.flat, starts, lengths)
+        return ids, ends[line_ends]
+
+
+def concatenated(
+    flat: NDArray[np.uint32], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Stretches of `flat` one behind the other, and the position behind each."""
+    ends = np.cumsum(lengths)
+    first = np.repeat(starts - (ends - lengths), lengths)
+    return flat[first + np.arange(len(first))], ends
 
 
 class TextHash:

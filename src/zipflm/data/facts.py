@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zipflm.config import Unit, require
+from zipflm.config import Splitting, Unit, require
 from zipflm.config.checks import require_positive
 from zipflm.quoting import quoted
 from zipflm.records import from_dict, load_object
 
-FORMAT = 2
+FORMAT = 3
 FACTS_FILE = "data.json"
 SPLITS = ("train", "valid", "test")
 
@@ -106,6 +106,8 @@ class DataFacts:
 
     format: int
     unit: Unit
+    splitting: Splitting
+    """How raw text became words."""
     vocabulary: VocabularyFacts
     splits: Mapping[str, SplitFacts]
     options: OptionFacts

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.checksums import CHECKSUMS, Verified, read_checksums, require_unchanged
-from zipflm.config import Unit
+from zipflm.config import Splitting, Unit
 from zipflm.data.bpe import Codes
 from zipflm.data.facts import FACTS_FILE, DataFacts, SplitFacts, read_facts
 from zipflm.data.facts import SPLITS as SPLITS
@@ -27,6 +27,7 @@ from zipflm.quoting import quoted
 
 VOCABULARY_FILE = "vocabulary.txt"
 CODES_FILE = "bpe.codes"
+SPLITTING_FILE = "splitting.json"
 
 
 class DataFolder:
@@ -58,6 +59,11 @@ class DataFolder:
     def unit(self) -> Unit:
         """What one id stands for."""
         return self.facts.unit
+
+    @property
+    def splitting(self) -> Splitting:
+        """How raw text became words."""
+        return self.facts.splitting
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import get_args
 import numpy as np
 
 from zipflm.checksums import seal
-from zipflm.config import Unit
+from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data.bpe import Codes
 from zipflm.data.encoding import Encoding, TextHash
 from zipflm.data.facts import (
@@ -58,6 +58,8 @@ class Options:
     """Learn so many merges on the training text and split words with them."""
     bpe_codes: Text | Codes | None = None
     """Split words with these subword-nmt codes: a file, or codes that were loaded."""
+    splitting: Splitting = PLAIN
+    """How raw text becomes words."""
     errors: Errors = "strict"
 
     def __post_init__(self) -> None:
@@ -106,7 +108,7 @@ def prepare(
     with new_folder(out) as folder:
         with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
             scans = {
-                split: _scan(split, names, Path(spool), options.errors, processes, report)
+                split: _scan(split, names, Path(spool), options, processes, report)
                 for split, names in sources.items()
             }
             _check_sizes(scans, expected or {})
@@ -188,7 +190,7 @@ def _scan(
     split: str,
     names: Sequence[str],
     spool: Path,
-    errors: Errors,
+    options: Options,
     processes: int,
     report: Report,
 ) -> Scan:
@@ -199,7 +201,8 @@ def _scan(
         names,
         place,
         processes=processes,
-        errors=errors,
+        errors=options.errors,
+        splitting=options.splitting,
         progress=lambda done: report(f"reading {split}", done, total),
     )
     if result.num_tokens == result.num_sentences:
@@ -298,6 +301,7 @@ def _facts(
     return DataFacts(
         format=FORMAT,
         unit=options.unit,
+        splitting=options.splitting,
         vocabulary=VocabularyFacts(
             size=len(vocabulary), words=vocabulary.num_words, hash=vocabulary.hash
         ),

@@ -4,6 +4,10 @@ Splitting text and looking words up is what preparing costs, so it is done once:
 provisional ids, counted from 0 in the order of sight, and its list of words; when the vocabulary is
 known, final ids are one NumPy gather away. A chunk's table is small enough for the processor's
 cache, and workers share nothing, so the result does not depend on their number.
+
+Text is numbered by what white space separates, at the speed of compiled code on bytes. A rule that
+splits further (`data.splitting`) sees each of these tokens once per chunk at most, not every time
+it occurs; their numbers then become those of their words.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -26,6 +30,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm.config import PLAIN, Splitting
+from zipflm.data.encoding import concatenated
+from zipflm.data.splitting import Splitter
 from zipflm.data.text import Chunk, chunks
 
 Errors = Literal["strict", "replace"]
@@ -104,11 +111,12 @@ def scan(
     *,
     processes: int,
     errors: Errors = "strict",
+    splitting: Splitting = PLAIN,
     progress: Progress = lambda stored_bytes: None,
 ) -> Scan:
     """Scan sources in order; `spool` holds the chunks' ids until they are encoded."""
     result = Scan()
-    task = partial(scan_chunk, errors=errors)
+    task = partial(scan_chunk, errors=errors, splitting=splitting)
     numbered = enumerate(chunk for name in names for chunk in chunks(name))
     jobs = ((chunk, spool / f"{number:06d}.ids") for number, chunk in numbered)
     for chunk, scanned in _ordered(task, jobs, processes):
@@ -117,7 +125,12 @@ def scan(
     return result
 
 
-def scan_chunk(chunk: Chunk, path: Path, errors: Errors) -> ScannedChunk:
+def scan_chunk(
+    chunk: Chunk,
+    path: Path,
+    errors: Errors,
+    splitting: Splitting = PLAIN,
+) -> ScannedChunk:
     """Number a chunk's words and write the numbers to `path`."""
     data = clean(chunk, chunk.read(), errors)
     words, numbers = _number(data)
@@ -129,6 +142,8 @@ def scan_chunk(chunk: Chunk, path: Path, errors: Errors) -> ScannedChunk:
         # White space beyond ASCII, at which bytes do not split: seldom, and worth a second pass.
         words, numbers = _number(_plain_spaces(data))
         joined = words.decode("utf-8")
+    if not splitting.is_plain:
+        joined, numbers = _split_tokens(joined.split(" "), numbers, _splitter(splitting))
     counts = np.bincount(numbers)
     width = 2 if len(counts) <= 1 << 16 else 4
     with open(path, "wb") as file:
@@ -145,6 +160,27 @@ def _number(data: bytes) -> tuple[bytes, NDArray[np.uint32]]:
     table = _numbering(LINE_END.encode())
     numbers = np.fromiter(map(table.__getitem__, words), np.uint32, len(words))
     return b" ".join(table), numbers
+
+
+def _split_tokens(
+    tokens: list[str], numbers: NDArray[np.uint32], splitter: Splitter
+) -> tuple[str, NDArray[np.uint32]]:
+    """From numbered tokens, of which the first ends a line, to numbered words."""
+    table = _numbering(LINE_END)
+    flat, lengths = [0], [1]
+    for words in splitter.words_of(tokens[1:]):
+        flat += map(table.__getitem__, words)
+        lengths.append(len(words))
+    spans = np.array(lengths)
+    starts = np.cumsum(spans) - spans
+    split, _ = concatenated(np.array(flat, np.uint32), starts[numbers], spans[numbers])
+    return " ".join(table), split
+
+
+@lru_cache(maxsize=1)
+def _splitter(splitting: Splitting) -> Splitter:
+    """One for all chunks that a process scans: it remembers tokens."""
+    return Splitter(splitting)
 
 
 def _plain_spaces(data: bytes) -> bytes:

@@ -5,6 +5,7 @@
         optimizer.safetensors   `weight's name/what it is`
         state.json              `records.TrainingState` or `ImportedState`
         config.json  vocabulary.txt  [bpe.codes]
+        [splitting.json]        how raw text becomes words, where white space alone does not do it
         checksums.json          SHA-256 of every other file
 
 Everything needed to score text is in it. It is written under a name with a leading dot, flushed to
@@ -28,9 +29,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from zipflm.checksums import CHECKSUMS, read_checksums, require_unchanged, seal
-from zipflm.config import Config
+from zipflm.config import PLAIN, Config, Splitting
 from zipflm.data.bpe import Codes
-from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE
+from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.folders import new_folder
 from zipflm.quoting import quoted, unquoted
@@ -43,7 +44,7 @@ _OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
 _CONFIG = "config.json"
 _NEEDED = (WEIGHTS, _STATE, _CONFIG, VOCABULARY_FILE)
-_OPTIONAL = (_OPTIMIZER, CODES_FILE)
+_OPTIONAL = (_OPTIMIZER, CODES_FILE, SPLITTING_FILE)
 _NAME = re.compile(r"update-([0-9]{8,})")
 _LONGEST_FILE_NAME = 255
 
@@ -58,6 +59,7 @@ class Contents:
     config: Config
     vocabulary: Vocabulary
     codes: Codes | None
+    splitting: Splitting
 
 
 class Checkpoint:
@@ -127,6 +129,12 @@ class Checkpoint:
         require_file(self.path / CODES_FILE)
         return Codes.load(self.path / CODES_FILE)
 
+    def splitting(self) -> Splitting:
+        """How raw text becomes words for this model."""
+        if SPLITTING_FILE not in self.checksums:
+            return PLAIN
+        return read_record(Splitting, self.path / SPLITTING_FILE)
+
     def read(self) -> Contents:
         """All of it, checked; ValueError names the file that is damaged or missing."""
         self.verify()
@@ -145,6 +153,7 @@ class Checkpoint:
             config=self.config(),
             vocabulary=self.vocabulary(),
             codes=self.codes(),
+            splitting=self.splitting(),
         )
 
     def remove(self) -> None:
@@ -192,6 +201,8 @@ def _write_files(folder: Path, contents: Contents) -> None:
     contents.vocabulary.save(folder / VOCABULARY_FILE)
     if contents.codes is not None:
         contents.codes.save(folder / CODES_FILE)
+    if not contents.splitting.is_plain:
+        write_record(folder / SPLITTING_FILE, contents.splitting)
     seal(folder)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from zipflm.config import Config
+from zipflm.config import Config, Splitting
 from zipflm.data.bpe import Codes
 from zipflm.data.folder import VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
@@ -32,6 +32,8 @@ class LoadedRun:
     vocabulary: Vocabulary
     codes: Codes | None
     """Byte-pair codes, with which a sub-word model splits raw text."""
+    splitting: Splitting
+    """How raw text becomes words."""
     weights_hash: str
 
     def __str__(self) -> str:
@@ -64,5 +66,6 @@ def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedR
         config=config,
         vocabulary=vocabulary,
         codes=checkpoint.codes(),
+        splitting=checkpoint.splitting(),
         weights_hash=checkpoint.checksums[WEIGHTS],
     )

@@ -116,4 +116,6 @@ def _contents(run: Run, state: TrainingState) -> Contents:
     model, data = run.learner.model, run.data
     weights = {k: distributed.whole(v) for k, v in model.state_dict().items()}
     tensors = optimizers.dump_tensors(run.learner.optimizers, model)
-    return Contents(weights, tensors, state, run.config, data.vocabulary, data.codes)
+    return Contents(
+        weights, tensors, state, run.config, data.vocabulary, data.codes, data.splitting
+    )

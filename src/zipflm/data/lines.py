@@ -1,0 +1,74 @@
+"""A line of raw text as ids, word by word, exactly as `zipflm prepare` encodes it.
+
+For text that is scored or continued as it comes; whole files go through `prepare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from zipflm.config import PLAIN, Splitting
+from zipflm.data.bpe import Codes
+from zipflm.data.encoding import Encoding
+from zipflm.data.scan import LINE_END
+from zipflm.data.splitting import Splitter
+from zipflm.data.vocabulary import Vocabulary
+
+# Different words whose ids are remembered, in bounded memory.
+_REMEMBERED = 1 << 17
+
+
+class EncodedWord(NamedTuple):
+    """A word of a text with its ids."""
+
+    word: str
+    """As the vocabulary knows it, whether it is in there or not."""
+    span: tuple[int, int]
+    """Where in the text it stands: `text[start:end]`."""
+    ids: tuple[int, ...]
+    """One, or those of its pieces; one `<unk>` if it is unknown or a piece of it is."""
+
+
+class TextEncoder:
+    """Words and ids of lines, at the cost of a look-up for words that were seen before."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        codes: Codes | None = None,
+        splitting: Splitting = PLAIN,
+    ) -> None:
+        self.vocabulary, self.codes = vocabulary, codes
+        self.splitter = Splitter(splitting)
+        self._seen: dict[str, tuple[int, ...]] = {}
+
+    def line(self, text: str) -> list[EncodedWord]:
+        """The words of a line, without the `</s>` that ends it.
+
+        A line end inside `text` is white space like any other.
+        """
+        pieces = self.splitter.words(text)
+        ids = self.ids(piece.word for piece in pieces)
+        return [
+            EncodedWord(word, (start, end), of_word)
+            for (word, start, end), of_word in zip(pieces, ids, strict=True)
+        ]
+
+    def ids(self, words: Iterable[str]) -> list[tuple[int, ...]]:
+        """The ids of words that have been split already."""
+        words = list(words)
+        seen = self._seen
+        if new := [word for word in dict.fromkeys(words) if word not in seen]:
+            if len(seen) + len(new) > _REMEMBERED:
+                seen.clear()
+                new = list(dict.fromkeys(words))
+            self._encode(new)
+        return [seen[word] for word in words]
+
+    def _encode(self, words: Sequence[str]) -> None:
+        encoding = Encoding([LINE_END, *words], self.vocabulary, self.codes)
+        flat = encoding.flat.tolist()
+        places = zip(encoding.starts.tolist(), encoding.lengths.tolist(), strict=True)
+        for word, (start, length) in zip(words, list(places)[1:], strict=True):
+            self._seen[word] = tuple(flat[start : start + length])

@@ -1,0 +1,253 @@
+"""Raw text to words and back: what `--split whitespace`, `words` and `wikitext` mean.
+
+White space always separates, and nothing looks beyond it: the words of a stretch of text between
+two white spaces (a *token* here) depend on that stretch alone. So each different token is split
+once, however often it occurs, by one regular expression that the `tokenizers` library runs in
+compiled code. Its alternatives cover every character, so that nothing is lost: only white space
+lies between the spans of two words.
+
+`words` splits punctuation off and leaves everything else as it is spelt:
+
+- An apostrophe between letters belongs to the word (`don't`, `o'clock`, `John's`); in front of a
+  word or behind it, where it cannot be told from a quotation mark, it is a word of its own.
+- A hyphen inside a word belongs to it (`well-known`, `F-16`), and so does one that a word ends with
+  (`two- and three-year`). Two hyphens or more are a dash, which is a word.
+- Numbers are whole (`3,000.5`, `10:30`, `1990s`, `-5`), without their currency or percent sign.
+- Dots stay in initials (`U.S.`, `e.g.`) and names of hosts (`example.com`); elsewhere a period is a
+  word, behind abbreviations too (`Mr` `.`). Addresses with `://`, `www.` or `@` are whole.
+- Every quotation mark or bracket is a word; so is a run of dots, or of exclamation and question
+  marks. An emoji with all its modifiers is one word.
+- Scripts that do not put spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) are
+  split into characters, because finding their words takes a dictionary. All others, Korean among
+  them, are split at spaces and punctuation like English.
+- `<unk>` in the text is the unknown word. `<s>`, `</s>` and `<pad>` are letters and punctuation: no
+  text can put the end of a line where there is none.
+
+`wikitext` follows what is found in WikiText, which Moses' tokenizer made:
+
+- `@-@` stands for a hyphen inside a word, `@,@` and `@.@` for those inside a number.
+- `'s`, `'t`, `'re` and the like, and the second part of well-known names (`O` `'Brien`), are words
+  that begin with the apostrophe. Every other apostrophe is a word of its own.
+- A period stays with initials (`J.`, `U.S.`) and well-known abbreviations (`Mr.`, `St.`). Moses
+  also looks at the next word to find abbreviations; this does not.
+- All other punctuation is split off, every mark on its own, except runs of dots and hyphens.
+- Typographic quotation marks and apostrophes become the plain ones, which WikiText has in some 98
+  of 100 places, unless they stand alone.
+- Text that is in this form already stays as it is; specials, `<unk>` among them, are never split.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from tokenizers import Regex, pre_tokenizers
+
+from zipflm.config import Splitting
+from zipflm.data.joining import Joiner
+from zipflm.data.vocabulary import SPECIALS, UNKNOWN
+
+# Different tokens whose words are remembered; beyond that all are forgotten, so that a stream of
+# any length is split in bounded memory.
+_REMEMBERED = 1 << 17
+
+_TOKEN = re.compile(r"\S+")
+
+
+class Piece(NamedTuple):
+    """A word, and where in the text it stands."""
+
+    word: str
+    """As the vocabulary knows it: lowercased, `@-@`, where the rule says so."""
+    start: int
+    end: int
+
+
+class Splitter:
+    """Applies one `Splitting`; cheap for tokens that were seen before."""
+
+    def __init__(self, splitting: Splitting) -> None:
+        self.splitting = splitting
+        self._pieces_of = _RULES[splitting.rule](splitting.lowercase)
+        self._seen: dict[str, tuple[Piece, ...]] = {}
+
+    def words(self, line: str) -> list[Piece]:
+        """The words of a line in order, with their spans; what lies between is white space."""
+        pieces: list[Piece] = []
+        for match in _TOKEN.finditer(line):
+            offset = match.start()
+            for word, start, end in self.token(match[0]):
+                pieces.append(Piece(word, offset + start, offset + end))
+        return pieces
+
+    def token(self, token: str) -> tuple[Piece, ...]:
+        """The words of a stretch without white space, at least one."""
+        found = self._seen.get(token)
+        if found is None:
+            if len(self._seen) >= _REMEMBERED:
+                self._seen.clear()
+            found = self._seen[token] = self._split(token)
+        return found
+
+    def words_of(self, tokens: Iterable[str]) -> Iterator[tuple[str, ...]]:
+        """The words of each token, without spans."""
+        for token in tokens:
+            if token.isascii() and token.isalnum():  # not worth remembering
+                yield (token.lower() if self.splitting.lowercase else token,)
+            else:
+                yield tuple([piece.word for piece in self.token(token)])
+
+    def join(self, words: Iterable[str]) -> str:
+        """Readable text: the inverse of `words`, but for white space and what a rule replaces."""
+        joiner = self.joiner()
+        return "".join(joiner.add(word) for word in words)
+
+    def joiner(self) -> Joiner:
+        """The same for one line whose words come one at a time."""
+        return Joiner(self.splitting.rule)
+
+    def _split(self, token: str) -> tuple[Piece, ...]:
+        # Letters and digits alone are one word under every rule, and most tokens are such.
+        is_simple = token.isascii() and token.isalnum()
+        pieces = [Piece(token, 0, len(token))] if is_simple else self._pieces_of(token)
+        if self.splitting.lowercase:
+            pieces = [piece._replace(word=lowercase(piece.word)) for piece in pieces]
+        return tuple(pieces)
+
+
+def lowercase(word: str) -> str:
+    """In lower case, unless that would make a special of it, such as a line end of `</S>`."""
+    lowered = word.lower()
+    return word if lowered in SPECIALS else lowered
+
+
+_Rule = Callable[[str], list[Piece]]
+
+
+def _whitespace(lowercased: bool) -> _Rule:
+    return lambda token: [Piece(token, 0, len(token))]
+
+
+# --- words ---
+
+# White space in a pattern is for the reader; an apostrophe is \x27 where it would end the string.
+_SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\u30FC\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+# Joiners that shape letters, and soft hyphens, are parts of the words they stand in.
+_LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}_\u00AD\u200C\u200D]&&[^{_SPACELESS}]]"
+
+_WORDS = rf"""(?x)
+    {SPECIALS[UNKNOWN]}
+    # Addresses, up to their last letter, digit or slash.
+  | (?: [A-Za-z][A-Za-z0-9+.\-]*:// | [Ww]{{3}}\. ) \S* [\p{{L}}\p{{N}}/]
+  | [\p{{L}}\p{{N}}_.%+\-]+ @ [\p{{L}}\p{{N}}\-]+ (?: \. [\p{{L}}\p{{N}}\-]+ )+
+    # Initials, perhaps with a word behind them: U.S., U.S.-led.
+  | (?: \p{{L}} \p{{M}}* \. ){{2,}} (?: {_LETTER}+ | (?: - {_LETTER}+ )+ )?
+    # Words and numbers, with what may stand inside them.
+  | (?: \A [-+\u2212] (?= \.?\d ) )? (?: (?<! {_LETTER} ) \. (?= \d ) )?
+    {_LETTER}+
+    (?: (?: ['\u2019\-\u2010\u2011&]
+          | (?<= \d ) [.,:] (?= \d )
+          | (?<= \p{{L}} ) \. (?= \p{{Ll}} ) ) {_LETTER}+ )*
+    (?: - (?= ,|\z ) )?
+  | [{_SPACELESS}] \p{{M}}*
+  | \.{{2,}} | -{{2,}} | [!?]{{2,}} | \x27\x27 | ``
+    # Anything else, with all that modifies it.
+  | \X
+"""
+
+
+def _words(lowercased: bool) -> _Rule:
+    parts = _compiled(_WORDS)
+    return lambda token: [Piece(word, start, end) for word, (start, end) in parts(token)]
+
+
+# --- wikitext ---
+
+# What follows an apostrophe in one word with it.
+_AFTER_APOSTROPHE = """
+    s t m re ve d ll
+    clock \u00e9tat Brien Reilly Connor Connors Neill Neil Neal Malley Donnell Sullivan Hara Leary
+    Connell Quinn Rourke Toole Dell Hare Grady Halloran Higgins Bannon Keefe Dea Loughlin
+    Shaughnessy Donoghue Farrell Brian Angelo Oyly Or Day Italia Oliveira Cie Ivoire Naga honneur
+    amore Estrange Enfant Arcy Onofrio Estaing Souza Homme Arc Este Diaye Hautpoul
+"""
+_ABBREVIATIONS = """
+    St Dr Mr Mrs Ms Messrs Mme Mlle Jr Sr Bros vs Gen Lt Col Sgt Maj Brig Capt Cpl Cmdr Pvt Rev Hon
+    Prof Rep Sen Gov Inc Ltd Corp Nos pp al etc var subsp spp cf Nr Nov Dec Jan Oct Feb Aug
+"""
+# With a capital only: in lower case they are words that may end a sentence.
+_CAPITALISED_ABBREVIATIONS = "No Co Op Bus Bart"
+
+_ALNUM = r"[\p{L}\p{M}\p{N}]"
+
+_WIKITEXT = rf"""(?x)
+    {"|".join(SPECIALS)} | <formula> | @[-,.]@
+    # A number with separators, which become words later. What holds letters too is a word.
+  | (?: (?<! {_ALNUM} ) - )? \d++ (?: [.,] \d++ )++ (?! {_ALNUM} )
+    # U.S., U.S.-based; J., Mr.
+  | {_ALNUM}+ (?: \. {_ALNUM}+ )+ \. (?! {_ALNUM} | \. ) (?: - {_ALNUM}+ )*
+  | (?: \p{{L}} \p{{M}}* | ABBREVIATIONS ) \. (?! {_ALNUM} | \. )
+    # Words, with a hyphen in front or behind unless a word lies on the other side too.
+  | (?: (?<! {_ALNUM} ) - (?= \.?{_ALNUM} ) )? (?: \. (?= \d ) )?
+    {_ALNUM}+ (?: (?: \. | (?<= \d ) , (?= \d ) ) {_ALNUM}+ )*
+    (?: - (?! - | {_ALNUM} ) )?
+  | [\x27\u2019] (?: AFTER_APOSTROPHE ) (?! {_ALNUM} )
+  | \.{{2,}} | -{{2,}}
+  | \X
+"""
+_PLAIN_MARKS = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
+_NUMBER = re.compile(r"-?\d+(?:[.,]\d+)+")
+_PART_OF_NUMBER = re.compile(r"-?\d+|[.,]")
+
+
+def _wikitext(lowercased: bool) -> _Rule:
+    """What is lowercased is known as well, so that words are not split further a second time."""
+    endings, abbreviations = _AFTER_APOSTROPHE.split(), _ABBREVIATIONS.split()
+    endings += [form(word) for word in endings for form in (str.lower, str.upper)]
+    if lowercased:
+        abbreviations += [word.lower() for word in abbreviations]
+    else:
+        abbreviations += _CAPITALISED_ABBREVIATIONS.split()
+    pattern = _WIKITEXT.replace("ABBREVIATIONS", "|".join(abbreviations))
+    parts = _compiled(pattern.replace("AFTER_APOSTROPHE", "|".join(endings)))
+
+    def pieces(token: str) -> list[Piece]:
+        if len(token) == 1:  # also a typographic mark, which WikiText has here and there
+            return [Piece(token, 0, 1)]
+        found: list[Piece] = []
+        for part, (start, end) in parts(token):
+            if part == "-" and _is_alnum(token[start - 1 : start]) and _is_alnum(token[end:]):
+                found.append(Piece("@-@", start, end))
+            elif _NUMBER.fullmatch(part):
+                found += _number(part, start)
+            else:
+                found.append(Piece(part.translate(_PLAIN_MARKS), start, end))
+        return found
+
+    return pieces
+
+
+def _is_alnum(text: str) -> bool:
+    """Whether it begins with a letter, a mark or a digit."""
+    return bool(text) and unicodedata.category(text[0])[0] in "LMN"
+
+
+def _number(part: str, offset: int) -> Iterator[Piece]:
+    for match in _PART_OF_NUMBER.finditer(part):
+        word = f"@{match[0]}@" if match[0] in ".," else match[0]
+        yield Piece(word, offset + match.start(), offset + match.end())
+
+
+_RULES: dict[str, Callable[[bool], _Rule]] = {
+    "whitespace": _whitespace,
+    "words": _words,
+    "wikitext": _wikitext,
+}
+
+
+def _compiled(pattern: str) -> Callable[[str], list[tuple[str, tuple[int, int]]]]:
+    """Cuts a token into the matches of a pattern that covers all of it."""
+    splitter = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return splitter.pre_tokenize_str

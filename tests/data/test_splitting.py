@@ -1,0 +1,187 @@
+"""The rules by example, and what must hold for any text: nothing lost, nothing split twice."""
+
+import re
+from itertools import islice
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from zipflm.config import Splitting
+from zipflm.data import splitting as module
+from zipflm.data.addresses import addresses
+from zipflm.data.splitting import Piece, Splitter
+from zipflm.data.vocabulary import SPECIALS
+
+RULES = ("whitespace", "words", "wikitext")
+SPLITTERS = {
+    (rule, lowercase): Splitter(Splitting(rule, lowercase))
+    for rule in RULES
+    for lowercase in (False, True)
+}
+# What prose is made of, in every order; and anything at all.
+PARTS = st.sampled_from(
+    [*"aZ\u00e901 -'.,\"\u2019\u201c()@&/:$", "Mr.", "U.S.", "--", "...", "'s", "Brien", "@-@"]
+    + [
+        *SPECIALS,
+        "\u6f22",
+        "\u0e2a",
+        "\u0301",
+        "\U0001f44d\U0001f3fd",
+        "\u200d",
+        "\u0130",
+        "\u00a0",
+    ]
+)
+TEXTS = st.lists(PARTS, max_size=12).map("".join) | st.text(
+    st.characters(exclude_categories=("Cs",)), max_size=20
+)
+
+
+def split(rule, text, lowercase=False):
+    return [piece.word for piece in SPLITTERS[rule, lowercase].words(text)]
+
+
+def spoken():
+    """Sentences of every fourth of the embedded addresses, roughly, as they were written."""
+    for address in islice(addresses(), 0, None, 4):
+        for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", address.text):
+            yield " ".join(sentence.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello, world!", "Hello | , | world | !"),
+        ("I don't know; it's John's.", "I | don't | know | ; | it's | John's | ."),
+        ("five o'clock rock'n'roll", "five | o'clock | rock'n'roll"),
+        ("don\u2019t", "don\u2019t"),
+        ("the dogs' 'tis", "the | dogs | ' | ' | tis"),
+        ("a well-known F-16, two- and three-year", "a | well-known | F-16 | , | two- | and "
+         "| three-year"),
+        ("yes--no -- \u2014", "yes | -- | no | -- | \u2014"),
+        ("3,000.5 at 10:30, -5 .5 1990s 73d", "3,000.5 | at | 10:30 | , | -5 | .5 | 1990s | 73d"),
+        ("$5 is 7%", "$ | 5 | is | 7 | %"),
+        ("the U.S. and U.S.-led, e.g. J. Doe", "the | U.S. | and | U.S.-led | , | e.g. | J | . "
+         "| Doe"),
+        ("Mr. Smith, etc.", "Mr | . | Smith | , | etc | ."),
+        ("(see https://a.org/b?c=1).", "( | see | https://a.org/b?c=1 | ) | ."),
+        ("www.a.org, me@a.org. example.com!", "www.a.org | , | me@a.org | . | example.com | !"),
+        ('He said: "No."', 'He | said | : | " | No | . | "'),
+        ("\u201cNo\u201d \u00abnon\u00bb", "\u201c | No | \u201d | \u00ab | non | \u00bb"),
+        ("wait... what?! so\u2026", "wait | ... | what | ?! | so | \u2026"),
+        ("and/or AT&T x_y", "and | / | or | AT&T | x_y"),
+        ("\u6f22\u5b57\u304b\u306a\u3002", "\u6f22 | \u5b57 | \u304b | \u306a | \u3002"),
+        ("\u0e2a\u0e27\u0e31", "\u0e2a | \u0e27\u0e31"),
+        ("\uc548\ub155 \u0434\u0430, \u043d\u0435\u0442", "\uc548\ub155 | \u0434\u0430 | , "
+         "| \u043d\u0435\u0442"),
+        ("cafe\u0301s \u0645\u06cc\u200c\u062e", "cafe\u0301s | \u0645\u06cc\u200c\u062e"),
+        ("ok\U0001f44d\U0001f3fd\U0001f1e9\U0001f1ea!", "ok | \U0001f44d\U0001f3fd "
+         "| \U0001f1e9\U0001f1ea | !"),
+        ("a <unk> </s>", "a | <unk> | < | / | s | >"),
+        ("a\u00a0b\x1fc", "a | b | c"),
+    ],
+)  # fmt: skip
+def test_words_are_split_as_the_rule_says(text, expected):
+    assert split("words", text) == expected.split(" | ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a well-known F-16", "a well @-@ known F @-@ 16"),
+        ("3,000.5, 1.2.3 and -5.5", "3 @,@ 000 @.@ 5 , 1 @.@ 2 @.@ 3 and -5 @.@ 5"),
+        ("the 1,000th 2.5D .50 v1.1", "the 1,000th 2.5D .50 v1.1"),
+        ("a 3.5-inch disk.", "a 3 @.@ 5 @-@ inch disk ."),
+        ("It's what I don't, they've", "It 's what I don 't , they 've"),
+        ("O'Brien at 5 o'clock", "O 'Brien at 5 o 'clock"),
+        ("Tik'al 'hello' the dogs' '70s", "Tik ' al ' hello ' the dogs ' ' 70s"),
+        ("I\u2019m \u201cnot\u201d here", 'I \'m " not " here'),
+        ("in the U.S., e.g. J. Doe", "in the U.S. , e.g. J. Doe"),
+        ("Mr. Smith. St. Paul vs. No. 5.", "Mr. Smith . St. Paul vs. No. 5 ."),
+        ("(an end).", "( an end ) ."),
+        ("so... yes--no \u2013 $5/7%", "so ... yes -- no \u2013 $ 5 / 7 %"),
+        ("two- and -like U.S.-based", "two- and -like U.S.-based"),
+        ("<unk>'s <unk> <formula>", "<unk> 's <unk> <formula>"),
+        ("</s> <pad>.", "</s> <pad> ."),
+        ("AT&T x_y a?!", "AT & T x _ y a ? !"),
+    ],
+)
+def test_prose_is_brought_into_the_form_of_wikitext(text, expected):
+    assert split("wikitext", text) == expected.split()
+
+
+def test_what_is_in_the_form_of_wikitext_stays_as_it_is():
+    # Made up after the published text; every kind of word that it has.
+    text = (
+        "= = Early life = = The 23 @-@ year @-@ old 's U.S. tour ( 1 @,@ 200 km or 0 @.@ 7 % ) , "
+        "which Dr. O 'Brien didn 't like , \" <unk> \" , 1990s \u2013 2000 ; J. S. Bach \u2019 s "
+        "No. 2 in D @-@ flat ... He 'd seen the players ' 18- and 19th- century Ltd. & Co. / "
+        "\u00a3 5 : 1 \u2014 1UP.com 's -- <formula> [ sic ] etc. \u201c a \u201d"
+    )
+    assert split("wikitext", text) == text.split()
+    lowered = text.replace("No.", "Nos.").replace("Co.", "Corp.").lower()
+    assert split("wikitext", lowered, lowercase=True) == lowered.split()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("lowercase", [False, True])
+@given(text=TEXTS)
+@example(text="\u0130. O'Brien's")
+def test_only_white_space_lies_between_the_spans(rule, lowercase, text):
+    before = 0
+    for word, start, end in SPLITTERS[rule, lowercase].words(text):
+        assert text[before:start].strip() == "" and before <= start < end
+        assert word and not re.search(r"\s", word)
+        if rule != "wikitext":
+            spelt = text[start:end]
+            assert word == (module.lowercase(spelt) if lowercase else spelt)
+        before = end
+    assert text[before:].strip() == ""
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+@given(text=TEXTS)
+def test_wikitext_is_not_split_a_second_time(lowercase, text):
+    words = split("wikitext", text, lowercase)
+    assert split("wikitext", " ".join(words), lowercase) == words
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(text=TEXTS)
+def test_tokens_are_split_alike_with_and_without_spans(rule, text):
+    splitter = SPLITTERS[rule, True]
+    apart = [word for words in splitter.words_of(text.split()) for word in words]
+    assert apart == [piece.word for piece in splitter.words(text)]
+
+
+def test_spans_are_those_of_the_text_though_lower_case_is_longer():
+    assert "\u0130".lower() != "\u0130" and len("\u0130".lower()) == 2
+    pieces = SPLITTERS["words", True].words("\u0130, Yes")
+    assert pieces == [Piece("i\u0307", 0, 1), Piece(",", 1, 2), Piece("yes", 3, 6)]
+
+
+def test_lower_case_makes_no_special():
+    assert split("whitespace", "The </S> <UNK> <unk>", lowercase=True) == [
+        "the", "</S>", "<UNK>", "<unk>"
+    ]  # fmt: skip
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "_REMEMBERED", 10)
+    splitter = Splitter(Splitting("words"))
+    for number in range(100):
+        assert [piece.word for piece in splitter.words(f"({number})")] == ["(", str(number), ")"]
+        assert len(splitter._seen) <= 10
+
+
+@pytest.mark.parametrize("rule", ["words", "wikitext"])
+def test_spoken_sentences_come_back_as_they_were(rule):
+    splitter = SPLITTERS[rule, False]
+    marks = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"") if rule == "wikitext" else {}
+    number = alike = 0
+    for sentence in spoken():
+        joined = splitter.join(piece.word for piece in splitter.words(sentence))
+        assert joined.replace(" ", "") == sentence.translate(marks).replace(" ", "")
+        number, alike = number + 1, alike + (joined == sentence.translate(marks))
+    assert number > 15_000 and alike > 0.98 * number
