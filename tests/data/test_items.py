@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zipflm.data import items
+from zipflm.data.folder import DataFolder
 from zipflm.data.items import load_names
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.vocabulary import END
@@ -118,9 +121,8 @@ def test_valid_and_test_are_of_the_same_kind(tmp_path):
     assert sequences_of(data, "valid") == [["2", "<unk>"]]
 
 
-def test_tens_of_millions_of_ids_need_no_loop(tmp_path, monkeypatch):
+def test_tens_of_millions_of_ids_need_no_loop(tmp_path):
     """Numbering a stretch takes the same number of Python calls whatever its length."""
-    import sys
 
     def calls(length):
         count = 0
@@ -262,3 +264,28 @@ def test_arrays_are_no_text(tmp_path):
 def test_options_that_contradict_ids_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Options(**options)
+
+
+def zipflm(*arguments):
+    command = [sys.executable, "-m", "zipflm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_takes_ids_with_names_and_held_out_files(tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("zero\none\ntwo\n")
+    train, more = as_rows(tmp_path / "a.npy", [[1, 2]]), as_offsets(tmp_path / "b.npz", [[2, 0]])
+    valid = as_text(tmp_path / "v.txt", [[2, 2]])
+    done = zipflm("prepare", "--ids", train, "--ids", more, "--valid", valid,
+                  "--names", names, "--out", tmp_path / "d")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    data = DataFolder.open(tmp_path / "d")
+    assert sequences_of(data) == [["one", "two"], ["two", "zero"]]
+    assert sequences_of(data, "valid") == [["two", "two"]]
+
+
+def test_the_command_refuses_text_beside_ids(tmp_path):
+    files = as_rows(tmp_path / "a.npy", [[1]]), as_rows(tmp_path / "b.npy", [[2]])
+    done = zipflm("prepare", "--ids", *files, "--out", tmp_path / "d")
+    assert done.returncode == 2 and "b.npy: text or --ids, not both" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -34,8 +34,8 @@ Cutoffs = NDArray[np.int64]
 class Costs:
     """What the parts of the output layer cost, forward and backward, in products of the head.
 
-    A product is one multiply-add per token of a wide layer; the numbers are from
-    docs/results/bands.md.
+    A product is one multiply-add per token of a wide layer. `benchmarks/band_costs.py` measures
+    them; docs/results/bands.md says where those below are from.
     """
 
     per_logit: float
@@ -48,7 +48,7 @@ class Costs:
 
 H200 = Costs(per_logit=0.0, tail_product=4.0, per_tail=2.2e6)
 """One NVIDIA H200, bfloat16, 32,768 tokens at once."""
-CPU = Costs(per_logit=45.0, tail_product=1.0, per_tail=6e3)
+CPU = Costs(per_logit=45.0, tail_product=1.5, per_tail=5e3)
 """One core of an AMD EPYC, float32, 1,024 tokens at once."""
 DEVICES = {"h200": H200, "cpu": CPU}
 
