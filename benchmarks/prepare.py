@@ -6,6 +6,9 @@ Compares `prepare` with the plain loop anybody would write: a Counter over `spli
 dictionary look-up per word, line by line in one process. They take turns, several times, each in a
 process of its own, and the best time of each counts, since other work on the machine can only slow
 them down. Measures the first file and all files, to show that time is linear and memory is not.
+
+Splitting punctuation off (`--split words` and `wikitext`) is measured in the same turns, and shown
+as a share of the rate of `prepare` by white space on the same text: give raw prose to see that.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+RULES = ("whitespace", "words", "wikitext")
 
 
 def plain(names: list[str]) -> dict[str, float]:
@@ -48,12 +53,14 @@ def plain(names: list[str]) -> dict[str, float]:
     return {"seconds": end - start, "count_seconds": counted - start, "tokens": len(ids)}
 
 
-def prepared(names: list[str], folder: str, processes: int = 1) -> Any:
+def prepared(names: list[str], folder: str, processes: int = 1, rule: Any = "whitespace") -> Any:
     """The token file that the package makes of these texts."""
     # Imported here: the plain loop's memory is to be its own.
-    from zipflm.data.prepare import prepare
+    from zipflm.config import Splitting
+    from zipflm.data.prepare import Options, prepare
 
-    made = prepare(Path(folder) / "data", {"train": names}, processes=processes)
+    options = Options(splitting=Splitting(rule))
+    made = prepare(Path(folder) / "data", {"train": names}, options, processes=processes)
     return made.tokens("train")
 
 
@@ -66,11 +73,11 @@ def plan_of(tokens: Any, break_mode: str) -> Any:
     return Batches(tokens, blocks, max_tokens=4096, seed=1, shuffle=True)
 
 
-def ours(names: list[str], processes: int) -> dict[str, float]:
-    """The whole of `prepare`: reading, vocabulary, token file, hashes."""
+def ours(names: list[str], processes: int, rule: str) -> dict[str, float]:
+    """The whole of `prepare`: reading, splitting, vocabulary, token file, hashes."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        tokens = prepared(names, folder, processes)
+        tokens = prepared(names, folder, processes, rule)
         return {"seconds": time.perf_counter() - start, "tokens": len(tokens)}
 
 
@@ -99,11 +106,10 @@ def measure(case: str, names: list[str], processes: int) -> dict[str, float]:
 
 
 def run_case(case: str, names: list[str], processes: int) -> dict[str, float]:
-    result = {
-        "plain": lambda: plain(names),
-        "ours": lambda: ours(names, processes),
-        "batches": lambda: batches(names),
-    }[case]()
+    if case in RULES:
+        result = ours(names, processes, case)
+    else:
+        result = {"plain": plain, "batches": batches}[case](names)
     result["cpu_seconds"] = sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -120,15 +126,23 @@ def best(runs: list[dict[str, float]]) -> dict[str, float]:
 
 def compare(names: list[str], processes: int, repeats: int) -> dict[str, Any]:
     """Each case in turn, so that a busy minute of the machine affects all of them."""
-    cases = {"plain loop": ("plain", 1), "prepare, 1 process": ("ours", 1)}
-    cases[f"prepare, {processes} processes"] = ("ours", processes)
+    cases = {"plain loop": ("plain", 1)}
+    for number in (1, processes):
+        for rule in RULES:
+            split = "" if rule == "whitespace" else f" {rule}"
+            cases[f"prepare{split}, {number} process{'es' if number > 1 else ''}"] = (rule, number)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for _ in range(repeats):
         for name, (case, number) in cases.items():
             runs[name].append(measure(case, names, number))
     results = {name: best(found) for name, found in runs.items()}
-    for result in results.values():
+    by_white_space = {number: results[n] for n, (rule, number) in cases.items() if rule == RULES[0]}
+    for name, (rule, number) in cases.items():
+        result = results[name]
         result["speedup"] = results["plain loop"]["seconds"] / result["seconds"]
+        if rule in RULES:
+            for what in ("seconds", "cpu_seconds"):
+                result[f"of_whitespace_{what}"] = by_white_space[number][what] / result[what]
     return results
 
 
@@ -138,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", help="write the results here too")
-    parser.add_argument("--case", choices=["plain", "ours", "batches"], help=argparse.SUPPRESS)
+    parser.add_argument("--case", choices=["plain", "batches", *RULES], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.case:
         print(json.dumps(run_case(options.case, options.texts, options.processes)))
@@ -151,13 +165,20 @@ def main(arguments: list[str] | None = None) -> None:
     for names in dict.fromkeys((tuple(options.texts[:1]), tuple(options.texts))):
         title = f"{len(names)} file(s), {sum(map(os.path.getsize, names)) / 1e6:.0f} MB"
         results[title] = compare(list(names), options.processes, options.repeats)
-        print(f"\n{title}\n{'':24}   seconds   CPU s  tokens/s  speed-up   parent MB  worker MB")
+        print(
+            f"\n{title}\n{'':30}   seconds   CPU s  tokens/s  speed-up   parent MB  worker MB"
+            "  of the rate by white space (by CPU s)"
+        )
         for name, run in results[title].items():
             rate = run["tokens"] / run["seconds"] / 1e6
+            share = ""
+            if "of_whitespace_seconds" in run:
+                share = f"  {run['of_whitespace_seconds']:8.2f} "
+                share += f"({run['of_whitespace_cpu_seconds']:.2f})"
             worker = run["worker_peak_mb"] if "processes" in name else 0
             print(
-                f"{name:24}  {run['seconds']:8.2f}  {run['cpu_seconds']:6.1f}  {rate:7.2f}M"
-                f"  {run['speedup']:8.2f}  {run['parent_peak_mb']:10.0f} {worker:10.0f}"
+                f"{name:30}  {run['seconds']:8.2f}  {run['cpu_seconds']:6.1f}  {rate:7.2f}M"
+                f"  {run['speedup']:8.2f}  {run['parent_peak_mb']:10.0f} {worker:10.0f}" + share
             )
     results["batches"] = measure("batches", options.texts, 1)
     print("\nbatches of 4096 tokens from all files, one thread")

@@ -10,12 +10,18 @@ pytestmark = pytest.mark.slow  # every case runs in a process of its own
 
 def test_the_plain_loop_and_prepare_count_the_same_tokens(tmp_path):
     text, path = tmp_path / "text.txt", tmp_path / "numbers.json"
-    text.write_text("the cat sat on the mat\nthe dog ran\n" * 40)
+    text.write_text("the cat sat on the mat\nthe dog ran.\n" * 40)
     load("prepare").main([str(text), "--repeats", "1", "--json", str(path)])
     results = json.loads(path.read_text())
     (cases,) = [value for title, value in results.items() if title.startswith("1 file(s)")]
-    assert list(cases) == ["plain loop", "prepare, 1 process", "prepare, 2 processes"]
-    assert {case["tokens"] for case in cases.values()} == {40 * (7 + 4)}
+    rules = ["prepare", "prepare words", "prepare wikitext"]
+    one, two = [f"{rule}, 1 process" for rule in rules], [f"{rule}, 2 processes" for rule in rules]
+    assert list(cases) == ["plain loop", *one, *two]
+    for name, case in cases.items():
+        splits_off = "words" in name or "wikitext" in name
+        assert case["tokens"] == 40 * (7 + (5 if splits_off else 4))
     assert cases["plain loop"]["speedup"] == 1
+    assert cases["prepare, 2 processes"]["of_whitespace_seconds"] == 1
+    assert cases["prepare words, 1 process"]["of_whitespace_cpu_seconds"] > 0
     for mode in ("none", "complete", "sentence"):
         assert results["batches"][f"{mode}_tokens_per_second"] > 0

@@ -6,7 +6,8 @@ import pytest
 from comparison.studies import make_data, plans_for
 
 from zipflm.comparison.plan import Request
-from zipflm.config import AdaptiveOutput
+from zipflm.config import AdaptiveOutput, Splitting
+from zipflm.data.prepare import Options, prepare
 from zipflm.presets import FACTORIZATIONS
 
 
@@ -139,8 +140,6 @@ def test_a_folder_of_sub_words_is_no_start(data: Path) -> None:
 @pytest.mark.parametrize("change", ["fewer words", "other words", "other order"])
 def test_a_twin_of_another_text_is_refused(tmp_path: Path, change: str) -> None:
     data = make_data(tmp_path, twin=False)
-    from zipflm.data.prepare import Options, prepare
-
     texts = {split: [tmp_path / f"{split}.other"] for split in ("train", "valid", "test")}
     for split, (other,) in texts.items():
         same = (tmp_path / f"{split}.txt").read_text()
@@ -152,4 +151,12 @@ def test_a_twin_of_another_text_is_refused(tmp_path: Path, change: str) -> None:
         other.write_text(changed[change])
     prepare(data / "bpe", texts, Options(bpe=5))
     with pytest.raises(ValueError, match="prepare both from the same text"):
+        plans_for(Request(data=data, preset="tiny", out=Path("s")))
+
+
+def test_a_twin_that_was_split_otherwise_is_refused_with_both_rules(tmp_path: Path) -> None:
+    data = make_data(tmp_path, twin=False)
+    texts = {split: [tmp_path / f"{split}.txt"] for split in ("train", "valid", "test")}
+    prepare(data / "bpe", texts, Options(bpe=5, splitting=Splitting("words")))
+    with pytest.raises(ValueError, match=r"bpe: .*--split words, but .*data with --split whitesp"):
         plans_for(Request(data=data, preset="tiny", out=Path("s")))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from zipflm.config import Splitting
 from zipflm.data import prepare as module
 from zipflm.data.bpe import join
 from zipflm.data.folder import DataFolder
@@ -261,3 +262,45 @@ def test_a_vocabulary_with_an_unk_of_its_own_counts_what_it_lacks(tmp_path):
     options = Options(vocabulary=tmp_path / "dict.txt")
     facts = prepare(tmp_path / "d", {"test": [tmp_path / "test.txt"]}, options).facts.splits["test"]
     assert (facts.unknown, facts.out_of_vocabulary) == (1, 1)
+
+
+PROSE = "Mr. O'Brien didn't say \"3,000.5\".\nWell-known, it's NOT!\n"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("splitting", "words"),
+    [
+        (Splitting("words"), "Mr . O'Brien didn't say \" 3,000.5 \" . Well-known , it's NOT !"),
+        (
+            Splitting("wikitext", lowercase=True),
+            "mr. o 'brien didn 't say \" 3 @,@ 000 @.@ 5 \" . well @-@ known , it 's not !",
+        ),
+        (Splitting(lowercase=True), PROSE.lower()),
+    ],
+    ids=str,
+)
+def test_prose_is_split_by_the_rule_that_the_folder_names(tmp_path, processes, splitting, words):
+    (tmp_path / "x.txt").write_text(PROSE * 3)
+    made = prepare(
+        tmp_path / "d", {"train": [tmp_path / "x.txt"]}, Options(splitting=splitting),
+        processes=processes,
+    )  # fmt: skip
+    folder = DataFolder.open(made.path)
+    assert folder.splitting == splitting
+    assert set(folder.vocabulary.words[4:]) >= set(words.split())
+    ids = folder.tokens("train").ids.tolist()
+    assert [folder.vocabulary.words[i] for i in ids if i != 2] == words.split() * 3
+    assert folder.split("train").out_of_vocabulary == 0
+
+
+def test_codes_are_learned_on_the_words_of_the_rule(tmp_path):
+    (tmp_path / "x.txt").write_text(PROSE * 3)
+    options = Options(splitting=Splitting("words"), bpe=5)
+    folder = prepare(tmp_path / "d", {"train": [tmp_path / "x.txt"]}, options)
+    ids, words = folder.tokens("train").ids, folder.vocabulary.words
+    pieces = " ".join(words[i] for i in ids.tolist() if i != 2).replace("@@ ", "")
+    assert (
+        pieces.split()
+        == "Mr . O'Brien didn't say \" 3,000.5 \" . Well-known , it's NOT !".split() * 3
+    )

@@ -41,6 +41,22 @@ def test_summary_names_sizes(tmp_path):
     assert DataFolder.open(tmp_path / "d").splits == ("train", "valid")
 
 
+def test_prose_is_split_as_asked_for_and_the_summary_says_so(tmp_path):
+    (tmp_path / "x.txt").write_text('"Yes," he said, "it\'s so."\n' * 3)
+    arguments = ("prepare", tmp_path / "x.txt", "--out", tmp_path / "d")
+    done = zipflm(*arguments, "--split", "words", "--lowercase")
+    assert done.returncode == 0, done.stderr
+    assert "16 ids (word, --split words --lowercase)" in done.stdout
+    assert DataFolder.open(tmp_path / "d").vocabulary.words[4:7] == ['"', ",", "."]
+
+
+def test_an_unknown_rule_is_refused(tmp_path):
+    done = zipflm("prepare", TEXT / "train.txt", "--out", tmp_path / "d", "--split", "nonsense")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--split nonsense: choose from whitespace, words, wikitext" in done.stderr
+    assert not (tmp_path / "d").exists()
+
+
 @pytest.mark.parametrize("option", ["--valid", "--test"])
 def test_a_glob_that_the_shell_expands_is_refused(tmp_path, option):
     for name in ("train.txt", "held-a.txt", "held-b.txt"):

@@ -1,6 +1,8 @@
 import gzip
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zipflm.config import Splitting
 from zipflm.data import text
 from zipflm.data.scan import _ordered, clean, scan
+from zipflm.data.splitting import Splitter
 from zipflm.data.text import Chunk
 
 # All that split() takes for white space, line ends apart, and a few words.
@@ -98,3 +102,28 @@ def test_byte_order_mark_is_no_part_of_the_first_word():
     data = "\ufeffa \ufeffb".encode()
     assert clean(chunk(data, 0), data, "strict").decode() == "a \ufeffb\n"
     assert clean(chunk(data, 5), data, "strict").decode() == "\ufeffa \ufeffb\n"
+
+
+@settings(max_examples=60)
+@given(
+    text=st.lists(PARTS | st.sampled_from(["It's", "O'B.", "(x-y)"]), min_size=1).map("".join),
+    rule=st.sampled_from(["whitespace", "words", "wikitext"]),
+    lowercase=st.booleans(),
+)
+def test_tokens_are_split_as_line_by_line(tmp_path_factory, text, rule, lowercase):
+    folder, splitting = tmp_path_factory.mktemp("scan"), Splitting(rule, lowercase)
+    (folder / "x.txt").write_text(text, encoding="utf-8", newline="")
+    result = scan([str(folder / "x.txt")], folder, processes=1, splitting=splitting)
+    lines = [" ".join(line[:-1]) for line in plain_words(text)]
+    splitter = Splitter(splitting)
+    wanted = [[*(piece.word for piece in splitter.words(line)), "\0"] for line in lines]
+    words = list(result.index)
+    found = [words[numbers[i]] for ids, numbers in result.provisional() for i in ids]
+    assert found == [word for line in wanted for word in line]
+    assert result.num_tokens == len(found)
+    assert result.num_unsplit == sum(map(len, plain_words(text)))
+
+
+def test_a_process_that_scans_loads_no_more_than_it_needs():
+    code = "import sys, zipflm.data.scan; print({'tokenizers', 'torch'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from zipflm.config import Splitting
 from zipflm.data import sources
 from zipflm.data.addresses import Address
 from zipflm.data.prepare import Options, prepare_by_name
@@ -121,3 +122,11 @@ def test_embedded_corpus_has_the_tokens_that_results_refer_to(tmp_path):
     sizes = {split: facts.tokens for split, facts in folder.facts.splits.items()}
     assert sizes == {"train": 1_825_274, "valid": 100_985, "test": 96_571}
     assert len(folder.vocabulary) == 15_984
+
+
+def test_published_sizes_are_those_before_a_rule_splits_further(offline):
+    texts = {name: b" \n = Title = \n don't , " + b"\n" for name in WIKITEXT}
+    cache = offline("wikitext-2", zipped(texts), {"train": 8, "valid": 8, "test": 8})
+    options = Options(splitting=Splitting("wikitext"), min_count=1)
+    folder = prepare_by_name(cache / "d", "wikitext-2", options, cache=cache)
+    assert folder.split("train").tokens == 9

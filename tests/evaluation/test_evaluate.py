@@ -11,6 +11,7 @@ from fairseq_checkpoints import DICT, GOLDEN, NEWEST, OLDEST, contents, save_arg
 from typer.testing import CliRunner
 
 import zipflm.cli
+from zipflm.config import Splitting
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
@@ -115,6 +116,47 @@ def test_a_text_is_scored_like_the_split_made_from_it(run, data):
     of_split = evaluate(run, data=data, split="valid")
     np.testing.assert_array_equal(of_text.scores.nll, of_split.scores.nll)
     assert of_text.num_bytes == of_split.num_bytes
+
+
+@pytest.fixture(scope="module")
+def split_run(tmp_path_factory):
+    """The imported model, for raw prose."""
+    out = tmp_path_factory.mktemp("split") / "run"
+    arguments = ["import-fairseq", NEWEST, "--dict", DICT, "--out", out]
+    arguments += ["--split", "words", "--lowercase"]
+    CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
+    return out
+
+
+def test_a_text_is_split_as_the_run_says(run, split_run, tmp_path):
+    known = [line.split(" ")[0] for line in DICT.read_text(encoding="utf-8").splitlines()[:40]]
+    known = [word for word in known if word.isalpha() and word.islower()]
+    (tmp_path / "split.txt").write_text(" , ".join(known) + " .\n")
+    (tmp_path / "raw.txt").write_text(", ".join(known).title() + ".\n")
+    of_raw, of_split = (
+        evaluate(split_run, text=tmp_path / "raw.txt"),
+        evaluate(run, text=tmp_path / "split.txt"),
+    )
+    np.testing.assert_array_equal(of_raw.scores.nll, of_split.scores.nll)
+    assert of_raw.report()["splitting"] == {"rule": "words", "lowercase": True}
+
+
+def test_bits_per_byte_are_not_defined_where_words_do_not_tell_the_text(split_run, tmp_path):
+    (tmp_path / "x.txt").write_text("<unk> <unk>\n")
+    found = evaluate(split_run, text=tmp_path / "x.txt")
+    assert found.out_of_vocabulary == 0 and found.bits_per_byte is None
+    assert "not defined: words made with --split words --lowercase do not" in found.as_text()
+    assert found.report()["bits_per_byte"] is None
+
+
+def test_a_folder_that_was_split_otherwise_is_refused_with_both_rules(run, split_run, data):
+    message = refused("evaluate", split_run, "--data", data)
+    assert "--split words --lowercase, but" in message and "with --split whitespace;" in message
+    assert "vocabulary.txt --split words --lowercase" in message
+    options = Options(vocabulary=DICT, splitting=Splitting("words", lowercase=True))
+    other = prepare(split_run.parent / "d", {"test": [TEXTS / "test.txt"]}, options)
+    evaluate(split_run, data=other)
+    assert "--split whitespace, but" in refused("evaluate", run, "--data", other.path)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fairseq_checkpoints import DICT, NEWEST, OLDEST
 
+from zipflm.config import PLAIN, Splitting
 from zipflm.data.bpe import Codes
 from zipflm.interop.fairseq_model import read_model
 from zipflm.interop.fairseq_run import import_run
@@ -42,6 +43,14 @@ def test_codes_make_it_a_model_of_sub_words_that_can_split_a_text(tmp_path):
     model = import_run(NEWEST, DICT, tmp_path / "run", bpe_codes=tmp_path / "codes")
     assert model.config.batches.unit == "bpe"
     assert load_run(tmp_path / "run").codes.merges == [("t", "h"), ("th", "e</w>")]
+
+
+def test_it_keeps_how_raw_text_is_to_be_split(tmp_path):
+    splitting = Splitting("wikitext", lowercase=True)
+    import_run(NEWEST, DICT, tmp_path / "run", splitting=splitting)
+    assert load_run(tmp_path / "run").splitting == splitting
+    import_run(NEWEST, DICT, tmp_path / "plain")
+    assert load_run(tmp_path / "plain").splitting == PLAIN
 
 
 def test_what_cannot_be_imported_leaves_nothing_behind(tmp_path):

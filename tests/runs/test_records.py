@@ -9,6 +9,7 @@ from comparison.studies import report, validation
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zipflm.config import Splitting
 from zipflm.records import as_json, load_object, parse
 from zipflm.runs.records import (
     ImportedState,
@@ -112,6 +113,7 @@ def test_a_finite_loss_on_the_valid_set_proves_a_state(loss, is_proven):
 
 def test_the_latest_is_the_last_resumption_or_the_start():
     facts = {"python": "3", "packages": {"torch": "2"}, "commit": None, "vocabulary": "v"}
+    facts["splitting"] = Splitting("words", lowercase=True)
     started = Versions(**facts, text="first", data="a")
     assert started.latest is started
     resumed = tuple(

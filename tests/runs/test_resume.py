@@ -8,9 +8,11 @@ from small_data import make_folder
 from training_runs import config_of
 from training_runs import run as train_run
 
+from zipflm.config import Splitting
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.runs.folder import RunFolder
+from zipflm.runs.loaded import load_run
 from zipflm.runs.resume import check
 
 SHORT = "training.max_updates=2"
@@ -137,3 +139,22 @@ def test_checkpoints_without_a_config_are_refused(copy, word_data):
     (copy.path / "config.json").unlink()
     with pytest.raises(ValueError, match="has checkpoints but no config.json"):
         check(copy, config_of(word_data), word_data, resume=True)
+
+
+def test_text_that_was_split_otherwise_is_refused_even_on_purpose(copy, word_data, tmp_path):
+    texts = {"train": [tmp_path / "train.txt"]}
+    texts["train"][0].write_text("ba ba\n")
+    options = Options(vocabulary=word_data.vocabulary, splitting=Splitting("words", lowercase=True))
+    other = prepare(tmp_path / "d", texts, options)
+    with pytest.raises(ValueError, match="--split whitespace, but .*--split words --lowercase"):
+        check(copy, config_of(word_data), other, resume=True, other_text=True)
+
+
+def test_a_run_and_its_checkpoints_know_how_text_was_split(tmp_path):
+    splitting = Splitting("words", lowercase=True)
+    data = make_folder(tmp_path, "words", splitting=splitting)
+    train_run(data, tmp_path / "run", SHORT)
+    assert load_run(tmp_path / "run").splitting == splitting
+    train_run(data, tmp_path / "run", LONGER, resume=True)
+    assert RunFolder(tmp_path / "run").choose("newest").splitting() == splitting
+    assert load_run(tmp_path / "run").splitting == splitting

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand
 
 from zipflm.cli.common import INTERRUPTED, app, removing_what_is_unfinished, say
+
+if TYPE_CHECKING:
+    from zipflm.config import Splitting
 
 
 class _HeldOutTextsAreNamedOneByOne(TyperCommand):
@@ -24,6 +27,24 @@ class _HeldOutTextsAreNamedOneByOne(TyperCommand):
                     f"quote a glob ({option} '*.txt') and repeat {option} for several files"
                 )
         return super().parse_args(ctx, args)
+
+
+_Split = Annotated[
+    str,
+    typer.Option(
+        help="How raw text becomes words: whitespace, words (punctuation split off) or wikitext "
+        "(prose in the form of WikiText)."
+    ),
+]
+_Lowercase = Annotated[bool, typer.Option("--lowercase", help="Lowercase all words.")]
+
+
+def _splitting(split: str, lowercase: bool) -> Splitting:
+    from zipflm.config import Rule, Splitting
+
+    if split not in get_args(Rule):
+        raise ValueError(f"--split {split}: choose from {', '.join(get_args(Rule))}")
+    return Splitting(split, lowercase)  # type: ignore[arg-type]  # just checked
 
 
 @app.command(cls=_HeldOutTextsAreNamedOneByOne)
@@ -67,6 +88,8 @@ def prepare(
     bpe_codes: Annotated[
         str | None, typer.Option(help="Split words with these subword-nmt codes.")
     ] = None,
+    split: _Split = "whitespace",
+    lowercase: _Lowercase = False,
     errors: Annotated[
         str, typer.Option(help="On NUL or invalid UTF-8: strict (stop) or replace.")
     ] = "strict",
@@ -90,6 +113,7 @@ def prepare(
         vocabulary=vocabulary,
         bpe=bpe,
         bpe_codes=bpe_codes,
+        splitting=_splitting(split, lowercase),
         errors=errors,  # type: ignore[arg-type]  # checked there
         ids=bool(ids),
         names=names,
@@ -186,13 +210,16 @@ def import_fairseq(
     bpe_codes: Annotated[
         str | None, typer.Option(help="subword-nmt codes of a sub-word model, to score raw text.")
     ] = None,
+    split: _Split = "whitespace",
+    lowercase: _Lowercase = False,
 ) -> None:
     """Make a run folder from a model that fairseq trained."""
     from pathlib import Path
 
     from zipflm.interop.fairseq_run import import_run
 
-    model = import_run(checkpoint, dictionary, Path(out), bpe_codes=bpe_codes)
+    splitting = _splitting(split, lowercase)
+    model = import_run(checkpoint, dictionary, Path(out), bpe_codes=bpe_codes, splitting=splitting)
     say(
         f"{out}: {model.config.name}, {model.config.num_params():,} parameters, "
         f"{model.config.vocab_size:,} entries of unit {model.config.batches.unit}"

@@ -208,9 +208,14 @@ def open_twin(words: DataFolder, otherwise: str) -> DataFolder:
     if not (path / FACTS_FILE).is_file():
         raise ValueError(
             f"{path}: no sub-word data for {' and '.join(SUBWORDS)}; prepare it from the same text "
-            f"(zipflm prepare ... --bpe 32000 --out {path}), or {otherwise}"
+            f"(zipflm prepare ... {words.splitting} --bpe 32000 --out {path}), or {otherwise}"
         )
     twin = DataFolder.open(path)
+    if twin.splitting != words.splitting:
+        raise ValueError(
+            f"{path}: was prepared with {twin.splitting}, but {words.path} with {words.splitting}; "
+            f"{_SAME_TEXT}"
+        )
     for split in words.splits:
         if split not in twin.splits:
             raise ValueError(f"{path}: has no {split} split, but {words.path} has; {_SAME_TEXT}")

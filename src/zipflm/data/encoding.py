@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.bpe import Codes
 from zipflm.data.vocabulary import END, PAD, UNKNOWN, Vocabulary
+
+if TYPE_CHECKING:  # not for processes that only scan, which would load the library behind it
+    from zipflm.data.bpe import Codes
 
 
 class Encoding:

@@ -47,7 +47,8 @@ class SplitFacts:
     out_of_vocabulary: int
     """Words that became `<unk>` although the text spells them otherwise."""
     bytes: int
-    """Of the text in plain dress: one space between two words, one line end per line."""
+    """Of the text in plain dress: one space between two words, one line end per line. Where a
+    rule splits further than white space does, or lowercases, of the words that it makes."""
     continued: int
     """Words that end in `@@`, because the text was split into pieces before."""
     types: int

@@ -231,9 +231,9 @@ def _scan(
 
 def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None:
     for split, wanted in expected.items():
-        if scans[split].num_tokens != wanted:
+        if scans[split].num_unsplit != wanted:
             raise ValueError(
-                f"the {split} split has {scans[split].num_tokens:,} tokens where {wanted:,} are "
+                f"the {split} split has {scans[split].num_unsplit:,} tokens where {wanted:,} are "
                 "published: another edition of the corpus, or a damaged one"
             )
 

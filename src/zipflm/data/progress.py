@@ -44,7 +44,10 @@ def summary(folder: DataFolder) -> str:
     """A few lines on what a folder holds."""
     facts = folder.facts
     vocabulary = facts.vocabulary
-    lines = [f"{folder.path}: {vocabulary.size:,} ids ({facts.unit}), hash {vocabulary.hash[:16]}"]
+    how = "" if facts.splitting.is_plain else f", {facts.splitting}"
+    lines = [
+        f"{folder.path}: {vocabulary.size:,} ids ({facts.unit}{how}), hash {vocabulary.hash[:16]}"
+    ]
     for name, split in facts.splits.items():
         unknown = 100 * split.unknown / split.tokens
         files = len(split.sources)

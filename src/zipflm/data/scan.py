@@ -61,6 +61,8 @@ class ScannedChunk:
     words: str
     """The chunk's words in the order of their provisional ids, joined by spaces."""
     counts: NDArray[np.int64]
+    num_unsplit: int
+    """Tokens and line ends as white space alone separates them."""
 
 
 @dataclass
@@ -70,6 +72,9 @@ class Scan:
     index: defaultdict[str, int] = field(default_factory=lambda: numbering(LINE_END))
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     pieces: list[tuple[Path, int, Path]] = field(default_factory=list)
+    num_unsplit: int = 0
+    """Tokens, line ends among them, before a rule split them further; of published corpora these
+    are counted."""
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +99,7 @@ class Scan:
             missing = 2 * len(self.index) - len(self.counts)
             self.counts = np.append(self.counts, np.zeros(missing, dtype=np.int64))
         self.counts[numbers] += chunk.counts
+        self.num_unsplit += chunk.num_unsplit
         numbers_path = chunk.path.with_suffix(".words")
         numbers_path.write_bytes(numbers.tobytes())
         self.pieces.append((chunk.path, chunk.width, numbers_path))
@@ -142,13 +148,14 @@ def scan_chunk(
         # White space beyond ASCII, at which bytes do not split: seldom, and worth a second pass.
         words, numbers = _number(_plain_spaces(data))
         joined = words.decode("utf-8")
+    num_unsplit = len(numbers)
     if not splitting.is_plain:
         joined, numbers = _split_tokens(joined.split(" "), numbers, _splitter(splitting))
     counts = np.bincount(numbers)
     width = 2 if len(counts) <= 1 << 16 else 4
     with open(path, "wb") as file:
         file.write(numbers.astype(f"u{width}").tobytes())
-    return ScannedChunk(path, width, joined, counts)
+    return ScannedChunk(path, width, joined, counts, num_unsplit)
 
 
 def _number(data: bytes) -> tuple[bytes, NDArray[np.uint32]]:

@@ -43,8 +43,6 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from tokenizers import Regex, pre_tokenizers
-
 from zipflm.config import Splitting
 from zipflm.data.joining import Joiner
 from zipflm.data.vocabulary import SPECIALS, UNKNOWN
@@ -249,5 +247,8 @@ _RULES: dict[str, Callable[[bool], _Rule]] = {
 
 def _compiled(pattern: str) -> Callable[[str], list[tuple[str, tuple[int, int]]]]:
     """Cuts a token into the matches of a pattern that covers all of it."""
+    # Here, so that processes that read text by white space need not load the library.
+    from tokenizers import Regex, pre_tokenizers
+
     splitter = pre_tokenizers.Split(Regex(pattern), "isolated")
     return splitter.pre_tokenize_str

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zipflm.config import Blocks, BreakMode, Config
+from zipflm.config import Blocks, BreakMode, Config, Splitting
 from zipflm.data.batches import Batches
 from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.prepare import Options, prepare
@@ -122,12 +122,16 @@ class Evaluation:
     """Of the text: of every word, plus one per space between two words and per line end."""
     out_of_vocabulary: int
     """Words that became `<unk>` although the text spells them otherwise."""
+    splitting: Splitting
+    """How the text became words."""
 
     @property
     def bits_per_byte(self) -> float | None:
-        """None where a word is unknown: `<unk>` says nothing of how it is spelt, so that the model
-        does not encode the text."""
-        return None if self.out_of_vocabulary else self.scores.bits_per_byte(self.num_bytes)
+        """None where the model does not encode the text, because it cannot be told from the words:
+        `<unk>` says nothing of how a word is spelt, and a rule that splits punctuation off or
+        lowercases leaves out where spaces and capitals were."""
+        is_encoded = self.splitting.is_plain and not self.out_of_vocabulary
+        return self.scores.bits_per_byte(self.num_bytes) if is_encoded else None
 
     def report(self) -> dict[str, Any]:
         """Plain JSON values. `nll` and `perplexity` are per word: perplexity = exp(nll)."""
@@ -152,6 +156,7 @@ class Evaluation:
             "bits_per_byte": self.bits_per_byte,
             "bytes": self.num_bytes,
             "out_of_vocabulary": self.out_of_vocabulary,
+            "splitting": asdict(self.splitting),
             "run": self.run,
             "checkpoint": self.checkpoint,
             "source": self.source,
@@ -184,6 +189,9 @@ class Evaluation:
         value = self.bits_per_byte
         if value is not None:
             return f"{value:.4f}"
+        if not self.splitting.is_plain:
+            lost = "capitals" if self.splitting.rule == "whitespace" else "where spaces were"
+            return f"not defined: words made with {self.splitting} do not tell {lost}"
         return f"not defined: {self.out_of_vocabulary:,} words are unknown and would not be spelt"
 
 
@@ -230,6 +238,7 @@ def score_split(
     `source` is the text of which the folder was made for this evaluation alone.
     """
     _require_same_vocabulary(run, folder)
+    _require_same_splitting(run, folder)
     _require_same_pieces(run, folder, split)
     folder.verify(split)
     chosen = options.resolved(run.config)
@@ -252,6 +261,7 @@ def score_split(
         device=_device_name(chosen.device),
         num_bytes=_text_bytes(run.config, folder, split),
         out_of_vocabulary=folder.split(split).out_of_vocabulary,
+        splitting=folder.splitting,
     )
 
 
@@ -265,7 +275,7 @@ def _batches(folder: DataFolder, split: str, options: ResolvedOptions) -> Batche
 @contextmanager
 def _prepared(run: LoadedRun, text: Source) -> Iterator[DataFolder]:
     """A passing data folder of a text, made as the run's own data was."""
-    options = Options(vocabulary=run.vocabulary, bpe_codes=run.codes)
+    options = Options(vocabulary=run.vocabulary, bpe_codes=run.codes, splitting=run.splitting)
     with tempfile.TemporaryDirectory(prefix="zipflm-") as place:
         with naming_full_disk(Path(place), TEMPORARY_REMEDY):
             folder = prepare(Path(place) / "data", {"test": [text]}, options)
@@ -278,6 +288,15 @@ def _require_same_vocabulary(run: LoadedRun, folder: DataFolder) -> None:
             f"{run} was trained with the vocabulary {run.vocabulary.hash} ({len(run.vocabulary)} "
             f"words), but {folder.path} was prepared with {folder.vocabulary.hash} "
             f"({len(folder.vocabulary)} words); prepare the text with {_options_of(run)}"
+        )
+
+
+def _require_same_splitting(run: LoadedRun, folder: DataFolder) -> None:
+    """Raw text must have become words as the text did that the run was trained on."""
+    if run.splitting != folder.splitting:
+        raise ValueError(
+            f"{run} takes text prepared with {run.splitting}, but {folder.path} was prepared with "
+            f"{folder.splitting}; prepare the text with {_options_of(run)}"
         )
 
 
@@ -312,8 +331,10 @@ def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None
 def _options_of(run: LoadedRun) -> str:
     """What to give `zipflm prepare` for text that the run can score."""
     folder = run.checkpoint.path
-    vocabulary = f"--vocabulary {folder / VOCABULARY_FILE}"
-    return vocabulary if run.codes is None else f"{vocabulary} --bpe-codes {folder / CODES_FILE}"
+    options = [f"--vocabulary {folder / VOCABULARY_FILE}"]
+    if run.codes is not None:
+        options.append(f"--bpe-codes {folder / CODES_FILE}")
+    return " ".join([*options, str(run.splitting)])
 
 
 def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:

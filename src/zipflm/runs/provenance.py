@@ -23,6 +23,7 @@ def provenance(data: DataFolder) -> Provenance:
         commit=commit(_PACKAGE),
         vocabulary=data.vocabulary.hash,
         text=data.split("train").sha256,
+        splitting=data.splitting,
         data=str(data.path.resolve()),
     )
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zipflm.config import Blocks, Unit, require
+from zipflm.config import Blocks, Splitting, Unit, require
 from zipflm.config.checks import require_count, require_positive
 from zipflm.quoting import quoted
 from zipflm.units import perplexity
@@ -230,6 +230,8 @@ class Provenance:
     """Its hash."""
     text: str
     """SHA-256 of the training text's token file."""
+    splitting: Splitting
+    """How that text became words."""
     data: str
     """The data folder."""
 

@@ -64,6 +64,11 @@ def _require_same_data(out: Path, held: Provenance, data: DataFolder, other_text
             f"{out} was trained with the vocabulary {held.vocabulary[:12]}, but {data.path} has "
             f"{data.vocabulary.hash[:12]}; resume with the data folder it was started with"
         )
+    if held.splitting != data.splitting:
+        raise ValueError(
+            f"{out} was trained on text prepared with {held.splitting}, but {data.path} was "
+            f"prepared with {data.splitting}; resume with text that was split alike"
+        )
     text = data.split("train").sha256
     if held.text != text and not other_text:
         raise ValueError(
