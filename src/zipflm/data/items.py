@@ -239,7 +239,8 @@ def _scan_stretch(ids: NDArray[Any], ends: NDArray[np.int64], path: Path) -> Sca
     with open(path, "wb") as file:
         file.write(places.data)
     words = " ".join([LINE_END, *map(str, distinct.tolist())])
-    return ScannedChunk(path, width, words, np.bincount(places, minlength=len(distinct) + 1))
+    counts = np.bincount(places, minlength=len(distinct) + 1)
+    return ScannedChunk(path, width, words, counts, len(places))
 
 
 def _distinct(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
