@@ -167,6 +167,17 @@ def test_lower_case_makes_no_special():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("rule", ["words", "wikitext"])
+@pytest.mark.parametrize("part", ["\u6f22", "\U0001f1e9", "U.S.-", "a@", "1,", "a.b.", "\u00e9"])
+def test_an_endless_token_is_split_in_stretches_and_loses_nothing(rule, part):
+    text = part * (2_500 // len(part))
+    pieces = Splitter(Splitting(rule)).words(text)
+    assert "".join(text[start:end] for _, start, end in pieces) == text
+    assert max(end - start for _, start, end in pieces) <= 1_000
+    cuts = {start for _, start, _ in pieces}
+    assert {1_000, 2_000} <= cuts
+
+
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "_REMEMBERED", 10)
     splitter = Splitter(Splitting("words"))

@@ -51,7 +51,13 @@ from zipflm.data.vocabulary import SPECIALS, UNKNOWN
 # any length is split in bounded memory.
 _REMEMBERED = 1 << 17
 
+# A longer token is cut into stretches of so many characters, each split on its own: some patterns
+# take time with the square of its length, and no word is that long.
+_LONGEST_STRETCH = 1_000
+
 _TOKEN = re.compile(r"\S+")
+
+_Parts = list[tuple[str, tuple[int, int]]]
 
 
 class Piece(NamedTuple):
@@ -138,8 +144,8 @@ _LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}_\u00AD\u200C\u200D]&&[^{_SPACELESS}]]"
 _WORDS = rf"""(?x)
     {SPECIALS[UNKNOWN]}
     # Addresses, up to their last letter, digit or slash.
-  | (?: [A-Za-z][A-Za-z0-9+.\-]*:// | [Ww]{{3}}\. ) \S* [\p{{L}}\p{{N}}/]
-  | [\p{{L}}\p{{N}}_.%+\-]+ @ [\p{{L}}\p{{N}}\-]+ (?: \. [\p{{L}}\p{{N}}\-]+ )+
+  | (?: [A-Za-z][A-Za-z0-9+.\-]{{0,15}}:// | [Ww]{{3}}\. ) \S* [\p{{L}}\p{{N}}/]
+  | [\p{{L}}\p{{N}}_.%+\-]{{1,64}} @ [\p{{L}}\p{{N}}\-]{{1,63}} (?: \. [\p{{L}}\p{{N}}\-]{{1,63}} )+
     # Initials, perhaps with a word behind them: U.S., U.S.-led.
   | (?: \p{{L}} \p{{M}}* \. ){{2,}} (?: {_LETTER}+ | (?: - {_LETTER}+ )+ )?
     # Words and numbers, with what may stand inside them.
@@ -245,10 +251,20 @@ _RULES: dict[str, Callable[[bool], _Rule]] = {
 }
 
 
-def _compiled(pattern: str) -> Callable[[str], list[tuple[str, tuple[int, int]]]]:
+def _compiled(pattern: str) -> Callable[[str], _Parts]:
     """Cuts a token into the matches of a pattern that covers all of it."""
     # Here, so that processes that read text by white space need not load the library.
     from tokenizers import Regex, pre_tokenizers
 
-    splitter = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return splitter.pre_tokenize_str
+    split = pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str
+
+    def parts(token: str) -> _Parts:
+        if len(token) <= _LONGEST_STRETCH:
+            return split(token)
+        return [
+            (part, (offset + start, offset + end))
+            for offset in range(0, len(token), _LONGEST_STRETCH)
+            for part, (start, end) in split(token[offset : offset + _LONGEST_STRETCH])
+        ]
+
+    return parts
