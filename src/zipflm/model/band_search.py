@@ -9,8 +9,8 @@ text enters its band. `suggest` looks for the cut with the best
 
 where the mean width is the geometric mean over the running text (so that two halvings of a rare
 word's vector weigh as much as one of a word twice as frequent), and cost is the time of the output
-layer for one token. Counting time alone, as Grave et al. (2017) do, would shrink the head to a few
-hundred words, because time does not see what narrow vectors lose.
+layer for one token. Counting time alone, as Grave et al. (2017) do, would shrink the paper's head to
+a tenth, because time does not see what narrow vectors lose.
 
 Knows counts, not words, and needs NumPy alone.
 """
