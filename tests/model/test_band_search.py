@@ -162,6 +162,14 @@ def test_every_number_of_tails_has_a_budget_of_its_own_by_default():
         assert suggest(counts, dim=256, tails=tails).bands.num_tails == tails
 
 
+def test_bands_of_one_width_are_cut_for_time_alone():
+    found = suggest(zipf(2_000), dim=64, factor=1, tails=1, costs=PLAIN)
+    assert found.mean_width == pytest.approx(64)
+    assert found.cost == min(
+        weigh(Bands(2_000, (cut,), 64, 1), zipf(2_000), PLAIN).cost for cut in range(1, 2_000, 1)
+    )
+
+
 def test_specials_in_front_may_stand_outside_the_order():
     assert Bands.suggest([0, 0, 50, 3, 900, 800, 20, 1, 0], dim=64).vocab_size == 9
 
@@ -180,6 +188,7 @@ def test_specials_in_front_may_stand_outside_the_order():
         ([9, 8, 7], {"tails": -1}, "tails=-1"),
         ([9, 8, 7], {"dim": 3, "tails": 1}, "tails=1.*dim=3"),
         ([9, 8, 7], {"budget": 10}, "budget=10.*at least [0-9,]+ parameters"),
+        ([9, 8, 7], {"budget": "5M"}, "budget='5M': give a number"),
         ([9, 8, 7], {"coverage": 1.5}, "coverage=1.5"),
         ([9, 8, 7], {"dim": 0}, "dim=0"),
         ([9, 8, 7], {"factor": 0.5}, "factor=0.5"),

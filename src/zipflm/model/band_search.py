@@ -9,8 +9,8 @@ text enters its band. `suggest` looks for the cut with the best
 
 where the mean width is the geometric mean over the running text (so that two halvings of a rare
 word's vector weigh as much as one of a word twice as frequent), and cost is the time of the output
-layer for one token. Counting time alone, as Grave et al. (2017) do, would shrink the paper's head to
-a tenth, because time does not see what narrow vectors lose.
+layer for one token. Counting time alone, as Grave et al. (2017) do, would shrink the paper's head
+to a tenth, because time does not see what narrow vectors lose.
 
 Knows counts, not words, and needs NumPy alone.
 """
@@ -156,6 +156,8 @@ def suggest(
     if budget is None:
         reference = paper_bands(problem.vocab_size, dim, factor, most_tails=max(numbers))
         budget = problem.weigh(reference).params
+    elif isinstance(budget, bool) or not isinstance(budget, int | float | np.number):
+        raise ValueError(f"budget={quoted(budget)}: give a number of parameters, e.g. 5_000_000")
     found = [problem.best(number, budget) for number in numbers]
     choices = [problem.weigh(bands) for bands in found if bands is not None]
     if not choices:
