@@ -155,6 +155,17 @@ def test_tokens_are_split_alike_with_and_without_spans(rule, text):
     assert apart == [piece.word for piece in splitter.words(text)]
 
 
+@pytest.mark.parametrize("rule", RULES)
+@given(
+    word=st.text("aZs19", max_size=3) | st.sampled_from(["Mr", "no", "No", "vs", "st"]),
+    marks=st.tuples(*[st.sampled_from(["", *map(chr, range(33, 127))])] * 2),
+)
+def test_what_is_obvious_is_what_the_pattern_finds(rule, word, marks):
+    token, splitter = marks[0] + word + marks[1], SPLITTERS[rule, False]
+    found = splitter._obvious(token) if token else None
+    assert found in (None, tuple(piece.word for piece in splitter.words(token)))
+
+
 def test_spans_are_those_of_the_text_though_lower_case_is_longer():
     assert "\u0130".lower() != "\u0130" and len("\u0130".lower()) == 2
     pieces = SPLITTERS["words", True].words("\u0130, Yes")
@@ -176,6 +187,13 @@ def test_an_endless_token_is_split_in_stretches_and_loses_nothing(rule, part):
     assert max(end - start for _, start, end in pieces) <= 1_000
     cuts = {start for _, start, _ in pieces}
     assert {1_000, 2_000} <= cuts
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("token", ["a" * 2_500, "a" * 1_000 + ",", "(" + "1" * 1_000])
+def test_an_endless_token_is_split_alike_with_and_without_spans(rule, token):
+    (words,) = Splitter(Splitting(rule)).words_of([token])
+    assert words == tuple(piece.word for piece in Splitter(Splitting(rule)).words(token))
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):

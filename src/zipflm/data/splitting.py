@@ -55,6 +55,9 @@ _REMEMBERED = 1 << 17
 # take time with the square of its length, and no word is that long.
 _LONGEST_STRETCH = 1_000
 
+_MARKS_BEHIND = frozenset(".,;:!?)\"'%]")
+_MARKS_IN_FRONT = frozenset('("[$')
+
 _TOKEN = re.compile(r"\S+")
 
 _Parts = list[tuple[str, tuple[int, int]]]
@@ -98,10 +101,12 @@ class Splitter:
     def words_of(self, tokens: Iterable[str]) -> Iterator[tuple[str, ...]]:
         """The words of each token, without spans."""
         for token in tokens:
-            if token.isascii() and token.isalnum():  # not worth remembering
-                yield (token.lower() if self.splitting.lowercase else token,)
-            else:
-                yield tuple([piece.word for piece in self.token(token)])
+            words = self._obvious(token)  # not worth remembering
+            if words is None:
+                words = tuple([piece.word for piece in self.token(token)])
+            elif self.splitting.lowercase:
+                words = tuple(map(lowercase, words))
+            yield words
 
     def join(self, words: Iterable[str]) -> str:
         """Readable text: the inverse of `words`, but for white space and what a rule replaces."""
@@ -113,12 +118,26 @@ class Splitter:
         return Joiner(self.splitting.rule)
 
     def _split(self, token: str) -> tuple[Piece, ...]:
-        # Letters and digits alone are one word under every rule, and most tokens are such.
-        is_simple = token.isascii() and token.isalnum()
-        pieces = [Piece(token, 0, len(token))] if is_simple else self._pieces_of(token)
+        pieces = self._pieces_of(token)
         if self.splitting.lowercase:
             pieces = [piece._replace(word=lowercase(piece.word)) for piece in pieces]
         return tuple(pieces)
+
+    def _obvious(self, token: str) -> tuple[str, ...] | None:
+        """The words of most tokens, without the pattern: letters and digits, perhaps with a mark in
+        front or behind; None for the others."""
+        if self.splitting.rule == "whitespace":
+            return (token,)
+        if not token.isascii() or len(token) > _LONGEST_STRETCH:
+            return None
+        if token.isalnum():
+            return (token,)
+        word, mark = token[:-1], token[-1]
+        if mark in _MARKS_BEHIND and word.isalnum():
+            is_abbreviation = mark == "." and (len(word) == 1 or word in _EVER_ABBREVIATED)
+            return None if is_abbreviation else (word, mark)
+        mark, word = token[0], token[1:]
+        return (mark, word) if mark in _MARKS_IN_FRONT and word.isalnum() else None
 
 
 def lowercase(word: str) -> str:
@@ -183,6 +202,9 @@ _ABBREVIATIONS = """
 """
 # With a capital only: in lower case they are words that may end a sentence.
 _CAPITALISED_ABBREVIATIONS = "No Co Op Bus Bart"
+_EVER_ABBREVIATED = frozenset(
+    f"{_ABBREVIATIONS} {_ABBREVIATIONS.lower()} {_CAPITALISED_ABBREVIATIONS}".split()
+)
 
 _ALNUM = r"[\p{L}\p{M}\p{N}]"
 
@@ -222,7 +244,11 @@ def _wikitext(lowercased: bool) -> _Rule:
             return [Piece(token, 0, 1)]
         found: list[Piece] = []
         for part, (start, end) in parts(token):
-            if part == "-" and _is_alnum(token[start - 1 : start]) and _is_alnum(token[end:]):
+            if (
+                part == "-"
+                and _is_alnum(token[start - 1 : start])
+                and _is_alnum(token[end : end + 1])
+            ):
                 found.append(Piece("@-@", start, end))
             elif _NUMBER.fullmatch(part):
                 found += _number(part, start)
@@ -233,9 +259,9 @@ def _wikitext(lowercased: bool) -> _Rule:
     return pieces
 
 
-def _is_alnum(text: str) -> bool:
-    """Whether it begins with a letter, a mark or a digit."""
-    return bool(text) and unicodedata.category(text[0])[0] in "LMN"
+def _is_alnum(character: str) -> bool:
+    """Whether there is one, and it is a letter, a mark or a digit."""
+    return character != "" and unicodedata.category(character)[0] in "LMN"
 
 
 def _number(part: str, offset: int) -> Iterator[Piece]:
