@@ -30,10 +30,12 @@ ALLOWED = {
     "presets": {"config", "variants"},
     "variants": {"config"},
     "recipes": {"config", "overrides", "presets"},
+    "band_report": {"data.folder", "data.vocabulary", "model.band_search", "quoting"},
     "sizes": {"config", "presets", "analysis.paper"},
     "kernels": set(),
     "model": {"config", "kernels"},
-    "model.bands": {"quoting"},
+    "model.bands": {"model.band_search", "quoting"},
+    "model.band_search": {"model.bands", "quoting"},
     "data": {"checksums", "config", "files", "folders", "quoting", "reading", "records"},
     "data.vocabulary": set(),
     "runs": {"checksums", "model", "data", "config", "folders", "files", "quoting", "reading"}

@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 
 # Importing a module of commands registers them with the app.
-from zipflm.cli import making, measuring, rescoring, using
+from zipflm.cli import bands, making, measuring, rescoring, using
 from zipflm.cli.common import app, complain
 
-__all__ = ["app", "main", "making", "measuring", "rescoring", "using"]
+__all__ = ["app", "bands", "main", "making", "measuring", "rescoring", "using"]
 
 
 def main() -> None:

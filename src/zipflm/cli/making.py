@@ -65,9 +65,18 @@ def prepare(
         list[str] | None, typer.Option(help="Validation text; can be repeated.")
     ] = None,
     test: Annotated[list[str] | None, typer.Option(help="Test text; can be repeated.")] = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Instead of texts: sequences of integers, .npy, .npz or text; can be repeated."
+        ),
+    ] = None,
+    names: Annotated[
+        str | None, typer.Option(help="Names of these integers, a line each, that of 0 first.")
+    ] = None,
     min_count: Annotated[
         int | None,
-        typer.Option(help="Rarer words are unknown; 3 unless given, 1 for sub-words."),
+        typer.Option(help="Rarer words are unknown; 3 unless given, 1 for sub-words and ids."),
     ] = None,
     max_size: Annotated[
         int | None, typer.Option(help="Ids at most, specials included, before padding to 8.")
@@ -92,7 +101,7 @@ def prepare(
         typer.Option(help="Where downloads are kept; .cache/zipflm at home unless given."),
     ] = None,
 ) -> None:
-    """Make a data folder from text, or from a corpus by name."""
+    """Make a data folder from text, from a corpus by name, or from sequences of integers."""
     from zipflm.data.prepare import Options, prepare_by_name
     from zipflm.data.prepare import prepare as make
     from zipflm.data.progress import progress_bar, summary
@@ -106,8 +115,12 @@ def prepare(
         bpe_codes=bpe_codes,
         splitting=_splitting(split, lowercase),
         errors=errors,  # type: ignore[arg-type]  # checked there
+        ids=bool(ids),
+        names=names,
     )
-    splits = {"train": texts or [], "valid": valid or [], "test": test or []}
+    if ids and texts:
+        raise ValueError(f"{texts[0]}: text or --ids, not both; repeat --ids for several files")
+    splits = {"train": ids or texts or [], "valid": valid or [], "test": test or []}
     processes = default_processes() if processes is None else processes
     with removing_what_is_unfinished(), progress_bar() as report:
         if corpus is None:

@@ -99,6 +99,8 @@ class OptionFacts:
     bpe: int | None
     bpe_codes: str | None
     errors: str
+    ids: bool
+    names: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

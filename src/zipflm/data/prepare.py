@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +31,7 @@ from zipflm.data.facts import (
     VocabularyFacts,
 )
 from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
+from zipflm.data.items import ARRAYS, load_names, scan_items
 from zipflm.data.scan import Errors, Scan, scan
 from zipflm.data.sources import corpus_texts
 from zipflm.data.text import STDIN, chunks, expand, stored_size
@@ -48,7 +51,7 @@ class Options:
     """How text becomes ids."""
 
     min_count: int | None = None
-    """Words seen less often in the training text are unknown; 3, or 1 for sub-words."""
+    """Words seen less often in the training text are unknown; 3, or 1 for sub-words and ids."""
     max_size: int | None = None
     """Ids at most, specials included; fillers up to a multiple of 8 come on top."""
     vocabulary: Text | Vocabulary | None = None
@@ -61,6 +64,10 @@ class Options:
     splitting: Splitting = PLAIN
     """How raw text becomes words."""
     errors: Errors = "strict"
+    ids: bool = False
+    """The files hold sequences of integers instead of text (`data.items`)."""
+    names: Text | None = None
+    """A file with the names of these integers, a line each."""
 
     def __post_init__(self) -> None:
         if self.errors not in get_args(Errors):
@@ -70,6 +77,11 @@ class Options:
         if self.vocabulary is not None and (self.min_count or self.max_size or self.bpe):
             raise ValueError("--vocabulary is taken as it is: leave out --min-count, --max-size "
                              "and --bpe (imported --bpe-codes are fine)")  # fmt: skip
+        if self.names is not None and not self.ids:
+            raise ValueError("--names are those of --ids; text has words already")
+        if self.ids and (self.unit == "bpe" or not self.splitting.is_plain):
+            raise ValueError("--ids are not split any further: leave out --bpe, --bpe-codes, "
+                             "--split and --lowercase")  # fmt: skip
         for name, least in (("min_count", 1), ("max_size", len(SPECIALS) + 1), ("bpe", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -82,7 +94,7 @@ class Options:
 
     @property
     def resolved_min_count(self) -> int:
-        return self.min_count or (3 if self.unit == "word" else 1)
+        return self.min_count or (3 if self.unit == "word" and not self.ids else 1)
 
 
 def prepare(
@@ -105,10 +117,11 @@ def prepare(
     refuse_existing(out)
     sources = _sources(splits, options)
     given, codes = _given(options)
+    item_names = None if options.names is None else load_names(os.fspath(options.names))
     with new_folder(out) as folder:
         with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
             scans = {
-                split: _scan(split, names, Path(spool), options, processes, report)
+                split: _scan(split, names, Path(spool), options, item_names, processes, report)
                 for split, names in sources.items()
             }
             _check_sizes(scans, expected or {})
@@ -170,6 +183,9 @@ def _sources(splits: Mapping[str, Iterable[Text]], options: Options) -> dict[str
         raise ValueError("no training text: name it, or give the --vocabulary to use")
     if not sources:
         raise ValueError("no text: name at least one file")
+    for name in chain.from_iterable(sources.values()):
+        if name.endswith(ARRAYS) and not options.ids:
+            raise ValueError(f"{name}: an array, not text; name arrays for training with --ids")
     _require_disjoint(sources)
     return sources
 
@@ -191,18 +207,21 @@ def _scan(
     names: Sequence[str],
     spool: Path,
     options: Options,
+    item_names: Sequence[str] | None,
     processes: int,
     report: Report,
 ) -> Scan:
     place = spool / split
     place.mkdir()
     total = stored_size(names)
-    result = scan(
+    if options.ids:
+        read = partial(scan_items, names=item_names)
+    else:
+        read = partial(scan, errors=options.errors, splitting=options.splitting)
+    result = read(
         names,
         place,
         processes=processes,
-        errors=options.errors,
-        splitting=options.splitting,
         progress=lambda done: report(f"reading {split}", done, total),
     )
     if result.num_tokens == result.num_sentences:
@@ -313,6 +332,8 @@ def _facts(
             bpe=options.bpe,
             bpe_codes=_name(options.bpe_codes),
             errors=options.errors,
+            ids=options.ids,
+            names=_name(options.names),
         ),
         bpe=None if codes is None else _codes_facts(codes),
     )

@@ -44,7 +44,7 @@ Word = TypeVar("Word", str, bytes)
 LINE_END = "\0"
 
 
-def _numbering(line_end: Word) -> defaultdict[Word, int]:
+def numbering(line_end: Word) -> defaultdict[Word, int]:
     """A table that gives a word it has not seen the next number; the end of a line has 0."""
     table = defaultdict[Word, int](count().__next__)
     assert table[line_end] == 0
@@ -69,7 +69,7 @@ class ScannedChunk:
 class Scan:
     """One split: its words with counts, and its chunks as provisional ids."""
 
-    index: defaultdict[str, int] = field(default_factory=lambda: _numbering(LINE_END))
+    index: defaultdict[str, int] = field(default_factory=lambda: numbering(LINE_END))
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     pieces: list[tuple[Path, int, Path]] = field(default_factory=list)
     num_unsplit: int = 0
@@ -164,7 +164,7 @@ def _number(data: bytes) -> tuple[bytes, NDArray[np.uint32]]:
     On bytes, because splitting text with a single letter beyond Latin-1 takes twice as long.
     """
     words = data.replace(b"\n", f" {LINE_END} ".encode()).split()
-    table = _numbering(LINE_END.encode())
+    table = numbering(LINE_END.encode())
     numbers = np.fromiter(map(table.__getitem__, words), np.uint32, len(words))
     return b" ".join(table), numbers
 
@@ -173,7 +173,7 @@ def _split_tokens(
     tokens: list[str], numbers: NDArray[np.uint32], splitter: Splitter
 ) -> tuple[str, NDArray[np.uint32]]:
     """From numbered tokens, of which the first ends a line, to numbered words."""
-    table = _numbering(LINE_END)
+    table = numbering(LINE_END)
     flat, lengths = [0], [1]
     for words in splitter.words_of(tokens[1:]):
         flat += map(table.__getitem__, words)

@@ -12,8 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
+from typing import TYPE_CHECKING
 
 from zipflm.quoting import quoted
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,38 @@ class Bands:
                 f"factor={self.factor}: band {band} would have width floor({self.dim} / "
                 f"{self.factor}**{band}) = 0; use a smaller factor, fewer cutoffs or a larger dim"
             )
+
+    @classmethod
+    def suggest(
+        cls,
+        counts: ArrayLike,
+        *,
+        dim: int,
+        factor: float = 4,
+        budget: int | None = None,
+        tails: int | None = None,
+        coverage: float = 0.0,
+    ) -> Bands:
+        """Cutoffs that suit a text in which id i occurs `counts[i]` times, most frequent first.
+
+        The widest vectors for the running text, weighed against the time of the output layer, with
+        at most `budget` parameters and at least `coverage` of the text in the head
+        (`model.band_search` has the details). `explain` says what is gained.
+
+        >>> counts = [1_000_000 // rank for rank in range(1, 50_001)]
+        >>> bands = Bands.suggest(counts, dim=512, budget=6_000_000)
+        """
+        from zipflm.model.band_search import suggest
+
+        return suggest(
+            counts, dim=dim, factor=factor, budget=budget, tails=tails, coverage=coverage
+        ).bands
+
+    def explain(self, counts: ArrayLike) -> str:
+        """In one line, what these bands give and take on a text with such counts."""
+        from zipflm.model.band_search import weigh
+
+        return weigh(self, counts).explanation
 
     @property
     def num_bands(self) -> int:

@@ -1,0 +1,255 @@
+"""Sequences of integers instead of text: a catalogue, tokens of code, any symbols with a number.
+
+What comes out is a `Scan`, as of a text whose words are the numbers and whose lines are the
+sequences, so that the vocabulary, encoding and everything behind them are the same for both.
+
+A file is one of:
+
+- text, a sequence a line, ids separated by white space, compressed or not;
+- `.npy` with one dimension: one long sequence;
+- `.npy` with two: a sequence a row, in which negative numbers are padding and are left out;
+- `.npz` with `ids` and `offsets`: sequence i is `ids[offsets[i]:offsets[i + 1]]`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zipflm.data.scan import LINE_END, Progress, Scan, ScannedChunk, numbering, scan
+from zipflm.data.text import STDIN, chunks
+from zipflm.data.vocabulary import SPECIALS
+from zipflm.quoting import quoted
+
+Sequences = tuple[NDArray[Any], NDArray[np.int64]]
+"""Ids, and the position behind each of the sequences that they are."""
+
+ARRAYS = (".npy", ".npz")
+_CHUNK_IDS = 1 << 22
+
+# A table of all numbers up to the largest id beats sorting, unless it were far longer than the ids.
+_LONGEST_TABLE = 1 << 26
+
+# What NumPy, zip files and their compression raise for a file that is something else or damaged.
+_UNREADABLE: tuple[type[Exception], ...] = (ValueError, TypeError, EOFError, OverflowError)
+_UNREADABLE += (MemoryError, RuntimeError, NotImplementedError, BadZipFile, TokenError, zlib.error)
+
+_WHOLE = "ids are whole numbers from 0 on"
+
+
+def scan_items(
+    sources: Sequence[str],
+    spool: Path,
+    *,
+    names: Sequence[str] | None = None,
+    processes: int = 1,
+    progress: Progress = lambda stored_bytes: None,
+) -> Scan:
+    """Scan files of ids in order; `names[i]` is the word for id i, its number unless given.
+
+    Raises ValueError or OSError, naming the file and the place, for what is no id.
+    """
+    are_arrays = [source.endswith(ARRAYS) for source in sources]
+    if all(are_arrays):
+        result = _scan_arrays(sources, spool, progress)
+    elif not any(are_arrays):
+        result = scan(sources, spool, processes=processes, progress=progress)
+        _require_numbers(result, sources)
+    else:
+        raise ValueError(
+            f"{sources[are_arrays.index(False)]} and {sources[are_arrays.index(True)]}: text and "
+            "arrays in one split; give files of one kind"
+        )
+    return result if names is None else _renamed(result, names)
+
+
+def load_names(path: str) -> list[str]:
+    """Names of items, a line each, that of id 0 first; white space in them becomes `_`.
+
+    Raises ValueError, naming the line, for a name that is empty, taken, or one of the specials.
+    """
+    try:
+        text = b"".join(chunk.read() for chunk in chunks(path)).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
+    names = ["_".join(line.split()) for line in text.removesuffix("\n").split("\n")]
+    first: dict[str, int] = {}
+    for number, name in enumerate(names, start=1):
+        if not name or LINE_END in name:
+            raise ValueError(f"{path}: line {number}: no name for id {number - 1}")
+        if name in SPECIALS:
+            raise ValueError(f"{path}: line {number}: {name} has a meaning of its own; rename it")
+        if first.setdefault(name, number) != number:
+            raise ValueError(
+                f"{path}: line {number}: {quoted(name)} is the name in line {first[name]} already"
+            )
+    return names
+
+
+def _renamed(scanned: Scan, names: Sequence[str]) -> Scan:
+    _, *numbers = scanned.index
+    ids = list(map(int, numbers))
+    if ids and max(ids) >= len(names):
+        raise ValueError(
+            f"--names has {len(names):,} lines, but id {max(ids):,} occurs, whose name would be in "
+            f"line {max(ids) + 1:,}; give a name to every id"
+        )
+    index = numbering(LINE_END)
+    for id in ids:
+        index[names[id]]  # takes the next number, which is that of the id
+    return replace(scanned, index=index)
+
+
+def _require_numbers(scanned: Scan, sources: Sequence[str]) -> None:
+    """Every word of a text is a number, in its one proper spelling."""
+    for word in scanned.index:
+        is_number = word.isascii() and word.isdigit() and len(word) <= 18
+        if word != LINE_END and not (is_number and str(int(word)) == word):
+            raise ValueError(
+                f"{_place(word, sources)}: {quoted(word)} is no id; {_WHOLE}, without a sign or "
+                "leading zeros"
+            )
+
+
+def _place(word: str, sources: Sequence[str]) -> str:
+    """File and line where a word stands, for a message."""
+    for source in sources:
+        if source == STDIN:
+            return "standard input"
+        number = 0
+        for chunk in chunks(source):
+            for line in chunk.read().split(b"\n"):
+                number += 1
+                if word.encode() in line.split():
+                    return f"{source}: line {number}"
+            number -= 1  # what stands behind the last line end of a chunk is no line
+    return ", ".join(sources)
+
+
+def _scan_arrays(sources: Iterable[str], spool: Path, progress: Progress) -> Scan:
+    result = Scan()
+    for source in sources:
+        for ids, ends in _stretches(source, _load(source)):
+            path = spool / f"{len(result.pieces):06d}.ids"
+            result.add(_scan_stretch(ids, ends, path))
+            progress(ids.nbytes)
+    return result
+
+
+def _load(source: str) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]:
+    """The array of a file, or ids and offsets, of integers; nothing in the file is executed."""
+    try:
+        if source.endswith(".npy"):
+            return _integers(source, np.lib.format.open_memmap(source, mode="r"))
+        with open(source, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            missing = {"ids", "offsets"} - set(arrays)
+            if missing:
+                raise _Unfit(f"{source}: no array {min(missing)!r}; save ids and offsets")
+            ids, offsets = (_integers(source, arrays[name]) for name in ("ids", "offsets"))
+    except _Unfit:
+        raise
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{source}: no array of integers that NumPy can read ({error}); write it with "
+            "np.save(file, ids) or np.savez(file, ids=ids, offsets=offsets)"
+        ) from None
+    _require_offsets(source, ids, offsets)
+    return ids, offsets
+
+
+class _Unfit(ValueError):
+    """A file that was read, and whose arrays are of no use here."""
+
+
+def _integers(source: str, array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype.kind not in "iu":
+        raise _Unfit(
+            f"{source}: numbers of type {array.dtype}; {_WHOLE}: save array.astype(numpy.int64)"
+        )
+    if array.ndim not in (1, 2):
+        raise _Unfit(f"{source}: an array of {array.ndim} dimensions; give one or two")
+    if not array.size:
+        raise _Unfit(f"{source}: empty")
+    return array
+
+
+def _require_offsets(source: str, ids: NDArray[Any], offsets: NDArray[Any]) -> None:
+    if ids.ndim != 1 or offsets.ndim != 1:
+        raise ValueError(f"{source}: ids and offsets must have one dimension each")
+    rises = bool(np.all(offsets[:-1] <= offsets[1:]))
+    if not rises or offsets[0] != 0 or offsets[-1] != len(ids):
+        raise ValueError(
+            f"{source}: offsets must rise from 0 to {len(ids)}, the number of ids; sequence i is "
+            "ids[offsets[i]:offsets[i + 1]]"
+        )
+
+
+def _stretches(
+    source: str, loaded: NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]
+) -> Iterator[Sequences]:
+    """Whole sequences, a few million ids at a time."""
+    if isinstance(loaded, tuple):
+        ids, offsets = loaded
+        starts, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
+        first = 0
+        while first < len(ends):
+            start = starts[first]
+            last = max(int(np.searchsorted(ends, start + _CHUNK_IDS, "right")), first + 1)
+            stretch = ids[start : ends[last - 1]]
+            _require_positive(source, stretch, int(start))
+            yield stretch, ends[first:last] - start
+            first = last
+    elif loaded.ndim == 1:
+        _require_positive(source, loaded, 0)
+        yield loaded, np.array([len(loaded)])
+    else:
+        rows = max(1, _CHUNK_IDS // loaded.shape[1])
+        for first in range(0, len(loaded), rows):
+            block = loaded[first : first + rows]
+            is_id = block >= 0
+            yield block[is_id], np.cumsum(is_id.sum(axis=1))
+
+
+def _require_positive(source: str, ids: NDArray[Any], start: int) -> None:
+    if ids.size and ids.min() < 0:
+        place = int(np.argmax(ids < 0))
+        raise ValueError(
+            f"{source}: {ids[place]} at position {start + place}; {_WHOLE}, and negative numbers "
+            "are padding in arrays of two dimensions only"
+        )
+
+
+def _scan_stretch(ids: NDArray[Any], ends: NDArray[np.int64], path: Path) -> ScannedChunk:
+    """Number the ids of a stretch and write the numbers, line ends among them, to `path`."""
+    distinct, numbers = _distinct(ids)
+    line_ends = ends + np.arange(len(ends))
+    is_id = np.ones(len(ids) + len(ends), dtype=np.bool_)
+    is_id[line_ends] = False
+    width = 2 if len(distinct) < 1 << 16 else 4
+    places = np.zeros(len(is_id), dtype=f"u{width}")
+    places[is_id] = numbers + 1
+    with open(path, "wb") as file:
+        file.write(places.data)
+    words = " ".join([LINE_END, *map(str, distinct.tolist())])
+    counts = np.bincount(places, minlength=len(distinct) + 1)
+    return ScannedChunk(path, width, words, counts, len(places))
+
+
+def _distinct(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The ids that occur, rising, and for every id its place among them."""
+    if not ids.size:
+        return ids, np.zeros(0, dtype=np.int64)
+    if ids.max() >= min(max(8 * len(ids), 1 << 20), _LONGEST_TABLE):
+        distinct, places = np.unique(ids, return_inverse=True)
+        return distinct, places.reshape(-1)
+    occurs = np.zeros(int(ids.max()) + 1, dtype=np.bool_)
+    occurs[ids] = True
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[ids]

@@ -1,0 +1,33 @@
+"""`zipflm bands` as a user meets it."""
+
+import json
+import subprocess
+import sys
+
+
+def zipflm(*arguments):
+    command = [sys.executable, "-m", "zipflm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_a_plain_table_when_piped_and_numbers_for_programs(word_data):
+    table = zipflm("bands", word_data.path, "--dim", 32, "--device", "cpu")
+    assert table.returncode == 0, table.stderr
+    assert table.stdout.startswith("bands") and "\x1b" not in table.stdout
+    assert "the paper's proportions" in table.stdout
+    numbers = zipflm("bands", word_data.path, "--dim", 32, "--device", "cpu", "--json")
+    cutoffs = ",".join(map(str, json.loads(numbers.stdout)["suggested"]["cutoffs"]))
+    assert f"input.cutoffs={cutoffs} " in table.stdout
+
+
+def test_bad_input_is_one_line_and_status_2(tmp_path, word_data):
+    for arguments, message in [
+        ((tmp_path / "none",), "no data folder"),
+        ((word_data.path, "--budget", "much"), "--budget 'much': write a number"),
+        ((word_data.path, "--budget", "10"), "budget=10"),
+        ((word_data.path, "--tails", "9"), "tails=9"),
+        ((word_data.path, "--dim", "0"), "dim=0"),
+    ]:
+        result = zipflm("bands", *arguments)
+        assert result.returncode == 2 and result.stdout == ""
+        assert message in result.stderr and len(result.stderr.splitlines()) == 1

@@ -1,0 +1,291 @@
+"""Sequences of integers as data folders: the same as the text of their numbers."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zipflm.data import items
+from zipflm.data.folder import DataFolder
+from zipflm.data.items import load_names
+from zipflm.data.prepare import Options, prepare
+from zipflm.data.vocabulary import END
+
+SEQUENCES = [[5, 5, 7], [0], [7, 5, 120_000, 5], [], [3]]
+
+
+def as_text(path, sequences):
+    path.write_text("".join(" ".join(map(str, sequence)) + "\n" for sequence in sequences))
+    return path
+
+
+def as_offsets(path, sequences):
+    offsets = np.cumsum([0, *map(len, sequences)])
+    np.savez(path, ids=np.array(sum(sequences, []), dtype=np.int64), offsets=offsets)
+    return path
+
+
+def as_rows(path, sequences):
+    rows = np.full((len(sequences), max(map(len, sequences)) + 1), -1, dtype=np.int32)
+    for row, sequence in zip(rows, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    np.save(path, rows)
+    return path
+
+
+FORMS = {"text.txt": as_text, "flat.npz": as_offsets, "rows.npy": as_rows}
+
+
+def folder(tmp_path, source, name="folder", **options):
+    return prepare(tmp_path / name, {"train": [source]}, Options(ids=True, **options))
+
+
+def sequences_of(data, split="train"):
+    tokens = data.tokens(split)
+    words = [data.vocabulary.words[id] for id in tokens.ids.tolist()]
+    offsets = tokens.offsets.tolist()
+    rows = [words[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+    assert all(row[-1] == data.vocabulary.words[END] for row in rows)
+    return [row[:-1] for row in rows]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_folder_of_the_same_text(tmp_path, form):
+    text = as_text(tmp_path / "same.txt", SEQUENCES)
+    expected = prepare(tmp_path / "text", {"train": [text]}, Options(min_count=1))
+    found = folder(tmp_path, FORMS[form](tmp_path / form, SEQUENCES))
+    assert sequences_of(found) == [list(map(str, sequence)) for sequence in SEQUENCES]
+    assert found.vocabulary == expected.vocabulary
+    assert found.vocabulary.counts.tolist() == expected.vocabulary.counts.tolist()
+    ours, theirs = found.split("train"), expected.split("train")
+    for field in ("sha256", "words_sha256", "bytes", "types", "unknown", "words", "sentences"):
+        assert getattr(ours, field) == getattr(theirs, field), field
+    assert found.facts.options.ids and found.facts.options.min_count == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 40), max_size=5), min_size=1, max_size=8).filter(any),
+    st.integers(1, 6),
+    st.sampled_from(["flat.npz", "rows.npy"]),
+)
+def test_sequences_survive_however_they_are_cut(tmp_path_factory, sequences, size, form):
+    place = tmp_path_factory.mktemp("cut")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(items, "_CHUNK_IDS", size)
+        found = folder(place, FORMS[form](place / form, sequences))
+    assert sequences_of(found) == [list(map(str, sequence)) for sequence in sequences]
+
+
+def test_one_dimension_is_one_sequence(tmp_path):
+    np.save(tmp_path / "long.npy", np.array([4, 4, 2], dtype=np.uint16))
+    assert sequences_of(folder(tmp_path, tmp_path / "long.npy")) == [["4", "4", "2"]]
+
+
+def test_padding_may_stand_anywhere_in_a_row(tmp_path):
+    np.save(tmp_path / "rows.npy", np.array([[-1, 4, -1, 2], [-1, -1, -1, 9]]))
+    assert sequences_of(folder(tmp_path, tmp_path / "rows.npy")) == [["4", "2"], ["9"]]
+
+
+def test_large_and_sparse_ids_are_numbered_too(tmp_path):
+    np.save(tmp_path / "far.npy", np.array([2**62, 5, 2**62, 2**40]))
+    found = sequences_of(folder(tmp_path, tmp_path / "far.npy"))
+    assert found == [[str(2**62), "5", str(2**62), str(2**40)]]
+
+
+def test_frequent_ids_come_first_and_rare_ones_can_be_left_out(tmp_path):
+    source = as_text(tmp_path / "ids.txt", [[9, 9, 9, 1, 1, 5]])
+    assert folder(tmp_path, source).vocabulary.words[4:7] == ["9", "1", "5"]
+    some = folder(tmp_path, source, "some", min_count=2)
+    assert sequences_of(some) == [["9", "9", "9", "1", "1", "<unk>"]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_names_take_the_place_of_numbers(tmp_path, form):
+    names = tmp_path / "names.txt"
+    names.write_text("zero\none item\r\ntwo\n")
+    source = FORMS[form](tmp_path / form, [[1, 0], [1, 2]])
+    found = folder(tmp_path, source, names=names)
+    assert sequences_of(found) == [["one_item", "zero"], ["one_item", "two"]]
+    assert found.facts.options.names == str(names)
+
+
+def test_valid_and_test_are_of_the_same_kind(tmp_path):
+    train, valid = as_rows(tmp_path / "a.npy", [[1, 2]]), as_rows(tmp_path / "b.npy", [[2, 3]])
+    data = prepare(tmp_path / "d", {"train": [train], "valid": [valid]}, Options(ids=True))
+    assert sequences_of(data, "valid") == [["2", "<unk>"]]
+
+
+def test_tens_of_millions_of_ids_need_no_loop(tmp_path):
+    """Numbering a stretch takes the same number of Python calls whatever its length."""
+
+    def calls(length):
+        count = 0
+
+        def tracer(frame, event, argument):
+            nonlocal count
+            count += event == "call"
+
+        ids = np.arange(length) % 50
+        sys.setprofile(tracer)
+        try:
+            items._scan_stretch(ids, np.array([length]), tmp_path / "x.ids")
+        finally:
+            sys.setprofile(None)
+        return count
+
+    calls(100)
+    assert calls(100_000) == calls(1_000)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch owned",)
+
+
+def write_pickle(path):
+    path.write_bytes(pickle.dumps(Evil()))
+
+
+def write_objects(path):
+    np.save(path, np.array([Evil(), 1], dtype=object), allow_pickle=True)
+
+
+def write_open_header(path):
+    """A description in Python that is never closed."""
+    header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (3,".ljust(118) + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        ("a.npy", lambda path: np.save(path, np.array([1.5, 2])), "type float64.*whole numbers"),
+        ("a.npy", lambda path: np.save(path, np.array([True])), "type bool"),
+        ("a.npy", lambda path: np.save(path, np.array([3, -1, 4])), "-1 at position 1;"),
+        ("a.npy", lambda path: np.save(path, np.zeros((1, 2, 2), int)), "3 dimensions"),
+        ("a.npy", lambda path: np.save(path, np.zeros(0, int)), "empty"),
+        ("a.npy", lambda path: np.save(path, np.full((2, 3), -1)), "no word in the train split"),
+        ("a.npy", write_pickle, "no array of integers"),
+        ("a.npy", write_objects, "no array of integers"),
+        ("a.npy", lambda path: path.write_bytes(b""), "no array of integers"),
+        ("a.npy", lambda path: path.write_bytes(b"\x93NUMPY\x01\x00"), "no array of integers"),
+        ("a.npy", write_open_header, "no array of integers"),
+        ("a.npz", lambda path: np.savez(path, ids=np.arange(3)), "no array 'offsets'"),
+        ("a.npz", lambda path: path.write_bytes(b"PK\x03\x04 cut"), "no array of integers"),
+        (
+            "a.npz",
+            lambda path: np.savez(path, ids=np.arange(3), offsets=np.array([0, 2])),
+            "offsets must rise from 0 to 3",
+        ),
+        (
+            "a.npz",
+            lambda path: np.savez(path, ids=np.arange(3), offsets=np.array([0, 2, 1, 3])),
+            "offsets must rise",
+        ),
+        (
+            "a.npz",
+            lambda path: np.savez(path, ids=np.array([1, 2, -3]), offsets=np.array([0, 2, 3])),
+            "-3 at position 2;",
+        ),
+        ("a.txt", lambda path: path.write_text("1 2\n3 -4\n"), "line 2: '-4' is no id"),
+        ("a.txt", lambda path: path.write_text("1 2\n\n3.0\n"), "line 3: '3.0' is no id"),
+        ("a.txt", lambda path: path.write_text("007\n"), "line 1: '007' is no id.*leading zeros"),
+        ("a.txt", lambda path: path.write_text("1 two\n"), "line 1: 'two' is no id"),
+        ("a.txt", lambda path: path.write_text(""), "empty"),
+        ("a.txt", lambda path: path.write_text("\n\n"), "no word in the train split"),
+    ],
+)
+def test_what_is_no_sequence_of_ids_is_refused_by_name(tmp_path, monkeypatch, name, write, message):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / name)
+    with pytest.raises(ValueError, match=message) as error:
+        folder(tmp_path, tmp_path / name)
+    assert name in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]  # nothing made, nothing run
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\n\nb\n", "line 2: no name for id 1"),
+        ("a\nb\na\n", "line 3: 'a' is the name in line 1 already"),
+        ("a b\na_b\n", "line 2: 'a_b' is the name in line 1"),
+        ("a\n<unk>\n", "line 2: <unk> has a meaning of its own"),
+        ("", "empty"),
+    ],
+)
+def test_names_that_cannot_be_words_are_refused_with_their_line(tmp_path, text, message):
+    path = tmp_path / "names.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_names(str(path))
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path):
+    path = tmp_path / "names.txt"
+    path.write_bytes(b"ok\n\xff\n")
+    with pytest.raises(ValueError, match="not UTF-8 at byte 3"):
+        load_names(str(path))
+
+
+def test_too_few_names_say_which_id_has_none(tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("a\nb\n")
+    source = as_text(tmp_path / "ids.txt", [[0, 2]])
+    with pytest.raises(ValueError, match="2 lines, but id 2 occurs.* line 3"):
+        folder(tmp_path, source, names=names)
+
+
+def test_text_and_arrays_do_not_mix_in_a_split(tmp_path):
+    both = [as_text(tmp_path / "a.txt", [[1]]), as_rows(tmp_path / "b.npy", [[1]])]
+    with pytest.raises(ValueError, match=r"a.txt and .*b.npy: text and arrays in one split"):
+        prepare(tmp_path / "d", {"train": both}, Options(ids=True))
+
+
+def test_arrays_are_no_text(tmp_path):
+    with pytest.raises(ValueError, match="an array, not text; .* --ids"):
+        prepare(tmp_path / "d", {"train": [as_rows(tmp_path / "b.npy", [[1]])]})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"names": "names.txt"}, "--names are those of --ids"),
+        ({"ids": True, "bpe": 10}, "--ids are not split any further"),
+        ({"ids": True, "bpe_codes": "codes"}, "--ids are not split any further"),
+    ],
+)
+def test_options_that_contradict_ids_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Options(**options)
+
+
+def zipflm(*arguments):
+    command = [sys.executable, "-m", "zipflm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_takes_ids_with_names_and_held_out_files(tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("zero\none\ntwo\n")
+    train, more = as_rows(tmp_path / "a.npy", [[1, 2]]), as_offsets(tmp_path / "b.npz", [[2, 0]])
+    valid = as_text(tmp_path / "v.txt", [[2, 2]])
+    done = zipflm("prepare", "--ids", train, "--ids", more, "--valid", valid,
+                  "--names", names, "--out", tmp_path / "d")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    data = DataFolder.open(tmp_path / "d")
+    assert sequences_of(data) == [["one", "two"], ["two", "zero"]]
+    assert sequences_of(data, "valid") == [["two", "two"]]
+
+
+def test_the_command_refuses_text_beside_ids(tmp_path):
+    files = as_rows(tmp_path / "a.npy", [[1]]), as_rows(tmp_path / "b.npy", [[2]])
+    done = zipflm("prepare", "--ids", *files, "--out", tmp_path / "d")
+    assert done.returncode == 2 and "b.npy: text or --ids, not both" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
