@@ -1,0 +1,117 @@
+"""Short sentences scored one by one, against `evaluate` on the same tokens in full blocks.
+
+    python benchmarks/scoring.py [--device cuda] [--preset wikitext-103/ADP-T] [OVERRIDES]
+
+Sentences are of 5 to 35 words, drawn by Zipf's law from a made-up vocabulary; the weights are
+random, which costs what trained ones cost. `evaluate` scores the tokens as they lie in a data
+folder, in blocks of 512. `lm.score` starts from text: it splits and looks up words, batches
+sentences by length and gives back a score per word. `rows` is `zipflm score --per word` without the
+process around it: a line of text per word as well.
+
+The goal: `lm.score` at 0.8 of evaluate's tokens/s or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from zipflm.config import PLAIN, Blocks, Config
+from zipflm.data.batches import Batches
+from zipflm.data.tokens import TokenArray
+from zipflm.data.vocabulary import SPECIALS, Vocabulary
+from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.evaluation.scoring import score
+from zipflm.language.score_command import ScoreOptions, score_files
+from zipflm.language.trained import TrainedModel
+from zipflm.overrides import override
+from zipflm.presets import from_name
+from zipflm.runs.building import untrained_model
+from zipflm.runs.checkpoint import Checkpoint
+from zipflm.runs.folder import RunFolder
+from zipflm.runs.loaded import LoadedRun
+
+BLOCK = 512
+
+
+def made_up_run(config: Config) -> LoadedRun:
+    size = config.vocab_size
+    words = [*SPECIALS, *(f"w{number}" for number in range(size - len(SPECIALS)))]
+    vocabulary = Vocabulary(words, [0] * len(SPECIALS) + list(range(size, len(SPECIALS), -1)))
+    path = Path("made-up")
+    return LoadedRun(
+        folder=RunFolder(path),
+        checkpoint=Checkpoint(path / "checkpoints" / "update-00000000"),
+        model=untrained_model(config, vocabulary).eval(),
+        config=config,
+        vocabulary=vocabulary,
+        codes=None,
+        splitting=PLAIN,
+        weights_hash="",
+    )
+
+
+def made_up_lines(vocabulary: Vocabulary, number: int) -> list[str]:
+    draw = np.random.default_rng(1)
+    lengths = random.Random(1).choices(range(5, 36), k=number)
+    # Zipf's law with exponent 1 is uniform in the logarithm of the rank.
+    ranks = np.exp(draw.uniform(0, np.log(vocabulary.num_words), sum(lengths))).astype(int) - 1
+    words = iter(vocabulary.words[len(SPECIALS) + rank] for rank in ranks.tolist())
+    return [" ".join(next(words) for _ in range(length)) for length in lengths]
+
+
+def seconds(work: Callable[[], object], device: str) -> float:
+    begun = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default, choices=["cuda", "cpu"])
+    parser.add_argument("--preset", default="wikitext-103/ADP-T")
+    parser.add_argument("--lines", type=int, default=20_000 if default == "cuda" else 300)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=2")
+    options = parser.parse_args(arguments)
+    config = override(from_name(options.preset), options.overrides)
+    lm = TrainedModel(made_up_run(config), ScoringOptions(device=options.device, block=BLOCK))
+    lines = made_up_lines(lm.vocabulary, options.lines)
+    ids = [lm.reader.line(line).ids for line in lines]
+    tokens = TokenArray(np.concatenate(ids), np.cumsum([0, *map(len, ids)]))
+    blocks = Blocks(break_mode="none", block=BLOCK)
+    plan = Batches(tokens, blocks, max_tokens=lm.engine.batch_tokens, shuffle=False)
+    ends_word = np.ones(len(lm.vocabulary), dtype=np.bool_)
+    with tempfile.TemporaryDirectory() as place:
+        text = Path(place) / "lines.txt"
+        text.write_text("\n".join(lines) + "\n")
+        sides: dict[str, Callable[[], object]] = {
+            "evaluate": lambda: score(lm.model, plan, device=lm.device, ends_word=ends_word),
+            "lm.score": lambda: lm.score(lines),
+            "rows": lambda: sum(map(len, score_files(lm, [str(text)], ScoreOptions()))),
+        }
+        best = dict.fromkeys(sides, float("inf"))
+        for _ in range(options.rounds + 1):  # the first one warms up; the best counts
+            for name, work in sides.items():
+                best[name] = min(best[name], seconds(work, options.device))
+    rates = {name: len(tokens) / taken for name, taken in best.items()}
+    where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    print(f"{where}, torch {torch.__version__}, {config.name}, {len(tokens):,} tokens")
+    for name, rate in rates.items():
+        print(f"{name:10} {rate:>12,.0f} tokens/s  {rate / rates['evaluate']:.2f} of evaluate")
+    print(json.dumps({name: round(rate) for name, rate in rates.items()}))
+
+
+if __name__ == "__main__":
+    main()
