@@ -1,0 +1,47 @@
+"""Every block of the pages on using a model runs, and prints what the page says it does."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq_checkpoints import DICT, OLDEST
+from shell_blocks import Block, blocks_of, require_shown_output, run_blocks
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture
+def one_thread_of_a_cpu(monkeypatch):
+    """As the pages were written: several threads, where others are busy, only wait."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scoring.md", "rescoring.md"])
+def test_a_page_runs_from_top_to_bottom_and_prints_what_it_shows(
+    name, tmp_path, one_thread_of_a_cpu
+):
+    blocks = blocks_of((DOCS / name).read_text(encoding="utf-8"))
+    assert {block.language for block in blocks} >= {"bash", ""}
+    published = tmp_path / "adaptive_lm_wiki103"  # a download of fairseq's
+    published.mkdir()
+    shutil.copy(OLDEST, published / "model.pt")
+    shutil.copy(DICT, published / "dict.txt")
+    require_shown_output(blocks, run_blocks(blocks, tmp_path))
+
+
+def test_a_command_that_fails_and_output_that_is_not_there_are_noticed(tmp_path):
+    with pytest.raises(AssertionError, match="here it ends"):
+        run_blocks([Block("bash", "echo here it ends\nfalse\necho not here")], tmp_path)
+    with pytest.raises(ValueError, match="nothing"):
+        run_blocks([Block("bash", "zipflm evaluate nothing --text x | cat")], tmp_path)
+    blocks = blocks_of("```bash\nzipflm --version | tr a-z A-Z\n```\n```\nVERSION 7\n```\n")
+    outputs = run_blocks(blocks, tmp_path)
+    assert outputs[0].strip()
+    with pytest.raises(AssertionError, match="shown, but not printed"):
+        require_shown_output(blocks, outputs)
