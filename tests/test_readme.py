@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fairseq_checkpoints import DICT, GOLDEN, OLDEST
+from shell_blocks import blocks_of, run_blocks
 from typer.testing import CliRunner
 
 import zipflm.cli
@@ -17,9 +18,10 @@ from zipflm.data.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-# The section on data runs in the tests of `zipflm prepare`.
-MODELS = README.split("## Data")[0]
+# The section on data runs in the tests of `zipflm prepare`, that on using a model further below.
+MODELS = README.split("\n## The pair")[1].split("\n## Data")[0]
 EXAMPLES = re.findall(r"```python\n(.*?)```", MODELS, flags=re.DOTALL)
+NBEST = "id\ttext\tac\na\tthe cat sat on the mat\t-3.5\na\tthe cat sat on a mat\t-3.25\n"
 TOY = """
     --device cpu decoder.num_layers=1 decoder.dim=32 decoder.ffn_dim=64 input.dim=32 output.dim=32
     input.cutoffs=30,100 output.cutoffs=30,100 batches.block=32 batches.eval_block=32
@@ -35,15 +37,18 @@ def test_python_examples_run(code):
     assert result.stdout
 
 
-def commands(section):
-    text = README.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+def section(name):
+    return README.split(f"\n## {name}\n")[1].split("\n## ")[0]
+
+
+def commands(name):
+    blocks = re.findall(r"```bash\n(.*?)```", section(name), flags=re.DOTALL)
     return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
 
 
 @pytest.mark.slow
 @pytest.mark.multi_process
-def test_commands_of_training_and_evaluation_run_one_after_the_other(tmp_path, monkeypatch):
+def test_models_are_trained_evaluated_and_used_as_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = GOLDEN / "data" / "text"
     splits = {split: [text / f"{split}.txt"] for split in ("train", "valid", "test")}
@@ -57,6 +62,11 @@ def test_commands_of_training_and_evaluation_run_one_after_the_other(tmp_path, m
     assert len(lines) >= 8
     for line in lines:
         run(line + TOY if "train" in line else line)
+    Path("nbest.tsv").write_text(NBEST)
+    blocks = blocks_of(section("Use a trained model"))
+    assert [block.language for block in blocks] == ["python", "bash"]
+    assert all(run_blocks(blocks, tmp_path))
+    assert Path("rescored.tsv").read_text().count("\n") == 3
 
 
 def run(words):
