@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zipflm.data.bpe import join
 from zipflm.data.vocabulary import END, FILLER, SPECIALS, UNKNOWN, Vocabulary
-from zipflm.language.engine import Engine
+from zipflm.language.engine import Engine, diverged
 from zipflm.language.texts import EncodedText, Ids, TextReader
 from zipflm.model.all_words import AllWords
 from zipflm.model.cache import KeyValueCache
@@ -162,6 +162,8 @@ class Writer:
                 top_p=sampling.top_p,
                 generator=generator,
             )
+            if not logprobs.isfinite().all():
+                raise diverged()
             for text, token, logprob in zip(rows, ids.tolist(), logprobs.tolist(), strict=True):
                 if not text.is_complete:
                     text.add(token, logprob)
