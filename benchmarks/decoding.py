@@ -10,6 +10,7 @@ one random number and a running sum for a draw). They take turns, so that a busy
 alike; with `--cpu-time --threads 1` time counts while this process runs. `ratio` compares whole
 steps, decoder included; `output_ratio` the choice of the word alone, from the hidden vector on;
 `before_ratio` a step that has neither cache nor lazy output, but computes all that is there anew.
+On a GPU `recorded_ratio` is what `zipflm generate` does there: a recorded step and the full output.
 
 Without `--run` the weights are random. A random model hardly ever wants a tail, which a trained one
 does; so the vectors of the tails are turned until each has its `--tail-mass` on average, which is
@@ -26,16 +27,17 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zipflm.model.all_words import AllWords
 from zipflm.model.language_model import LanguageModel
-from zipflm.model.lottery import draw_places
 from zipflm.model.next_word import NextWord
 from zipflm.model.outputs import AdaptiveSoftmax
-from zipflm.model.precision import autocast
+from zipflm.model.recorded_step import RecordedStep
 from zipflm.overrides import override
 from zipflm.presets import from_name
 from zipflm.runs.loaded import load_run
@@ -55,25 +57,9 @@ def lazy(next_word: NextWord, choice: dict[str, float]) -> Choose:
     return lambda hidden_ND: next_word.draw(hidden_ND, **choice)[0]  # type: ignore[arg-type]
 
 
-def full(model: LanguageModel, forbidden_V: Tensor, choice: dict[str, float]) -> Choose:
+def full(every: AllWords, choice: dict[str, float]) -> Choose:
     """The same choice from the log-probabilities of all words."""
-    temperature, top_k, top_p = choice["temperature"], int(choice["top_k"]), choice["top_p"]
-
-    def choose(hidden_ND: Tensor) -> Tensor:
-        scores = model.output.log_probs(hidden_ND).masked_fill(forbidden_V, -torch.inf)
-        if temperature == 0:
-            return scores.argmax(1)
-        uniform_N = torch.rand(len(scores), dtype=torch.float64, device=scores.device)
-        scores = scores / temperature
-        if top_k == 0 and top_p == 1:
-            return draw_places(scores, uniform_N)
-        scores, ids = scores.topk(top_k) if top_k else scores.sort(dim=1, descending=True)
-        if top_p < 1:
-            share = scores.softmax(1)
-            scores = scores.masked_fill(share.cumsum(1) - share >= top_p, -torch.inf)
-        return ids.gather(1, draw_places(scores, uniform_N).unsqueeze(1)).squeeze(1)
-
-    return choose
+    return lambda hidden_ND: every.draw(hidden_ND, **choice)[0]  # type: ignore[arg-type]
 
 
 class Generation:
@@ -87,6 +73,7 @@ class Generation:
         self.cache = model.new_cache(rows, length + steps)
         self.hidden_BD = model(prompt_BT, self.cache)[:, -1]
         self.last = [self.hidden_BD]
+        self.is_on_gpu = prompt_BT.is_cuda
 
     def seconds(self, choose: Choose) -> float:
         """Of one step, on average."""
@@ -98,6 +85,19 @@ class Generation:
             hidden_BD = self.model(words_B.unsqueeze(1), self.cache)[:, -1]
             self.last.append(hidden_BD)
         return (self.clock() - start) / self.steps
+
+    def seconds_recorded(self, choose: Choose) -> float:
+        """Of one step that was recorded as a whole."""
+        self.cache.truncate(self.prompt_BT.shape[1])
+        step, hidden_BD = self.step, self.hidden_BD
+        start = self.clock()
+        for _ in range(self.steps):
+            hidden_BD = step(choose(hidden_BD))
+        return (self.clock() - start) / self.steps
+
+    @cached_property
+    def step(self) -> RecordedStep:
+        return RecordedStep(self.model, self.cache)
 
     def output_seconds(self, choose: Choose) -> float:
         """Of choosing the words alone, for the vectors of the last generation."""
@@ -125,6 +125,8 @@ def measure(
     for choose in chosen.values():  # warm
         generation.seconds(choose)
         generation.seconds_without_cache(choose)
+        if generation.is_on_gpu:
+            generation.seconds_recorded(choose)
     openings = next_word.openings
     before = openings.calls, openings.calls_with_tails, openings.rows, openings.tails
     for _ in range(rounds):
@@ -133,10 +135,18 @@ def measure(
         for name, choose in chosen.items():
             note(f"{name} output", generation.output_seconds(choose))
         note("before", generation.seconds_without_cache(chosen["full"]))
+        if generation.is_on_gpu:
+            note("recorded", generation.seconds_recorded(chosen["full"]))
     after = openings.calls, openings.calls_with_tails, openings.rows, openings.tails
     calls, calls_with_tails, rows, tails = (b - a for a, b in zip(before, after, strict=True))
     seconds = {name: statistics.median(values) for name, values in times.items()}
     batch = len(generation.prompt_BT)
+    recorded = {}
+    if generation.is_on_gpu:
+        recorded = {
+            "recorded_words_per_s": round(batch / seconds["recorded"], 1),
+            "recorded_ratio": round(seconds["full"] / seconds["recorded"], 2),
+        }
     return {
         "words_per_s": round(batch / seconds["lazy"], 1),
         "full_words_per_s": round(batch / seconds["full"], 1),
@@ -147,6 +157,7 @@ def measure(
         "before_ratio": round(seconds["before"] / seconds["lazy"], 2),
         "steps_with_tails": round(calls_with_tails / calls, 3),
         "tails_per_word": round(tails / rows, 3),
+        **recorded,
     }
 
 
@@ -218,6 +229,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     model, title = build(options)
+    if options.precision == "bfloat16":  # weights too, as `zipflm.load(dtype=...)` has it
+        model = model.bfloat16()
     on_gpu = options.device == "cuda"
     name = torch.cuda.get_device_name() if on_gpu else f"cpu, {torch.get_num_threads()} threads"
     print(f"{name}, torch {torch.__version__}, {options.precision}, {title}", flush=True)
@@ -228,17 +241,16 @@ def main(arguments: list[str] | None = None) -> None:
     clock = _clock_of_device if on_gpu else time.perf_counter
     if options.cpu_time:
         clock = time.process_time
-    with autocast(options.precision, options.device):
-        for batch in options.batch:
-            prompt_BT = drawn_prompt(model, next_word, batch, options.prompt)
-            generation = Generation(model, prompt_BT, options.words, clock)
-            for choice in options.choices:
-                chosen = {
-                    "lazy": lazy(next_word, CHOICES[choice]),
-                    "full": full(model, forbidden_V, CHOICES[choice]),
-                }
-                result = measure(generation, next_word, chosen, options.rounds)
-                print(json.dumps({"batch": batch, "choice": choice} | result), flush=True)
+    for batch in options.batch:
+        prompt_BT = drawn_prompt(model, next_word, batch, options.prompt)
+        generation = Generation(model, prompt_BT, options.words, clock)
+        for choice in options.choices:
+            chosen = {
+                "lazy": lazy(next_word, CHOICES[choice]),
+                "full": full(AllWords(model.output, forbidden_V), CHOICES[choice]),
+            }
+            result = measure(generation, next_word, chosen, options.rounds)
+            print(json.dumps({"batch": batch, "choice": choice} | result), flush=True)
 
 
 if __name__ == "__main__":

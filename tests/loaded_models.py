@@ -33,4 +33,4 @@ def loaded(data, label="ADP-T", overrides=(), sharpness=3.0, **options):
         splitting=data.splitting,
         weights_hash="",
     )
-    return TrainedModel(run, ScoringOptions(device="cpu", **options))
+    return TrainedModel(run, ScoringOptions(**({"device": "cpu"} | options)))

@@ -7,6 +7,7 @@ import torch
 from benchmark_scripts import load
 
 from zipflm import LanguageModel, preset
+from zipflm.model.all_words import AllWords
 from zipflm.model.next_word import NextWord
 
 SIZES = ["--device", "cpu", "--prompt", "3", "--words", "2", "--rounds", "1", "--batch", "1", "2"]
@@ -58,7 +59,7 @@ def test_both_sides_choose_alike(choice):
         hidden = 4 * model(torch.randint(4000, (1, 3)))[0, -1:].expand(3000, -1)
         settings = benchmark.CHOICES[choice]
         lazy = benchmark.lazy(NextWord(model.output, forbidden), settings)(hidden)
-        full = benchmark.full(model, forbidden, settings)(hidden)
+        full = benchmark.full(AllWords(model.output, forbidden), settings)(hidden)
     assert not forbidden[lazy].any() and not forbidden[full].any()
     if choice == "greedy":
         assert torch.equal(lazy, full)

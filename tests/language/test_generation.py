@@ -151,3 +151,18 @@ def test_words_follow_the_distribution(adp):
     statistic = ((counts - expected)[large] ** 2 / expected[large]).sum()
     statistic += (counts[~large].sum() - rest) ** 2 / rest
     assert float(statistic) < int(large.sum()) + 4 * (2 * int(large.sum())) ** 0.5
+
+
+@pytest.mark.gpu
+def test_a_gpu_writes_what_a_cpu_writes(word_data):
+    on_cpu, on_gpu = loaded(word_data, block=8), loaded(word_data, block=8, device="cuda")
+    options = {"max_words": 30, "lines": 0, "temperature": 0, "num": 3}
+    for one, other in zip(
+        on_cpu.generate(PROMPT, **options), on_gpu.generate(PROMPT, **options), strict=True
+    ):
+        assert one.continuation == other.continuation
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+    drawn = [on_gpu.generate(PROMPT, seed=1, num=8, lines=3, max_words=20) for _ in range(2)]
+    assert drawn[0] == drawn[1] and len({text.text for text in drawn[0]}) > 1
+    for text in drawn[0]:
+        assert text.logprob == pytest.approx(sum(word.logprob for word in text.words))

@@ -197,3 +197,19 @@ def test_compiled_it_gives_the_same_scores(run):
     texts = ["ba de", TEXT]
     for one, other in zip(plain.score(texts), fast.score(texts), strict=True):
         assert one.nll.tolist() == pytest.approx(other.nll.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("label", ["ADP-T", "BPE"])
+def test_a_model_that_diverged_is_refused_and_not_waited_for(word_data, bpe_data, label):
+    lm = loaded(bpe_data if label == "BPE" else word_data, label)
+    with torch.no_grad():
+        lm.model.decoder.layers[0].ffn_in.weight.fill_(torch.nan)
+    for ask in (
+        lambda: lm.score("ba"),
+        lambda: lm.next_words("ba", 3),
+        lambda: lm.generate("ba", seed=1),
+        lambda: lm.generate("ba", temperature=0.5, top_p=0.9, top_k=7),
+        lambda: lm.log_probs(["ba"]),
+    ):
+        with pytest.raises(ValueError, match="training diverged"):
+            ask()

@@ -35,3 +35,13 @@ def test_batches_hold_every_window_once_within_their_room(lengths, room):
         assert len(sizes) * sizes.max() <= room
         found += batch.first.tolist()
     assert sorted(found) == sorted(windows.first.tolist())
+
+
+def test_a_large_batch_does_not_take_on_much_padding():
+    lengths = [*range(5, 36)] * 40
+    windows = document_windows(lengths, Blocks(break_mode="none", block=64, context=0))
+    padded = sum(len(b.end) * (b.end - b.first).max() for b in batched(windows, 4096))
+    assert padded < 1.15 * sum(lengths)
+    few = [5, 6, 20, 35]
+    windows = document_windows(few, Blocks(break_mode="none", block=64, context=0))
+    assert len(list(batched(windows, 4096))) == 1  # so few that padding costs nothing

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zipflm import AdaptiveEmbedding, AdaptiveSoftmax, Bands, LanguageModel, Tie, preset
 from zipflm.config import CharacterInput
+from zipflm.model.all_words import AllWords
 from zipflm.model.next_word import NextWord
 from zipflm.model.outputs import FullSoftmax
 from zipflm.presets import FACTORIZATIONS
@@ -174,9 +175,10 @@ FORBIDDEN = {"none": None, "some": forbid(3, 10, 36, 37, 38, 39)}
 @pytest.mark.parametrize("forbidden", FORBIDDEN.values(), ids=FORBIDDEN)
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: "-".join(map(str, choice.values())))
 @pytest.mark.parametrize("make", OUTPUTS.values(), ids=OUTPUTS)
-def test_words_are_drawn_as_often_as_they_should(make, choice, forbidden):
+@pytest.mark.parametrize("chooser", [NextWord, AllWords])
+def test_words_are_drawn_as_often_as_they_should(chooser, make, choice, forbidden):
     output, hidden, number = make(), a_hidden(1), 3000
-    next_word = NextWord(output, forbidden)
+    next_word = chooser(output, forbidden)
     generator = torch.Generator().manual_seed(7)
     ids, log_probs = next_word.draw(hidden.expand(number, -1), **choice, generator=generator)
     expected = distribution(output, hidden, **choice, forbidden=forbidden)[0]

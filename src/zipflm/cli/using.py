@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -81,7 +82,9 @@ def score(
         errors=errors,  # type: ignore[arg-type]  # checked there
     )
     lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
-    with ending_quietly_where_nobody_reads(), progress_bar() as report:
+    # Rows and a bar on one terminal would write over each other.
+    bar = nullcontext(lambda *_: None) if sys.stdout.isatty() else progress_bar()
+    with ending_quietly_where_nobody_reads(), bar as report:
         for rows in score_files(lm, names, options, report):
             _write_rows(rows)
 

@@ -88,7 +88,7 @@ class Engine:
         bounds = group(lengths[order], self.batch_tokens)
         parts = [self._last(inputs, order[low:high]) for low, high in _pairs(bounds)]
         back = torch.from_numpy(np.argsort(order)).to(self.device)
-        return torch.cat(parts)[back]
+        return _finite(torch.cat(parts)[back])
 
     @torch.inference_mode()
     def hidden_before(self, document: Ids, places: NDArray[np.int64]) -> Tensor:
@@ -97,7 +97,7 @@ class Engine:
             return self.hidden_after([document[:place] for place in places])
         inputs = torch.from_numpy(self.inputs(document[:-1])).to(self.device)
         hidden: Tensor = self.model(inputs[None])
-        return hidden[0, torch.from_numpy(places).to(self.device)]
+        return _finite(hidden[0, torch.from_numpy(places).to(self.device)])
 
     def inputs(self, prefix: Ids) -> Ids:
         """What the model reads to predict what follows: `</s>`, then the prefix, or its end."""
@@ -114,3 +114,17 @@ class Engine:
 
 def _pairs(bounds: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     yield from zip(bounds.tolist(), bounds[1:].tolist(), strict=False)
+
+
+def diverged() -> ValueError:
+    """What to say of a model whose numbers are none."""
+    return ValueError(
+        "the model gives no finite log-probabilities: its training diverged; take an earlier "
+        "checkpoint, or dtype=float32 if this was another one"
+    )
+
+
+def _finite(hidden: Tensor) -> Tensor:
+    if not hidden.isfinite().all():
+        raise diverged()
+    return hidden

@@ -17,9 +17,12 @@ from torch import Tensor
 
 from zipflm.data.bpe import join
 from zipflm.data.vocabulary import END, FILLER, SPECIALS, UNKNOWN, Vocabulary
-from zipflm.language.engine import Engine
+from zipflm.language.engine import Engine, diverged
 from zipflm.language.texts import EncodedText, Ids, TextReader
+from zipflm.model.all_words import AllWords
+from zipflm.model.cache import KeyValueCache
 from zipflm.model.next_word import NextWord
+from zipflm.model.recorded_step import RecordedStep
 
 _SEEDS = 2**63
 
@@ -146,7 +149,9 @@ class Writer:
             generator.seed()
         else:
             generator.manual_seed(sampling.seed)
-        next_word = NextWord(engine.model.output, self._forbidden.to(engine.device))
+        # Which of the two is faster is measured in benchmarks/decoding.py.
+        chooser = AllWords if engine.device.type == "cuda" else NextWord
+        next_word = chooser(engine.model.output, self._forbidden.to(engine.device))
         memory = _Memory(engine, self._ids, len(self._texts))
         rows = self._texts
         while True:
@@ -157,13 +162,17 @@ class Writer:
                 top_p=sampling.top_p,
                 generator=generator,
             )
+            if not logprobs.isfinite().all():
+                raise diverged()
             for text, token, logprob in zip(rows, ids.tolist(), logprobs.tolist(), strict=True):
-                text.add(token, logprob)
+                if not text.is_complete:
+                    text.add(token, logprob)
             yield
             going_on = [row for row, text in enumerate(rows) if not text.is_complete]
             if not going_on:
                 return
-            if len(going_on) < len(rows):
+            # Not at every end of a text: a smaller cache has to be made first.
+            if len(going_on) <= len(rows) / 2:
                 rows = [rows[row] for row in going_on]
                 kept = torch.tensor(going_on, device=engine.device)
                 memory.keep(kept)
@@ -226,29 +235,35 @@ class _Memory:
         inputs = torch.from_numpy(engine.inputs(prompt)).to(engine.device)
         self._recent = [inputs.expand(rows, -1)]
         # One pass for all: until here the texts are the same.
-        cache = engine.model.new_cache(1, self._capacity)
+        cache = engine.model.new_cache(1, engine.blocks.block)
         self.hidden = engine.model(inputs[None], cache)[:, -1].expand(rows, -1)
-        self._cache = cache.repeat(rows)
-
-    @property
-    def _capacity(self) -> int:
-        return self._engine.blocks.block
+        self._remember(cache.repeat(rows))
 
     def keep(self, rows: Tensor) -> None:
         """Forget all texts but these."""
         self._recent = [part[rows] for part in self._recent]
-        self._cache = self._cache.select(rows)
+        self._remember(self._cache.select(rows))
 
     def add(self, ids: Tensor) -> None:
         """One token more of every text."""
         self._recent.append(ids[:, None])
-        if self._cache.length < self._capacity:
+        if self._cache.length == self._cache.capacity:
+            self._slide()
+        elif self._step is not None:
+            self.hidden = self._step(ids)
+        else:
             self.hidden = self._engine.model(ids[:, None], self._cache)[:, -1]
-            return
+
+    def _remember(self, cache: KeyValueCache) -> None:
+        self._cache = cache
+        is_recorded = self._engine.device.type == "cuda"
+        self._step = RecordedStep(self._engine.model, cache) if is_recorded else None
+
+    def _slide(self) -> None:
         context = max(self._engine.blocks.context, 1)
         words = torch.cat(self._recent, dim=1)[:, -context:]
         self._recent = [words]
-        self._cache = self._engine.model.new_cache(len(ids), self._capacity)
+        self._cache.truncate(0)
         self.hidden = self._engine.model(words, self._cache)[:, -1]
         self.has_slid = True
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zipflm.data.bpe import join
 from zipflm.data.vocabulary import END, UNKNOWN
-from zipflm.language.engine import Engine
+from zipflm.language.engine import Engine, diverged
 from zipflm.language.texts import Ids, TextReader
 from zipflm.model.next_word import NextWord
 
@@ -128,6 +128,8 @@ class _Pieces:
         with torch.inference_mode():
             self._cache = engine.model.new_cache(1, len(inputs) + _MOST_PIECES)
             self._first = engine.model(inputs[None], self._cache)[0, -1]
+        if not self._first.isfinite().all():
+            raise diverged()
         self._length = len(inputs)
 
     @torch.inference_mode()

@@ -79,7 +79,8 @@ class TrainedModel:
         other."""
         encoder = TextEncoder(run.vocabulary, run.codes, run.splitting)
         self.reader = TextReader(encoder, run.config.batches.unit)
-        self._engine = _engine(run, options, dtype, compile)
+        self.engine = _engine(run, options, dtype, compile)
+        """The model behind ids instead of words."""
         bands = run.config.output.bands(len(run.vocabulary))
         self.facts = WordFacts.of(run.vocabulary, () if bands is None else bands.cutoffs)
 
@@ -91,7 +92,7 @@ class TrainedModel:
 
     @property
     def model(self) -> LanguageModel:
-        return self._engine.model
+        return self.engine.model
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -100,12 +101,7 @@ class TrainedModel:
 
     @property
     def device(self) -> torch.device:
-        return self._engine.device
-
-    @property
-    def engine(self) -> Engine:
-        """The model behind ids instead of words."""
-        return self._engine
+        return self.engine.device
 
     # --- Scores of text that is there. ---
 
@@ -131,13 +127,13 @@ class TrainedModel:
         encoded = [self.reader.text(each) for each in text]
         before = self.reader.prefix(prefix)
         documents = [np.concatenate([before, each.ids]) for each in encoded]
-        nll = self._engine.nll(documents, skip=len(before))
+        nll = self.engine.nll(documents, skip=len(before))
         return [
             ScoredText(
                 each,
                 nll_per_word(each, values),
                 self.facts,
-                self._engine.protocol(ids, len(each.starts), skip=len(before)),
+                self.engine.protocol(ids, len(each.starts), skip=len(before)),
             )
             for each, ids, values in zip(encoded, documents, nll, strict=True)
         ]
@@ -162,7 +158,7 @@ class TrainedModel:
             return self.next_words([prefix], k)[0]
         _require_texts(prefix)
         ids = [self.reader.prefix(each) for each in prefix]
-        return most_likely_words(self._engine, self.reader, ids, k)
+        return most_likely_words(self.engine, self.reader, ids, k)
 
     @torch.inference_mode()
     def log_probs(self, prefixes: Sequence[str]) -> Tensor:
@@ -171,7 +167,7 @@ class TrainedModel:
         if isinstance(prefixes, str):
             raise ValueError("prefixes: one text; give a list of them, [text] for one")
         _require_texts(prefixes)
-        hidden = self._engine.hidden_after([self.reader.prefix(each) for each in prefixes])
+        hidden = self.engine.hidden_after([self.reader.prefix(each) for each in prefixes])
         return self.model.output.log_probs(hidden)
 
     # --- Writing. ---
@@ -206,11 +202,11 @@ class TrainedModel:
             lines=lines,
             forbid_unknown=forbid_unknown,
         )
-        return Writer(self._engine, self.reader, prompt, sampling, num).all()
+        return Writer(self.engine, self.reader, prompt, sampling, num).all()
 
     def stream(self, prompt: str = "", **options: Any) -> Iterator[WrittenWord]:
         """The words of one continuation as they come; options as for `generate`, without `num`."""
-        yield from Writer(self._engine, self.reader, prompt, Sampling(**options), 1).words()
+        yield from Writer(self.engine, self.reader, prompt, Sampling(**options), 1).words()
 
 
 def _engine(

@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import Blocks
-from zipflm.data.batches import Windows, group
+from zipflm.data.batches import Windows
+
+_SMALL = 8
+"""Below this part of what fits, a batch leaves the device idle."""
 
 
 def document_windows(lengths: Sequence[int], blocks: Blocks, skip: int = 0) -> Windows:
@@ -33,10 +36,19 @@ def document_windows(lengths: Sequence[int], blocks: Blocks, skip: int = 0) -> W
 
 
 def batched(windows: Windows, max_tokens: int) -> Iterator[Windows]:
-    """Windows of similar length together, as many as fit into `max_tokens` with their padding."""
+    """Windows of similar length together, at most `max_tokens` with their padding.
+
+    A batch that is large enough to keep the device busy is not made larger at the price of more
+    than a tenth of padding.
+    """
     lengths = windows.end - windows.first
     order: NDArray[np.int64] = np.argsort(lengths, kind="stable")
-    bounds = group(lengths[order], max_tokens)
-    for low, high in zip(bounds, bounds[1:], strict=False):
-        rows = order[low:high]
+    lengths, row = lengths[order], 0
+    while row < len(lengths):
+        some = lengths[row : row + max(1, max_tokens // int(lengths[row]))]
+        used, padded = np.cumsum(some), some * np.arange(1, len(some) + 1)
+        is_dense = (10 * padded <= 11 * used) | (used <= max_tokens // _SMALL)
+        number = max(1, int(np.argmin(np.append((padded <= max_tokens) & is_dense, False))))
+        rows = order[row : row + number]
         yield Windows(windows.first[rows], windows.start[rows], windows.end[rows])
+        row += number

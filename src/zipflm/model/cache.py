@@ -21,8 +21,12 @@ class Past(Protocol):
     """What the decoder asks of whatever remembers earlier words."""
 
     @property
-    def length(self) -> int:
-        """Number of words that came before."""
+    def position(self) -> int | Tensor:
+        """Number of words that came before: a number, or a tensor on the device that holds it."""
+
+    def visible(self, number: int) -> Tensor | None:
+        """Which of the words that `extend` returns each of `number` new ones sees, [T, S]; None
+        where causality says it all, or a single new word sees everything."""
 
     def admit(self, hidden_BTD: Tensor) -> None:
         """Called before the first layer: raise a ValueError if these words cannot be added."""
@@ -74,6 +78,17 @@ class KeyValueCache:
     def length(self) -> int:
         """Number of words that every row holds."""
         return self._length
+
+    @property
+    def position(self) -> int:
+        return self._length
+
+    def visible(self, number: int) -> Tensor | None:
+        if number == 1 or self._length == 0:
+            return None
+        shape = (number, self._length + number)
+        ones_TS = torch.ones(shape, dtype=torch.bool, device=self.keys_LBHCK.device)
+        return ones_TS.tril(self._length)
 
     @property
     def rows(self) -> int:

@@ -54,7 +54,7 @@ class Decoder(nn.Module):
         hidden_BTD = hidden_BTD * math.sqrt(config.dim)
         if cache is not None:
             cache.admit(hidden_BTD)
-        length, start = hidden_BTD.shape[1], 0 if cache is None else cache.length
+        length, start = hidden_BTD.shape[1], 0 if cache is None else cache.position
         rotation = None
         match config.positions:
             case "sinusoidal":
@@ -62,11 +62,14 @@ class Decoder(nn.Module):
                 hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
             case "rotary":
                 head_dim = config.dim // config.num_heads
-                rotation = _opaque_rotations(hidden_BTD.detach(), head_dim, start)
+                if isinstance(start, Tensor):
+                    rotation = rotations(length, head_dim, hidden_BTD.device, start)
+                else:
+                    rotation = _opaque_rotations(hidden_BTD.detach(), head_dim, start)
             case _:
                 assert_never(config.positions)
         hidden_BTD = F.dropout(hidden_BTD, config.dropout, self.training)
-        visible_TS = _visible(length, start, hidden_BTD.device)
+        visible_TS = None if cache is None else cache.visible(length)
         for index, layer in enumerate(self.layers):
             memory = None if cache is None else Memory(cache, index, visible_TS)
             hidden_BTD = layer(hidden_BTD, rotation, memory)
@@ -166,7 +169,9 @@ class DecoderLayer(nn.Module):
         return fed_BTD
 
 
-def sinusoids(length: int, dim: int, device: torch.device | str = "cpu", start: int = 0) -> Tensor:
+def sinusoids(
+    length: int, dim: int, device: torch.device | str = "cpu", start: int | Tensor = 0
+) -> Tensor:
     """Position table [length, dim] in float32: all sines, then all cosines.
 
     The first row belongs to the word that `start` others precede.
@@ -184,7 +189,7 @@ def sinusoids(length: int, dim: int, device: torch.device | str = "cpu", start: 
 
 
 def rotations(
-    length: int, head_dim: int, device: torch.device, start: int = 0
+    length: int, head_dim: int, device: torch.device, start: int | Tensor = 0
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32, from `start` on."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
@@ -212,14 +217,6 @@ def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = (part.to(vectors_BTHK.dtype) for part in rotation)
     first, second = vectors_BTHK.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def _visible(length: int, start: int, device: torch.device) -> Tensor | None:
-    """Which of all words each of `length` new ones sees when `start` others came before."""
-    if length == 1 or start == 0:
-        return None
-    ones_TS = torch.ones(length, start + length, dtype=torch.bool, device=device)
-    return ones_TS.tril(start)
 
 
 def _zero_bias(linear: nn.Linear) -> None:

@@ -77,11 +77,14 @@ class _Appended:
     """A `Past` without state: earlier words come as tensors, and new ones leave as tensors."""
 
     def __init__(self, keys_LBHPK: Tensor, values_LBHPK: Tensor):
-        self.length = keys_LBHPK.shape[3]
+        self.position: int | Tensor = keys_LBHPK.shape[3]
         self.keys, self.values = list(keys_LBHPK.unbind()), list(values_LBHPK.unbind())
 
     def admit(self, hidden_BTD: Tensor) -> None:
         pass
+
+    def visible(self, number: int) -> None:
+        """A single new word sees everything."""
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
         self.keys[layer] = torch.cat([self.keys[layer], key_BHTK], dim=2)

@@ -93,7 +93,7 @@ class NextWord:
         the smallest set of most likely ones whose share reaches `top_p`. Temperature 0 takes the
         most likely word. A row's word depends on the generator's state and on no other row.
         """
-        _check_choices(temperature, top_k, top_p)
+        check_choices(temperature, top_k, top_p)
         if temperature == 0:
             log_probs_N1, ids_N1 = self.most_likely(hidden_ND, 1)
             return ids_N1.squeeze(1), log_probs_N1.squeeze(1)
@@ -201,7 +201,7 @@ def _checked(forbidden: Tensor | None, vocab_size: int, device: torch.device) ->
     return forbidden.to(device)
 
 
-def _check_choices(temperature: float, top_k: int, top_p: float) -> None:
+def check_choices(temperature: float, top_k: int, top_p: float) -> None:
     if not 0 <= temperature < math.inf:
         raise ValueError(
             f"temperature={temperature}: give 0 for the most likely word, 1 for the model's own "

@@ -1,0 +1,96 @@
+"""A decoding step on a GPU as one recorded graph.
+
+A single word is little work for a GPU: starting some three hundred kernels, one by one, takes ten
+times as long as they do. So the step is recorded once and started as a whole. For that its shapes
+must never change: attention always runs over all places of the cache, and a mask hides those that
+hold nothing yet.
+
+Shapes: N rows, D model width, B rows, H heads, C capacity, K head width, T new words.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zipflm.model.cache import KeyValueCache
+from zipflm.model.language_model import LanguageModel
+
+
+class RecordedStep:
+    """Adds one word to every row of a cache: `step(words_N)` is `model(words_N1, cache)[:, -1]`.
+
+    The result is overwritten by the next step. On a CPU, where nothing can be recorded, the same
+    computation runs as it stands.
+    """
+
+    def __init__(self, model: LanguageModel, cache: KeyValueCache):
+        """The cache may be filled, or emptied and filled again, by others between two steps."""
+        self._model, self._cache = model, cache
+        device = cache.keys_LBHCK.device
+        self._words_N1 = torch.zeros(cache.rows, 1, dtype=torch.int64, device=device)
+        self._past = _FixedPast(cache)
+        # What was never written may be anything; hidden or not, 0 times infinity is no number.
+        for buffer_LBHCK in (cache.keys_LBHCK, cache.values_LBHCK):
+            buffer_LBHCK[:, :, :, cache.length :].zero_()
+        self._graph = self._record() if device.type == "cuda" else None
+
+    @torch.inference_mode()
+    def __call__(self, words_N: Tensor) -> Tensor:
+        if self._cache.length >= self._cache.capacity:
+            raise ValueError(f"words: the cache of capacity={self._cache.capacity} is full")
+        self._words_N1.copy_(words_N.unsqueeze(1))
+        self._past.position.fill_(self._cache.length)
+        if self._graph is None:
+            self._hidden_ND = self._run()
+        else:
+            self._graph.replay()
+        self._cache.advance(1)
+        return self._hidden_ND
+
+    def _run(self) -> Tensor:
+        hidden_ND: Tensor = self._model(self._words_N1, self._past)[:, -1]
+        return hidden_ND
+
+    @torch.inference_mode()
+    def _record(self) -> torch.cuda.CUDAGraph:
+        # Rehearsed first, as libraries allocate on first use. What it writes into the cache lies
+        # where the first real step will write.
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._hidden_ND = self._run()
+        return graph
+
+
+class _FixedPast:
+    """A cache that shows all its places at every step, and hides those behind the new word."""
+
+    def __init__(self, cache: KeyValueCache):
+        self._keys_LBHCK, self._values_LBHCK = cache.keys_LBHCK, cache.values_LBHCK
+        device = cache.keys_LBHCK.device
+        first = min(cache.length, cache.capacity - 1)
+        self.position = torch.tensor(first, device=device)
+        self._places_C = torch.arange(cache.capacity, device=device)
+
+    def visible(self, number: int) -> Tensor:
+        assert number == 1
+        return (self._places_C <= self.position).unsqueeze(0)
+
+    def admit(self, hidden_BTD: Tensor) -> None:
+        """Shapes were checked when the cache was made for this."""
+
+    def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+        keys_BHCK, values_BHCK = self._keys_LBHCK[layer], self._values_LBHCK[layer]
+        place = self.position.view(1)
+        keys_BHCK.index_copy_(2, place, key_BHTK)
+        values_BHCK.index_copy_(2, place, value_BHTK)
+        return keys_BHCK, values_BHCK
+
+    def advance(self, number: int) -> None:
+        """Counted by the cache, outside of what is recorded."""
