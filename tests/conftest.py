@@ -12,8 +12,8 @@ if not torch.cuda.is_available():
 collect_ignore = ["training/failing_run.py"]
 """A script that a test starts; the search for doctests would run it."""
 
-# Tests are small; more threads than this only wait for each other.
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+# Tests are small; more threads than this only wait for each other, and for other workers' threads.
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1))
 
 
 def pytest_addoption(parser):
