@@ -21,6 +21,10 @@ from zipflm.model.lazy_log_probs import Groups, LazyLogProbs, Openings
 from zipflm.model.lottery import Bounds, Lottery, Words, bounds, draw_places
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
+_COLDEST, _HOTTEST = 1e-10, 1e10
+"""Temperatures beyond which rounding alone tells words apart: below, the most likely one has all of
+the probability, above, all have the same. Further out, numbers would leave the range of float32."""
+
 
 class NextWord:
     """Chooses the words that follow hidden vectors. Made once for a model in evaluation mode, on
@@ -94,9 +98,10 @@ class NextWord:
         most likely word. A row's word depends on the generator's state and on no other row.
         """
         _check_choices(temperature, top_k, top_p)
-        if temperature == 0:
+        if temperature < _COLDEST:
             log_probs_N1, ids_N1 = self.most_likely(hidden_ND, 1)
             return ids_N1.squeeze(1), log_probs_N1.squeeze(1)
+        temperature = min(temperature, _HOTTEST)
         is_limited = 0 < top_k < self._num_allowed
         if is_limited and top_p < 1:
             return self._draw_of_top_and_nucleus(hidden_ND, temperature, top_k, top_p, generator)
