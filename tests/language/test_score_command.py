@@ -147,6 +147,20 @@ def test_the_most_likely_words_stand_beside_the_one_that_came(lm, text):
     assert [float(value) for _, value in first] == pytest.approx(values, abs=1e-4)
 
 
+@pytest.mark.parametrize(("label", "k"), [("ADP-T", 80), ("BPE", 20)])
+def test_beyond_the_block_a_word_has_one_probability_in_its_row(models, tmp_path, label, k):
+    path = tmp_path / "long.txt"
+    path.write_text(" ".join(sentences(3, 9)) + "\n")
+    _, rows = rows_of(models[label], path, top=k, prefix="ba de fila")
+    compared = 0
+    for _, _, word, logprob, _, _, _, top in (row.split("\t") for row in rows):
+        likely = dict(each.rpartition("=")[::2] for each in top.split(" "))
+        if word in likely:
+            assert float(likely[word]) == pytest.approx(float(logprob), abs=1e-4)
+            compared += 1
+    assert len(rows) > 40 and compared > (40 if k == 80 else 10)
+
+
 def test_a_prefix_stands_before_every_line(adp, text):
     header, rows = rows_of(adp, text, prefix="ba de")
     assert header.endswith("prefix=2")

@@ -39,17 +39,23 @@ def most_likely_words(
     """The `k` most likely words after each prefix, most likely first."""
     require_k(k, reader)
     if engine.unit == "bpe":
-        return [_in_pieces(engine, reader, prefix, k) for prefix in prefixes]
+        return [_in_pieces(engine, reader, engine.inputs(prefix), k) for prefix in prefixes]
     return _of_hidden(engine, reader, engine.hidden_after(prefixes), k) if prefixes else []
 
 
 def most_likely_instead(
-    engine: Engine, reader: TextReader, document: Ids, places: NDArray[np.int64], k: int
+    engine: Engine,
+    reader: TextReader,
+    document: Ids,
+    places: NDArray[np.int64],
+    k: int,
+    skip: int = 0,
 ) -> list[list[LikelyWord]]:
-    """The `k` most likely words at these places of a document."""
+    """The `k` most likely words at these places of a document, seen as `Engine.nll` sees it."""
     if engine.unit == "bpe":
-        return most_likely_words(engine, reader, [document[:place] for place in places], k)
-    return _of_hidden(engine, reader, engine.hidden_before(document, places), k)
+        before = engine.inputs_before(document, places, skip)
+        return [_in_pieces(engine, reader, inputs, k) for inputs in before]
+    return _of_hidden(engine, reader, engine.hidden_before(document, places, skip), k)
 
 
 def require_k(k: int, reader: TextReader) -> None:
@@ -73,10 +79,10 @@ def _of_hidden(
     return found
 
 
-def _in_pieces(engine: Engine, reader: TextReader, prefix: Ids, k: int) -> list[LikelyWord]:
+def _in_pieces(engine: Engine, reader: TextReader, inputs: Ids, k: int) -> list[LikelyWord]:
     """Words come out of the search most likely first, so the first `k` are the answer."""
     found: list[LikelyWord] = []
-    for path, logprob in _paths(engine, reader, prefix):
+    for path, logprob in _paths(engine, reader, inputs):
         word = join([reader.vocabulary.words[piece] for piece in path])
         # A word has as many ways to be spelt in pieces as its letters allow. The model was
         # trained on one of them, and that is the one that is scored.
@@ -88,14 +94,14 @@ def _in_pieces(engine: Engine, reader: TextReader, prefix: Ids, k: int) -> list[
 
 
 def _paths(
-    engine: Engine, reader: TextReader, prefix: Ids
+    engine: Engine, reader: TextReader, inputs: Ids
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """Sequences of pieces that end a word, with their log-probabilities, in falling order.
 
     Best first: a path is at most as likely as its beginning, so whatever leaves the queue before
     all others is the next. Of each beginning only the best piece that is left waits in the queue.
     """
-    pieces = _Pieces(engine, prefix)
+    pieces = _Pieces(engine, inputs)
     queue: list[tuple[float, tuple[int, ...], int]] = []
     beginnings: dict[tuple[int, ...], tuple[float, list[float], list[int]]] = {}
 
@@ -120,14 +126,14 @@ def _paths(
 
 
 class _Pieces:
-    """Log-probabilities of pieces after a prefix, whose pass through the model is made once."""
+    """Log-probabilities of pieces after some inputs, which pass through the model once."""
 
-    def __init__(self, engine: Engine, prefix: Ids) -> None:
-        inputs = torch.from_numpy(engine.inputs(prefix)).to(engine.device)
+    def __init__(self, engine: Engine, inputs: Ids) -> None:
+        words = torch.from_numpy(inputs).to(engine.device)
         self._engine = engine
         with torch.inference_mode():
             self._cache = engine.model.new_cache(1, len(inputs) + _MOST_PIECES)
-            self._first = engine.model(inputs[None], self._cache)[0, -1]
+            self._first = engine.model(words[None], self._cache)[0, -1]
         self._length = len(inputs)
 
     @torch.inference_mode()
