@@ -224,6 +224,7 @@ def test_at_temperature_zero_the_most_likely_word_comes():
     assert torch.equal(ids, expected_ids[:, 0])
     assert_close(log_probs, expected[:, 0], 1e-12)
 
+
 KINDS_OF_DRAWS = [{}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}]
 
 

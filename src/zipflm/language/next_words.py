@@ -65,6 +65,16 @@ def require_k(k: int, reader: TextReader) -> None:
         )
 
 
+def require_numbers(log_probs: Tensor) -> Tensor:
+    """The same; ValueError where there is none, since some word would come out on top even so."""
+    if log_probs.isnan().any():
+        raise ValueError(
+            "the model gives the next word no probability: its training diverged; take an earlier "
+            "checkpoint, or float32 if this was another precision"
+        )
+    return log_probs
+
+
 @torch.inference_mode()
 def _of_hidden(
     engine: Engine, reader: TextReader, hidden: Tensor, k: int
@@ -74,6 +84,7 @@ def _of_hidden(
     next_word = NextWord(engine.model.output)
     for rows in torch.split(hidden, _ROWS):
         values, ids = next_word.most_likely(rows, k)
+        require_numbers(values)
         for row in zip(ids.tolist(), values.tolist(), strict=True):
             found.append([LikelyWord(words[i], value) for i, value in zip(*row, strict=True)])
     return found
@@ -144,5 +155,6 @@ class _Pieces:
             self._cache.truncate(self._length)
             words = torch.tensor([pieces], device=self._engine.device)
             hidden = self._engine.model(words, self._cache)[0, -1]
-        values, ids = self._engine.model.output.log_probs(hidden).sort(descending=True)
+        log_probs = require_numbers(self._engine.model.output.log_probs(hidden))
+        values, ids = log_probs.sort(descending=True)
         return values.tolist(), ids.tolist()
