@@ -12,8 +12,8 @@ from zipflm.data.text import STDIN, chunks, shown
 def numbered_lines(name: str) -> Iterator[tuple[int, str]]:
     """Every line of a plain or compressed file, or of `-`, without its line end, from number 1 on.
 
-    A carriage return at the end of a line goes too, and a byte order mark before the first. Raises ValueError for what is not UTF-8 text,
-    and OSError if there is no such file.
+    A carriage return at the end of a line goes too, and a byte order mark before the first one.
+    Raises ValueError for what is not UTF-8 text, and OSError if there is no such file.
     """
     if name != STDIN and not os.path.exists(name):
         raise FileNotFoundError(f"{name}: no such file")
