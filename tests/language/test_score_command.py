@@ -4,12 +4,14 @@ import gzip
 import io
 import json
 import math
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+import training_runs
 from loaded_models import loaded
 from small_data import sentences
 from typer.testing import CliRunner
@@ -272,6 +274,16 @@ def test_a_line_in_a_pipe_is_answered_before_the_next_one_comes(process):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("closed", "status"), [("<&-", 2), (">&-", 0), ("2>&-", 0)])
+def test_a_stream_that_is_closed_is_no_crash(run, text, closed, status):
+    file = "-" if closed == "<&-" else text
+    arguments = shlex.join(training_runs.command("score", run, file, "--device", "cpu"))
+    found = training_runs.call(["sh", "-c", f"{arguments} {closed}"])
+    assert found.returncode == status
+    assert found.stderr == ("zipflm: standard input: empty\n" if status else "")
+    assert ("</s>" in found.stdout) == (closed == "2>&-")
+
+
 def test_a_closed_pipe_ends_it_quietly(process):
     child = process()
     child.stdout.readline()
