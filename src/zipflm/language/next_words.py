@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from zipflm.language.engine import Engine
 from zipflm.language.texts import Ids, TextReader
 from zipflm.model.next_word import NextWord
 
-_MOST_PIECES = 64
+MOST_PIECES = 64
 """Of a word; longer ones are not looked for."""
 
 
@@ -114,12 +114,12 @@ def _paths(
     """
     pieces = _Pieces(engine, inputs)
     queue: list[tuple[float, tuple[int, ...], int]] = []
-    beginnings: dict[tuple[int, ...], tuple[float, list[float], list[int]]] = {}
+    beginnings: dict[tuple[int, ...], tuple[float, NDArray[Any], NDArray[np.int32]]] = {}
 
     def put(beginning: tuple[int, ...], place: int) -> None:
         before, values, _ = beginnings[beginning]
         if place < len(values) and values[place] > -np.inf:
-            heapq.heappush(queue, (-(before + values[place]), beginning, place))
+            heapq.heappush(queue, (-(before + float(values[place])), beginning, place))
 
     def open_up(beginning: tuple[int, ...], logprob: float) -> None:
         beginnings[beginning] = (logprob, *pieces.after(beginning))
@@ -128,11 +128,11 @@ def _paths(
     open_up((), 0.0)
     while queue:
         nll, beginning, place = heapq.heappop(queue)
-        path = (*beginning, beginnings[beginning][2][place])
+        path = (*beginning, int(beginnings[beginning][2][place]))
         put(beginning, place + 1)
         if reader.ends_word[path[-1]]:
             yield path, -nll
-        elif len(path) < _MOST_PIECES:
+        elif len(path) < MOST_PIECES:
             open_up(path, -nll)
 
 
@@ -143,13 +143,13 @@ class _Pieces:
         words = torch.from_numpy(inputs).to(engine.device)
         self._engine = engine
         with torch.inference_mode():
-            self._cache = engine.model.new_cache(1, len(inputs) + _MOST_PIECES)
+            self._cache = engine.model.new_cache(1, len(inputs) + MOST_PIECES)
             self._first = engine.model(words[None], self._cache)[0, -1]
         self._length = len(inputs)
 
     @torch.inference_mode()
-    def after(self, pieces: tuple[int, ...]) -> tuple[list[float], list[int]]:
-        """Of all pieces, in falling order, and their ids."""
+    def after(self, pieces: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[np.int32]]:
+        """Of all pieces, in falling order, and their ids; small, because thousands may be kept."""
         hidden = self._first
         if pieces:
             self._cache.truncate(self._length)
@@ -157,4 +157,4 @@ class _Pieces:
             hidden = self._engine.model(words, self._cache)[0, -1]
         log_probs = require_numbers(self._engine.model.output.log_probs(hidden))
         values, ids = log_probs.sort(descending=True)
-        return values.tolist(), ids.tolist()
+        return values.cpu().numpy(), ids.int().cpu().numpy()
