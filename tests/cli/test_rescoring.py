@@ -96,6 +96,8 @@ def test_tuning_tells_its_table_beside_the_list_and_uses_what_it_found(call):
         ("list.tsv --scores-out file", "--scores-out: a list of --format tsv holds its scores"),
         ("list.tsv --out no/file", "--out no/file: there is no folder no"),
         ("list.tsv --out file.gz", "would be written uncompressed"),
+        ("list.tsv --out ./list.tsv", "--out ./list.tsv: is read, and would be lost"),
+        ("list.tsv --tune refs --out refs", "--out refs: is read, and would be lost"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(call, tmp_path, arguments, message):
@@ -169,6 +171,7 @@ def test_scores_on_standard_output_have_it_to_themselves(call, scores):
         ("a.tsv list.tsv", "list.tsv: line 1: has no column line; give files that zipflm score"),
         ("- -", "standard input can be read once only"),
         ("a.tsv b.tsv --out no/file", "there is no folder no"),
+        ("a.tsv b.tsv --out b.tsv", "--out b.tsv: is read, and would be lost"),
     ],
 )
 def test_a_bad_ensemble_is_one_line_and_status_2(call, scores, tmp_path, arguments, message):

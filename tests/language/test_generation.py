@@ -153,6 +153,18 @@ def test_words_follow_the_distribution(adp):
     assert float(statistic) < int(large.sum()) + 4 * (2 * int(large.sum())) ** 0.5
 
 
+def test_a_word_that_never_ends_is_ended(bpe_data, monkeypatch):
+    lm = loaded(bpe_data, "BPE")
+    inner = next(i for i, ends in enumerate(lm.reader.ends_word) if not ends)
+
+    def always_inside(self, hidden, **choice):
+        return torch.full((len(hidden),), inner), torch.full((len(hidden),), -0.5)
+
+    monkeypatch.setattr("zipflm.model.next_word.NextWord.draw", always_inside)
+    (text,) = lm.generate("", max_words=2, lines=0)
+    assert len(text.words) == 2 and text.words[0].logprob == -32.0
+
+
 @pytest.mark.gpu
 def test_a_gpu_writes_what_a_cpu_writes(word_data):
     on_cpu, on_gpu = loaded(word_data, block=8), loaded(word_data, block=8, device="cuda")

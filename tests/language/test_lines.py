@@ -17,6 +17,12 @@ def test_lines_have_numbers_and_no_ends(tmp_path):
     assert list(numbered_lines(str(packed))) == expected
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path):
+    path = tmp_path / "marked.txt"
+    path.write_bytes(b"\xef\xbb\xbfutt-1 a\n\xef\xbb\xbfutt-2 b\n")
+    assert list(numbered_lines(str(path))) == [(1, "utt-1 a"), (2, "\ufeffutt-2 b")]
+
+
 def test_standard_input_is_read(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
     assert list(numbered_lines("-")) == [(1, "a"), (2, "b")]

@@ -1,7 +1,13 @@
 """The search for words in pieces."""
 
-import pytest
+import tracemalloc
+from types import SimpleNamespace
 
+import pytest
+from loaded_models import loaded
+
+from zipflm.config import PLAIN
+from zipflm.data.vocabulary import Vocabulary
 from zipflm.language.next_words import most_likely_words
 
 
@@ -17,3 +23,18 @@ def test_a_word_has_the_probability_that_scoring_gives_it(bpe):
         if word.word not in ("<s>", "</s>", "<unk>", "<pad>") and "madeup" not in word.word:
             scored = bpe.score(word.word, prefix="de ba").words[0]
             assert word.logprob == pytest.approx(scored.logprob, abs=1e-5)
+
+
+def test_a_wide_search_takes_a_few_bytes_for_each_piece_of_each_beginning():
+    pieces = {f"w{n}{mark}": 1 for n in range(300) for mark in ("", "@@")}
+    vocabulary = Vocabulary.from_counts(pieces, min_count=1)
+    data = SimpleNamespace(vocabulary=vocabulary, codes=None, splitting=PLAIN)
+    lm = loaded(data, "BPE", sharpness=0.1)  # knows next to nothing, so all beginnings are opened
+    tracemalloc.start()
+    try:
+        found = lm.next_words("w1", 450)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len({word.word for word in found}) == 450
+    assert peak < 20 * len(vocabulary) * 300

@@ -4,12 +4,14 @@ import gzip
 import io
 import json
 import math
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+import training_runs
 from loaded_models import loaded
 from small_data import sentences
 from typer.testing import CliRunner
@@ -147,6 +149,20 @@ def test_the_most_likely_words_stand_beside_the_one_that_came(lm, text):
     assert [float(value) for _, value in first] == pytest.approx(values, abs=1e-4)
 
 
+@pytest.mark.parametrize(("label", "k"), [("ADP-T", 80), ("BPE", 20)])
+def test_beyond_the_block_a_word_has_one_probability_in_its_row(models, tmp_path, label, k):
+    path = tmp_path / "long.txt"
+    path.write_text(" ".join(sentences(3, 9)) + "\n")
+    _, rows = rows_of(models[label], path, top=k, prefix="ba de fila")
+    compared = 0
+    for _, _, word, logprob, _, _, _, top in (row.split("\t") for row in rows):
+        likely = dict(each.rpartition("=")[::2] for each in top.split(" "))
+        if word in likely:
+            assert float(likely[word]) == pytest.approx(float(logprob), abs=1e-4)
+            compared += 1
+    assert len(rows) > 40 and compared > (40 if k == 80 else 10)
+
+
 def test_a_prefix_stands_before_every_line(adp, text):
     header, rows = rows_of(adp, text, prefix="ba de")
     assert header.endswith("prefix=2")
@@ -198,6 +214,18 @@ def test_a_text_of_pieces_for_a_run_without_codes_is_scored_by_word(bpe_data):
     lm.reader.encoder._seen.clear()
     words = lm.score(pieces).words
     assert [word.word for word in words] == ["ba", "fila", "</s>"]
+
+
+def test_a_word_with_an_unknown_piece_anywhere_is_unknown(bpe_data, tmp_path):
+    lm = loaded(bpe_data, "BPE")
+    lm.reader._takes_pieces, lm.reader.encoder.codes = True, None
+    begin = next(word for word in lm.vocabulary.words if word.endswith("@@"))
+    path = tmp_path / "pieces.txt"
+    path.write_text(f"{begin} zz\nzz@@ ba\nba\n")
+    _, rows = rows_of(lm, path, per="word", ends=False)
+    assert [row.split("\t")[6] for row in rows] == ["1", "1", "0"]
+    _, (row,) = rows_of(lm, path, per="total")
+    assert row.split("\t")[2] == "2"
 
 
 # --- As a command. ---
@@ -258,6 +286,16 @@ def test_a_line_in_a_pipe_is_answered_before_the_next_one_comes(process):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("closed", "status"), [("<&-", 2), (">&-", 0), ("2>&-", 0)])
+def test_a_stream_that_is_closed_is_no_crash(run, text, closed, status):
+    file = "-" if closed == "<&-" else text
+    arguments = shlex.join(training_runs.command("score", run, file, "--device", "cpu"))
+    found = training_runs.call(["sh", "-c", f"{arguments} {closed}"])
+    assert found.returncode == status
+    assert found.stderr == ("zipflm: standard input: empty\n" if status else "")
+    assert ("</s>" in found.stdout) == (closed == "2>&-")
+
+
 def test_a_closed_pipe_ends_it_quietly(process):
     child = process()
     child.stdout.readline()

@@ -9,6 +9,7 @@ from loaded_models import loaded
 
 import zipflm
 from zipflm.data.vocabulary import END, UNKNOWN
+from zipflm.language.trained import TrainedModel
 
 TEXT = "ba de ba fila\nsoro ba\n"
 PREFIXES = ["ba de", "ba", "", "soro\n", "ba de ba fila nan gu ba"]
@@ -176,6 +177,27 @@ def test_a_run_is_loaded_by_its_folder(run):
 def test_what_cannot_be_loaded_is_refused(run, options, reason):
     with pytest.raises(ValueError, match=reason):
         zipflm.load(run, device="cpu", **options)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_of_a_run_that_diverged_are_refused(word_data, value):
+    run = loaded(word_data).run
+    with torch.no_grad():
+        run.model.output.clusters[0, 0] = value
+    with pytest.raises(
+        ValueError, match=r"update-00000001: output\.clusters .* the training diverged"
+    ):
+        TrainedModel(run)
+
+
+@pytest.mark.parametrize("label", ["ADP-T", "SM", "BPE"])
+def test_a_model_without_probabilities_says_nothing(word_data, bpe_data, label):
+    lm = loaded(bpe_data if label == "BPE" else word_data, label)
+    for weight in lm.model.parameters():
+        weight.data.fill_(math.nan)
+    for ask in (lm.score, lm.next_words, lambda text: lm.log_probs([text])):
+        with pytest.raises(ValueError, match="probability: its training diverged"):
+            ask("ba de")
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):

@@ -23,7 +23,9 @@ def hidden(model):
     return torch.randn(7, model.config.decoder.dim)
 
 
-@pytest.mark.parametrize("choice", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}])
+@pytest.mark.parametrize(
+    "choice", [{"temperature": 0.0}, {"temperature": 1e-300}, {"top_k": 1}, {"top_p": 1e-9}]
+)
 def test_where_one_word_is_left_it_is_the_lazy_choice(model, hidden, choice):
     forbidden = torch.zeros(4000, dtype=torch.bool)
     forbidden[:3000] = True

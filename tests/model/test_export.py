@@ -72,6 +72,8 @@ def test_saved_steps_give_the_models_numbers(model, tmp_path):
         assert keys.shape[3] == values.shape[3] == 4
 
 
+# The one model that has all of our operators, since a process of its own takes seconds.
+@pytest.mark.parametrize("model", ["rotary"], indirect=True)
 def test_a_program_runs_where_the_package_is_not_installed(model, file):
     words = torch.arange(10).view(2, 5)
     code = (

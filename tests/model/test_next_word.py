@@ -1,5 +1,7 @@
 """The lazy choice of words against the whole distribution that `log_probs` computes."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -223,6 +225,33 @@ def test_at_temperature_zero_the_most_likely_word_comes():
     expected, expected_ids = sorted_log_probs(output, hidden)
     assert torch.equal(ids, expected_ids[:, 0])
     assert_close(log_probs, expected[:, 0], 1e-12)
+
+
+KINDS_OF_DRAWS = [{}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("choice", KINDS_OF_DRAWS, ids=str)
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e-20])
+def test_colder_than_numbers_reach_is_as_cold_as_zero(temperature, choice):
+    next_word, hidden = NextWord(adaptive().float(), forbid(0, 30)), a_hidden(50).float()
+    ids, log_probs = next_word.draw(hidden, temperature=temperature, **choice)
+    expected_ids, expected = next_word.draw(hidden, temperature=0)
+    assert torch.equal(ids, expected_ids) and torch.equal(log_probs, expected)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("choice", KINDS_OF_DRAWS, ids=str)
+@pytest.mark.parametrize("temperature", [1e39, 1e300])
+def test_hotter_than_numbers_reach_draws_all_words_alike(temperature, choice):
+    next_word = NextWord(adaptive().float(), forbid(0, 30))
+    hidden = a_hidden(1).float().expand(4_000, -1)
+    ids, _ = next_word.draw(hidden, temperature=temperature, **choice)
+    counts = ids.bincount(minlength=40)
+    number = {0: 38, 3: 3}[choice.get("top_k", 0)]
+    expected = math.ceil(number * choice.get("top_p", 1))
+    assert not counts[[0, 30]].any() and (counts > 0).sum() == expected
+    assert counts.max() < 1.7 * len(ids) / expected
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: "-".join(map(str, choice.values())))

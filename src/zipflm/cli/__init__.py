@@ -9,6 +9,7 @@ names; 130 if a signal stopped training or a study and the same command would go
 
 from __future__ import annotations
 
+import os
 import sys
 
 # Importing a module of commands registers them with the app.
@@ -20,6 +21,7 @@ __all__ = ["app", "bands", "main", "making", "measuring", "rescoring", "using"]
 
 def main() -> None:
     """Entry point of the console script."""
+    _open_missing_streams()
     try:
         app()
     except (ValueError, OSError) as error:
@@ -28,3 +30,10 @@ def main() -> None:
     except OverflowError as error:  # a number that nothing has refused before
         complain(f"a number is too large to compute with ({error}); give smaller ones")
         sys.exit(2)
+
+
+def _open_missing_streams() -> None:
+    """Whoever closed a stream (`<&-`, `>&-`) has nothing to say, or wants to hear nothing."""
+    sys.stdin = sys.stdin or open(os.devnull)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")

@@ -89,7 +89,8 @@ def rescore(
 
     # All that can be refused without the model comes first: loading it takes a while.
     tables = _files("--scores", scores), _files("--costs", costs)
-    _read_stdin_once([nbest, tune, *tables[0].values(), *tables[1].values()])
+    read = [nbest, tune, *tables[0].values(), *tables[1].values()]
+    _read_stdin_once(read)
     source = NBest(nbest, format, scores=tables[0], costs=tables[1])
     given = {} if weights is None else parse_weights(weights)
     check_name(name)
@@ -101,7 +102,7 @@ def rescore(
     if scores_out is not None and source.format_name != "kaldi":
         raise ValueError(f"--scores-out: a list of --format {source.format_name} holds its scores")
     for option, place in (("--out", out), ("--scores-out", scores_out)):
-        check_destination(option, place)
+        check_destination(option, place, read)
     results = Results(out=out, scores_out=scores_out, one_best=one_best)
     with removing_what_is_unfinished(), ending_quietly_where_nobody_reads():
         if tune is None:
@@ -142,7 +143,7 @@ def ensemble(
     from zipflm.language.output import check_destination
 
     _read_stdin_once(files)
-    check_destination("--out", out)
+    check_destination("--out", out, files)
     given = None if weights is None else numbers("--weights", weights, float)
     with removing_what_is_unfinished(), ending_quietly_where_nobody_reads():
         found = average(files, given, best_weights=tune_weights, out=out)

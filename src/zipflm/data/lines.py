@@ -15,8 +15,8 @@ from zipflm.data.scan import LINE_END
 from zipflm.data.splitting import Splitter
 from zipflm.data.vocabulary import Vocabulary
 
-# Different words whose ids are remembered, in bounded memory.
-_REMEMBERED = 1 << 17
+# Characters of different words whose ids are remembered, in bounded memory.
+_REMEMBERED = 1 << 20
 
 
 class EncodedWord(NamedTuple):
@@ -42,6 +42,8 @@ class TextEncoder:
         self.vocabulary, self.codes = vocabulary, codes
         self.splitter = Splitter(splitting)
         self._seen: dict[str, tuple[int, ...]] = {}
+        self._num_characters = 0
+        """Of the words seen."""
 
     def line(self, text: str) -> list[EncodedWord]:
         """The words of a line, without the `</s>` that ends it.
@@ -60,9 +62,11 @@ class TextEncoder:
         words = list(words)
         seen = self._seen
         if new := [word for word in dict.fromkeys(words) if word not in seen]:
-            if len(seen) + len(new) > _REMEMBERED:
+            if self._num_characters + sum(map(len, new)) > _REMEMBERED:
                 seen.clear()
+                self._num_characters = 0
                 new = list(dict.fromkeys(words))
+            self._num_characters += sum(map(len, new))
             self._encode(new)
         return [seen[word] for word in words]
 

@@ -47,9 +47,10 @@ from zipflm.config import Splitting
 from zipflm.data.joining import Joiner
 from zipflm.data.vocabulary import SPECIALS, UNKNOWN
 
-# Different tokens whose words are remembered; beyond that all are forgotten, so that a stream of
-# any length is split in bounded memory.
-_REMEMBERED = 1 << 17
+# Characters of different tokens whose words are remembered; beyond that all are forgotten, so that
+# a stream of any length is split in bounded memory. Not a number of tokens: where there are no
+# spaces between words, a token is as long as a line.
+_REMEMBERED = 1 << 20
 
 # A longer token is cut into stretches of so many characters, each split on its own: some patterns
 # take time with the square of its length, and no word is that long.
@@ -79,6 +80,8 @@ class Splitter:
         self.splitting = splitting
         self._pieces_of = _RULES[splitting.rule](splitting.lowercase)
         self._seen: dict[str, tuple[Piece, ...]] = {}
+        self._num_characters = 0
+        """Of the tokens seen."""
 
     def words(self, line: str) -> list[Piece]:
         """The words of a line in order, with their spans; what lies between is white space."""
@@ -93,8 +96,10 @@ class Splitter:
         """The words of a stretch without white space, at least one."""
         found = self._seen.get(token)
         if found is None:
-            if len(self._seen) >= _REMEMBERED:
+            if self._num_characters + len(token) > _REMEMBERED:
                 self._seen.clear()
+                self._num_characters = 0
+            self._num_characters += len(token)
             found = self._seen[token] = self._split(token)
         return found
 

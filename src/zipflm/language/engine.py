@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.config import Blocks, Unit
-from zipflm.data.batches import Windows, group
+from zipflm.data.batches import Windows, batch_of, group
 from zipflm.data.vocabulary import END, PAD, UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol
 from zipflm.evaluation.scoring import score_windows
@@ -88,16 +88,29 @@ class Engine:
         bounds = group(lengths[order], self.batch_tokens)
         parts = [self._last(inputs, order[low:high]) for low, high in _pairs(bounds)]
         back = torch.from_numpy(np.argsort(order)).to(self.device)
-        return _finite(torch.cat(parts)[back])
+        return torch.cat(parts)[back]
 
     @torch.inference_mode()
-    def hidden_before(self, document: Ids, places: NDArray[np.int64]) -> Tensor:
-        """The vectors [N, D] from which the tokens at these places of a document are predicted."""
-        if len(document) > self.blocks.block:
-            return self.hidden_after([document[:place] for place in places])
-        inputs = torch.from_numpy(self.inputs(document[:-1])).to(self.device)
-        hidden: Tensor = self.model(inputs[None])
-        return _finite(hidden[0, torch.from_numpy(places).to(self.device)])
+    def hidden_before(self, document: Ids, places: NDArray[np.int64], skip: int = 0) -> Tensor:
+        """The vectors [N, D] from which `nll` predicts the tokens at these places of a document."""
+        order, hidden = [], []
+        plan = document_windows([len(document)], self.blocks, skip)
+        for windows in batched(plan, self.batch_tokens):
+            batch = batch_of(document, windows)
+            reach = windows.first[:, None] + np.arange(batch.words.shape[1])
+            order.append(reach[batch.scored.numpy()])
+            of_window: Tensor = self.model(batch.words.to(self.device))
+            hidden.append(of_window[batch.scored.to(self.device)])
+        # Every place from `skip` on is in there once.
+        rows = np.argsort(np.concatenate(order))[places - skip]
+        return torch.cat(hidden)[torch.from_numpy(rows).to(self.device)]
+
+    def inputs_before(self, document: Ids, places: NDArray[np.int64], skip: int = 0) -> list[Ids]:
+        """What the model reads for that, place by place."""
+        windows = document_windows([len(document)], self.blocks, skip)
+        first = windows.first[np.searchsorted(windows.start, places, side="right") - 1]
+        stream = np.append(END, document)
+        return [stream[low : place + 1] for low, place in zip(first, places, strict=True)]
 
     def inputs(self, prefix: Ids) -> Ids:
         """What the model reads to predict what follows: `</s>`, then the prefix, or its end."""
@@ -122,9 +135,3 @@ def diverged() -> ValueError:
         "the model gives no finite log-probabilities: its training diverged; take an earlier "
         "checkpoint, or dtype=float32 if this was another one"
     )
-
-
-def _finite(hidden: Tensor) -> Tensor:
-    if not hidden.isfinite().all():
-        raise diverged()
-    return hidden

@@ -18,6 +18,7 @@ from torch import Tensor
 from zipflm.data.bpe import join
 from zipflm.data.vocabulary import END, FILLER, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.language.engine import Engine, diverged
+from zipflm.language.next_words import MOST_PIECES
 from zipflm.language.texts import EncodedText, Ids, TextReader
 from zipflm.model.all_words import AllWords
 from zipflm.model.cache import KeyValueCache
@@ -210,7 +211,8 @@ class _Text:
     def add(self, token: int, logprob: float) -> None:
         self._pieces.append(self._reader.vocabulary.words[token])
         self._logprob += logprob
-        if not self._reader.ends_word[token]:
+        # A model may go on with the pieces of one word for ever.
+        if not self._reader.ends_word[token] and len(self._pieces) < MOST_PIECES:
             return
         word = join(self._pieces)
         if token == END and len(self._pieces) == 1:

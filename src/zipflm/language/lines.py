@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Iterator
 
@@ -11,8 +12,8 @@ from zipflm.data.text import STDIN, chunks, shown
 def numbered_lines(name: str) -> Iterator[tuple[int, str]]:
     """Every line of a plain or compressed file, or of `-`, without its line end, from number 1 on.
 
-    A carriage return at the end of a line goes too. Raises ValueError for what is not UTF-8 text,
-    and OSError if there is no such file.
+    A carriage return at the end of a line goes too, and a byte order mark before the first one.
+    Raises ValueError for what is not UTF-8 text, and OSError if there is no such file.
     """
     if name != STDIN and not os.path.exists(name):
         raise FileNotFoundError(f"{name}: no such file")
@@ -25,6 +26,8 @@ def numbered_lines(name: str) -> Iterator[tuple[int, str]]:
             lines.pop()
         for line in lines:
             number += 1
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             yield number, _decoded(name, number, line)
 
 

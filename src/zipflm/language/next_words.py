@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from zipflm.language.engine import Engine, diverged
 from zipflm.language.texts import Ids, TextReader
 from zipflm.model.next_word import NextWord
 
-_MOST_PIECES = 64
+MOST_PIECES = 64
 """Of a word; longer ones are not looked for."""
 
 
@@ -39,17 +39,23 @@ def most_likely_words(
     """The `k` most likely words after each prefix, most likely first."""
     require_k(k, reader)
     if engine.unit == "bpe":
-        return [_in_pieces(engine, reader, prefix, k) for prefix in prefixes]
+        return [_in_pieces(engine, reader, engine.inputs(prefix), k) for prefix in prefixes]
     return _of_hidden(engine, reader, engine.hidden_after(prefixes), k) if prefixes else []
 
 
 def most_likely_instead(
-    engine: Engine, reader: TextReader, document: Ids, places: NDArray[np.int64], k: int
+    engine: Engine,
+    reader: TextReader,
+    document: Ids,
+    places: NDArray[np.int64],
+    k: int,
+    skip: int = 0,
 ) -> list[list[LikelyWord]]:
-    """The `k` most likely words at these places of a document."""
+    """The `k` most likely words at these places of a document, seen as `Engine.nll` sees it."""
     if engine.unit == "bpe":
-        return most_likely_words(engine, reader, [document[:place] for place in places], k)
-    return _of_hidden(engine, reader, engine.hidden_before(document, places), k)
+        before = engine.inputs_before(document, places, skip)
+        return [_in_pieces(engine, reader, inputs, k) for inputs in before]
+    return _of_hidden(engine, reader, engine.hidden_before(document, places, skip), k)
 
 
 def require_k(k: int, reader: TextReader) -> None:
@@ -57,6 +63,13 @@ def require_k(k: int, reader: TextReader) -> None:
         raise ValueError(
             f"k={k}: must be 1 to {len(reader.vocabulary)}, the size of the vocabulary"
         )
+
+
+def require_numbers(log_probs: Tensor) -> Tensor:
+    """The same; ValueError where there is none, since some word would come out on top even so."""
+    if log_probs.isnan().any():
+        raise diverged()
+    return log_probs
 
 
 @torch.inference_mode()
@@ -68,15 +81,16 @@ def _of_hidden(
     next_word = NextWord(engine.model.output)
     for rows in torch.split(hidden, _ROWS):
         values, ids = next_word.most_likely(rows, k)
+        require_numbers(values)
         for row in zip(ids.tolist(), values.tolist(), strict=True):
             found.append([LikelyWord(words[i], value) for i, value in zip(*row, strict=True)])
     return found
 
 
-def _in_pieces(engine: Engine, reader: TextReader, prefix: Ids, k: int) -> list[LikelyWord]:
+def _in_pieces(engine: Engine, reader: TextReader, inputs: Ids, k: int) -> list[LikelyWord]:
     """Words come out of the search most likely first, so the first `k` are the answer."""
     found: list[LikelyWord] = []
-    for path, logprob in _paths(engine, reader, prefix):
+    for path, logprob in _paths(engine, reader, inputs):
         word = join([reader.vocabulary.words[piece] for piece in path])
         # A word has as many ways to be spelt in pieces as its letters allow. The model was
         # trained on one of them, and that is the one that is scored.
@@ -88,21 +102,21 @@ def _in_pieces(engine: Engine, reader: TextReader, prefix: Ids, k: int) -> list[
 
 
 def _paths(
-    engine: Engine, reader: TextReader, prefix: Ids
+    engine: Engine, reader: TextReader, inputs: Ids
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """Sequences of pieces that end a word, with their log-probabilities, in falling order.
 
     Best first: a path is at most as likely as its beginning, so whatever leaves the queue before
     all others is the next. Of each beginning only the best piece that is left waits in the queue.
     """
-    pieces = _Pieces(engine, prefix)
+    pieces = _Pieces(engine, inputs)
     queue: list[tuple[float, tuple[int, ...], int]] = []
-    beginnings: dict[tuple[int, ...], tuple[float, list[float], list[int]]] = {}
+    beginnings: dict[tuple[int, ...], tuple[float, NDArray[Any], NDArray[np.int32]]] = {}
 
     def put(beginning: tuple[int, ...], place: int) -> None:
         before, values, _ = beginnings[beginning]
         if place < len(values) and values[place] > -np.inf:
-            heapq.heappush(queue, (-(before + values[place]), beginning, place))
+            heapq.heappush(queue, (-(before + float(values[place])), beginning, place))
 
     def open_up(beginning: tuple[int, ...], logprob: float) -> None:
         beginnings[beginning] = (logprob, *pieces.after(beginning))
@@ -111,34 +125,33 @@ def _paths(
     open_up((), 0.0)
     while queue:
         nll, beginning, place = heapq.heappop(queue)
-        path = (*beginning, beginnings[beginning][2][place])
+        path = (*beginning, int(beginnings[beginning][2][place]))
         put(beginning, place + 1)
         if reader.ends_word[path[-1]]:
             yield path, -nll
-        elif len(path) < _MOST_PIECES:
+        elif len(path) < MOST_PIECES:
             open_up(path, -nll)
 
 
 class _Pieces:
-    """Log-probabilities of pieces after a prefix, whose pass through the model is made once."""
+    """Log-probabilities of pieces after some inputs, which pass through the model once."""
 
-    def __init__(self, engine: Engine, prefix: Ids) -> None:
-        inputs = torch.from_numpy(engine.inputs(prefix)).to(engine.device)
+    def __init__(self, engine: Engine, inputs: Ids) -> None:
+        words = torch.from_numpy(inputs).to(engine.device)
         self._engine = engine
         with torch.inference_mode():
-            self._cache = engine.model.new_cache(1, len(inputs) + _MOST_PIECES)
-            self._first = engine.model(inputs[None], self._cache)[0, -1]
-        if not self._first.isfinite().all():
-            raise diverged()
+            self._cache = engine.model.new_cache(1, len(inputs) + MOST_PIECES)
+            self._first = engine.model(words[None], self._cache)[0, -1]
         self._length = len(inputs)
 
     @torch.inference_mode()
-    def after(self, pieces: tuple[int, ...]) -> tuple[list[float], list[int]]:
-        """Of all pieces, in falling order, and their ids."""
+    def after(self, pieces: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[np.int32]]:
+        """Of all pieces, in falling order, and their ids; small, because thousands may be kept."""
         hidden = self._first
         if pieces:
             self._cache.truncate(self._length)
             words = torch.tensor([pieces], device=self._engine.device)
             hidden = self._engine.model(words, self._cache)[0, -1]
-        values, ids = self._engine.model.output.log_probs(hidden).sort(descending=True)
-        return values.tolist(), ids.tolist()
+        log_probs = require_numbers(self._engine.model.output.log_probs(hidden))
+        values, ids = log_probs.sort(descending=True)
+        return values.cpu().numpy(), ids.int().cpu().numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -22,8 +22,9 @@ class Writable(Protocol):
     def write(self, text: str, /) -> Any: ...
 
 
-def check_destination(option: str, name: str | None) -> None:
-    """ValueError for a place that cannot be written to, before hours of work are spent on it."""
+def check_destination(option: str, name: str | None, read: Iterable[str | None] = ()) -> None:
+    """ValueError for a place that cannot be written to, before hours of work are spent on it, and
+    for one of the files that are read, which would be lost."""
     if name is None or name == STDIN:
         return
     path = Path(name)
@@ -36,6 +37,9 @@ def check_destination(option: str, name: str | None) -> None:
         raise ValueError(f"{option} {name}: a folder; name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"{option} {name}: there is no folder {path.parent}; make it first")
+    for other in read:
+        if other is not None and path.is_file() and os.path.exists(other) and path.samefile(other):
+            raise ValueError(f"{option} {name}: is read, and would be lost; name another file")
 
 
 @contextmanager

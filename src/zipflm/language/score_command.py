@@ -166,6 +166,6 @@ class _File:
         """Per line and word, what the model would have put in its place."""
         skip = len(self._prefix)
         for document, line in zip(documents, lines, strict=True):
-            places = skip + line.starts
+            places, k = skip + line.starts, self._options.top
             lm = self._lm
-            yield most_likely_instead(lm.engine, lm.reader, document, places, self._options.top)
+            yield most_likely_instead(lm.engine, lm.reader, document, places, k, skip)

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.vocabulary import END, UNKNOWN
+from zipflm.data.vocabulary import END
 from zipflm.language.next_words import LikelyWord
 from zipflm.language.scored import WordFacts, scored_words
 from zipflm.language.texts import EncodedText
@@ -172,7 +172,7 @@ class ScoreTable:
         return _Totals(
             lines=1,
             words=int(counted.sum()),
-            unknown=int(np.count_nonzero(first == UNKNOWN)),
+            unknown=int(np.count_nonzero(line.encoded.is_unknown)),
             nll=float(line.nll[counted].sum()),
         )
 

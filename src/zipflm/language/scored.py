@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import END, Vocabulary
 from zipflm.evaluation.scores import ScoringProtocol
 from zipflm.language.texts import EncodedText
 from zipflm.units import bits, perplexity
@@ -31,7 +31,7 @@ class ScoredWord:
     count: int
     """In the training text; of a word in pieces, the rarest piece's."""
     is_unknown: bool
-    """Scored as `<unk>`."""
+    """Scored as `<unk>`, or a piece of it is."""
     is_end: bool
     """The end of a line."""
     span: tuple[int, int]
@@ -110,12 +110,13 @@ def scored_words(
         (-nll).tolist(),
         np.maximum.reduceat(facts.bands[encoded.ids], encoded.starts).tolist(),
         np.minimum.reduceat(facts.counts[encoded.ids], encoded.starts).tolist(),
-        encoded.ids[encoded.starts].tolist(),
+        encoded.is_unknown.tolist(),
+        (encoded.ids[encoded.starts] == END).tolist(),
         encoded.spans,
         strict=True,
     )
-    for word, logprob, band, count, first, span in columns:
-        yield ScoredWord(word, logprob, band, count, first == UNKNOWN, first == END, span)
+    for values in columns:
+        yield ScoredWord(*values)
 
 
 def nll_per_word(encoded: EncodedText, nll: NDArray[np.float32]) -> NDArray[np.float64]:

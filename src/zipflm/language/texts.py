@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from zipflm.config import Unit
 from zipflm.data.lines import EncodedWord, TextEncoder
-from zipflm.data.vocabulary import CONTINUES, END, SPECIALS
+from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN
 
 Ids = NDArray[np.int64]
 
@@ -37,6 +37,11 @@ class EncodedText:
     def line_ends(self) -> NDArray[np.int64]:
         """Positions among the words of those that end a line."""
         return np.flatnonzero(self.ids[self.starts] == END)
+
+    @cached_property
+    def is_unknown(self) -> NDArray[np.bool_]:
+        """Per word, whether it is read as `<unk>`, or a piece of it is."""
+        return np.logical_or.reduceat(self.ids == UNKNOWN, self.starts)
 
 
 class TextReader:

@@ -25,7 +25,7 @@ from zipflm.data.vocabulary import Vocabulary
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.language.engine import Engine
 from zipflm.language.generation import Generation, Sampling, Writer, WrittenWord
-from zipflm.language.next_words import LikelyWord, most_likely_words
+from zipflm.language.next_words import LikelyWord, most_likely_words, require_numbers
 from zipflm.language.scored import ScoredText, WordFacts, nll_per_word
 from zipflm.language.texts import TextReader
 from zipflm.model.language_model import LanguageModel
@@ -168,7 +168,7 @@ class TrainedModel:
             raise ValueError("prefixes: one text; give a list of them, [text] for one")
         _require_texts(prefixes)
         hidden = self.engine.hidden_after([self.reader.prefix(each) for each in prefixes])
-        return self.model.output.log_probs(hidden)
+        return require_numbers(self.model.output.log_probs(hidden))
 
     # --- Writing. ---
 
@@ -224,6 +224,7 @@ def _engine(
         # A text that does not fit must be cut somewhere: not without a word of context.
         blocks = replace(blocks, context=blocks.block // 2)
     model = run.model.to(device=chosen.device, dtype=dtype).eval()
+    _require_finite(run, model)
     return Engine(
         model=model,
         scorer=torch.compile(model, dynamic=True) if compile else model,  # type: ignore[arg-type]
@@ -233,6 +234,16 @@ def _engine(
         batch_tokens=chosen.batch_tokens,
         unit=run.config.batches.unit,
     )
+
+
+def _require_finite(run: LoadedRun, model: LanguageModel) -> None:
+    """Where numbers are NaN, some word would be called the most likely all the same."""
+    for name, weights in model.state_dict().items():
+        if not torch.isfinite(weights).all():
+            raise ValueError(
+                f"{run.checkpoint.path}: {name} holds numbers that are not finite: the training "
+                "diverged; take an earlier checkpoint, or float32 if this was another precision"
+            )
 
 
 def _require_texts(texts: Sequence[str]) -> None:

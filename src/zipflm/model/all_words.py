@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zipflm.model.lottery import draw_places
-from zipflm.model.next_word import check_choices
+from zipflm.model.next_word import checked_temperature
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
 _MOST_NUMBERS = 1 << 27
@@ -46,7 +46,7 @@ class AllWords:
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
         """A random word for each row: ids [N] and log-probabilities [N]; see `NextWord.draw`."""
-        check_choices(temperature, top_k, top_p)
+        temperature = checked_temperature(temperature, top_k, top_p)
         drawn = [
             self._draw(rows, temperature, top_k, top_p, generator)
             for rows in torch.split(hidden_ND, self._rows)

@@ -21,6 +21,10 @@ from zipflm.model.lazy_log_probs import Groups, LazyLogProbs, Openings
 from zipflm.model.lottery import Bounds, Lottery, Words, bounds, draw_places
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
+_COLDEST, _HOTTEST = 1e-10, 1e10
+"""Temperatures beyond which rounding alone tells words apart: below, the most likely one has all of
+the probability, above, all have the same. Further out, numbers would leave the range of float32."""
+
 
 class NextWord:
     """Chooses the words that follow hidden vectors. Made once for a model in evaluation mode, on
@@ -93,7 +97,7 @@ class NextWord:
         the smallest set of most likely ones whose share reaches `top_p`. Temperature 0 takes the
         most likely word. A row's word depends on the generator's state and on no other row.
         """
-        check_choices(temperature, top_k, top_p)
+        temperature = checked_temperature(temperature, top_k, top_p)
         if temperature == 0:
             log_probs_N1, ids_N1 = self.most_likely(hidden_ND, 1)
             return ids_N1.squeeze(1), log_probs_N1.squeeze(1)
@@ -201,7 +205,8 @@ def _checked(forbidden: Tensor | None, vocab_size: int, device: torch.device) ->
     return forbidden.to(device)
 
 
-def check_choices(temperature: float, top_k: int, top_p: float) -> None:
+def checked_temperature(temperature: float, top_k: int, top_p: float) -> float:
+    """The temperature to compute with; ValueError for choices that make no sense."""
     if not 0 <= temperature < math.inf:
         raise ValueError(
             f"temperature={temperature}: give 0 for the most likely word, 1 for the model's own "
@@ -213,3 +218,4 @@ def check_choices(temperature: float, top_k: int, top_p: float) -> None:
         raise ValueError(
             f"top_p={top_p}: give a share of the probability above 0 and up to 1, which is all"
         )
+    return 0.0 if temperature < _COLDEST else min(temperature, _HOTTEST)
