@@ -26,7 +26,11 @@ def one_thread_of_a_cpu(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # torch.export's
+@pytest.mark.filterwarnings(  # torch.export's
+    "ignore::FutureWarning",
+    "ignore::DeprecationWarning",
+    "ignore:The given buffer is not writable:UserWarning",
+)
 @pytest.mark.parametrize("name", ["scoring.md", "rescoring.md"])
 def test_a_page_runs_from_top_to_bottom_and_prints_what_it_shows(
     name, tmp_path, one_thread_of_a_cpu

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.data.vocabulary import END, UNKNOWN
+from zipflm.language.texts import _lines
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,16 @@ def test_pieces_of_a_word_stay_together(bpe):
     assert bpe.reader.ends_word[
         encoded.ids[np.append(encoded.starts[1:], len(encoded.ids)) - 1]
     ].all()
+
+
+@given(st.text(st.sampled_from("ab \t\n\r\x1c\u2028\u00a0.")))
+def test_the_quick_way_reads_what_the_other_does(models, text):
+    """Text between white space is split by Python itself; spans come later, from the splitter."""
+    reader = models["SM"].reader
+    encoded = reader.text(f"a{text}")
+    assert reader._is_plain
+    lines = [*_lines(f"a{text}")]
+    slow = reader._with_spans(lines, [True] * len(lines))
+    assert list(encoded.words) == [word.word for word in slow]
+    assert encoded.ids.tolist() == [token for word in slow for token in word.ids]
+    assert list(encoded.spans) == [word.span for word in slow]

@@ -63,8 +63,10 @@ class Engine:
 
     def protocol(self, ids: Ids, words: int, skip: int = 0) -> ScoringProtocol:
         """How `nll` scores a document of these ids, which make up so many words."""
-        length = len(ids)
-        windows = document_windows([length], self.blocks, skip)
+        length = positions = len(ids)
+        if length > self.blocks.block:
+            windows = document_windows([length], self.blocks, skip)
+            positions = int((windows.end - windows.first).sum())
         return ScoringProtocol(
             unit=self.unit,
             blocks=self.blocks,
@@ -72,7 +74,7 @@ class Engine:
             words=words,
             unk=int(np.count_nonzero(ids[skip:] == UNKNOWN)),
             eos=int(np.count_nonzero(ids[skip:] == END)),
-            positions=int((windows.end - windows.first).sum()),
+            positions=positions,
             precision=self.precision,
         )
 

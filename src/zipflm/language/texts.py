@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -16,6 +16,9 @@ from zipflm.data.lines import EncodedWord, TextEncoder
 from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN
 
 Ids = NDArray[np.int64]
+
+_Line = tuple[int, str, int]
+"""Where a line begins, what is in it, and where its line end ends."""
 
 # As `prepare` reads lines: three kinds of line ends, and no others that Unicode knows.
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
@@ -30,8 +33,12 @@ class EncodedText:
     ids: NDArray[np.int64]
     starts: NDArray[np.int64]
     """Where the ids of each word begin."""
-    spans: Sequence[tuple[int, int]]
-    """Where each word stands in the text."""
+    find_spans: Callable[[], Sequence[tuple[int, int]]]
+
+    @cached_property
+    def spans(self) -> Sequence[tuple[int, int]]:
+        """Where each word stands in the text."""
+        return self.find_spans()
 
     @cached_property
     def line_ends(self) -> NDArray[np.int64]:
@@ -71,16 +78,13 @@ class TextReader:
             text.encode()
         except UnicodeEncodeError as error:  # half of a pair that UTF-16 has
             raise ValueError(f"text: character {error.start} is no character of a text") from None
-        words: list[EncodedWord] = []
-        for begin, line, end in _lines(text):
-            words += self._words(line, begin)
-            if ends or end > begin + len(line):
-                words.append(_line_end(begin + len(line), end))
-        return _encoded(text, words)
+        lines = [*_lines(text)]
+        has_end = [ends or end > begin + len(line) for begin, line, end in lines]
+        return self._encoded(text, lines, has_end)
 
     def line(self, line: str) -> EncodedText:
         """The words of one line, which has no line end in it, and its end."""
-        return _encoded(line, [*self._words(line, 0), _line_end(len(line), len(line))])
+        return self._encoded(line, [(0, line, len(line))], [True])
 
     def prefix(self, prefix: str) -> Ids:
         """The ids of a text, which may be empty, that something follows."""
@@ -89,6 +93,37 @@ class TextReader:
     def is_spelt(self, word: str, ids: tuple[int, ...]) -> bool:
         """Whether a word would be read as these pieces, of the many that it may be spelt in."""
         return self._takes_pieces or self.encoder.ids([word])[0] == ids
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether words are what stands between white space, which Python itself finds faster."""
+        return self.encoder.splitter.splitting.is_plain and not self._takes_pieces
+
+    def _encoded(self, text: str, lines: list[_Line], has_end: list[bool]) -> EncodedText:
+        if not self._is_plain:
+            encoded = self._with_spans(lines, has_end)
+            spans = [word.span for word in encoded]
+            words, ids = [word.word for word in encoded], [word.ids for word in encoded]
+            return _assembled(text, words, ids, lambda: spans)
+        words, ids = [], []
+        for (_, line, _), is_ended in zip(lines, has_end, strict=True):
+            found = line.split()
+            words += found
+            ids += self.encoder.ids(found)
+            if is_ended:
+                words.append(SPECIALS[END])
+                ids.append((END,))
+        return _assembled(
+            text, words, ids, lambda: [word.span for word in self._with_spans(lines, has_end)]
+        )
+
+    def _with_spans(self, lines: list[_Line], has_end: list[bool]) -> list[EncodedWord]:
+        words: list[EncodedWord] = []
+        for (begin, line, end), is_ended in zip(lines, has_end, strict=True):
+            words += self._words(line, begin)
+            if is_ended:
+                words.append(_line_end(begin + len(line), end))
+        return words
 
     def _words(self, line: str, offset: int) -> list[EncodedWord]:
         words = self.encoder.line(line)
@@ -121,19 +156,18 @@ def _joined(pieces: list[EncodedWord]) -> list[EncodedWord]:
     return words
 
 
-def _encoded(text: str, words: list[EncodedWord]) -> EncodedText:
-    lengths = np.fromiter((len(word.ids) for word in words), np.int64, len(words))
-    return EncodedText(
-        text,
-        [word.word for word in words],
-        np.fromiter(chain.from_iterable(word.ids for word in words), np.int64, lengths.sum()),
-        np.cumsum(lengths) - lengths,
-        [word.span for word in words],
-    )
+def _assembled(
+    text: str,
+    words: list[str],
+    ids: list[tuple[int, ...]],
+    find_spans: Callable[[], list[tuple[int, int]]],
+) -> EncodedText:
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    flat = np.fromiter(chain.from_iterable(ids), np.int64, lengths.sum())
+    return EncodedText(text, words, flat, np.cumsum(lengths) - lengths, find_spans)
 
 
-def _lines(text: str) -> Iterator[tuple[int, str, int]]:
-    """Where each line begins, what is in it, and where its line end ends."""
+def _lines(text: str) -> Iterator[_Line]:
     start = 1 if text.startswith("\ufeff") else 0
     for match in _LINE.finditer(text, start):
         # Nothing behind the last line end is no line, unless there is nothing else.
