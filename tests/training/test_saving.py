@@ -7,6 +7,7 @@ import pytest
 import torch
 from training_runs import reports, run, validations
 
+from zipflm.data.folder import DataFolder
 from zipflm.runs.folder import RunFolder
 from zipflm.training import step
 
@@ -157,3 +158,21 @@ def test_a_finished_run_that_was_to_keep_all_keeps_all(word_data, tmp_path):
     run(word_data, out, *EVERY, length, keep=0)
     run(word_data, out, *EVERY, length, resume=True, keep=1)
     assert updates(out) == [6, 4, 2]
+
+
+@pytest.mark.parametrize("unit", ["word", "bpe"])
+def test_checkpoints_are_whole_though_the_data_folder_lost_its_files(
+    word_data, bpe_data, tmp_path, unit
+):
+    source = word_data if unit == "word" else bpe_data
+    shutil.copytree(source.path, tmp_path / "data")
+    data = DataFolder.open(tmp_path / "data")
+    _ = data.codes
+    for name in ("vocabulary.txt", "bpe.codes", "data.json", "checksums.json"):
+        (tmp_path / "data" / name).unlink(missing_ok=True)
+    overrides = ["training.max_updates=4", "training.checkpoint_every=2", f"batches.unit={unit}"]
+    run(data, tmp_path / "run", *overrides)
+    for checkpoint in RunFolder(tmp_path / "run").checkpoints():
+        contents = checkpoint.read()
+        assert contents.vocabulary == source.vocabulary
+        assert (contents.codes is None) == (unit == "word")
