@@ -34,3 +34,15 @@ def run(word_data, tmp_path_factory):
     out = tmp_path_factory.mktemp("language") / "run"
     training_runs.run(word_data, out, "training.max_updates=10")
     return out
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Puts a content into a file of this name; its path."""
+
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    return write

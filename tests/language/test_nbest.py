@@ -1,28 +1,7 @@
 import pytest
+from language.nbest_lists import JSONL, KALDI, TSV, read
 
 from zipflm.language.nbest import NBest, read_references
-
-KALDI = "utt-7-1 a cat sat\nutt-7-2 a cat\nutt-7-10\nb-1 the dog\n"
-JSONL = (
-    '{"id": "u1", "text": "a cat", "scores": {"ac": -3.5}, "speaker": "x"}\n'
-    '{"id": "u1", "text": "", "scores": {"ac": -4}}\n'
-    '{"id": 2, "text": "the d\\u00f6g", "scores": {"ac": 1}}\n'
-)
-TSV = "id\tac\ttext\tgraph\nu1\t-3.5\ta cat\t1e2\nu1\t-4\t\t0\nu2\t0\tthe dog\t-1\n"
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(name, content):
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return str(path)
-
-    return write
-
-
-def read(name, format=None, **options):
-    return list(NBest(name, format, **options).utterances())
 
 
 def test_kaldi_lists_are_grouped_by_what_stands_before_the_rank(write):

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from zipflm.cli.common import INTERRUPTED, app, removing_what_is_unfinished, say
+from zipflm.cli.options import Device, Errors, Lowercase, Split
 
 if TYPE_CHECKING:
     from zipflm.config import Splitting
@@ -29,22 +30,18 @@ class _HeldOutTextsAreNamedOneByOne(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-_Split = Annotated[
-    str,
-    typer.Option(
-        help="How raw text becomes words: whitespace, words (punctuation split off) or wikitext "
-        "(prose in the form of WikiText)."
-    ),
-]
-_Lowercase = Annotated[bool, typer.Option("--lowercase", help="Lowercase all words.")]
-
-
 def _splitting(split: str, lowercase: bool) -> Splitting:
     from zipflm.config import Rule, Splitting
 
     if split not in get_args(Rule):
         raise ValueError(f"--split {split}: choose from {', '.join(get_args(Rule))}")
     return Splitting(split, lowercase)  # type: ignore[arg-type]  # just checked
+
+
+def _training_text(texts: list[str] | None, ids: list[str] | None) -> list[str]:
+    if ids and texts:
+        raise ValueError(f"{texts[0]}: text or --ids, not both; repeat --ids for several files")
+    return ids or texts or []
 
 
 @app.command(cls=_HeldOutTextsAreNamedOneByOne)
@@ -88,11 +85,9 @@ def prepare(
     bpe_codes: Annotated[
         str | None, typer.Option(help="Split words with these subword-nmt codes.")
     ] = None,
-    split: _Split = "whitespace",
-    lowercase: _Lowercase = False,
-    errors: Annotated[
-        str, typer.Option(help="On NUL or invalid UTF-8: strict (stop) or replace.")
-    ] = "strict",
+    split: Split = "whitespace",
+    lowercase: Lowercase = False,
+    errors: Errors = "strict",
     processes: Annotated[
         int | None, typer.Option(help="Processes that read text; all cores unless given.")
     ] = None,
@@ -118,9 +113,7 @@ def prepare(
         ids=bool(ids),
         names=names,
     )
-    if ids and texts:
-        raise ValueError(f"{texts[0]}: text or --ids, not both; repeat --ids for several files")
-    splits = {"train": ids or texts or [], "valid": valid or [], "test": test or []}
+    splits = {"train": _training_text(texts, ids), "valid": valid or [], "test": test or []}
     processes = default_processes() if processes is None else processes
     with removing_what_is_unfinished(), progress_bar() as report:
         if corpus is None:
@@ -156,7 +149,7 @@ def train(
         bool,
         typer.Option("--other-text", help="With --resume: go on with another training text."),
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+    device: Device = None,
 ) -> None:
     """Train a model; with torchrun, on many devices.
 
@@ -210,8 +203,8 @@ def import_fairseq(
     bpe_codes: Annotated[
         str | None, typer.Option(help="subword-nmt codes of a sub-word model, to score raw text.")
     ] = None,
-    split: _Split = "whitespace",
-    lowercase: _Lowercase = False,
+    split: Split = "whitespace",
+    lowercase: Lowercase = False,
 ) -> None:
     """Make a run folder from a model that fairseq trained."""
     from pathlib import Path

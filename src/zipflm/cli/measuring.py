@@ -17,6 +17,7 @@ from zipflm.cli.common import (
     removing_what_is_unfinished,
     say,
 )
+from zipflm.cli.options import Block, Checkpoint, Device, Run
 
 if TYPE_CHECKING:
     from zipflm.comparison.compare import FinishedStudy
@@ -52,7 +53,7 @@ def params(
 
 @app.command()
 def evaluate(
-    run: Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")],
+    run: Run,
     *,
     data: Annotated[str | None, typer.Option(help="The data folder to score.")] = None,
     split: Annotated[
@@ -61,9 +62,7 @@ def evaluate(
     text: Annotated[
         str | None, typer.Option(help="Instead of a data folder: a text, or - for stdin.")
     ] = None,
-    block: Annotated[
-        int | None, typer.Option(help="Tokens the model sees at once; the run's own unless given.")
-    ] = None,
+    block: Block = None,
     context: Annotated[
         int | None, typer.Option(help="Of these, how many are context and not scored.")
     ] = None,
@@ -74,12 +73,9 @@ def evaluate(
     batch_tokens: Annotated[
         int | None, typer.Option(help="Tokens in one pass; bounds the memory.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+    device: Device = None,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(help="Of a run: newest (if not given), best or a number of updates."),
-    ] = None,
+    checkpoint: Checkpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
     """Perplexity of a run on a split or a text, with any block and context."""
@@ -121,7 +117,7 @@ def compare(
     tail_dropout: Annotated[
         str | None, typer.Option(help="Compare dropout in the tail bands, e.g. 0,0.2.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+    device: Device = None,
 ) -> None:
     """Train the paper's factorizations on your text and report where each one wins.
 
@@ -175,7 +171,7 @@ def analyse(
         str | None,
         typer.Option(help="Of every run: newest (if not given), best or a number of updates."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+    device: Device = None,
 ) -> None:
     """Losses by word frequency, figures and word lists of any runs."""
     from pathlib import Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +16,7 @@ from zipflm.cli.common import (
     removing_what_is_unfinished,
     say,
 )
+from zipflm.cli.options import Checkpoint, Device, Dtype, Run
 from zipflm.terminal import lines
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def rescore(
-    run: Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")],
+    run: Run,
     nbest: Annotated[
         str, typer.Argument(help="N-best lists: a file, also .gz .bz2 .xz .zst, or - for stdin.")
     ],
@@ -67,14 +68,9 @@ def rescore(
     one_best: Annotated[
         bool, typer.Option("--one-best", help="Write the best hypothesis of each utterance only.")
     ] = False,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(help="Of a run: newest (if not given), best or a number of updates."),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
-    dtype: Annotated[
-        str, typer.Option(help="Of weights and products: float32, bfloat16 or float16.")
-    ] = "float32",
+    checkpoint: Checkpoint = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
 ) -> None:
     """Add a run's score to n-best lists and sort them anew, best hypothesis first.
 
@@ -84,7 +80,7 @@ def rescore(
     from zipflm.language.output import check_destination
     from zipflm.language.rescore import Results, open_lists, write
     from zipflm.language.rescore import rescore as rescore_lists
-    from zipflm.language.tuning import check_names, read_development, tune_on
+    from zipflm.language.tuning import read_development, tune_on
     from zipflm.language.weights import check_name, parse_weights
 
     # All that can be refused without the model comes first: loading it takes a while.
@@ -94,11 +90,7 @@ def rescore(
     source = NBest(nbest, format, scores=tables[0], costs=tables[1])
     given = {} if weights is None else parse_weights(weights)
     check_name(name)
-    names = None if tune_names is None else parts(tune_names)
-    if names is not None:
-        if tune is None:
-            raise ValueError("--tune-names: needs --tune with what was really said")
-        check_names(names, given)
+    names = _names_to_tune(tune, tune_names, given)
     if scores_out is not None and source.format_name != "kaldi":
         raise ValueError(f"--scores-out: a list of --format {source.format_name} holds its scores")
     for option, place in (("--out", out), ("--scores-out", scores_out)):
@@ -158,6 +150,21 @@ def _scorer(run: str, checkpoint: str | None, device: str | None, dtype: str) ->
 
     lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype)
     return PrefixSharingScorer(lm.engine, lambda text: lm.reader.line(text).ids)
+
+
+def _names_to_tune(
+    tune: str | None, tune_names: str | None, given: Mapping[str, float]
+) -> tuple[str, ...] | None:
+    """The weights that are to be chosen; None where the library decides which."""
+    from zipflm.language.tuning import check_names
+
+    if tune_names is None:
+        return None
+    if tune is None:
+        raise ValueError("--tune-names: needs --tune with what was really said")
+    names = parts(tune_names)
+    check_names(names, given)
+    return names
 
 
 def _read_stdin_once(names: Iterable[str | None]) -> None:

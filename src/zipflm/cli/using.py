@@ -10,20 +10,14 @@ from typing import Annotated
 import typer
 
 from zipflm.cli.common import app, complain, ending_quietly_where_nobody_reads, say
+from zipflm.cli.options import Block, Checkpoint, Context, Device, Dtype, Errors, Run
 from zipflm.terminal import lines as printable_lines
 from zipflm.terminal import one_line
-
-_RUN = typer.Argument(help="A run folder, or one of its checkpoints.")
-_DEVICE = typer.Option(help="cpu or cuda; a GPU if there is one.")
-_DTYPE = typer.Option(help="Of weights and products: float32, bfloat16 or float16.")
-_CHECKPOINT = typer.Option(help="Of a run: newest (if not given), best or a number of updates.")
-_BLOCK = typer.Option(help="Tokens the model sees at once; the run's own unless given.")
-_CONTEXT = typer.Option(help="Tokens before each part of a text that is longer than the block.")
 
 
 @app.command()
 def score(
-    run: Annotated[str, _RUN],
+    run: Run,
     texts: Annotated[
         list[str] | None,
         typer.Argument(help="Files, quoted globs or -, also .gz .bz2 .xz .zst; stdin if none."),
@@ -50,14 +44,12 @@ def score(
     ends: Annotated[
         bool, typer.Option("--ends/--no-ends", help="Rows for line ends, which are scored too.")
     ] = True,
-    errors: Annotated[
-        str, typer.Option(help="On NUL or invalid UTF-8: strict (stop) or replace.")
-    ] = "strict",
-    block: Annotated[int | None, _BLOCK] = None,
-    context: Annotated[int | None, _CONTEXT] = None,
-    checkpoint: Annotated[str | None, _CHECKPOINT] = None,
-    device: Annotated[str | None, _DEVICE] = None,
-    dtype: Annotated[str, _DTYPE] = "float32",
+    errors: Errors = "strict",
+    block: Block = None,
+    context: Context = None,
+    checkpoint: Checkpoint = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
 ) -> None:
     """Log-probability of every word, line or file, written while it reads."""
     from zipflm.data.progress import progress_bar
@@ -91,7 +83,7 @@ def score(
 
 @app.command()
 def generate(
-    run: Annotated[str, _RUN],
+    run: Run,
     *,
     prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
     max_words: Annotated[int, typer.Option(help="Words to write at most.")] = 50,
@@ -111,11 +103,11 @@ def generate(
     as_jsonl: Annotated[
         bool, typer.Option("--jsonl", help="An object per text, with every word's log-probability.")
     ] = False,
-    block: Annotated[int | None, _BLOCK] = None,
-    context: Annotated[int | None, _CONTEXT] = None,
-    checkpoint: Annotated[str | None, _CHECKPOINT] = None,
-    device: Annotated[str | None, _DEVICE] = None,
-    dtype: Annotated[str, _DTYPE] = "float32",
+    block: Block = None,
+    context: Context = None,
+    checkpoint: Checkpoint = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
 ) -> None:
     """Write on from a prompt; one text appears word by word, several one after the other."""
     import json

@@ -1,9 +1,9 @@
 """A decoding step on a GPU as one recorded graph.
 
-A single word is little work for a GPU: starting some three hundred kernels, one by one, takes ten
-times as long as they do. So the step is recorded once and started as a whole. For that its shapes
-must never change: attention always runs over all places of the cache, and a mask hides those that
-hold nothing yet.
+A single word is little work for a GPU: starting its many kernels one by one takes longer than they
+do (docs/results/decoding.md). So the step is recorded once and started as a whole. For that its
+shapes must never change: attention always runs over all places of the cache, and a mask hides those
+that hold nothing yet.
 
 Shapes: N rows, D model width, B rows, H heads, C capacity, K head width, T new words.
 """

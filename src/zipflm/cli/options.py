@@ -1,0 +1,31 @@
+"""Arguments and options that several commands have, described once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Run = Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(help="Of a run: newest (if not given), best or a number of updates."),
+]
+Block = Annotated[
+    int | None, typer.Option(help="Tokens the model sees at once; the run's own unless given.")
+]
+Context = Annotated[
+    int | None,
+    typer.Option(help="Tokens before each part of a text that is longer than the block."),
+]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")]
+Dtype = Annotated[str, typer.Option(help="Of weights and products: float32, bfloat16 or float16.")]
+Errors = Annotated[str, typer.Option(help="On NUL or invalid UTF-8: strict (stop) or replace.")]
+Split = Annotated[
+    str,
+    typer.Option(
+        help="How raw text becomes words: whitespace, words (punctuation split off) or wikitext "
+        "(prose in the form of WikiText)."
+    ),
+]
+Lowercase = Annotated[bool, typer.Option("--lowercase", help="Lowercase all words.")]
