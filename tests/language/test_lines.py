@@ -31,7 +31,7 @@ def test_standard_input_is_read(monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"good\nb\0d\n", "bad.txt: line 2: holds a NUL byte"),
+        (b"good\nb\0d\n", "bad.txt: line 2: a NUL byte"),
         (b"good\ngood\nb\xffd\n", "bad.txt: line 3: not UTF-8 at byte 1"),
         (b"", "bad.txt: empty"),
     ],

@@ -55,7 +55,7 @@ def test_moses_features_are_scores_and_those_with_several_values_are_numbered(wr
         ("kaldi", "u-1 a\nu-2 a\nu-1 b\n", "line 3: hypothesis u-1 is there twice"),
         ("kaldi", "u-1 a\nv-1 a\nu-2 b\n", "line 3: utterance u began at line 1, and others"),
         ("kaldi", b"u-1 a\nu-2 \xff\n", "line 2: not UTF-8"),
-        ("kaldi", b"u-1 a\nu-2 \0\n", "line 2: holds a NUL byte"),
+        ("kaldi", b"u-1 a\nu-2 \0\n", "line 2: a NUL byte"),
         ("kaldi", "", "list: empty"),
         ("moses", "0 ||| a ||| f= 1 ||| 2\n0 ||| a ||| f= 1\n", "line 2: has 3 fields, not 4"),
         ("moses", "||| a ||| f= 1 ||| 2\n", "line 1: the id must be a word without spaces, not ''"),

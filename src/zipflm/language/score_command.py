@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.data.text import expand, line_groups, shown, stored_size
+from zipflm.language.lines import decoded
 from zipflm.language.next_words import LikelyWord, most_likely_instead, require_k
 from zipflm.language.running import RunningLines
 from zipflm.language.score_table import ScoredLine, ScoreTable, TableOptions
@@ -140,15 +141,9 @@ class _File:
         if self._options.errors == "replace":
             return line.decode("utf-8", "replace").replace("\0", "\ufffd")
         try:
-            text, what = line.decode("utf-8"), "a NUL byte"
-        except UnicodeDecodeError:
-            text, what = "\0", "not UTF-8"
-        if "\0" in text:
-            raise ValueError(
-                f"{shown(self._name)}: line {number}: {what}; mend the text, or go on with "
-                "--errors replace"
-            )
-        return text
+            return decoded(self._name, number, line)
+        except ValueError as error:
+            raise ValueError(f"{error}, or go on with --errors replace") from None
 
     def _scored(
         self,
