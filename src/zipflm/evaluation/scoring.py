@@ -3,9 +3,10 @@
 Batches hold several windows; only what is scored goes through the output layer, so that a window
 of context costs its pass through the decoder and no more. No table of tokens by words is built:
 memory is bounded by the batch, plus the nll of every token (and a byte for sub-words) in `score`.
-Nothing waits for the device but a collection of results every few batches.
+Results travel to the host as they come, so that the device is never waited for while it has work.
 
-`score` keeps the nll of every token, `score_windows` that of any part of a stream. `score_sums`
+`score` keeps the nll of every token, `score_windows` that of any part of a stream, `start_scoring`
+without waiting for it. `score_sums`
 keeps sums only: training's pass over the valid set, in any order and on several processes. The unit
 of a perplexity is always the word: the pieces of a word add up to it, so BPE and word models
 compare.
@@ -13,8 +14,9 @@ compare.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast
 from zipflm.runs.records import Sums
 
-# Batches whose results wait on the device: collecting them stalls it, so seldom.
+# Batches that are queued before the oldest result is looked at.
 _PENDING = 32
 
 
@@ -54,7 +56,6 @@ def score(
     return _scores(batches, nll, ends_word, positions, precision)
 
 
-@torch.inference_mode()
 def score_windows(
     model: LanguageModel,
     ids: NDArray[Any],
@@ -69,22 +70,62 @@ def score_windows(
     The model is put into evaluation mode and onto the device. Raises ValueError if a
     log-probability is not finite.
     """
+    return start_scoring(model, ids, plan, device=device, precision=precision)()
+
+
+@torch.inference_mode()
+def start_scoring(
+    model: LanguageModel,
+    ids: NDArray[Any],
+    plan: Iterable[Windows],
+    *,
+    device: torch.device | str,
+    precision: Precision = "float32",
+) -> Callable[[], tuple[NDArray[np.float32], int, int]]:
+    """What `score_windows` gives, once the device is done: a GPU works on while the caller does
+    something else, and only calling the result waits for it."""
     model = model.to(device).eval()
     ids = np.asarray(ids)  # a plain view of a mapped file, for which NumPy indexes without detours
     nll = np.full(len(ids), np.nan, dtype=np.float32)
     positions = scored = bad = 0
-    pending: list[tuple[NDArray[np.int64], Tensor]] = []
+    pending: deque[_Underway] = deque()
     for windows in plan:
         places = _scored_places(windows)
         positions += int((windows.end - windows.first).sum())
         scored += len(places)
         with autocast(precision, torch.device(device)):
-            pending.append((places, _scored_nll(model, batch_of(ids, windows), device)))
-        if len(pending) == _PENDING:
-            bad += _collect(pending, nll)
-    bad += _collect(pending, nll)
-    _require_finite(bad, scored)
-    return nll, positions, scored
+            values = _scored_nll(model, batch_of(ids, windows), device)
+        pending.append(_Underway(places, *_on_host(values)))
+        if len(pending) > _PENDING:
+            bad += _collect(pending.popleft(), nll)
+
+    def result() -> tuple[NDArray[np.float32], int, int]:
+        nonlocal bad
+        while pending:
+            bad += _collect(pending.popleft(), nll)
+        _require_finite(bad, scored)
+        return nll, positions, scored
+
+    return result
+
+
+class _Underway(NamedTuple):
+    """The results of a batch on their way to the host."""
+
+    places: NDArray[np.int64]
+    values: Tensor
+    arrival: torch.cuda.Event | None
+
+
+def _on_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Float32 values in host memory, and the event behind which they are there."""
+    values = values.float()
+    if values.device.type != "cuda":
+        return values.cpu(), None
+    there = torch.empty(values.shape, pin_memory=True).copy_(values, non_blocking=True)
+    arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrival.record(torch.cuda.current_stream(values.device))
+    return there, arrival
 
 
 def _scored_nll(model: LanguageModel, batch: Batch, device: torch.device | str) -> Tensor:
@@ -111,14 +152,12 @@ def _scored_places(windows: Windows) -> NDArray[np.int64]:
     return places + np.arange(len(places))
 
 
-def _collect(pending: list[tuple[NDArray[np.int64], Tensor]], nll: NDArray[np.float32]) -> int:
-    """Put results into their places; how many of them are not finite."""
-    if not pending:
-        return 0
-    places = np.concatenate([place for place, _ in pending])
-    values = torch.cat([values for _, values in pending]).float().cpu().numpy()
-    nll[places] = values
-    pending.clear()
+def _collect(underway: _Underway, nll: NDArray[np.float32]) -> int:
+    """Put a batch's results into their places; how many of them are not finite."""
+    if underway.arrival is not None:
+        underway.arrival.synchronize()
+    values = underway.values.numpy()
+    nll[underway.places] = values
     return int(np.count_nonzero(~np.isfinite(values)))
 
 

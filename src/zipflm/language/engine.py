@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from zipflm.config import Blocks, Unit
 from zipflm.data.batches import Windows, batch_of, group
 from zipflm.data.vocabulary import END, PAD, UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol
-from zipflm.evaluation.scoring import score_windows
+from zipflm.evaluation.scoring import score_windows, start_scoring
 from zipflm.language.texts import Ids
 from zipflm.language.windows import batched, document_windows
 from zipflm.model.language_model import LanguageModel
@@ -45,15 +45,27 @@ class Engine:
 
         Every document ends in `</s>`. The first `skip` tokens of each are context, not scored.
         """
+        return self.start_nll(documents, skip)()
+
+    def start_nll(
+        self, documents: Sequence[Ids], skip: int = 0
+    ) -> Callable[[], list[NDArray[np.float32]]]:
+        """The same, once it is called for; until then a GPU works by itself."""
         assert all(len(ids) > skip and ids[-1] == END for ids in documents)
         if not documents:
-            return []
+            return list
         # Before each document stands the end of another, or nothing, which is read as an end.
         stream = np.concatenate(documents)
         windows = document_windows([len(ids) for ids in documents], self.blocks, skip)
-        nll = self.nll_of(stream, windows)
+        plan = batched(windows, self.batch_tokens)
+        scores = start_scoring(self.scorer, stream, plan, device=self.device)
         ends = np.cumsum([len(ids) for ids in documents])
-        return [part[skip:] for part in np.split(nll, ends[:-1])]
+
+        def result() -> list[NDArray[np.float32]]:
+            nll, _, _ = scores()
+            return [part[skip:] for part in np.split(nll, ends[:-1])]
+
+        return result
 
     def nll_of(self, stream: Ids, windows: Windows) -> NDArray[np.float32]:
         """-log p of the tokens of a stream that the windows score, NaN elsewhere."""

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from zipflm.data.text import expand, line_groups, shown, stored_size
 from zipflm.language.lines import decoded
 from zipflm.language.next_words import LikelyWord, most_likely_instead, require_k
+from zipflm.language.reading_ahead import ScoredDocument, scored_documents
 from zipflm.language.running import RunningLines
 from zipflm.language.score_table import ScoredLine, ScoreTable, TableOptions
 from zipflm.language.scored import nll_per_word
-from zipflm.language.texts import EncodedText, Ids
+from zipflm.language.texts import EncodedText
 from zipflm.language.trained import TrainedModel
 
 Lines = Literal["independent", "running"]
@@ -103,39 +104,33 @@ class _File:
 
     def independent(self) -> Iterator[tuple[list[ScoredLine], int]]:
         """Every line on its own, behind `</s>` and the prefix; many are scored together."""
-        engine, skip = self._lm.engine, len(self._prefix)
-        for first, lines, consumed in self._groups():
-            documents = [np.concatenate([self._prefix, line.ids]) for line in lines]
-            nll = engine.nll(documents, skip)
-            tops = self._tops(documents, lines) if self._options.top else [None] * len(lines)
-            yield (
-                [
-                    self._scored(first + place, line, values, top)
-                    for place, (line, values, top) in enumerate(zip(lines, nll, tops, strict=True))
-                ],
-                consumed,
-            )
+        number = 1
+        for lines, consumed in line_groups(self._name):
+            encoded = self._encoded(number, lines)
+            for documents in scored_documents(self._lm.engine, encoded, self._prefix):
+                yield [self._row(number + place, each) for place, each in enumerate(documents)], 0
+                number += len(documents)
+            yield [], consumed
 
     def running(self) -> Iterator[tuple[list[ScoredLine], int]]:
         """Every line behind those before it."""
         lm = self._lm
         stream = RunningLines(lm.engine, lm.running_blocks, self._prefix)
         waiting: deque[tuple[int, EncodedText]] = deque()
-        for first, lines, consumed in self._groups():
+        number = 1
+        for lines, consumed in line_groups(self._name):
             done = []
-            for place, line in enumerate(lines):
-                waiting.append((first + place, line))
+            for line in self._encoded(number, lines):
+                waiting.append((number, line))
+                number += 1
                 done += [self._scored(*waiting.popleft(), nll) for nll in stream.add(line.ids)]
             yield done, consumed
         yield [self._scored(*waiting.popleft(), nll) for nll in stream.finish()], 0
 
-    def _groups(self) -> Iterator[tuple[int, list[EncodedText], int]]:
-        """The number of a group's first line, its lines, and the bytes they took as stored."""
-        number = 1
-        for lines, consumed in line_groups(self._name):
-            texts = [self._text(number + place, line) for place, line in enumerate(lines)]
-            yield number, [self._lm.reader.line(text) for text in texts], consumed
-            number += len(lines)
+    def _encoded(self, first: int, lines: list[bytes]) -> Iterator[EncodedText]:
+        """Lines as words, one by one; `first` is the number of the first."""
+        for place, line in enumerate(lines):
+            yield self._lm.reader.line(self._text(first + place, line))
 
     def _text(self, number: int, line: bytes) -> str:
         if self._options.errors == "replace":
@@ -155,12 +150,12 @@ class _File:
         name = shown(self._name)
         return ScoredLine(name, number, line, nll_per_word(line, nll), top)
 
-    def _tops(
-        self, documents: list[Ids], lines: list[EncodedText]
-    ) -> Iterator[list[list[LikelyWord]]]:
-        """Per line and word, what the model would have put in its place."""
-        skip = len(self._prefix)
-        for document, line in zip(documents, lines, strict=True):
-            places, k = skip + line.starts, self._options.top
-            lm = self._lm
-            yield most_likely_instead(lm.engine, lm.reader, document, places, k, skip)
+    def _row(self, number: int, document: ScoredDocument) -> ScoredLine:
+        top = self._top(document) if self._options.top else None
+        return self._scored(number, document.text, document.nll, top)
+
+    def _top(self, document: ScoredDocument) -> list[list[LikelyWord]]:
+        """Per word, what the model would have put in its place."""
+        lm, skip = self._lm, len(self._prefix)
+        places, k = skip + document.text.starts, self._options.top
+        return most_likely_instead(lm.engine, lm.reader, document.ids, places, k, skip)

@@ -16,7 +16,6 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.language.engine import Engine
 from zipflm.language.generation import Generation, Sampling, Writer, WrittenWord
 from zipflm.language.next_words import LikelyWord, most_likely_words, require_numbers
+from zipflm.language.reading_ahead import scored_documents
 from zipflm.language.scored import ScoredText, WordFacts, nll_per_word
 from zipflm.language.texts import TextReader
 from zipflm.model.language_model import LanguageModel
@@ -124,18 +124,17 @@ class TrainedModel:
         if isinstance(text, str):
             return self.score([text], prefix=prefix)[0]
         _require_texts(text)
-        encoded = [self.reader.text(each) for each in text]
         before = self.reader.prefix(prefix)
-        documents = [np.concatenate([before, each.ids]) for each in encoded]
-        nll = self.engine.nll(documents, skip=len(before))
+        encoded = map(self.reader.text, text)
         return [
             ScoredText(
-                each,
-                nll_per_word(each, values),
+                document.text,
+                nll_per_word(document.text, document.nll),
                 self.facts,
-                self.engine.protocol(ids, len(each.starts), skip=len(before)),
+                self.engine.protocol(document.ids, len(document.text.starts), skip=len(before)),
             )
-            for each, ids, values in zip(encoded, documents, nll, strict=True)
+            for group in scored_documents(self.engine, encoded, before)
+            for document in group
         ]
 
     # --- What comes next. ---
