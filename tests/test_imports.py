@@ -24,6 +24,7 @@ ALLOWED = {
     "folders": {"files", "locks"},
     "checksums": {"files", "records"},
     "units": set(),
+    "distinct_words": set(),
     "terminal": set(),
     "config": {"model.bands", "quoting"},
     "overrides": {"quoting", "records"},
@@ -33,17 +34,19 @@ ALLOWED = {
     "band_report": {"data.folder", "data.vocabulary", "model.band_search", "quoting"},
     "sizes": {"config", "presets", "analysis.paper"},
     "kernels": set(),
-    "model": {"config", "kernels"},
+    "model": {"config", "distinct_words", "kernels"},
     "model.bands": {"model.band_search", "quoting"},
     "model.band_search": {"model.bands", "quoting"},
-    "data": {"checksums", "config", "files", "folders", "quoting", "reading", "records"},
+    "data": {"checksums", "config", "distinct_words", "files", "folders", "quoting", "reading"}
+    | {"records"},
     "data.vocabulary": set(),
     "runs": {"checksums", "model", "data", "config", "folders", "files", "quoting", "reading"}
     | {"records", "units"},
     "evaluation": {"runs", "model", "data", "config", "files", "units"},
     "language": {"evaluation", "runs", "model", "data", "config", "files", "quoting", "terminal"}
     | {"units"},
-    "training": {"evaluation", "runs", "model", "data", "config", "records", "terminal"},
+    "training": {"evaluation", "runs", "model", "data", "config", "distinct_words", "records"}
+    | {"terminal"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
     | {"files", "reading", "records", "units"},
     "analysis.paper": set(),

@@ -42,6 +42,44 @@ def test_equals_the_reference_with_any_chunk(monkeypatch, active, budget):
         assert_close(mine, theirs, 1e-12, name)
 
 
+def sum_and_gradients(nll, hidden, weight, targets, active, factor=0.7):
+    total = nll(hidden, weight, targets, active).sum()
+    return total, *torch.autograd.grad(factor * total, (hidden, weight))
+
+
+@pytest.mark.parametrize("active", ["some", "none", "one", "all"])
+@pytest.mark.parametrize("budget", [1, 3 * V, 1 << 22])
+def test_the_sum_equals_that_of_the_reference_with_any_chunk(monkeypatch, active, budget):
+    monkeypatch.setattr(fused, "_CPU_LOGITS", budget)
+    ours = sum_and_gradients(fused.linear_nll_sum, *problem(active=active))
+    plain = sum_and_gradients(reference.linear_nll, *problem(active=active))
+    for name, mine, theirs in zip(NAMES, ours, plain, strict=True):
+        assert_close(mine, theirs, 1e-12, name)
+
+
+def test_the_sum_equals_that_of_the_reference_as_on_a_device(as_on_a_device):
+    ours = sum_and_gradients(fused.linear_nll_sum, *problem())
+    plain = sum_and_gradients(reference.linear_nll, *problem())
+    for name, mine, theirs in zip(NAMES, ours, plain, strict=True):
+        assert_close(mine, theirs, 1e-12, name)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1 / 3, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_sum_is_no_worse_than_plain_low_precision(dtype, factor):
+    arguments = problem(dtype)
+    exact = [
+        value.detach().double().requires_grad_() if value.is_floating_point() else value
+        for value in arguments
+    ]
+    truth = sum_and_gradients(reference.linear_nll, *exact, factor)
+    plain = sum_and_gradients(reference.linear_nll, *arguments, factor)
+    ours = sum_and_gradients(fused.linear_nll_sum, *arguments, factor)
+    assert ours[0].dtype == torch.float32
+    for name, t, p, o in zip(NAMES, truth, plain, ours, strict=True):
+        assert_as_good_as_plain(t, p, o, name)
+
+
 def test_equals_the_reference_as_on_a_device(as_on_a_device):
     ours = losses_and_gradients(fused.linear_nll, *problem())
     plain = losses_and_gradients(reference.linear_nll, *problem())
@@ -81,6 +119,11 @@ def assert_inactive_rows_are_zero():
     assert (d_hidden[~active] == 0).all()
     assert d_weight.isfinite().all()
     assert (fused.forward(hidden, weight, targets, active)[1][~active] == 0).all()
+    total, d_hidden, d_weight = sum_and_gradients(
+        fused.linear_nll_sum, hidden, weight, targets, active
+    )
+    assert (d_hidden[~active] == 0).all()
+    assert total.isfinite() and d_weight.isfinite().all()
 
 
 def test_inactive_rows_are_exactly_zero_even_when_their_numbers_are_not():
@@ -112,6 +155,7 @@ def test_never_holds_a_table_of_tokens_by_words(monkeypatch):
         # The operators' insides: a mode does not look into an operator called as a whole.
         _, lse = fused.forward(hidden, weight, targets, active)
         fused.backward(torch.ones(N), hidden, weight, targets, active, lse)
+        fused.sum_and_gradients(hidden, weight, targets, active)
     assert largest.elements <= max(4 * V, V * E)
 
 
@@ -123,6 +167,7 @@ def test_operators_keep_their_promises_to_the_compiler():
             operators.linear_nll_chunked_backward,
             (torch.ones(N).double(), *problem(), torch.ones(N).double()),
         ),
+        (operators.linear_nll_sum_chunked, problem()),
     ]:
         checks = ("test_schema", "test_faketensor", "test_autograd_registration")
         torch.library.opcheck(operator.default, arguments, test_utils=checks)

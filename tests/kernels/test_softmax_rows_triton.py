@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 
-from zipflm.kernels.softmax_rows_triton import row_gradient, row_lse  # noqa: E402
+from zipflm.kernels.softmax_rows_triton import row_gradient, row_lse, row_nll_and_gradient  # noqa: E402
 
 # (words, columns): within one block of 4096, exactly one, and a little more than two.
 SIZES = [(9, 9), (131, 256), (4096, 4096), (9001, 9050)]
@@ -60,3 +60,18 @@ def test_a_gradient_for_low_precision_is_rounded_once():
     arguments = logits, 131, row_lse(logits, 131), targets, grad
     low, full = (row_gradient(*arguments, dtype) for dtype in (torch.float16, torch.float32))
     assert torch.equal(low, full.half())
+
+
+@pytest.mark.parametrize("mean", [0.0, -100.0, 60.0])
+@pytest.mark.parametrize("size", SIZES)
+def test_nll_and_gradient_in_one_pass_and_zero_for_inactive_rows(size, mean):
+    words = size[0]
+    logits, targets = rows_of(*size, mean)
+    active = torch.tensor([True, False, True, True, False], device=DEVICE)
+    nll, gradient = row_nll_and_gradient(logits, words, targets, active, torch.float32)
+    exact = F.cross_entropy(logits[:, :words].double(), targets, reduction="none")
+    assert_close(nll[active], exact[active], 1e-6)
+    expected = expected_gradient(logits, words, targets, torch.ones(5, device=DEVICE))
+    assert_close(gradient[active, :words], expected[active], 2e-5)
+    assert (nll[~active] == 0).all() and (gradient[~active] == 0).all()
+    assert (gradient[:, words:] == 0).all()

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from numerics import assert_close
 
 from zipflm import AdaptiveEmbedding, Bands
+from zipflm.distinct_words import distinct_words
 from zipflm.model.inputs import CharacterEmbedding, FixedEmbedding
 
 BANDS = Bands(vocab_size=100, cutoffs=(10, 40), dim=16, factor=4)
@@ -153,3 +154,27 @@ def test_characters_of_no_words_and_of_turned_batches():
     assert layer(torch.zeros(0, 3, dtype=torch.int64)).shape == (0, 3, 20)
     words = torch.randint(400, (2, 5))
     assert_close(layer(words.T), layer(words).transpose(0, 1), 1e-6)
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_each_distinct_word_spelt_once_gives_the_same_vectors_and_gradients(precision):
+    layer = character_layer(load("modules/char_embedder.npz")["highway2"])
+    layer = layer.double() if precision is None else layer
+    words = torch.randint(len(layer.spellings_VC), (3, 40))
+    words[:, ::2] = 5  # one word very often, as in a text
+    factors = torch.randn(3, 40, 20)
+
+    def run(inputs):
+        layer.zero_grad()
+        with torch.autocast("cpu", precision or torch.bfloat16, enabled=precision is not None):
+            hidden = layer(inputs)
+        (hidden * factors).sum().backward()
+        return hidden, [param.grad.clone() for param in layer.parameters()]
+
+    plain, plain_grads = run(words)
+    once, once_grads = run(distinct_words(words))
+    tolerance = 1e-10 if precision is None else 2e-2
+    assert once.dtype == plain.dtype
+    assert_close(once, plain, tolerance)
+    for ours, theirs in zip(once_grads, plain_grads, strict=True):
+        assert_close(ours, theirs, tolerance)

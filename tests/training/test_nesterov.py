@@ -36,8 +36,8 @@ def test_ten_steps_equal_the_authors(name, found_inf):
         optimizer.step()
         torch.testing.assert_close(p.detach(), torch.tensor(step["p"]), **close)
         torch.testing.assert_close(q.detach(), torch.tensor(step["q"]), **close)
-        # Their buffer is in units of the weights, ours in units of the gradient.
-        buffer = optimizer.state[p]["momentum"] * step["lr"]
+        # Their buffer is in units of the weights, ours in units of the gradient and downhill.
+        buffer = -optimizer.state[p]["momentum"] * step["lr"]
         torch.testing.assert_close(buffer, torch.tensor(step["buf_p"]), **close)
 
 
@@ -68,6 +68,15 @@ def test_a_skipped_step_leaves_no_trace(value):
     for ours, theirs in zip(params, expected, strict=True):
         assert torch.equal(ours, theirs)
         assert torch.equal(optimizer.state[ours]["momentum"], reference.state[theirs]["momentum"])
+
+
+def test_gradients_are_divided_by_their_scale():
+    (params, scaled), (expected, plain) = make(), make()
+    scaled.grad_scale = torch.tensor(8.0)  # a power of two loses nothing
+    for _ in range(3):
+        step(params, scaled, 2.0, bad=False)
+        step(expected, plain, 0.25, bad=False)
+    assert all(torch.equal(p, q) for p, q in zip(params, expected, strict=True))
 
 
 def test_a_learning_rate_of_zero_does_not_divide_by_it():

@@ -94,7 +94,7 @@ def learn(model, built, updates):
         for param in model.parameters():
             param.grad = torch.randn_like(param)
         optimizers.set_rates(built, 0.1 / (1 + update))
-        optimizers.step(built, torch.tensor(False))
+        optimizers.step(built, torch.tensor(1.0), torch.tensor(False))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name_of)

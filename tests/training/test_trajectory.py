@@ -47,7 +47,7 @@ class PublishedLoss(torch.nn.Module):
             log_probs = self.model.output.log_probs(hidden[quirk])
             within = log_probs[:, cutoff + 1] - log_probs[:, cutoff:end].logsumexp(-1)
             nll = nll.index_put((quirk,), within, accumulate=True)
-        return nll
+        return nll.sum()
 
 
 def toy_config():
@@ -119,8 +119,8 @@ def test_ten_updates_equal_the_authors(learner):
             torch.testing.assert_close(
                 weights[key], value, rtol=1e-4, atol=2e-6, msg=f"{name} {key}"
             )
-    # Their buffer is in units of the weights, ours in units of the gradient.
+    # Their buffer is in units of the weights, ours in units of the gradient and downhill.
     momenta = part(tensors, "momentum_after_10", toy_config())
     for key, param in learner.model.named_parameters():
-        ours = learner.optimizers[0].state[param]["momentum"] * rate
+        ours = -learner.optimizers[0].state[param]["momentum"] * rate
         torch.testing.assert_close(ours, momenta[key], rtol=1e-3, atol=1e-6, msg=key)

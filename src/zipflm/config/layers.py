@@ -72,6 +72,12 @@ class Layer(ABC):
 class InputLayer(Layer):
     """The questions to an input layer; `width` is the decoder's."""
 
+    @property
+    def spells_words(self) -> bool:
+        """Whether a vector is computed from a word's spelling, which is worth doing once a batch;
+        others look it up."""
+        return False
+
     @abstractmethod
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         """Number of trained parameters by part."""
@@ -173,6 +179,10 @@ class CharacterInput(InputLayer):
     """The paper uses 1 for WikiText-103 and 2 for Billion Word."""
     max_bytes: int = 50
     """Longer words are cut, shorter ones padded."""
+
+    @property
+    def spells_words(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         require_positive(char_dim=self.char_dim)

@@ -11,8 +11,8 @@ window is 1-6, in which the targets 3, 4 and 5 are scored.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch import Tensor
 from zipflm.config import Blocks, BreakMode
 from zipflm.data.tokens import Tokens
 from zipflm.data.vocabulary import END, PAD
+from zipflm.distinct_words import DistinctWords, distinct_words
 
 Positions = NDArray[np.int64]
 
@@ -38,16 +39,27 @@ class Batch:
     targets: Tensor
     scored: Tensor
     """False on padding and on context."""
+    distinct: DistinctWords | None = None
+    """The inputs once more, each word once, where somebody has asked for that."""
+
+    @property
+    def inputs(self) -> Tensor | DistinctWords:
+        """What a model is given."""
+        return self.words if self.distinct is None else self.distinct
+
+    def with_distinct_words(self, least: int = 0) -> Batch:
+        """With `distinct`, of at least so many words; on the host."""
+        return replace(self, distinct=distinct_words(self.words, least))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        return Batch(
-            self.words.to(device, non_blocking=non_blocking),
-            self.targets.to(device, non_blocking=non_blocking),
-            self.scored.to(device, non_blocking=non_blocking),
-        )
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        return Batch(self.words.pin_memory(), self.targets.pin_memory(), self.scored.pin_memory())
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        distinct = None if self.distinct is None else DistinctWords(*map(change, self.distinct))
+        return Batch(change(self.words), change(self.targets), change(self.scored), distinct)
 
 
 @dataclass(frozen=True)

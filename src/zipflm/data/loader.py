@@ -20,11 +20,19 @@ _Item = Batch | BaseException | None
 class Loader:
     """`Batches` on a device: same length, same `epoch(epoch, start)`."""
 
-    def __init__(self, batches: Batches, device: torch.device | str, *, ahead: int = 4) -> None:
-        """`ahead` batches are kept ready."""
+    def __init__(
+        self,
+        batches: Batches,
+        device: torch.device | str,
+        *,
+        ahead: int = 4,
+        finds_distinct_words: bool = False,
+    ) -> None:
+        """`ahead` batches are kept ready; with `finds_distinct_words` they have those as well."""
         if ahead < 1:
             raise ValueError(f"ahead={ahead}: must be at least 1")
         self.batches, self.device, self._ahead = batches, torch.device(device), ahead
+        self._finds_distinct_words = finds_distinct_words
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -50,8 +58,14 @@ class Loader:
         self, epoch: int, start: int, ready: queue.Queue[_Item], stop: threading.Event
     ) -> None:
         pins = self.device.type == "cuda"
+        # Never less than before: a new size is a new shape to a compiled model.
+        num_distinct = 0
         try:
             for batch in self.batches.epoch(epoch, start):
+                if self._finds_distinct_words:
+                    batch = batch.with_distinct_words(num_distinct)
+                    assert batch.distinct is not None
+                    num_distinct = len(batch.distinct.ids_U)
                 if not _put(ready, batch.pin_memory() if pins else batch, stop):
                     return
             _put(ready, None, stop)

@@ -132,7 +132,11 @@ def _scored_nll(model: LanguageModel, batch: Batch, device: torch.device | str) 
     """nll of the scored tokens of a batch, row by row, still on the device."""
     chosen = batch.scored.flatten().nonzero().squeeze(1)
     targets = batch.targets.flatten()[chosen]
-    words, targets, chosen = _on_device((batch.words, targets, chosen), torch.device(device))
+    if model.config.input.spells_words:
+        batch = batch.with_distinct_words()
+    inputs = batch.pin_memory() if torch.device(device).type == "cuda" else batch
+    words = inputs.to(device, non_blocking=True).inputs
+    targets, chosen = _on_device((targets, chosen), torch.device(device))
     hidden = model(words).flatten(0, 1)[chosen]
     return model.output.nll(hidden, targets)
 
@@ -194,7 +198,7 @@ def _scores(
 
 @torch.no_grad()
 def score_sums(
-    nll: Callable[[Tensor, Tensor, Tensor], Tensor],
+    nll: Callable[[Any, Tensor, Tensor], Tensor],
     batches: Iterable[Batch],
     device: torch.device | str,
     ends_word: Tensor | None = None,
@@ -210,7 +214,7 @@ def score_sums(
     for batch in batches:
         batch = batch.to(device, non_blocking=True)
         ends = batch.scored if ends_word is None else batch.scored & ends_word[batch.targets]
-        totals[0] += nll(batch.words, batch.targets, batch.scored).sum(dtype=torch.float64)
+        totals[0] += nll(batch.inputs, batch.targets, batch.scored).sum(dtype=torch.float64)
         totals[1] += batch.scored.sum()
         totals[2] += ends.sum()
     total, tokens, words = totals.tolist()

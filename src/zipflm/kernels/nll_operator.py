@@ -1,4 +1,4 @@
-"""Makes one operator, opaque to the compiler, out of a forward and a backward function.
+"""Makes one operator, opaque to the compiler, out of functions that compute nll and gradients.
 
 Whatever the two do inside, a graph holds the operator as a single node, and eager, compiled and
 distributed code call it in the same way.
@@ -20,6 +20,8 @@ Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """hidden_NE, weight_VE, targets_N, active_N -> nll_N, lse_N."""
 Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """grad_N, hidden_NE, weight_VE, targets_N, active_N, lse_N -> gradients of hidden and weight."""
+SumAndGradients = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""hidden_NE, weight_VE, targets_N, active_N -> the summed nll, gradients of hidden and weight."""
 
 
 def nll_operator(
@@ -46,6 +48,46 @@ def nll_operator(
         return nll_N
 
     return linear_nll
+
+
+def nll_sum_operator(
+    name: str, sum_and_gradients: SumAndGradients
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Register a function under `zipflm::name`; the result gives the summed nll and its gradient.
+
+    A sum has one gradient for all rows, so that those of its inputs can be computed together with
+    it and only need a factor afterwards.
+    """
+    run = torch.library.custom_op(f"zipflm::{name}", sum_and_gradients, mutates_args=())
+
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*output[1:])
+
+    def autograd(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden_NE, d_weight_VE = (
+            # The factor is not rounded to the gradients' precision: it is the same for all.
+            (gradient.to(grad.dtype) * grad).to(gradient.dtype)
+            for gradient in ctx.saved_tensors
+        )
+        return d_hidden_NE, d_weight_VE, None, None
+
+    run.register_fake(_fake_sum_and_gradients)
+    run.register_autograd(autograd, setup_context=setup_context)
+
+    def linear_nll_sum(
+        hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
+    ) -> Tensor:
+        total: Tensor = run(hidden_NE, weight_VE, targets_N, active_N)[0]
+        return total
+
+    return linear_nll_sum
+
+
+def _fake_sum_and_gradients(
+    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = hidden_NE.new_empty((), dtype=statistics_dtype(hidden_NE.dtype))
+    return total, torch.empty_like(hidden_NE), weight_VE.new_empty(weight_VE.shape)
 
 
 def _fake_forward(

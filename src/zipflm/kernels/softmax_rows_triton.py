@@ -52,6 +52,70 @@ def _gradient_kernel(
     tl.store(out_ptr + row * stride + words, out, mask=words < stride)
 
 
+@triton.jit
+def _nll_and_gradient_kernel(
+    logits_ptr,  # [R, stride] float32
+    targets_ptr,  # [R]
+    active_ptr,  # [R] bool
+    nll_ptr,  # [R] float32
+    out_ptr,  # [R, stride]
+    num_words,
+    stride,
+    BLOCK: tl.constexpr,
+):
+    """nll of each row and softmax - onehot, both 0 where not active; 0 behind the words."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    is_active = tl.load(active_ptr + row) != 0
+    target = tl.load(targets_ptr + row)
+    # As in `_lse_kernel`.
+    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, num_words, BLOCK):
+        words = start + columns
+        logits = tl.load(
+            logits_ptr + row * stride + words, mask=words < num_words, other=float("-inf")
+        )
+        new_top = tl.maximum(top, logits)
+        base = tl.where(new_top > float("-inf"), new_top, 0.0)
+        total = total * tl.exp(top - base) + tl.exp(logits - base)
+        top = new_top
+    highest = tl.max(top, 0)
+    lse = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
+    nll = lse - tl.load(logits_ptr + row * stride + target)
+    tl.store(nll_ptr + row, tl.where(is_active, nll, 0.0))
+    # The row was read a moment ago and comes out of the cache where it fits.
+    for start in range(0, stride, BLOCK):
+        words = start + columns
+        is_word = words < num_words
+        logits = tl.load(logits_ptr + row * stride + words, mask=is_word, other=float("-inf"))
+        d_logits = tl.exp(logits - lse) - (words == target)
+        d_logits = tl.where(is_word & is_active, d_logits, 0.0)
+        out = d_logits.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + row * stride + words, out, mask=words < stride)
+
+
+def row_nll_and_gradient(
+    logits_RV: Tensor, num_words: int, targets_R: Tensor, active_R: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """nll of each row of float32 logits and its gradient by them, 0 where not active."""
+    rows, stride = logits_RV.shape
+    nll_R = torch.empty(rows, dtype=torch.float32, device=logits_RV.device)
+    out_RV = torch.empty_like(logits_RV, dtype=dtype)
+    _nll_and_gradient_kernel[(rows,)](
+        logits_RV,
+        targets_R.contiguous(),
+        active_R.contiguous(),
+        nll_R,
+        out_RV,
+        num_words,
+        stride,
+        BLOCK=_BLOCK,
+        num_warps=8,
+    )
+    return nll_R, out_RV
+
+
 def row_lse(logits_RV: Tensor, num_words: int) -> Tensor:
     """logsumexp of the first `num_words` of each row of float32 logits."""
     rows, stride = logits_RV.shape

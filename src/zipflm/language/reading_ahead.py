@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from zipflm.language.engine import Engine
 from zipflm.language.texts import EncodedText, Ids
 
-# Batches that make up a group: enough to sort many texts by length. The first is one batch, so that
-# the device soon has something to do.
+# Batches that make up a group: enough to sort many texts by length, so that batches are full. The
+# first is one batch, so that the device soon has something to do.
 _BATCHES = 4
 
 

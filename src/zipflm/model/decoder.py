@@ -10,6 +10,7 @@ positions including earlier ones that a cache holds.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, assert_never
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 from zipflm.config import DecoderConfig
 from zipflm.kernels import autocast
+from zipflm.kernels.dropout import dropout, relu_dropout
 from zipflm.model.cache import Past
 
 FIRST_POSITION = 2
@@ -68,7 +70,7 @@ class Decoder(nn.Module):
                     rotation = _opaque_rotations(hidden_BTD.detach(), head_dim, start)
             case _:
                 assert_never(config.positions)
-        hidden_BTD = F.dropout(hidden_BTD, config.dropout, self.training)
+        hidden_BTD = dropout(hidden_BTD, config.dropout, self.training)
         visible_TS = None if cache is None else cache.visible(length)
         for index, layer in enumerate(self.layers):
             memory = None if cache is None else Memory(cache, index, visible_TS)
@@ -126,9 +128,9 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         rate = self.config.dropout
         attended_BTD = self._attend(self.attention_norm(hidden_BTD), rotation, memory)
-        hidden_BTD = hidden_BTD + F.dropout(attended_BTD, rate, self.training)
+        hidden_BTD = hidden_BTD + dropout(attended_BTD, rate, self.training)
         fed_BTD = self._feed_forward(self.ffn_norm(hidden_BTD))
-        return hidden_BTD + F.dropout(fed_BTD, rate, self.training)
+        return hidden_BTD + dropout(fed_BTD, rate, self.training)
 
     def _attend(
         self,
@@ -138,8 +140,8 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         config = self.config
         query, key, value = (
-            projection(normed_BTD).unflatten(-1, (config.num_heads, -1))  # B, T, H, K
-            for projection in (self.query, self.key, self.value)
+            projected.view(*projected.shape[:-1], config.num_heads, -1)  # B, T, H, K
+            for projected in self._project(normed_BTD, is_step=memory is not None)
         )
         if config.qk_norm:
             query, key = (F.rms_norm(x, x.shape[-1:]) for x in (query, key))
@@ -162,11 +164,31 @@ class DecoderLayer(nn.Module):
         attended_BTD: Tensor = self.attention_out(attended_BHTK.transpose(1, 2).flatten(-2))
         return attended_BTD
 
+    def _project(self, normed_BTD: Tensor, is_step: bool) -> Sequence[Tensor]:
+        """Queries, keys and values."""
+        projections = (self.query, self.key, self.value)
+        if is_step:
+            # For a few words, joining the weights would take longer than multiplying with them.
+            return [projection(normed_BTD) for projection in projections]
+        weights: list[Tensor] = [projection.weight for projection in projections]
+        biases: list[Tensor] = [p.bias for p in projections if p.bias is not None]
+        bias = torch.cat(biases) if biases else None
+        return F.linear(normed_BTD, torch.cat(weights), bias).chunk(3, dim=-1)
+
     def _feed_forward(self, normed_BTD: Tensor) -> Tensor:
-        inner_BTF = _activate(self.ffn_in(normed_BTD), self.config)
-        inner_BTF = F.dropout(inner_BTF, self.config.relu_dropout, self.training)
+        inner_BTF = self._activate(self.ffn_in(normed_BTD))
         fed_BTD: Tensor = self.ffn_out(inner_BTF)
         return fed_BTD
+
+    def _activate(self, inner_BTF: Tensor) -> Tensor:
+        rate = self.config.relu_dropout
+        match self.config.activation:
+            case "relu":
+                return relu_dropout(inner_BTF, rate, self.training)
+            case "relu_squared":
+                return dropout(inner_BTF.relu().square(), rate, self.training)
+            case _:
+                assert_never(self.config.activation)
 
 
 def sinusoids(
@@ -222,16 +244,6 @@ def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 def _zero_bias(linear: nn.Linear) -> None:
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
-
-
-def _activate(inner: Tensor, config: DecoderConfig) -> Tensor:
-    match config.activation:
-        case "relu":
-            return inner.relu()
-        case "relu_squared":
-            return inner.relu().square()
-        case _:
-            assert_never(config.activation)
 
 
 def _norm(config: DecoderConfig) -> nn.Module:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zipflm.config.layers import NUM_BYTES
-from zipflm.kernels import checked_ids
+from zipflm.distinct_words import DistinctWords
+from zipflm.kernels import checked_ids, statistics_dtype
 from zipflm.model.bands import Bands
 
 
@@ -150,16 +151,23 @@ class CharacterEmbedding(nn.Module):
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
 
-    def forward(self, words: Tensor) -> Tensor:
-        words_N = checked_ids("words", words, self.vocab_size).reshape(-1)
+    def forward(self, words: Tensor | DistinctWords) -> Tensor:
+        if isinstance(words, DistinctWords):
+            hidden_UD = self._hidden(words.ids_U)
+            # Not in low precision, because the gradients of a frequent word's places are added up.
+            exact_UD = hidden_UD.to(statistics_dtype(hidden_UD.dtype))
+            return F.embedding(words.places_BT, exact_UD).to(hidden_UD.dtype)
+        return self._hidden(words.reshape(-1)).view(*words.shape, self.projection.out_features)
+
+    def _hidden(self, words_N: Tensor) -> Tensor:
+        words_N = checked_ids("words", words_N, self.vocab_size)
         hidden_ND = self._spell(self.spellings_VC[words_N].long())
         for index, word in enumerate(self.symbol_ids):
             is_symbol_N1 = (words_N == word).unsqueeze(1)
             hidden_ND = torch.where(
                 is_symbol_N1, self.symbols[index].to(hidden_ND.dtype), hidden_ND
             )
-        hidden_ND = hidden_ND.masked_fill((words_N == self.padding_idx).unsqueeze(1), 0.0)
-        return hidden_ND.view(*words.shape, hidden_ND.shape[-1])
+        return hidden_ND.masked_fill((words_N == self.padding_idx).unsqueeze(1), 0.0)
 
     def _spell(self, bytes_NC: Tensor) -> Tensor:
         chars_NEC = F.embedding(bytes_NC, self.bytes, padding_idx=0).transpose(1, 2)

@@ -21,6 +21,7 @@ from zipflm.config import (
     ModelConfig,
     Tie,
 )
+from zipflm.distinct_words import DistinctWords
 from zipflm.kernels import Impl, autocast
 from zipflm.model.cache import KeyValueCache, Past
 from zipflm.model.decoder import Decoder
@@ -52,7 +53,7 @@ class LanguageModel(nn.Module):
         self.decoder = Decoder(config.decoder)
         self.output = _output_layer(config, self.input, impl)
 
-    def forward(self, words_BT: Tensor, cache: Past | None = None) -> Tensor:
+    def forward(self, words_BT: Tensor | DistinctWords, cache: Past | None = None) -> Tensor:
         """Hidden vectors [B, T, D], from which the output layer predicts the next word.
 
         With a cache the words follow those that it holds, and it holds them too afterwards: a
@@ -69,9 +70,23 @@ class LanguageModel(nn.Module):
         dtype = autocast(sample[:0]).dtype
         return KeyValueCache(self.config.decoder, rows, capacity, sample.device, dtype)
 
-    def nll(self, words_BT: Tensor, targets_BT: Tensor, scored_BT: Tensor | None = None) -> Tensor:
+    def nll(
+        self,
+        words_BT: Tensor | DistinctWords,
+        targets_BT: Tensor,
+        scored_BT: Tensor | None = None,
+    ) -> Tensor:
         """-log p(target | words up to here) in nats, [B, T]; 0 where not scored."""
         return self.output.nll(self(words_BT), targets_BT, scored_BT)
+
+    def nll_sum(
+        self,
+        words_BT: Tensor | DistinctWords,
+        targets_BT: Tensor,
+        scored_BT: Tensor | None = None,
+    ) -> Tensor:
+        """The sum of `nll`, a scalar: what training needs, with a cheaper gradient."""
+        return self.output.nll_sum(self(words_BT), targets_BT, scored_BT)
 
     def log_probs(self, words_BT: Tensor) -> Tensor:
         """log p of every next word, [B, T, V]: for small vocabularies."""

@@ -9,6 +9,7 @@ Shapes: ... any leading dimensions, N flattened tokens, D model width, V words, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -16,9 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zipflm.config import Tie
-from zipflm.kernels import Impl, checked_ids, linear_nll, statistics_dtype
+from zipflm.kernels import Impl, checked_ids, linear_nll, linear_nll_sum, statistics_dtype
+from zipflm.kernels.dropout import dropout
 from zipflm.model.bands import Bands
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding, init_table
+
+_Nll = Callable[..., Tensor]
+"""`linear_nll` or `linear_nll_sum`."""
 
 
 class FullSoftmax(nn.Module):
@@ -60,10 +65,16 @@ class FullSoftmax(nn.Module):
 
     def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
         """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
+        return self._nll(linear_nll, hidden, targets, scored).view(targets.shape)
+
+    def nll_sum(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
+        """Their sum, a scalar: what training needs, with a cheaper gradient."""
+        return self._nll(linear_nll_sum, hidden, targets, scored)
+
+    def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
         _require_width(hidden, self.in_dim)
         hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.vocab_size)
-        nll_N = linear_nll(self._project(hidden_ND), self.weight, targets_N, scored_N, self.impl)
-        return nll_N.view(targets.shape)
+        return nll(self._project(hidden_ND), self.weight, targets_N, scored_N, self.impl)
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -198,14 +209,21 @@ class AdaptiveSoftmax(nn.Module):
         The mean is over the positions that count, and 0 if there are none.
         """
         scored = targets.long() != self.ignore_index  # a narrow type may not hold the number
-        nll = self.nll(hidden, targets, scored)
         if self.reduction == "none":
-            return nll
-        total = nll.sum()
+            return self.nll(hidden, targets, scored)
+        total = self.nll_sum(hidden, targets, scored)
         return total if self.reduction == "sum" else total / scored.sum().clamp(min=1)
 
     def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
         """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
+        return self._nll(linear_nll, hidden, targets, scored).view(targets.shape)
+
+    def nll_sum(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
+        """Their sum, a scalar: what training needs, with a cheaper gradient."""
+        return self._nll(linear_nll_sum, hidden, targets, scored)
+
+    def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
+        """`nll` of the head and of every tail, added up: per token, or sums."""
         _require_width(hidden, self.in_dim)
         hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.bands.vocab_size)
         hidden_ND = self._enter(hidden_ND)
@@ -215,17 +233,17 @@ class AdaptiveSoftmax(nn.Module):
         for band in range(1, self.bands.num_bands):
             cluster = edges[1] + band - 1
             head_targets_N = head_targets_N.where(targets_N < edges[band], cluster)
-        nll_N = linear_nll(
+        total = nll(
             self._project_head(hidden_ND), self._head_weight(), head_targets_N, scored_N, self.impl
         )
         for band in range(1, self.bands.num_bands):
             in_band_N = scored_N & (targets_N >= edges[band]) & (targets_N < edges[band + 1])
             tail_targets_N = (targets_N - edges[band]).where(in_band_N, 0)
             tail_NE = self._project_tail(hidden_ND, band)
-            nll_N = nll_N + linear_nll(
+            total = total + nll(
                 tail_NE, self._table(band), tail_targets_N, in_band_N, self.impl, rows="few"
             )
-        return nll_N.view(targets.shape)
+        return total
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -255,7 +273,7 @@ class AdaptiveSoftmax(nn.Module):
         return _log_softmax(F.linear(projected, self._table(band)))
 
     def _enter(self, hidden: Tensor) -> Tensor:
-        hidden = F.dropout(hidden, self.input_dropout, self.training)
+        hidden = dropout(hidden, self.input_dropout, self.training)
         return hidden if self.projection is None else self.projection(hidden)
 
     def _project_head(self, hidden: Tensor) -> Tensor:
@@ -270,7 +288,7 @@ class AdaptiveSoftmax(nn.Module):
             projection = self.tail_projections[band - 1]
         else:
             projection = tied_to.band_weights(band)[1].T
-        return F.dropout(F.linear(hidden, projection), self.tail_dropout, self.training)
+        return dropout(F.linear(hidden, projection), self.tail_dropout, self.training)
 
     def _head_weight(self) -> Tensor:
         return torch.cat([self._table(0), self.clusters])

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zipflm.distinct_words import DistinctWords
+
 BACKEND: str | Callable[..., Any] = "inductor"
 """What turns torch's graphs into code."""
 
@@ -37,7 +39,7 @@ class Compilation:
         compiles for the first shape it meets and then for all others together, which is slower to
         run but the only choice where every batch has another shape."""
         self._one_shape = one_shape
-        self._compiled: dict[torch.Size | None, Callable[..., Tensor]] = {}
+        self._compiled: dict[tuple[torch.Size, ...] | None, Callable[..., Tensor]] = {}
         self.num_uncompiled = 0
         """Forwards that should have run compiled and did not."""
         for module in modules:
@@ -53,7 +55,7 @@ class Compilation:
     def _forward(self, module: nn.Module, *inputs: Any) -> Tensor:
         if not torch.is_grad_enabled():
             return _plain_forward(module, *inputs)
-        shape = inputs[0].shape if self._one_shape else None
+        shape = _shapes(inputs[0]) if self._one_shape else None
         if shape not in self._compiled:
             self._compiled[shape] = self._compile()
         try:
@@ -71,6 +73,11 @@ class Compilation:
             fullgraph=True,
             dynamic=False if self._one_shape else None,
         )
+
+
+def _shapes(words: Tensor | DistinctWords) -> tuple[torch.Size, ...]:
+    tensors = words if isinstance(words, DistinctWords) else (words,)
+    return tuple(tensor.shape for tensor in tensors)
 
 
 def _plain_forward(module: nn.Module, *inputs: Any) -> Tensor:

@@ -26,6 +26,8 @@ class StackedMuon(torch.optim.Muon):
     is 0 or None."""
 
     found_inf: Tensor | None = None
+    grad_scale: Tensor | None = None
+    """What to divide gradients by, as for torch's fused optimizers."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -51,6 +53,8 @@ class StackedMuon(torch.optim.Muon):
                 state["momentum_buffer"] = torch.zeros_like(p)
             buffers.append(state["momentum_buffer"])
         gradient_LMN, buffer_LMN = torch.stack(grads), torch.stack(buffers)
+        if self.grad_scale is not None:
+            gradient_LMN /= self.grad_scale
         good = torch.ones((), device=gradient_LMN.device)
         if self.found_inf is not None:
             # The buffer moves towards the gradient: towards itself it stays, bit for bit.
@@ -78,6 +82,8 @@ class StackedMuon(torch.optim.Muon):
         for p in params:
             assert p.grad is not None
             grad = local_shard(p.grad)
+            if self.grad_scale is not None:
+                grad /= self.grad_scale
             if "momentum_buffer" in self.state[p]:
                 grad.copy_(torch.where(bad, local_shard(self.state[p]["momentum_buffer"]), grad))
             else:

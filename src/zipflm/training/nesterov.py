@@ -5,10 +5,13 @@ the weights, which it must rescale whenever the learning rate changes:
 
     r = lr / previous lr;   p += mu^2 r v - (1 + mu) lr g;   v = mu r v - lr g
 
-Here the buffer is u = v / lr, in units of the gradient. The same updates then need no r, hence no
+Here the buffer is b = -v / lr, in units of the gradient. The same updates then need no r, hence no
 previous learning rate, which may be 0 or belong to an update that was skipped:
 
-    u = mu u - g;   p += lr (mu u - g)
+    b = mu b + g;   p -= lr (g + mu b)
+
+That is what `torch.optim.SGD` computes too, so torch's fused operator does the work: it reads and
+writes every weight once, where one operation after the other took five times as long.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from zipflm.training.distributed import local_shard
 
@@ -25,8 +29,9 @@ from zipflm.training.distributed import local_shard
 class NesterovMomentum(torch.optim.Optimizer):
     """Needs one gradient per step and never waits for the device.
 
-    As with torch's fused optimizers, `found_inf` may be set to a scalar tensor on the device: if
-    that is not 0, neither weights nor momentum change, whatever the gradients are.
+    As with torch's fused optimizers, two scalar tensors on the device may be set: gradients are
+    divided by `grad_scale`, and if `found_inf` is 1, neither weights nor momentum change, whatever
+    the gradients are.
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class NesterovMomentum(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None
 
     @torch.no_grad()
@@ -52,22 +58,21 @@ class NesterovMomentum(torch.optim.Optimizer):
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
         weights = [local_shard(p) for p in params]
-        momenta = [local_shard(self.state[p]["momentum"]) for p in params]
-        grads = [local_shard(p.grad) for p in params if p.grad is not None]
-        rate: float | Tensor = lr
-        if self.found_inf is not None:
-            # A scalar on the device decides: rate 0, momentum 1 and gradient 0 change nothing.
-            bad = self.found_inf != 0
-            rate = torch.where(bad, 0.0, lr)
-            torch._foreach_mul_(momenta, torch.where(bad, 1.0, mu))
-            for grad in grads:
-                grad.masked_fill_(bad, 0.0)
-        else:
-            torch._foreach_mul_(momenta, mu)
-        torch._foreach_sub_(momenta, grads)
         if decay:
-            torch._foreach_mul_(weights, 1 - rate * decay)
-        steps = torch._foreach_mul(momenta, mu)
-        torch._foreach_sub_(steps, grads)
-        torch._foreach_mul_(steps, rate)
-        torch._foreach_add_(weights, steps)
+            # Decoupled, as in the authors' code; torch's operator would add it to the gradient.
+            good = 1.0 if self.found_inf is None else 1 - self.found_inf
+            torch._foreach_mul_(weights, 1 - lr * decay * good)
+        sgd(
+            weights,
+            [local_shard(p.grad) for p in params if p.grad is not None],
+            [local_shard(self.state[p]["momentum"]) for p in params],
+            fused=True,
+            grad_scale=self.grad_scale,
+            found_inf=self.found_inf,
+            weight_decay=0.0,
+            momentum=mu,
+            lr=lr,
+            dampening=0.0,
+            nesterov=True,
+            maximize=False,
+        )

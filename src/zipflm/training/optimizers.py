@@ -1,8 +1,9 @@
 """Which optimizer changes which weight, and at which learning rate.
 
-Every optimizer here can be told by the device to skip an update, through `found_inf`: a scalar
-tensor there, which is how torch's gradient scaler tells fused optimizers. Were the host to decide,
-every update would have to wait until its gradients are known.
+Every optimizer here can be told by the device to skip an update, through `found_inf`, and what to
+divide its gradients by, through `grad_scale`: scalar tensors there, which is how torch's gradient
+scaler tells fused optimizers. Were the host to decide, every update would have to wait until its
+gradients are known.
 """
 
 from __future__ import annotations
@@ -94,9 +95,13 @@ def set_rates(optimizers: Sequence[Optimizer], factor: float) -> None:
             group["lr"] = factor * group["base_lr"]
 
 
-def step(optimizers: Sequence[Optimizer], bad: Tensor) -> None:
-    """One update, or none if `bad`, a scalar on the device, is true; clears the gradients."""
+def step(optimizers: Sequence[Optimizer], divisor: Tensor, bad: Tensor) -> None:
+    """One update with the gradients divided by `divisor`, or none if `bad`; clears the gradients.
+
+    Both are scalars on the device.
+    """
     for optimizer in optimizers:
+        optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]
         optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

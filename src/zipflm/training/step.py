@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from zipflm.data.batches import Batch
+from zipflm.distinct_words import DistinctWords
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast
 from zipflm.training import distributed, optimizers
@@ -37,15 +38,14 @@ _SCALE_WINDOW = 2000
 
 
 class Scorer(nn.Module):
-    """`LanguageModel.nll` as a forward, which is where DDP and FSDP hook in."""
+    """`LanguageModel.nll_sum` as a forward, which is where DDP and FSDP hook in."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, words: Tensor, targets: Tensor, scored: Tensor) -> Tensor:
-        # A copy, because FSDP cannot keep track of a view.
-        return self.model.nll(words, targets, scored).clone()
+    def forward(self, words: Tensor | DistinctWords, targets: Tensor, scored: Tensor) -> Tensor:
+        return self.model.nll_sum(words, targets, scored)
 
 
 class LossScale:
@@ -131,8 +131,8 @@ def update(learner: Learner, batches: Sequence[Batch], stop: bool = False) -> Te
 def forward(learner: Learner, batch: Batch) -> Tensor:
     """The summed nll of a micro-batch."""
     with autocast(learner.precision, learner.process.device):
-        nll: Tensor = learner.scorer(batch.words, batch.targets, batch.scored)
-    return nll.sum()
+        nll: Tensor = learner.scorer(batch.inputs, batch.targets, batch.scored)
+    return nll
 
 
 def backward(learner: Learner, nll: Tensor) -> None:
@@ -160,11 +160,9 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool = False) -> Tenso
     divisor = tokens.clamp(min=1) * learner.scale.value / learner.process.world_size
     norm = _norm(grads) / divisor
     bad = ~(torch.isfinite(norm) & torch.isfinite(nll))
-    factor = 1 / divisor
     if learner.clip_norm:
-        factor = factor * (learner.clip_norm / (norm + _CLIP_EPS)).clamp(max=1)
-    torch._foreach_mul_([distributed.local_shard(grad) for grad in grads], factor.float())
-    optimizers.step(learner.optimizers, bad)
+        divisor = divisor / (learner.clip_norm / (norm + _CLIP_EPS)).clamp(max=1)
+    optimizers.step(learner.optimizers, divisor, bad)
     learner.scale.adapt(bad)
     return torch.stack([nll, tokens, words, norm, bad.double(), stops])
 

@@ -17,6 +17,7 @@ from zipflm.config import Config
 from zipflm.data.batches import Batch, Batches
 from zipflm.data.loader import Loader
 from zipflm.data.tokens import Tokens
+from zipflm.data.vocabulary import PAD
 from zipflm.runs.records import Place
 from zipflm.training.distributed import Process
 
@@ -49,7 +50,12 @@ class Stream:
         share = _Share(self._config, self._tokens, self._process, block)
         self.block, self._total = block, share.num_batches
         self._consumed = place.epoch * self._total + place.consumed * self._total // place.total
-        self._batches = Loader(share, self._process.device).epoch(0, self._consumed)
+        loader = Loader(
+            share,
+            self._process.device,
+            finds_distinct_words=self._config.input.spells_words,
+        )
+        self._batches = loader.epoch(0, self._consumed)
 
     @property
     def place(self) -> Place:
@@ -70,24 +76,7 @@ class Stream:
     def next(self) -> Batch:
         """This process's next batch; the other processes take one each meanwhile."""
         self._consumed += self._process.world_size
-        batch = next(self._batches)
-        return self._full(batch) if self._config.training.compile else batch
-
-    def _full(self, batch: Batch) -> Batch:
-        """An epoch's last batch filled up with rows that are not scored: for every new shape, a
-        compiled model is compiled again."""
-        if self._config.batches.break_mode != "none":
-            return batch
-        rows = self._config.batches.tokens // self.block - batch.words.shape[0]
-        columns = self.block - batch.words.shape[1]
-        if rows == columns == 0:
-            return batch
-        pad = (0, columns, 0, rows)
-        return Batch(
-            F.pad(batch.words, pad, value=1),
-            F.pad(batch.targets, pad, value=1),
-            F.pad(batch.scored, pad, value=False),
-        )
+        return next(self._batches)
 
     def close(self) -> None:
         """Stop the loader's thread."""
@@ -108,10 +97,27 @@ class _Share(Batches):
             shuffle=True,
         )
         self._offset, self._stride = process.rank, process.world_size
+        self._rows = config.batches.tokens // block
+        self._is_filled_up = config.training.compile and config.batches.break_mode == "none"
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Without end; `start` counts the batches of all processes from the start of `epoch`."""
         number = epoch * self.num_batches + start + self._offset
         while True:
-            yield self.batch(*divmod(number, self.num_batches))
+            batch = self.batch(*divmod(number, self.num_batches))
+            yield self._full(batch) if self._is_filled_up else batch
             number += self._stride
+
+    def _full(self, batch: Batch) -> Batch:
+        """An epoch's last batch filled up with rows that are not scored: for every new shape, a
+        compiled model is compiled again."""
+        rows = self._rows - batch.words.shape[0]
+        columns = self.blocks.block - batch.words.shape[1]
+        if rows == columns == 0:
+            return batch
+        pad = (0, columns, 0, rows)
+        return Batch(
+            F.pad(batch.words, pad, value=PAD),
+            F.pad(batch.targets, pad, value=PAD),
+            F.pad(batch.scored, pad, value=False),
+        )

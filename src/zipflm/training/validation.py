@@ -55,7 +55,9 @@ def _scored(run: Run) -> Sums:
     nll = learner.scorer if sharded else learner.model.nll
     learner.model.eval()
     with autocast(learner.precision, process.device):
-        loaded = Loader(batches, process.device).epoch(0)
+        loaded = Loader(
+            batches, process.device, finds_distinct_words=run.config.input.spells_words
+        ).epoch(0)
         sums = score_sums(nll, loaded, process.device, ends_word)
     learner.model.train()
     return _over_processes(sums, process)

@@ -1,0 +1,46 @@
+"""Dropout: rates, factors and gradients; on a GPU the masks as well."""
+
+import pytest
+import torch
+from nll_problems import DEVICE
+
+from zipflm.kernels.dropout import dropout, relu_dropout
+
+RATES = [0.1, 0.2, 0.5]
+
+
+@pytest.mark.parametrize("function", [dropout, relu_dropout])
+def test_nothing_is_dropped_in_evaluation_or_at_rate_zero(function):
+    x = torch.randn(100, device=DEVICE)
+    expected = x if function is dropout else x.relu()
+    assert torch.equal(function(x, 0.5, False), expected)
+    assert torch.equal(function(x, 0.0, True), expected)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_what_is_kept_grows_so_that_the_mean_stays(rate):
+    x = torch.ones(1 << 18, device=DEVICE)
+    y = dropout(x, rate, True)
+    kept = y != 0
+    assert abs(1 - kept.double().mean().item() - rate) < 0.005  # five standard deviations
+    torch.testing.assert_close(y[kept], torch.full_like(y[kept], 1 / (1 - rate)), rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_the_gradient_flows_where_something_was_kept(rate):
+    x = torch.randn(4096, device=DEVICE, requires_grad=True)
+    for function in (dropout, relu_dropout):
+        y = function(x, rate, True)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        expected = torch.where(y != 0, 1 / (1 - rate), 0.0)
+        torch.testing.assert_close(gradient, expected, rtol=2e-5, atol=0)
+        assert (y[(x < 0).nonzero()] == 0).all() or function is dropout
+
+
+def test_every_call_draws_another_mask_and_a_seed_the_same():
+    x = torch.ones(4096, device=DEVICE)
+    torch.manual_seed(1)
+    first, second = dropout(x, 0.3, True), dropout(x, 0.3, True)
+    assert not torch.equal(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(dropout(x, 0.3, True), first)

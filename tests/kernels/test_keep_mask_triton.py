@@ -1,0 +1,41 @@
+"""The random bits behind dropout, in Triton's interpreter unless there is a GPU."""
+
+import pytest
+import torch
+from nll_problems import DEVICE
+
+triton = pytest.importorskip("triton")
+
+from zipflm.kernels.keep_mask_triton import keep_mask  # noqa: E402
+
+
+def mask(number, rate, seed=1):
+    like = torch.empty(number, device=DEVICE)
+    return keep_mask(like, torch.tensor([seed], device=DEVICE), round(rate * 65_536))
+
+
+# Less than a block of 8 x 1024, exactly one, a little more than three.
+@pytest.mark.parametrize("number", [1, 1000, 8192, 25_001])
+def test_any_number_of_elements_gets_a_mask(number):
+    found = mask(number, 0.25)
+    assert found.shape == (number,) and found.dtype == torch.bool
+    share = 1 - found.double().mean().item()
+    assert abs(share - 0.25) <= 5 * (0.25 * 0.75 / number) ** 0.5
+
+
+def test_a_seed_decides():
+    assert torch.equal(mask(5000, 0.5, seed=3), mask(5000, 0.5, seed=3))
+    agreement = (mask(20_000, 0.5, seed=3) == mask(20_000, 0.5, seed=4)).double().mean()
+    assert abs(agreement - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("distance", [1, 2, 1024, 2048, 4096, 8192])
+def test_neighbours_know_nothing_of_each_other(distance):
+    # 1024 and its multiples are places that share one draw of Philox.
+    dropped = (~mask(60_000, 0.2)).double() - 0.2
+    correlation = (dropped[:-distance] * dropped[distance:]).mean() / (0.2 * 0.8)
+    assert abs(correlation) < 0.025
+
+
+def test_rate_zero_keeps_everything():
+    assert mask(5000, 0.0).all()
