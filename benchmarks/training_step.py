@@ -29,6 +29,7 @@ from zipflm.runs.building import untrained_model
 from zipflm.runs.records import Place
 from zipflm.training import distributed, optimizers, step, throughput
 from zipflm.training.distributed import Process
+from zipflm.training.recorded_update import Updates
 from zipflm.training.setup import accumulation, build_learner
 from zipflm.training.stream import Stream
 
@@ -51,13 +52,14 @@ def fake_vocabulary(config: Config) -> Vocabulary:
 
 def measure(config: Config, process: Process, steps: int) -> dict[str, Any]:
     learner = build_learner(config, untrained_model(config, fake_vocabulary(config)), process)
-    optimizers.set_rates(learner.optimizers, 1e-3)
     num_batches = accumulation(config, process)
-    tokens = random_tokens(config.vocab_size, config.training.tokens_per_update * (steps + 8))
+    tokens = random_tokens(config.vocab_size, config.training.tokens_per_update * (steps + 10))
     stream = Stream(config, tokens, process, Place(), config.batches.block)
-    for _ in range(3):  # compiling, allocating, filling the loader
-        step.update(learner, [stream.next() for _ in range(num_batches)])
-    whole = _whole_steps(learner, stream, num_batches, steps)
+    updates = Updates(learner, config)
+    optimizers.set_rates(learner.optimizers, 1e-3)
+    for _ in range(5):  # compiling, allocating, filling the loader, recording
+        updates([stream.next() for _ in range(num_batches)])
+    whole = _whole_steps(learner, updates, stream, num_batches, steps)
     parts = _parts(learner, stream, num_batches, steps)
     stream.close()
     per_update = config.training.tokens_per_update
@@ -67,12 +69,13 @@ def measure(config: Config, process: Process, steps: int) -> dict[str, Any]:
         "data_share": whole["data"] / whole["seconds"],
         "shares": {name: parts[name] / sum(parts.values()) for name in PARTS},
         "compiled": learner.compiled,
+        "recorded": updates.is_recorded,
         "peak_memory_bytes": throughput.peak_memory(process.device),
     }
 
 
 def _whole_steps(
-    learner: step.Learner, stream: Stream, num_batches: int, steps: int
+    learner: step.Learner, updates: Updates, stream: Stream, num_batches: int, steps: int
 ) -> dict[str, float]:
     """As the training loop does it."""
     results = step.ResultReader()
@@ -82,7 +85,7 @@ def _whole_steps(
         before = time.perf_counter()
         batches = [stream.next() for _ in range(num_batches)]
         data += time.perf_counter() - before
-        results.send(step.update(learner, batches))
+        results.send(updates(batches))
     results.drain()
     _wait(learner.process.device)
     return {"seconds": time.perf_counter() - start, "data": data}

@@ -52,12 +52,18 @@ class Batch:
         return replace(self, distinct=distinct_words(self.words, least))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        return self._map(Tensor.pin_memory)
+        return self.map(Tensor.pin_memory)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it holds."""
+        return self.words, self.targets, self.scored, *(self.distinct or ())
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Every tensor changed."""
         distinct = None if self.distinct is None else DistinctWords(*map(change, self.distinct))
         return Batch(change(self.words), change(self.targets), change(self.scored), distinct)
 

@@ -92,7 +92,20 @@ def set_rates(optimizers: Sequence[Optimizer], factor: float) -> None:
     """Every group's learning rate becomes `factor` times its `base_lr`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = factor * group["base_lr"]
+            rate = factor * group["base_lr"]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+
+def prepare_recording(optimizers: Sequence[Optimizer]) -> None:
+    """Keep learning rates on the device, so that a recorded step reads what they are by then."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.full((), float(group["lr"]), device=group["params"][0].device)
+            if "capturable" in group:
+                group["capturable"] = True
 
 
 def step(optimizers: Sequence[Optimizer], divisor: Tensor, bad: Tensor) -> None:

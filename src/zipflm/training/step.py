@@ -60,10 +60,11 @@ class LossScale:
     def adapt(self, bad: Tensor) -> None:
         if not self._is_used:
             return
-        self.num_good = torch.where(bad, 0.0, self.num_good + 1)
-        grows = self.num_good >= _SCALE_WINDOW
-        self.value = self.value * torch.where(bad, 0.5, torch.where(grows, 2.0, 1.0))
-        self.num_good = torch.where(grows, 0.0, self.num_good)
+        # In place, where a recorded update finds them again.
+        num_good = torch.where(bad, 0.0, self.num_good + 1)
+        grows = num_good >= _SCALE_WINDOW
+        self.value.mul_(torch.where(bad, 0.5, torch.where(grows, 2.0, 1.0)))
+        self.num_good.copy_(torch.where(grows, 0.0, num_good))
 
     def dump(self) -> tuple[float, float] | None:
         """The scale and the number of good updates in a row; None if no scale is used."""
@@ -117,8 +118,11 @@ class Learner:
         return None if self.compilation is None else self.compilation.is_complete
 
 
-def update(learner: Learner, batches: Sequence[Batch], stop: bool = False) -> Tensor:
-    """Learn from the micro-batches of one update; an `UpdateResult` as a tensor on the device."""
+def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = False) -> Tensor:
+    """Learn from the micro-batches of one update; an `UpdateResult` as a tensor on the device.
+
+    `stop`, whether this process was asked to stop, may be a float64 [1] on the device.
+    """
     sums = torch.zeros(3, dtype=torch.float64, device=learner.process.device)
     for index, batch in enumerate(batches):
         with distributed.accumulating(learner.scorer, index == len(batches) - 1):
@@ -149,10 +153,12 @@ def sums_of(learner: Learner, batch: Batch, nll: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def apply_gradients(learner: Learner, sums: Tensor, stop: bool = False) -> Tensor:
+def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False) -> Tensor:
     """Divide, clip and apply the accumulated gradients; `sums` [3] as of `sums_of`, added up."""
-    # A tensor made from `stop` would be copied to the device, which waits; filling does not.
-    totals = torch.cat([sums, torch.full_like(sums[:1], float(stop))])
+    if not isinstance(stop, Tensor):
+        # A tensor made from it would be copied to the device, which waits; filling does not.
+        stop = torch.full_like(sums[:1], float(stop))
+    totals = torch.cat([sums, stop])
     nll, tokens, words, stops = distributed.add_up(totals, learner.process)
     params = [p for p in learner.model.parameters() if p.grad is not None]
     grads = [p.grad for p in params if p.grad is not None]

@@ -25,6 +25,7 @@ from zipflm.training import distributed, memory, optimizers, step, throughput
 from zipflm.training.distributed import Process
 from zipflm.training.limits import require_trainable
 from zipflm.training.log import Log
+from zipflm.training.recorded_update import Updates
 from zipflm.training.run import Run
 from zipflm.training.saving import Saver
 from zipflm.training.schedule import learning_rate
@@ -103,7 +104,7 @@ def train(
 
 def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     training, tally = run.config.training, run.tally
-    results = step.ResultReader()
+    updates, results = Updates(run.learner, run.config), step.ResultReader()
     batches: list[Batch] = []
     run.log.begin(run.update)
     tally.go_on()
@@ -114,7 +115,7 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         # Dropout is a function of the update, not of the past: nothing to save, nothing to lose.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
         previous, batches = batches, _next_batches(run)
-        result = step.update(run.learner, batches, stop.is_requested)
+        result = updates(batches, stop.is_requested)
         run.update += 1
         run.log.advance(run.update)
         tally.see(results.send(result))
