@@ -57,6 +57,7 @@ def test_nothing_is_recorded_on_a_cpu(word_data):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_a_recorded_update_gives_the_numbers_of_a_plain_one(word_data, optimizer, precision):
@@ -77,6 +78,7 @@ def test_a_recorded_update_gives_the_numbers_of_a_plain_one(word_data, optimizer
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 def test_another_shape_is_rehearsed_and_recorded_anew(word_data):
     learner, config = learner_on("cuda", word_data, Nesterov(), "training.compile=true")
     batches = batches_on("cuda", word_data, config)

@@ -6,7 +6,7 @@ from nll_problems import DEVICE
 
 triton = pytest.importorskip("triton")
 
-from zipflm.kernels.keep_mask_triton import keep_mask  # noqa: E402
+from zipflm.kernels.dropout_triton import keep_mask, relu_dropout  # noqa: E402
 
 
 def mask(number, rate, seed=1):
@@ -39,3 +39,17 @@ def test_neighbours_know_nothing_of_each_other(distance):
 
 def test_rate_zero_keeps_everything():
     assert mask(5000, 0.0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("number", [1, 1000, 8192, 9001])
+def test_a_relu_with_dropout_draws_the_same_mask(number, dtype):
+    x = torch.randn(number, device=DEVICE).to(dtype).requires_grad_()
+    seed, threshold = torch.tensor([5], device=DEVICE), 16_384
+    y = relu_dropout(x, seed, threshold)
+    keep = keep_mask(x.detach(), seed, threshold)
+    expected = torch.where(keep, x.detach().relu() * (4 / 3), 0.0)
+    torch.testing.assert_close(y.detach(), expected, rtol=1e-2, atol=1e-6)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    flows = keep & (x > 0)
+    torch.testing.assert_close(gradient, torch.where(flows, 4 / 3, 0.0).to(dtype))
