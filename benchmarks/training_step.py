@@ -3,9 +3,9 @@
     python benchmarks/training_step.py --preset tiny/ADP-T --device cpu
     python benchmarks/training_step.py --preset wikitext-103/ADP-T --recipe modern --device cuda
 
-Trains on random ids drawn by Zipf's law, with the package's own loader and step, and prints JSON.
-First it times whole steps as in training, then each part by itself, waiting for the device after
-each. The time for data is how long the loop waits for the loader, which works in the background.
+Trains on random ids drawn by Zipf's law, or on real text, which repeats itself more, with the
+package's own loader and step, and prints JSON. First it times whole steps as in training, then each
+part by itself, waiting for the device after each. The time for data is how long the loop waits for the loader, which works in the background.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from zipflm.config import Config
+from zipflm.data.addresses import addresses, sentences
 from zipflm.data.tokens import TokenArray
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.overrides import override
@@ -33,7 +35,20 @@ from zipflm.training.recorded_update import Updates
 from zipflm.training.setup import accumulation, build_learner
 from zipflm.training.stream import Stream
 
+Text = Callable[[int, int], TokenArray]
+"""Size of the vocabulary and number of tokens -> that many."""
+
 PARTS = ("data", "forward", "backward", "update")
+
+
+def real_tokens(vocab_size: int, number: int) -> TokenArray:
+    """The text that comes with the package, ids by frequency: it repeats itself as text does."""
+    lines = (line for address in addresses() for line in sentences(address.text))
+    words = [word for line in lines for word in line.split()]
+    ranks = {word: rank for rank, (word, _) in enumerate(Counter(words).most_common())}
+    ids = np.array([ranks[word] for word in words]) % (vocab_size - 4) + 4
+    ids = np.resize(ids, number)
+    return TokenArray.of(np.array_split(ids, max(number // 25, 1)))
 
 
 def random_tokens(vocab_size: int, number: int) -> TokenArray:
@@ -50,10 +65,12 @@ def fake_vocabulary(config: Config) -> Vocabulary:
     return Vocabulary(["<s>", "<pad>", "</s>", "<unk>", *words], [0, 0, 0, 0, *counts])
 
 
-def measure(config: Config, process: Process, steps: int) -> dict[str, Any]:
+def measure(
+    config: Config, process: Process, steps: int, text: Text = random_tokens
+) -> dict[str, Any]:
     learner = build_learner(config, untrained_model(config, fake_vocabulary(config)), process)
     num_batches = accumulation(config, process)
-    tokens = random_tokens(config.vocab_size, config.training.tokens_per_update * (steps + 10))
+    tokens = text(config.vocab_size, config.training.tokens_per_update * (steps + 10))
     stream = Stream(config, tokens, process, Place(), config.batches.block)
     updates = Updates(learner, config)
     optimizers.set_rates(learner.optimizers, 1e-3)
@@ -125,12 +142,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--recipe", default="paper")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--real-text", action="store_true", help="that comes with the package")
     parser.add_argument("overrides", nargs="*", help="e.g. batches.tokens=16384")
     options = parser.parse_args(arguments)
     config = apply(options.recipe, from_name(options.preset), dataset_of(options.preset))
     config = override(config, options.overrides)
     with distributed.started(options.device) as process:
-        result = measure(config, process, options.steps)
+        text = real_tokens if options.real_text else random_tokens
+        result = measure(config, process, options.steps, text)
     name = torch.cuda.get_device_name() if process.device.type == "cuda" else "cpu"
     facts = {"preset": options.preset, "recipe": options.recipe, "device": name}
     facts |= {"torch": torch.__version__, "precision": config.training.precision}

@@ -64,7 +64,8 @@ def test_the_sum_equals_that_of_the_reference_as_on_a_device(as_on_a_device):
         assert_close(mine, theirs, 1e-12, name)
 
 
-@pytest.mark.parametrize("factor", [1.0, 1 / 3, 1e-3])
+# Powers of two, because any other factor rounds a second time.
+@pytest.mark.parametrize("factor", [1.0, 2.0**-10])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_sum_is_no_worse_than_plain_low_precision(dtype, factor):
     arguments = problem(dtype)
@@ -78,6 +79,14 @@ def test_the_sum_is_no_worse_than_plain_low_precision(dtype, factor):
     assert ours[0].dtype == torch.float32
     for name, t, p, o in zip(NAMES, truth, plain, ours, strict=True):
         assert_as_good_as_plain(t, p, o, name)
+
+
+@pytest.mark.parametrize("factor", [1 / 3, 1e-3])
+def test_a_factor_is_not_rounded_to_the_precision_of_the_gradients(factor):
+    whole = sum_and_gradients(fused.linear_nll_sum, *problem(torch.bfloat16), factor=1.0)
+    scaled = sum_and_gradients(fused.linear_nll_sum, *problem(torch.bfloat16), factor=factor)
+    for one, other in zip(whole[1:], scaled[1:], strict=True):
+        assert torch.equal((one.float() * factor).bfloat16(), other)
 
 
 def test_equals_the_reference_as_on_a_device(as_on_a_device):

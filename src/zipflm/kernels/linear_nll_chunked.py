@@ -22,9 +22,13 @@ from torch.nn import functional as F
 from zipflm.kernels.nll_operator import nll_operator, nll_sum_operator
 from zipflm.kernels.precision import statistics_dtype
 
-# Logits held at once: on a CPU about what its caches hold, on a device enough to fill it.
+# Logits held at once: on a CPU about what its caches hold, on a device enough to fill it. With very
+# many words more, as far as it takes to have some rows: every chunk adds to the gradient of all
+# weights.
 _CPU_LOGITS = 1 << 22
-_DEVICE_LOGITS = 1 << 28
+_DEVICE_LOGITS = 1 << 27
+_DEVICE_ROWS = 2048
+_MOST_DEVICE_LOGITS = 1 << 29
 # A GPU reaches full speed only with matrices whose sides are multiples of this.
 _ALIGNMENT = 128
 
@@ -138,7 +142,8 @@ def _aligned(weight_VE: Tensor) -> Tensor:
 
 def _row_chunks(active_N: Tensor, num_words: int) -> Iterator[Tensor | slice]:
     if active_N.device.type != "cpu":
-        size = max(1, _DEVICE_LOGITS // num_words)
+        fewest = min(_DEVICE_ROWS, _MOST_DEVICE_LOGITS // num_words)
+        size = max(1, fewest, _DEVICE_LOGITS // num_words)
         yield from (slice(start, start + size) for start in range(0, len(active_N), size))
         return
     order = active_N.argsort(descending=True, stable=True)
