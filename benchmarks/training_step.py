@@ -5,7 +5,8 @@
 
 Trains on random ids drawn by Zipf's law, or on real text, which repeats itself more, with the
 package's own loader and step, and prints JSON. First it times whole steps as in training, then each
-part by itself, waiting for the device after each. The time for data is how long the loop waits for the loader, which works in the background.
+part by itself, waiting for the device after each. The time for data is how long the loop waits for
+the loader, which works in the background.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ Shapes: B sequences, T positions, U distinct words with their padding.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 
 _SIZES = 16
 """Into how many sizes their number is rounded up: a compiled model has a version for each."""
+
+_MARGIN = 1.125
+"""Room for a batch with more words, so that it seldom takes another size."""
 
 
 class DistinctWords(NamedTuple):
@@ -33,6 +37,8 @@ class DistinctWords(NamedTuple):
 def distinct_words(words_BT: Tensor, least: int = 0) -> DistinctWords:
     """The distinct words of a text on the host, padded to one of a few sizes, at least `least`."""
     ids, places_BT = torch.unique(words_BT, return_inverse=True)
-    step = -(-words_BT.numel() // _SIZES)
-    size = max(least, -(-len(ids) // step) * step)
+    size = least
+    if len(ids) > least:
+        step = -(-words_BT.numel() // _SIZES)
+        size = math.ceil(_MARGIN * len(ids) / step) * step
     return DistinctWords(torch.cat([ids, ids[-1:].expand(size - len(ids))]), places_BT)

@@ -91,7 +91,8 @@ class Updates:
         stop = torch.zeros(1, dtype=torch.float64, device=self._learner.process.device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # What the loader's thread does meanwhile, pinning memory, is no part of it.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = step.update(self._learner, copies, stop)
         inputs = [tensor for batch in copies for tensor in batch.tensors]
         return _Recording(graph, inputs, stop, result)
