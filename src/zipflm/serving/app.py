@@ -1,0 +1,263 @@
+"""The HTTP side: paths, keys, bodies and errors. Everything else is called from here.
+
+Handlers read JSON themselves, because every mistake of a client gets an answer in OpenAI's error
+shape with the reason in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from zipflm.serving.answers import models_answer, score_answer
+from zipflm.serving.errors import Refusal
+from zipflm.serving.fields import parse_object
+from zipflm.serving.metrics import Metrics
+from zipflm.serving.models import ServedModel
+from zipflm.serving.requests import ScoreRequest, score_request
+from zipflm.serving.scoring import DocumentScores
+from zipflm.serving.worker import Ticket, Worker
+
+WARNING_HEADER = "X-Zipflm-Warning"
+_BODY_SECONDS = 30
+"""In which a request's body must be here."""
+_MOST_DISCARDED = 1 << 24
+"""Bytes beyond the limit that are read, so that a client gets to hear why it was refused."""
+
+
+class ClientLeft(Exception):
+    """Nobody is there to read an answer."""
+
+
+class Service:
+    """The models, their worker and what all handlers share."""
+
+    def __init__(
+        self, models: Mapping[str, ServedModel], worker: Worker, metrics: Metrics
+    ) -> None:
+        self.models, self.worker, self.metrics = models, worker, metrics
+        self.limits = worker.limits
+        self.is_ending = False
+
+    # --- What there is. ---
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(_page())
+
+    async def list_models(self, request: Request) -> Response:
+        return _json(models_answer(list(self.models.values())))
+
+    async def one_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self.models:
+            raise Refusal(404, f"{name!r}: no such model", param="model", code="model_not_found")
+        return _json(self.models[name].facts)
+
+    async def health(self, request: Request) -> Response:
+        """Whether the process is alive and can compute."""
+        if not self.worker.is_alive:
+            raise Refusal(503, "the model thread has ended", code="dead")
+        return _json({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether new requests are taken."""
+        if self.is_ending:
+            raise Refusal(503, "the service is about to end", code="ending")
+        return _json({"status": "ready", "models": list(self.models)})
+
+    async def measurements(self, request: Request) -> Response:
+        gauges = {
+            "zipflm_requests_waiting": (self.worker.num_waiting, "Requests not begun yet."),
+            "zipflm_requests_unanswered": (self.worker.num_unanswered, "Requests accepted."),
+        }
+        text = self.metrics.text(gauges)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    # --- What is computed. ---
+
+    async def score(self, request: Request) -> Response:
+        asked = score_request(await self._object(request), self.models, self.limits)
+        ticket = self.worker.score(asked.model, asked.documents())
+        scores: list[DocumentScores | None] = [None] * len(asked.texts)
+
+        async def collect() -> None:
+            for _ in scores:
+                place, result = await ticket.next()
+                scores[place] = result
+
+        await self._unless_left(request, ticket, collect())
+        return _json(score_answer(asked, scores, None), _warnings(asked.warnings))
+
+    async def _object(self, request: Request) -> dict[str, Any]:
+        return parse_object(await _body(request, self.limits.max_body))
+
+    async def _unless_left(
+        self, request: Request, ticket: Ticket[Any], work: Awaitable[None]
+    ) -> None:
+        """Wait for the work, but not for a client that is no longer there."""
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                self.metrics.client_left()
+                raise ClientLeft
+            await working
+        finally:
+            working.cancel()
+            leaving.cancel()
+            self.worker.finish(ticket)
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has closed the connection; its body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    too_large = Refusal(413, f"the body has more than {limit} bytes", code="body_too_large")
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size <= limit:
+                    parts.append(part)
+                elif size > limit + _MOST_DISCARDED:
+                    raise too_large
+    except TimeoutError:
+        raise Refusal(
+            408, f"the body did not come within {_BODY_SECONDS} seconds", code="too_slow"
+        ) from None
+    if size > limit:
+        raise too_large
+    return b"".join(parts)
+
+
+def _json(
+    value: Any, headers: Mapping[str, str] | None = None, status: int = 200
+) -> Response:
+    # ASCII: half of a UTF-16 pair, which a refused request may hold, has no UTF-8.
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Response(text, status, dict(headers or {}), media_type="application/json")
+
+
+def _warnings(warnings: Sequence[str]) -> dict[str, str]:
+    return {WARNING_HEADER: "; ".join(warnings)} if warnings else {}
+
+
+def _page() -> str:
+    page = resources.files("zipflm.serving") / "page.html"
+    return page.read_text(encoding="utf-8") if page.is_file() else "<p>zipflm"
+
+
+def _refused(refusal: Refusal) -> Response:
+    headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
+    if refusal.status == 413:
+        headers["Connection"] = "close"
+    if refusal.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return _json(refusal.as_dict(), headers, refusal.status)
+
+
+class _Door:
+    """Around all paths: the key, the count, and an answer in the right shape whatever happens."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, keys: Sequence[bytes], paths: set[str]):
+        self._app, self._metrics, self._keys, self._paths = app, metrics, keys, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status = time.perf_counter(), 499  # nobody waited for an answer
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            if self._is_locked(scope):
+                refusal = Refusal(401, "no valid API key was given", code="invalid_api_key")
+                await _refused(refusal)(scope, receive, sent)
+            else:
+                await self._app(scope, receive, sent)
+        finally:
+            path = scope["path"] if scope["path"] in self._paths else "other"
+            self._metrics.request(path, status, time.perf_counter() - begun)
+
+    def _is_locked(self, scope: Scope) -> bool:
+        if not self._keys or scope["path"] == "/health":
+            return False
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        kind, _, key = given.partition(b" ")
+        # All of them, so that the time says nothing about which is alike.
+        found = [hmac.compare_digest(key.strip(), each) for each in self._keys]
+        return kind.lower() != b"bearer" or not any(found)
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(service: Service, *, keys: Sequence[bytes] = (), origins: Sequence[str] = ()) -> ASGIApp:
+    """The application; `keys` open it if there are any, `origins` may call it from their pages."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    routes: list[tuple[str, str, Handler]] = [
+        ("GET", "/", service.page),
+        ("GET", "/health", service.health),
+        ("GET", "/ready", service.ready),
+        ("GET", "/metrics", service.measurements),
+        ("GET", "/v1/models", service.list_models),
+        ("GET", "/v1/models/{name:path}", service.one_model),
+        ("POST", "/score", service.score),
+    ]
+    for method, path, handler in routes:
+        app.add_route(path, handler, methods=[method])
+    app.add_exception_handler(Refusal, _on_refusal)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientLeft, _on_client_left)
+    app.add_exception_handler(Exception, _on_failure)
+    if origins:
+        from fastapi.middleware.cors import CORSMiddleware
+
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=[WARNING_HEADER, "Retry-After"],
+        )
+    return _Door(app, service.metrics, keys, {path for _, path, _ in routes})
+
+
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return _refused(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return _refused(Refusal(error.status_code, message, code="no_such_path"))
+
+
+async def _on_client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # for the count; nobody reads it
+
+
+async def _on_failure(request: Request, error: Exception) -> Response:
+    return _refused(Refusal(500, "the service failed; its log says why", code="failed"))
