@@ -33,11 +33,14 @@ function lineEnds(text) {
 function wordsOf(text, records) {
   const offsets = unitOffsets(text);
   const ends = lineEnds(text);
-  let line = 0;
+  const typedEnd = /[^\S\n]*<\/s>/iy; /* somebody may have written one out: it has no span either */
+  let line = 0, start = 0, end = 0;
   return records.map((record, place) => {
-    const isEnd = !record.span; /* `</s>` that somebody has typed has a span like any word */
-    let start, end;
-    if (isEnd) start = end = ends[Math.min(line++, ends.length - 1)];
+    typedEnd.lastIndex = end;
+    const isTyped = !record.span && typedEnd.test(text);
+    const isEnd = !record.span && !isTyped;
+    if (isTyped) [start, end] = [typedEnd.lastIndex - 4, typedEnd.lastIndex];
+    else if (isEnd) start = end = ends[Math.min(line++, ends.length - 1)];
     else [start, end] = offsets ? record.span.map((at) => offsets[at]) : record.span;
     return {
       word: record.word, bits: record.surprisal, logprob: record.logprob, band: record.band, count: record.count,
