@@ -40,6 +40,7 @@ _KEYS = {
     "ArrowDown": (40, ""), " ": (32, " "),
 }  # fmt: skip
 _ALT, _CONTROL = 1, 2
+READY = "document.readyState === 'complete'"
 
 
 class Browser:
@@ -114,6 +115,7 @@ class Browser:
         self.problems.clear()
         self.requests.clear()
         self.call("Page.navigate", url=url)
+        self.wait_for(f"location.href !== 'about:blank' && {READY}")
 
     def resize(self, width: int, height: int = 900, *, touch: bool = False, scale: int = 1) -> None:
         self.call(

@@ -8,6 +8,7 @@ const EXAMPLES = [
   ["scrambled", "We have made great progress in the last year.\nGreat the in we made year last progress have."],
 ];
 const PAUSE = 160; /* milliseconds without typing before a text is sent */
+const MANY = 1200; /* words; in longer texts the colours follow when the hand rests */
 const NO_ANCHOR = { offset: -1, isEnd: false };
 const wide = matchMedia("(min-width: 960px)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -48,7 +49,8 @@ function colourClass(value) {
 function lookOf(row) {
   const value = valueOf(row);
   const isDifference = isComparing() && view.colours === "difference";
-  const number = value === null ? "" : isDifference ? signed(value, 1) : String(Math.round(value));
+  /* As short as can be: there is little room under an "a". */
+  const number = value === null ? "" : isDifference ? signed(value, 1).replace(/^(\D)0/, "$1") : String(Math.round(value));
   return { name: colourClass(value) + (row.isUnknown ? " unknown" : ""), number };
 }
 
@@ -61,7 +63,10 @@ function describe(row) {
 
 /* ---- showing ---- */
 
+let showTimer = null;
+
 function showText() {
+  clearTimeout(showTimer);
   editor.paint(field.value, view.rows, lookOf);
   editor.mark("chosen", view.chosen);
   editor.mark("pointed", view.pointed);
@@ -352,7 +357,9 @@ function edited() {
   looking?.abort();
   clearTimeout(lookTimer);
   panel.setAttribute("aria-busy", "true");
-  showText();
+  clearTimeout(showTimer);
+  if (view.rows.length > MANY) showTimer = setTimeout(showText, PAUSE);
+  else showText();
   asking?.abort();
   if (!isComposing) askSoon();
 }
@@ -490,11 +497,13 @@ function showModels() {
   byId("second").replaceChildren(element("option", { value: "" }, "nothing"), ...options(others));
   byId("second").value = view.second?.id ?? "";
   byId("second-field").hidden = !others.length;
-  const facts = (model) => [
-    `${count(model.words)} ${model.unit === "bpe" ? "pieces" : "words"}`, model.bands.length > 1 ? `in ${model.bands.length} bands` : "",
-    model.perplexity ? `perplexity ${perplexity(model.perplexity)}` : "",
-  ].filter(Boolean).join(", ");
-  byId("about").textContent = isComparing() ? chosenModels().map((model) => `${model.label}: ${facts(model)}`).join(" \u00b7 ") : facts(view.first);
+  const vocabulary = (model) => `${count(model.words)} ${model.unit === "bpe" ? "pieces" : "words"}`;
+  const sizes = new Set(chosenModels().map(vocabulary));
+  const known = chosenModels().every((model) => model.perplexity);
+  const facts = [[...sizes].join(" and ")];
+  if (!isComparing() && view.first.bands.length > 1) facts.push(`${view.first.bands.length} bands`);
+  if (known) facts.push(`perplexity ${chosenModels().map((model) => perplexity(model.perplexity)).join(" and ")} in validation`);
+  byId("about").textContent = facts.join(", ");
   showLegend();
 }
 

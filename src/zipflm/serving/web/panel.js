@@ -45,13 +45,13 @@ function factsOf({ model, word }, detail) {
   const rank = detail === null ? element("span", { class: "waiting" }, "\u2026") : detail?.rank;
   return {
     Surprise: [element("b", {}, fixed(word.bits, 2)), " bits"],
-    Probability: [element("b", {}, percent(p)), element("small", {}, oneIn(p))],
+    Probability: [element("b", {}, percent(p)), " ", element("small", {}, oneIn(p))],
     Rank: typeof rank === "number"
-      ? [element("b", {}, ordinal(rank)), element("small", {}, `of ${count(model.words)}${model.unit === "bpe" ? " pieces" : ""}`)]
+      ? [element("b", {}, ordinal(rank)), " ", element("small", {}, `of ${count(model.words)}${model.unit === "bpe" ? " pieces" : ""}`)]
       : rank ?? "\u2013",
     "In training": word.isEnd || word.isUnknown
       ? element("small", {}, "not counted")
-      : [element("b", {}, count(word.count)), element("small", {}, `${word.count === 1 ? "time" : "times"}${model.unit === "bpe" ? ", its rarest piece" : ""}`)],
+      : [element("b", {}, count(word.count)), " ", element("small", {}, `${word.count === 1 ? "time" : "times"}${model.unit === "bpe" ? ", its rarest piece" : ""}`)],
     Band: bandOf(model, word),
   };
 }
@@ -66,6 +66,7 @@ function bandOf(model, word) {
   return [
     element("span", { class: "band", "aria-hidden": "true" }, blocks),
     element("b", {}, `${word.band + 1} of ${model.bands.length}`),
+    " ",
     element("small", {}, [name, words].filter(Boolean).join(": ")),
   ];
 }

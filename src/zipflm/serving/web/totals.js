@@ -50,7 +50,8 @@ function showComparison(rows, names, choose) {
   const sentence = Math.abs(mean) < 0.005
     ? [element("b", {}, `${first} and ${second} are equally surprised`), " by this text."]
     : [element("b", {}, `${winner} is ${fixed(Math.abs(mean), 2)} bits per word less surprised`), ` than ${loser}.`];
-  const tally = `${first} is ahead on ${count(ahead)} of ${plural(both.length, "place")}, ${second} on ${count(behind)}; on ${count(both.length - ahead - behind)} they are within ${DIFFERENCE_STEPS[0]} bits.`;
+  const even = both.length - ahead - behind;
+  const tally = `${first} is ahead on ${count(ahead)} of ${plural(both.length, "place")}, ${second} on ${count(behind)}${even ? `; on ${count(even)} they are within ${DIFFERENCE_STEPS[0]} bits` : ""}.`;
   const note = left ? ` ${plural(left, "word")} that one of them does not know or splits differently ${left === 1 ? "is" : "are"} left out.` : "";
   holder.replaceChildren(
     element("h2", {}, "Where they differ"),
