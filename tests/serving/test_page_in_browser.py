@@ -171,7 +171,7 @@ def test_text_and_colours_lie_on_each_other(page: OpenPage) -> None:
 
 
 def test_words_are_coloured_as_they_are_typed(page: OpenPage) -> None:
-    page.open("")
+    page.open("", waits=False)
     page.browser.wait_for("view.first !== null")
     page.browser.click("#text")
     page.browser.type("snow fell, quietly")

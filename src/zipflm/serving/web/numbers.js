@@ -23,7 +23,10 @@ function oneIn(p) {
   const n = 1 / p;
   if (n < 1.05) return "nearly certain";
   if (n < 10) return `1 in ${n.toFixed(1)}`;
-  if (n >= 1e9) return `1 in ${(n / 1e9).toPrecision(2)} billion`;
+  if (n >= 1e15) return "less than 1 in 1,000 trillion";
+  for (const [size, name] of [[1e12, "trillion"], [1e9, "billion"], [1e6, "million"]]) {
+    if (n >= size) return `1 in ${n / size < 10 ? (n / size).toFixed(1) : Math.round(n / size)} ${name}`;
+  }
   const digits = 10 ** Math.max(0, Math.floor(Math.log10(n)) - 2);
   return `1 in ${count(Math.round(n / digits) * digits)}`;
 }

@@ -97,6 +97,7 @@ function showLegend() {
   const isDifference = isComparing() && view.colours === "difference";
   const swatch = (name, label) => element("span", { class: "step" }, element("i", { class: name }), element("small", {}, label));
   const legend = byId("legend");
+  legend.classList.toggle("two", isDifference);
   if (isDifference) {
     const names = ["b4", "b3", "b2", "b1", "even", "a1", "a2", "a3", "a4"], labels = ["4+", "2", "1", "\u00bc", "", "\u00bc", "1", "2", "4+"];
     legend.replaceChildren(element("span", { class: "pole" }, `${view.second.label} ahead`), ...names.map((name, i) => swatch(name, labels[i])),
@@ -181,10 +182,10 @@ function choose(row, { open = false, from = null } = {}) {
   if (open) keepInSight(editor.nodes[row]);
 }
 
-/* On a narrow screen the panel covers the lower part of the page. */
+/* The panel covers the lower part of a narrow screen, the strip may cover that of a wide one. */
 function keepInSight(node) {
   if (!node) return;
-  const limit = wide.matches ? innerHeight : innerHeight - panel.offsetHeight;
+  const limit = innerHeight - (wide.matches ? stripBox.parentElement : panel).offsetHeight;
   const { top, bottom } = node.getBoundingClientRect();
   if (top < 0 || bottom > limit - 24) scrollBy({ top: top - limit / 2, behavior: "instant" });
 }
@@ -317,14 +318,14 @@ function refused(error) {
   clearTimeout(askTimer);
   askTimer = setTimeout(retry, 1000 * seconds);
   const why = error.status === 0 ? error.message : `The server is busy: ${error.message}`;
-  tell(`${why} The text is safe here; trying again in ${plural(Math.round(seconds), "second")}.`, element("button", { type: "button", class: "quiet", onclick: retry }, "Try now"));
+  tell(`${why.replace(/[.\s]*$/, ".")} The text is safe here; trying again in ${plural(Math.round(seconds), "second")}.`, element("button", { type: "button", class: "quiet", onclick: retry }, "Try now"));
 }
 
 function tell(message, ...children) {
   const notice = byId("notice");
   notice.hidden = message === null;
-  if (message === null) notice.replaceChildren();
-  else notice.replaceChildren(element("span", {}, message), ...children);
+  notice.classList.toggle("question", message === "");
+  notice.replaceChildren(...(message ? [element("span", {}, message)] : []), ...children);
 }
 
 function askForKey(retry) {
@@ -491,6 +492,7 @@ function modelsOf(list) {
 function showModels() {
   const named = (model) => (model.label.toLowerCase() === model.id.toLowerCase() ? model.id : `${model.id} (${model.factorization ?? "model"})`);
   const options = (models) => models.map((model) => element("option", { value: model.id }, named(model)));
+  byId("models").hidden = byId("tools").hidden = false;
   byId("first").replaceChildren(...options(view.models));
   byId("first").value = view.first.id;
   const others = view.models.filter((model) => model !== view.first);

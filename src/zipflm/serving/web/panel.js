@@ -45,7 +45,7 @@ function factsOf({ model, word }, detail) {
   const rank = detail === null ? element("span", { class: "waiting" }, "\u2026") : detail?.rank;
   return {
     Surprise: [element("b", {}, fixed(word.bits, 2)), " bits"],
-    Probability: [element("b", {}, percent(p)), " ", element("small", {}, oneIn(p))],
+    Probability: p < 1e-5 ? element("b", {}, oneIn(p)) : [element("b", {}, percent(p)), " ", element("small", {}, oneIn(p))],
     Rank: typeof rank === "number"
       ? [element("b", {}, ordinal(rank)), " ", element("small", {}, `of ${count(model.words)}${model.unit === "bpe" ? " pieces" : ""}`)]
       : rank ?? "\u2013",

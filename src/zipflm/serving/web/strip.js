@@ -4,6 +4,7 @@ const stripBox = document.getElementById("strip");
 const canvas = document.getElementById("canvas");
 const LABELS = 22; /* pixels below the bars */
 const TOP = 10;
+const WIDEST = 84; /* of the room of one word */
 
 const strip = {
   bars: [] /* { value, label, name }: name is the class whose colour a bar has */,
@@ -29,7 +30,7 @@ const strip = {
     const bottom = height - LABELS;
     const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - TOP);
     this.left = 26;
-    this.slot = (width - this.left) / Math.max(1, this.bars.length);
+    this.slot = Math.min(WIDEST, (width - this.left) / Math.max(1, this.bars.length));
 
     pen.textAlign = "right";
     pen.textBaseline = "middle";
