@@ -47,15 +47,11 @@ def serve(
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise ValueError(
-            f"zipflm serve needs {error.name}: pip install 'zipflm[serve]'"
-        ) from None
+        raise ValueError(f"zipflm serve needs {error.name}: pip install 'zipflm[serve]'") from None
     from zipflm.serving.server import serve as serve_runs
     from zipflm.serving.worker import Limits
 
-    limits = Limits(
-        max_batch_words=max_batch_words, max_words=max_words, max_waiting=max_waiting
-    )
+    limits = Limits(max_batch_words=max_batch_words, max_words=max_words, max_waiting=max_waiting)
     serve_runs(
         runs,
         host=host,

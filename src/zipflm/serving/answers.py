@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zipflm.language.next_words import LikelyWord
-from zipflm.language.scored import ScoredText, ScoredWord, nll_per_word
+from zipflm.language.scored import ScoredWord, nll_per_word, scored_words
 from zipflm.serving.models import ServedModel
 from zipflm.serving.requests import ScoreRequest
-from zipflm.serving.scoring import DocumentScores
+from zipflm.serving.worker import Scored
+from zipflm.units import bits, perplexity
 
-Alternatives = Sequence[Sequence[LikelyWord]]
 
-
-def score_answer(
-    request: ScoreRequest,
-    scores: Sequence[DocumentScores],
-    searched: Sequence[Alternatives] | None,
-) -> dict[str, Any]:
-    """`searched` are the alternatives of words in pieces, per text and place asked about."""
+def score_answer(request: ScoreRequest, scored: Sequence[Scored]) -> dict[str, Any]:
+    """The answer to `/score`, from what was told of its texts in their order."""
     model = request.model
     blocks = model.engine.blocks
     return {
@@ -34,45 +28,36 @@ def score_answer(
             "precision": model.engine.precision,
             "prefix": len(request.prefix),
         },
-        "texts": [
-            _scored_text(request, place, scores[place], None if searched is None else searched[place])
-            for place in range(len(request.texts))
-        ],
+        "texts": [_text(request, each) for each in scored],
     }
 
 
-def _scored_text(
-    request: ScoreRequest, place: int, scores: DocumentScores, searched: Alternatives | None
-) -> dict[str, Any]:
-    model, encoded = request.model, request.texts[place]
-    skip = len(request.prefix)
-    document = request.documents()[place].ids
-    scored = ScoredText(
-        encoded,
-        nll_per_word(encoded, scores.nll),
-        model.lm.facts,
-        model.engine.protocol(document, len(encoded.starts), skip=skip),
-    )
-    words = [_word(word) for word in scored.words]
-    for number, at in enumerate(request.places[place].tolist()):
-        word = words[at]
+def _text(request: ScoreRequest, scored: Scored) -> dict[str, Any]:
+    model, encoded = request.model, request.texts[scored.place]
+    nll = nll_per_word(encoded, scored.scores.nll)
+    words = [_word(word) for word in scored_words(encoded, nll, model.lm.facts)]
+    for number, at in enumerate(request.places[scored.place].tolist()):
         if request.top:
-            if searched is not None:
-                alternatives = [(each.word, each.logprob) for each in searched[number]]
-            else:
-                names = model.lm.vocabulary.words
-                alternatives = [(names[each], logprob) for each, logprob in scores.top[number]]
-            word["alternatives"] = [
+            alternatives = _alternatives(model, scored, number)
+            words[at]["alternatives"] = [
                 {"word": name, "logprob": _rounded(logprob)} for name, logprob in alternatives
             ]
         if request.ranks:
-            word["rank"] = _rank(word, scores, number)
+            words[at]["rank"] = _rank(words[at], scored, number)
+    total = float(nll.sum())
     return {
-        "logprob": _rounded(scored.logprob),
-        "perplexity": _finite(scored.perplexity),
-        "surprisal": _rounded(scored.surprisal),
+        "logprob": _rounded(-total),
+        "perplexity": _finite(perplexity(total / len(nll))),
+        "surprisal": _rounded(bits(total)),
         "words": words,
     }
+
+
+def _alternatives(model: ServedModel, scored: Scored, number: int) -> Sequence[tuple[str, float]]:
+    if scored.searched:
+        return scored.searched[number]
+    names = model.lm.vocabulary.words
+    return [(names[token], logprob) for token, logprob in scored.scores.top[number]]
 
 
 def _word(word: ScoredWord) -> dict[str, Any]:
@@ -88,10 +73,10 @@ def _word(word: ScoredWord) -> dict[str, Any]:
     }
 
 
-def _rank(word: dict[str, Any], scores: DocumentScores, number: int) -> int | None:
+def _rank(word: dict[str, Any], scored: Scored, number: int) -> int | None:
     """Among all words; of a word in pieces, only if it is one of its own alternatives."""
-    if scores.ranks:
-        return scores.ranks[number]
+    if scored.scores.ranks:
+        return scored.scores.ranks[number]
     names = [each["word"] for each in word.get("alternatives", ())]
     return names.index(word["word"]) + 1 if word["word"] in names else None
 

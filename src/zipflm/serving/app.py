@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -20,13 +20,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zipflm.serving.answers import models_answer, score_answer
+from zipflm.serving.completions import CompletionAnswer, CompletionRequest, completion_request
 from zipflm.serving.errors import Refusal
 from zipflm.serving.fields import parse_object
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel
-from zipflm.serving.requests import ScoreRequest, score_request
-from zipflm.serving.scoring import DocumentScores
-from zipflm.serving.worker import Ticket, Worker
+from zipflm.serving.requests import score_request
+from zipflm.serving.tokenizer import detokenized, tokenized, tokenizer_info
+from zipflm.serving.worker import Scored, Ticket, Worker, Written
 
 WARNING_HEADER = "X-Zipflm-Warning"
 _BODY_SECONDS = 30
@@ -42,9 +43,7 @@ class ClientLeft(Exception):
 class Service:
     """The models, their worker and what all handlers share."""
 
-    def __init__(
-        self, models: Mapping[str, ServedModel], worker: Worker, metrics: Metrics
-    ) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], worker: Worker, metrics: Metrics) -> None:
         self.models, self.worker, self.metrics = models, worker, metrics
         self.limits = worker.limits
         self.is_ending = False
@@ -79,6 +78,7 @@ class Service:
         gauges = {
             "zipflm_requests_waiting": (self.worker.num_waiting, "Requests not begun yet."),
             "zipflm_requests_unanswered": (self.worker.num_unanswered, "Requests accepted."),
+            "zipflm_texts_writing": (self.worker.num_writing, "Texts that grow with every step."),
         }
         text = self.metrics.text(gauges)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
@@ -87,41 +87,159 @@ class Service:
 
     async def score(self, request: Request) -> Response:
         asked = score_request(await self._object(request), self.models, self.limits)
-        ticket = self.worker.score(asked.model, asked.documents())
-        scores: list[DocumentScores | None] = [None] * len(asked.texts)
+        ticket = self.worker.score(asked.model, asked.documents(), asked.search)
+        scored: dict[int, Scored] = {}
 
         async def collect() -> None:
-            for _ in scores:
-                place, result = await ticket.next()
-                scores[place] = result
+            while len(scored) < len(asked.texts):
+                event = await ticket.next()
+                scored[event.place] = event
 
-        await self._unless_left(request, ticket, collect())
-        return _json(score_answer(asked, scores, None), _warnings(asked.warnings))
+        await self._unless_left(request, collect(), ticket)
+        in_order = [scored[place] for place in range(len(asked.texts))]
+        return _json(score_answer(asked, in_order), _warnings(asked.warnings))
+
+    async def completions(self, request: Request) -> Response:
+        asked = completion_request(await self._object(request), self.models, self.limits)
+        answer = CompletionAnswer(asked)
+        scoring, writing = self._begun(asked)
+
+        async def score() -> None:
+            if scoring is not None:
+                for _ in asked.prompts:
+                    event = await scoring.next()
+                    answer.add_scores(event.place, event.scores)
+
+        if asked.is_streamed:
+            return _Stream(self, asked, answer, score, scoring, writing)
+
+        async def collect() -> None:
+            await score()
+            while writing and not answer.is_complete:
+                answer.add(*await writing.next())
+
+        await self._unless_left(request, collect(), scoring, writing)
+        return _json(answer.whole(), _warnings(asked.warnings))
+
+    def _begun(
+        self, asked: CompletionRequest
+    ) -> tuple[Ticket[Scored] | None, Ticket[Written] | None]:
+        """The work on prompts and on continuations, where there is any."""
+        documents, rows = asked.documents(), asked.rows()
+        scoring = self.worker.score(asked.model, documents) if documents else None
+        try:
+            writing = (
+                self.worker.write(asked.model, rows, is_streamed=asked.is_streamed)
+                if rows
+                else None
+            )
+        except Refusal:
+            self.finish(scoring)
+            raise
+        return scoring, writing
+
+    # --- What a harness asks to count tokens. ---
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        return _json(tokenizer_info())
+
+    async def tokenize(self, request: Request) -> Response:
+        return _json(tokenized(await self._object(request), self.models, self.limits))
+
+    async def detokenize(self, request: Request) -> Response:
+        return _json(detokenized(await self._object(request), self.models))
+
+    # --- What handlers share. ---
+
+    def finish(self, *tickets: Ticket[Any] | None) -> None:
+        for ticket in tickets:
+            if ticket is not None:
+                self.worker.finish(ticket)
 
     async def _object(self, request: Request) -> dict[str, Any]:
         return parse_object(await _body(request, self.limits.max_body))
 
     async def _unless_left(
-        self, request: Request, ticket: Ticket[Any], work: Awaitable[None]
+        self, request: Request, work: Coroutine[Any, Any, None], *tickets: Ticket[Any] | None
     ) -> None:
         """Wait for the work, but not for a client that is no longer there."""
-        working = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(_left(request))
         try:
-            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
+            if not await finished_before_left(request.receive, work):
                 self.metrics.client_left()
                 raise ClientLeft
-            await working
         finally:
-            working.cancel()
-            leaving.cancel()
-            self.worker.finish(ticket)
+            self.finish(*tickets)
 
 
-async def _left(request: Request) -> None:
-    """Returns when the client has closed the connection; its body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
+async def finished_before_left(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work was done before the client closed the connection; its body must have been
+    read."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working  # raises what it raised
+        return working.done()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+class _Stream(Response):
+    """Server-sent events: parts of the answer as they come, then `[DONE]`."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        service: Service,
+        asked: CompletionRequest,
+        answer: CompletionAnswer,
+        score: Callable[[], Awaitable[None]],
+        scoring: Ticket[Scored] | None,
+        writing: Ticket[Written] | None,
+    ) -> None:
+        headers = {"Cache-Control": "no-cache"} | _warnings(asked.warnings)
+        super().__init__(headers=headers)
+        del self.headers["content-length"]
+        self._service, self._answer, self._score = service, answer, score
+        self._scoring, self._writing = scoring, writing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        try:
+            await send(start)
+            if not await finished_before_left(receive, self._send_all(send)):
+                self._service.metrics.client_left()
+        finally:
+            self._service.finish(self._scoring, self._writing)
+
+    async def _send_all(self, send: Send) -> None:
+        answer = self._answer
+        try:
+            await self._score()
+            for chunk in answer.first_chunks():
+                await _send_event(send, chunk)
+            while self._writing and not answer.is_complete:
+                index, delta = await self._writing.next()
+                answer.add(index, delta)
+                if (part := answer.chunk(index, delta)) is not None:
+                    await _send_event(send, part)
+            for chunk in answer.last_chunks():
+                await _send_event(send, chunk)
+        except Refusal as refusal:  # too late for another status
+            await _send_event(send, refusal.as_dict())
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def _send_event(send: Send, value: Any) -> None:
+    body = b"data: " + json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
@@ -146,9 +264,7 @@ async def _body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def _json(
-    value: Any, headers: Mapping[str, str] | None = None, status: int = 200
-) -> Response:
+def _json(value: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
     # ASCII: half of a UTF-16 pair, which a refused request may hold, has no UTF-8.
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Response(text, status, dict(headers or {}), media_type="application/json")
@@ -213,7 +329,9 @@ class _Door:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(service: Service, *, keys: Sequence[bytes] = (), origins: Sequence[str] = ()) -> ASGIApp:
+def make_app(
+    service: Service, *, keys: Sequence[bytes] = (), origins: Sequence[str] = ()
+) -> ASGIApp:
     """The application; `keys` open it if there are any, `origins` may call it from their pages."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     routes: list[tuple[str, str, Handler]] = [
@@ -223,7 +341,11 @@ def make_app(service: Service, *, keys: Sequence[bytes] = (), origins: Sequence[
         ("GET", "/metrics", service.measurements),
         ("GET", "/v1/models", service.list_models),
         ("GET", "/v1/models/{name:path}", service.one_model),
+        ("POST", "/v1/completions", service.completions),
         ("POST", "/score", service.score),
+        ("GET", "/tokenizer_info", service.tokenizer_info),
+        ("POST", "/tokenize", service.tokenize),
+        ("POST", "/detokenize", service.detokenize),
     ]
     for method, path, handler in routes:
         app.add_route(path, handler, methods=[method])

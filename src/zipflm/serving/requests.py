@@ -41,8 +41,13 @@ class ScoreRequest:
     """Per text, the words about which alternatives and ranks are asked."""
     warnings: list[str]
 
+    @property
+    def search(self) -> int:
+        """How many words in pieces are to be looked for in place of each word asked about."""
+        return self.top if self.model.engine.unit == "bpe" else 0
+
     def documents(self) -> list[Document]:
-        """What to score; alternatives of words in pieces are looked for elsewhere."""
+        """What to score."""
         is_words = self.model.engine.unit == "word"
         skip = len(self.prefix)
         return [

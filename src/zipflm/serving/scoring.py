@@ -88,7 +88,9 @@ def score_documents(engine: Engine, documents: Sequence[Document]) -> list[Docum
     return [
         DocumentScores(
             nll[begin + each.skip : begin + len(each.ids)],
-            [likely[begin + place][: each.top] for place in each.asked.tolist()] if each.top else [],
+            [likely[begin + place][: each.top] for place in each.asked.tolist()]
+            if each.top
+            else [],
             [ranked[begin + place] for place in each.asked.tolist()] if each.ranks else [],
         )
         for each, begin in zip(documents, begins, strict=True)

@@ -79,7 +79,7 @@ class _Server(uvicorn.Server):
         self._started()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         """uvicorn would raise the signal again at the end, and so end with its status."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
