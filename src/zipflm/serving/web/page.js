@@ -1,6 +1,6 @@
 /* The page: what is shown, what happens when, and the link that brings it back. */
 
-const DEFAULT_TEXT = "The President of the United States was elected by a large majority of fish.";
+const DEFAULT_TEXT = "My fellow Americans, the state of our Union is strong, and the state of our fish is excellent.";
 const EXAMPLES = [
   ["a surprise", DEFAULT_TEXT],
   ["a garden path", "The horse raced past the barn fell.\nThe horse that was raced past the barn fell."],
@@ -25,6 +25,7 @@ const view = {
   chosen: -1,
   pointed: -1,
   alternativesOf: 0,
+  replaced: null /* the last alternative that was put into the text: { text, edit, anchor } to take it back */,
 };
 
 const chosenModels = () => [view.first, view.second].filter(Boolean);
@@ -232,7 +233,8 @@ function showChoices(sides, details) {
     showChoices(sides, details);
     panel.querySelectorAll(".switch button")[which].focus();
   };
-  showAlternatives(sides, details, shown, put, turn);
+  const takeBack = view.replaced?.text === view.text ? putBack : null;
+  showAlternatives(sides, details, shown, { put, turn, takeBack });
 }
 
 /* Puts an alternative in the place of the chosen word. Behind the last word of a line the text grows, and
@@ -242,9 +244,24 @@ function put(other, event) {
   if (!word || !isFresh()) return;
   const edit = replacement(field.value, word, other, splitsPunctuation());
   const end = edit.from + edit.insert.length;
+  const back = { from: edit.from, to: end, insert: field.value.slice(edit.from, edit.to) };
+  const anchor = view.anchor;
+  change(edit, { offset: end, isEnd: word.isEnd }, event);
+  view.replaced = { text: field.value, edit: back, anchor };
+}
+
+/* Where the browser's own undo is out of reach, as it is without a keyboard. */
+function putBack(event) {
+  const { edit, anchor } = view.replaced;
+  view.replaced = null;
+  change(edit, anchor, event);
+}
+
+function change(edit, anchor, event) {
   editor.edit(edit, event.pointerType !== "touch");
-  view.anchor = word.isEnd ? { offset: end, isEnd: true } : { offset: end, isEnd: false };
-  pinned = end;
+  view.anchor = anchor;
+  pinned = edit.from + edit.insert.length;
+  if (isFresh()) showAnswers();
   if (event.detail === 0) event.target.closest("button").focus(); /* by keyboard: stay in the list */
 }
 
@@ -342,7 +359,7 @@ function askForKey(retry) {
     retry();
   } }, element("label", { for: "key", id: "key-label" }, wasGiven ? "The server does not take this key." : "This server asks for an API key."), input, element("button", { type: "submit" }, "Use it"));
   tell("", form);
-  input.focus();
+  if (document.activeElement !== field) input.focus(); /* nobody is interrupted while typing */
 }
 
 /* ---- events ---- */
@@ -350,6 +367,7 @@ function askForKey(retry) {
 let isComposing = false, pinned = -1;
 
 function edited() {
+  if (isFresh()) return seenBefore();
   view.rows = carried(view.rows, view.text, field.value);
   view.text = field.value;
   view.anchor = { offset: field.selectionStart, isEnd: false };
@@ -363,6 +381,16 @@ function edited() {
   else showText();
   asking?.abort();
   if (!isComposing) askSoon();
+}
+
+/* An edit taken back: the answers are still here. */
+function seenBefore() {
+  asking?.abort();
+  clearTimeout(askTimer);
+  busy(false);
+  tell(null);
+  view.anchor = { offset: field.selectionStart, isEnd: false };
+  showAnswers();
 }
 
 field.addEventListener("input", edited);

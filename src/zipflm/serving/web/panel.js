@@ -48,7 +48,7 @@ function factsOf({ model, word }, detail) {
     Probability: p < 1e-5 ? element("b", {}, oneIn(p)) : [element("b", {}, percent(p)), " ", element("small", {}, oneIn(p))],
     Rank: typeof rank === "number"
       ? [element("b", {}, ordinal(rank)), " ", element("small", {}, `of ${count(model.words)}${model.unit === "bpe" ? " pieces" : ""}`)]
-      : rank ?? "\u2013",
+      : rank ?? element("small", {}, "not among the first ten"),
     "In training": word.isEnd || word.isUnknown
       ? element("small", {}, "not counted")
       : [element("b", {}, count(word.count)), " ", element("small", {}, `${word.count === 1 ? "time" : "times"}${model.unit === "bpe" ? ", its rarest piece" : ""}`)],
@@ -71,16 +71,19 @@ function bandOf(model, word) {
   ];
 }
 
-/* Ten words that could stand there. `put` is called with the one that is clicked. */
-function showAlternatives(sides, details, shown, put, turn) {
+/* Ten words that could stand there. `put` is called with the one that is clicked, `turn` with the number of the
+   model whose words are wanted, `takeBack`, unless it is null, when the last one is not wanted after all. */
+function showAlternatives(sides, details, shown, { put, turn, takeBack }) {
   const holder = byId("panel-alternatives");
   const { word } = sides[shown];
   const heading = element("h3", {}, sides[0].word.isEnd ? "What could follow" : "What the model expected");
   const tabs = sides.length < 2 ? null : element("div", { class: "switch", role: "group", "aria-label": "Whose alternatives" },
     sides.map(({ model }, i) => element("button", { type: "button", "aria-pressed": String(i === shown), onclick: () => turn(i) }, model.label)));
+  const back = takeBack && element("button", { type: "button", class: "quiet", id: "take-back", onclick: takeBack }, "Take back");
+  const head = element("div", { class: "choices-head" }, heading, back, tabs);
   const alternatives = details[shown]?.alternatives;
   if (!alternatives) {
-    holder.replaceChildren(heading, tabs ?? "", element("p", { class: "remark" }, word ? "\u2026" : "This model splits the text differently here."));
+    holder.replaceChildren(head, element("p", { class: "remark" }, word ? "\u2026" : "This model splits the text differently here."));
     return;
   }
   const most = Math.exp(alternatives[0]?.logprob ?? 0);
@@ -99,7 +102,7 @@ function showAlternatives(sides, details, shown, put, turn) {
   });
   /* Whoever chooses by keyboard stays at the same place of the list. */
   const focused = [...holder.querySelectorAll(".alternatives button")].indexOf(document.activeElement);
-  holder.replaceChildren(heading, tabs ?? "", element("ol", { class: "alternatives" }, items));
+  holder.replaceChildren(head, element("ol", { class: "alternatives" }, items));
   if (focused >= 0) items[Math.min(focused, items.length - 1)]?.firstChild.focus();
 }
 

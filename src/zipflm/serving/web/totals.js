@@ -15,7 +15,7 @@ function showTotals(sides) {
   const values = sides.map(({ answer }) => answer.perplexity);
   const meaning = sides.length > 1
     ? "Equally likely words that would be as hard to choose from, at each place. Lower is better."
-    : `As hard as choosing among ${values[0] < 1e7 ? count(Math.max(1, Math.round(values[0]))) : "so many"} equally likely words at each place.`;
+    : `As hard as choosing among ${Number.isFinite(values[0]) && values[0] < 1e7 ? count(Math.max(1, Math.round(values[0]))) : "so many"} equally likely words at each place.`;
   const sizes = sides.map(({ model }) => count(model.words));
   const same = sides.length > 1 && unknown[0] === unknown[1];
   holder.replaceChildren(
@@ -81,8 +81,8 @@ function frequencies(both, [first, second]) {
 function ranking(rows, candidates, name, choose, order) {
   const best = [...candidates].sort(order).slice(0, 5);
   const items = best.map((row) => element("li", {}, element("button", { type: "button", onclick: () => choose(rows.indexOf(row)) },
-    element("span", { class: "name" }, row.isEnd ? "\u21b5 end of line" : row.word), element("span", { class: "value" }, signed(row.difference, 1)))));
-  return element("div", { class: "ranking" }, element("h3", {}, `${name} is ahead on`), items.length ? element("ol", {}, items) : element("p", { class: "remark" }, "no word"));
+    element("span", { class: "name" }, row.isEnd ? "\u21b5 end of line" : row.word), element("span", { class: "value" }, fixed(Math.abs(row.difference), 1)))));
+  return element("div", { class: "ranking" }, element("h3", {}, `${name} is ahead on, by bits`), items.length ? element("ol", {}, items) : element("p", { class: "remark" }, "no word"));
 }
 
 /* ---- the table of all words ---- */
