@@ -11,7 +11,6 @@ import hmac
 import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -25,6 +24,7 @@ from zipflm.serving.errors import Refusal
 from zipflm.serving.fields import parse_object
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel
+from zipflm.serving.page import page
 from zipflm.serving.requests import score_request
 from zipflm.serving.tokenizer import detokenized, tokenized, tokenizer_info
 from zipflm.serving.worker import Scored, Ticket, Worker, Written
@@ -34,6 +34,16 @@ _BODY_SECONDS = 30
 """In which a request's body must be here."""
 _MOST_DISCARDED = 1 << 24
 """Bytes beyond the limit that are read, so that a client gets to hear why it was refused."""
+
+
+_OPEN = ("/", "/health")
+"""Paths that need no key. A browser has none to send for the page, which holds nothing but itself
+and asks for the key that its questions need."""
+_PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 class ClientLeft(Exception):
@@ -51,7 +61,9 @@ class Service:
     # --- What there is. ---
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(_page())
+        made = page()
+        headers = {"Content-Security-Policy": made.policy, **_PAGE_HEADERS}
+        return HTMLResponse(made.html, headers=headers)
 
     async def list_models(self, request: Request) -> Response:
         return _json(models_answer(list(self.models.values())))
@@ -274,11 +286,6 @@ def _warnings(warnings: Sequence[str]) -> dict[str, str]:
     return {WARNING_HEADER: "; ".join(warnings)} if warnings else {}
 
 
-def _page() -> str:
-    page = resources.files("zipflm.serving") / "page.html"
-    return page.read_text(encoding="utf-8") if page.is_file() else "<p>zipflm"
-
-
 def _refused(refusal: Refusal) -> Response:
     headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
     if refusal.status == 413:
@@ -317,7 +324,7 @@ class _Door:
             self._metrics.request(path, status, time.perf_counter() - begun)
 
     def _is_locked(self, scope: Scope) -> bool:
-        if not self._keys or scope["path"] == "/health":
+        if not self._keys or scope["path"] in _OPEN:
             return False
         given = dict(scope["headers"]).get(b"authorization", b"")
         kind, _, key = given.partition(b" ")
