@@ -68,6 +68,7 @@ class Browser:
         self.requests: list[str] = []
         self._number = 0
         self._session: str | None = None
+        self._context: str | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -104,8 +105,10 @@ class Browser:
     ) -> None:
         """A fresh page that remembers nothing of those before it."""
         self._session = None
-        context = self.call("Target.createBrowserContext", disposeOnDetach=True)["browserContextId"]
-        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)
+        if self._context:
+            self.call("Target.disposeBrowserContext", browserContextId=self._context)
+        self._context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=self._context)
         attached = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -186,9 +189,7 @@ class Browser:
     def click(self, selector: str) -> None:
         x, y = self.place(selector)
         for kind in ("mousePressed", "mouseReleased"):
-            self.call(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
-            )
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def point(self, selector: str) -> None:
         x, y = self.place(selector)

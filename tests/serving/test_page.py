@@ -122,7 +122,7 @@ def test_text_is_readable_on_every_shade(theme: int) -> None:
     for name in (*SURPRISE, *FIRST_AHEAD, *SECOND_AHEAD):
         assert contrast(root["ink"][theme], colours[name]["shade"][theme]) >= 4.5, name
     for text in ("ink", "soft", "accent", "bad"):
-        for ground in ("page", "card", "mark"):
+        for ground in ("page", "card", "mark", "tint"):
             assert contrast(root[text][theme], root[ground][theme]) >= 4.5, (text, ground)
     assert contrast(root["bad"][theme], root["bad-page"][theme]) >= 4.5
     assert contrast(root["edge"][theme], root["card"][theme]) >= 3

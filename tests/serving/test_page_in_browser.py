@@ -209,6 +209,18 @@ def test_an_answer_that_comes_too_late_is_dropped(page: OpenPage) -> None:
     assert page.words == ["snow", "fell"] and page.said("#notice") == ""
 
 
+def test_an_edit_that_is_undone_needs_no_new_answer(page: OpenPage) -> None:
+    page.open()
+    page.browser.evaluate("field.focus(), field.setSelectionRange(8, 8)")
+    page.server.mishap = refuse(400, "not now")
+    page.browser.type("y")
+    page.browser.wait_for("!byId('notice').hidden")
+    page.browser.press("Backspace")
+    assert page.text == TEXT and page.said("#notice") == ""
+    page.browser.wait_for("view.rows.length === 9")
+    assert page.words[1] == "snow"
+
+
 def test_an_input_method_is_left_in_peace(page: OpenPage) -> None:
     page.open("snow ")
     page.browser.evaluate("field.focus(), field.setSelectionRange(5, 5)")
@@ -294,6 +306,22 @@ def test_an_alternative_that_is_clicked_takes_the_words_place_and_undo_takes_it_
     )
     page.browser.press("z", control=True)
     assert page.text == TEXT
+    page.settle()
+    assert page.chosen == "house"
+
+
+def test_an_alternative_can_be_taken_back_without_a_keyboard(page: OpenPage) -> None:
+    page.open(width=400, height=800, touch=True)
+    page.browser.tap(page.word("old"))
+    page.browser.wait_for("panel.dataset.open === 'true'")
+    page.settle()
+    page.browser.tap(page.alternative("house"))
+    page.browser.wait_for("field.value === 'The snow fell on the house house.'")
+    page.browser.wait_for("byId('take-back') !== null")
+    page.browser.tap("#take-back")
+    page.browser.wait_for(f"field.value === {json.dumps(TEXT)}")
+    page.browser.wait_for(SETTLED)
+    assert page.chosen == "old" and page.browser.evaluate("byId('take-back')") is None
 
 
 @pytest.mark.parametrize(
@@ -347,9 +375,7 @@ def test_word_and_bar_point_at_each_other(page: OpenPage) -> None:
     page.browser.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
     page.browser.wait_for("document.querySelector('.mirror .pointed')?.textContent === 'old'")
     for kind in ("mousePressed", "mouseReleased"):
-        page.browser.call(
-            "Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at
-        )
+        page.browser.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
     page.browser.wait_for("document.getElementById('panel-word').textContent === 'old'")
 
 
