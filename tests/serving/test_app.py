@@ -398,11 +398,12 @@ def test_health_and_readiness(service):
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
 
 
-def test_with_keys_every_path_but_health_needs_one(models):
+def test_with_keys_every_path_but_health_and_the_page_needs_one(models):
     with Running(models, keys=[b"secret", b"other"]) as service:
         assert service.client.get("/health").status_code == 200
+        assert service.client.get("/").status_code == 200
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
-            for path in ("/", "/ready", "/metrics", "/v1/models", "/nothing"):
+            for path in ("/ready", "/metrics", "/v1/models", "/nothing"):
                 answer = service.client.get(path, headers=headers)
                 assert answer.status_code == 401
                 assert answer.json()["error"]["code"] == "invalid_api_key"

@@ -13,6 +13,9 @@ from urllib.parse import urlencode
 import pytest
 from serving.browser import Browser, needs_chromium
 from serving.pretended_server import ALTERNATIVES, UNKNOWN, PretendedServer, bits_of
+from serving.services import Running
+
+from zipflm.serving.models import ServedModel
 
 pytestmark = needs_chromium
 
@@ -548,6 +551,61 @@ def test_a_link_brings_back_text_and_models(page: OpenPage) -> None:
 def test_a_link_to_a_model_that_is_not_here_says_so(page: OpenPage) -> None:
     page.open(model="gone")
     assert "gone" in page.said("#said") and page.words[0] == "The"
+
+
+# --- With the real service. ---
+
+
+def test_the_service_answers_all_that_the_page_asks(
+    browser: Browser, service: Running, models: dict[str, ServedModel]
+) -> None:
+    text = "ba \U0001f409 bila\n\nboro </s> ba"
+    browser.open(f"{service.url}/#{urlencode({'text': text, 'with': 'pieces'})}")
+    browser.wait_for(SETTLED)
+    expected = [model.lm.score(text) for model in models.values()]
+    shown = browser.evaluate(
+        "view.rows.map(({ word, start, end, isEnd, bits, other }) =>"
+        " [isEnd ? '</s>' : field.value.slice(start, end), word, bits, other.bits])"
+    )
+    for (written, word, *bits), *scored in zip(
+        shown, *(each.words for each in expected), strict=True
+    ):
+        assert written == word == scored[0].word == scored[1].word
+        assert bits == pytest.approx([each.surprisal for each in scored], abs=1e-5)
+    ends = [row[1] for row in shown].count("</s>")
+    assert ends == 4  # one of them is written out
+    assert browser.evaluate("view.rows.filter((row) => row.isEnd).length") == 3
+    # Word by word, as a click would.
+    for row, word in enumerate(expected[0].words):
+        browser.evaluate(f"choose({row}, {{ open: true }})")
+        browser.wait_for(f"view.chosen === {row} && {SETTLED}")
+        assert browser.evaluate("document.querySelectorAll('.alternatives li').length") == 10
+        fact = "document.querySelector('[data-fact=surprise] td').textContent"
+        assert browser.evaluate(fact) == f"{word.surprisal:.2f} bits"
+        rank = browser.evaluate("document.querySelector('[data-fact=rank] td b').textContent")
+        assert int(rank[:-2].replace(",", "")) >= 1
+    names = browser.evaluate(
+        "[...document.querySelectorAll('.alternatives .name')].map((node) => node.textContent)"
+    )
+    likely = [each.word for each in models["words"].lm.next_words(text, k=10)]
+    assert [_plain(name) for name in names] == likely
+    assert browser.problems == []
+
+
+def _plain(name: str) -> str:
+    return "</s>" if name.startswith("\u21b5") else name.removesuffix(" any unknown word")
+
+
+def test_the_page_opens_a_service_that_has_a_key(
+    browser: Browser, models: dict[str, ServedModel]
+) -> None:
+    with Running(models, keys=[b"sesame"]) as service:
+        browser.open(f"{service.url}/#text=ba+bila")
+        browser.wait_for("byId('key') !== null")
+        browser.type("sesame")
+        browser.press("Enter")
+        browser.wait_for(SETTLED)
+        assert browser.problems == []
 
 
 # --- Mishaps. ---
