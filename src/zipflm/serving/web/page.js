@@ -276,11 +276,10 @@ function splitsPunctuation() {
 
 let asking = null, askTimer = null, busyTimer = null, tries = 0, earliest = 0;
 
-function askSoon(pause = PAUSE) {
-  asking?.abort();
+function askSoon() {
   clearTimeout(askTimer);
   const slow = field.value.length > 20000 ? 3 : 1;
-  askTimer = setTimeout(askNow, Math.max(pause * slow, earliest - Date.now()));
+  askTimer = setTimeout(askNow, Math.max(PAUSE * slow, earliest - Date.now()));
 }
 
 async function askNow() {
@@ -379,7 +378,7 @@ function edited() {
   clearTimeout(showTimer);
   if (view.rows.length > MANY) showTimer = setTimeout(showText, PAUSE);
   else showText();
-  asking?.abort();
+  asking?.abort(); /* its answer is to another text */
   if (!isComposing) askSoon();
 }
 
