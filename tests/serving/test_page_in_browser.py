@@ -167,8 +167,10 @@ def test_text_and_colours_lie_on_each_other(page: OpenPage) -> None:
     widths = "[field.scrollWidth, mirror.scrollWidth, field.clientWidth]"
     for width in (1400, 700, 400, 320):
         page.browser.resize(width)
-        assert len(set(page.browser.evaluate(heights))) == 1, width
-        assert len(set(page.browser.evaluate(widths))) == 1, width
+        for _ in range(2):  # without and with numbers under the words
+            assert len(set(page.browser.evaluate(heights))) == 1, width
+            assert len(set(page.browser.evaluate(widths))) == 1, width
+            page.browser.evaluate("void byId('numbers').click()")
 
 
 # --- Typing. ---
@@ -508,6 +510,7 @@ def test_two_models_are_compared_word_by_word(page: OpenPage) -> None:
     classes = page.classes()
     for word, ahead in (("the", "a2"), ("fell", "a2"), ("house", "a2"), ("snow", "b1")):
         assert ahead in classes[word].split(), word
+    assert {"none", "unknown"} <= set(classes[UNKNOWN].split())  # nothing to compare
     verdict = page.said(".verdict")
     # the, fell, house: +1.5 each; snow, on and the line end: -0.75 each.
     assert "ADP-T is 0.38 bits per word less surprised than SM" in verdict
@@ -664,6 +667,20 @@ def test_a_refusal_is_shown_under_the_text_and_nothing_is_lost(page: OpenPage) -
     page.browser.type("x")
     page.settle()
     assert page.said("#notice") == "" and page.words[1] == "xThe"
+
+
+def test_what_is_said_about_a_long_text_is_said_where_one_looks(page: OpenPage) -> None:
+    page.server.mishap = refuse(400, "too long")
+    page.open("snow fell on it\n" * 200, waits=False, height=800)
+    page.browser.wait_for("!byId('notice').hidden")
+    for place in (0, 3000):
+        page.browser.evaluate(f"void scrollTo(0, {place})")
+        box = page.browser.evaluate("byId('notice').getBoundingClientRect().toJSON()")
+        assert 0 < box["top"] and box["bottom"] < 800
+        seen = (
+            f"document.elementFromPoint({box['left'] + 30}, {box['top'] + 15}).closest('#notice')"
+        )
+        assert page.browser.evaluate(f"{seen} !== null")
 
 
 def test_a_server_that_is_gone_is_missed_in_words(page: OpenPage) -> None:

@@ -52,7 +52,8 @@ function lookOf(row) {
   const isDifference = isComparing() && view.colours === "difference";
   /* As short as can be: there is little room under an "a". */
   const number = value === null ? "" : isDifference ? signed(value, 1).replace(/^(\D)0/, "$1") : String(Math.round(value));
-  return { name: colourClass(value) + (row.isUnknown ? " unknown" : ""), number };
+  const isUnknown = row.isUnknown || (isDifference && row.other?.isUnknown);
+  return { name: colourClass(value) + (isUnknown ? " unknown" : ""), number };
 }
 
 function describe(row) {
@@ -131,10 +132,13 @@ function showAnswers() {
   view.text = view.answers[0].text;
   view.rows = view.answers[0].words.map((word, i) => {
     const other = second?.[pairs[i]] ?? null;
-    return { ...word, other, difference: other && other.bits - word.bits };
+    /* One <unk> stands for many words: what it is worth says nothing about this one. */
+    const isComparable = other && !word.isUnknown && !other.isUnknown;
+    return { ...word, other, difference: isComparable ? other.bits - word.bits : null };
   });
   view.pointed = -1;
   view.chosen = anchored();
+  fitLetters();
   showText();
   showTotals(sides);
   byId("comparison").hidden = !isComparing();
@@ -142,6 +146,12 @@ function showAnswers() {
   showAllWords();
   showChosen();
   document.body.dataset.ready = "true";
+}
+
+/* Letters for a sentence, or for something to be read; in between they stay as they are. */
+function fitLetters() {
+  const paper = byId("paper"), length = view.text.length;
+  paper.classList.toggle("long", length > (paper.classList.contains("long") ? 600 : 900));
 }
 
 function showAllWords() {

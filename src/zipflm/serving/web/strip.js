@@ -86,7 +86,8 @@ const strip = {
     const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000].find((n) => n * this.slot > 60) ?? 1e5;
     pen.fillStyle = soft;
     for (let i = every - 1; i < this.bars.length; i += every) {
-      pen.fillText(count(i + 1), Math.min(width - 14, this.left + (i + 0.5) * this.slot), height - 6);
+      const half = pen.measureText(count(i + 1)).width / 2;
+      pen.fillText(count(i + 1), Math.min(width - half, this.left + (i + 0.5) * this.slot), height - 6);
     }
   },
 

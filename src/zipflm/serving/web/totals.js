@@ -37,7 +37,7 @@ function lead(bits, most) {
 function showComparison(rows, names, choose) {
   const holder = byId("comparison");
   const [first, second] = names;
-  const both = rows.filter((row) => row.difference !== null && !row.isUnknown && !row.other.isUnknown);
+  const both = rows.filter((row) => row.difference !== null);
   if (!both.length) {
     holder.replaceChildren(element("h2", {}, "Where they differ"), element("p", {}, `There is no word here that both ${first} and ${second} know.`));
     return;
