@@ -330,6 +330,7 @@ function busy(is) {
 /* Says what went wrong, right under the text, and tries again where that may help. */
 function refused(error) {
   const retry = view.models.length ? askNow : start;
+  fitLetters();
   if (error.status === 401) return askForKey(retry);
   if (!(error instanceof Refusal)) {
     tell(`The server's answer cannot be read: ${error.message}`);
