@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zipflm.serving.answers import models_answer, score_answer
@@ -267,6 +268,8 @@ async def _body(request: Request, limit: int) -> bytes:
                     parts.append(part)
                 elif size > limit + _MOST_DISCARDED:
                     raise too_large
+    except ClientDisconnect:
+        raise ClientLeft from None
     except TimeoutError:
         raise Refusal(
             408, f"the body did not come within {_BODY_SECONDS} seconds", code="too_slow"

@@ -96,7 +96,7 @@ class Fields:
         for name in self._values:
             if name in known or len(name) > _LONGEST_NAME:
                 continue
-            close = get_close_matches(name, known, n=1, cutoff=_SIMILAR)
+            close = get_close_matches(name.lower(), known, n=1, cutoff=_SIMILAR)
             if close:
                 shown = ascii(name)[1:-1]  # for a header
                 found.append(f"unknown field {shown} was ignored; is it {close[0]}?")

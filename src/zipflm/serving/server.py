@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Other than uvicorn, which raises a signal again at the end and so ends with its status."""
+        """uvicorn's own would raise the signal again at the end, and so end with its status."""
         if threading.current_thread() is threading.main_thread():
             loop = asyncio.get_running_loop()
             for number in _SIGNALS:
@@ -124,9 +124,7 @@ def bound(host: str, port: int) -> socket.socket:
     """A socket at this address, on which nothing listens yet: taken before models are loaded, which
     may take long."""
     try:
-        found = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, number, _, address = found[0]
         listener = socket.socket(family, kind, number)
         try:

@@ -9,6 +9,7 @@ event loop once per turn.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -29,6 +30,8 @@ from zipflm.serving.steps import Row, Steps
 
 _LONGEST_WAIT = 30
 """Seconds after which a refused client is told to come back, at most."""
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -127,6 +130,7 @@ class Worker:
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics) -> None:
         self.limits, self._metrics = limits, metrics
+        self._models = {model.name: model for model in models}
         self._engines = {
             model.name: with_batch_words(model, limits.max_batch_words) for model in models
         }
@@ -249,15 +253,28 @@ class Worker:
                     self._work.wait_for(self._has_work)
                     if self._is_stopped:
                         return
-                    batch = self._next_batch()
-                    joining = self._next_rows()
-                if batch:
-                    self._score(batch)
-                if self._searches:
-                    self._search(self._searches.popleft())
-                for name, steps in self._steps.items():
-                    self._step(name, steps, joining.get(name, []))
+                try:
+                    self._turn()
+                except Exception as error:  # the thread must go on, whatever happens
+                    for name in self._models:
+                        self._give_up(name, error)
                 self._deliver()
+
+    def _turn(self) -> None:
+        for steps in self._steps.values():
+            left = [row for row in steps.rows if self._writings[row].ticket.is_left]
+            for row in left:
+                del self._writings[row]
+            steps.leave(left)
+        with self._work:
+            batch = self._next_batch()
+            joining = self._next_rows()
+        if batch:
+            self._score(batch)
+        if self._searches:
+            self._search(self._searches.popleft())
+        for name, steps in self._steps.items():
+            self._step(name, steps, joining.get(name, []))
 
     def _has_work(self) -> bool:
         waiting = self._scores or self._rows or self._searches or self._writings
@@ -293,11 +310,6 @@ class Worker:
         """Texts that can join those that are being written, by model; first come, first served."""
         joining: dict[str, list[_Writing]] = defaultdict(list)
         others: list[_Writing] = []
-        for steps in self._steps.values():
-            left = [row for row in steps.rows if self._writings[row].ticket.is_left]
-            for row in left:
-                del self._writings[row]
-            steps.leave(left)
         is_full: set[str] = set()
         while self._rows:
             writing = self._rows.popleft()
@@ -368,7 +380,7 @@ class Worker:
             beside = list(steps.rows)
             steps.step()
         except Exception as error:
-            self._give_up(name, _failure(error))
+            self._give_up(name, error)
             return
         self._metrics.batch("write", len(beside))
         self._metrics.words("written", len(beside))
@@ -380,14 +392,14 @@ class Worker:
             if is_complete or writing.is_streamed:
                 self._tell(writing.ticket, Written(writing.place, row.continuation.take()))
 
-    def _give_up(self, name: str, failure: Exception) -> None:
+    def _give_up(self, name: str, error: Exception) -> None:
         """All texts that a model is writing, and what it remembers of them."""
-        own = [writing for writing in self._writings.values() if writing.model.name == name]
-        for writing in own:
-            del self._writings[writing.row]
-            self._tell(writing.ticket, failure)
-        if own:
-            self._steps[name] = self._new_steps(own[0].model)
+        failure = _failure(error)
+        for writing in list(self._writings.values()):
+            if writing.model.name == name:
+                del self._writings[writing.row]
+                self._tell(writing.ticket, failure)
+        self._steps[name] = self._new_steps(self._models[name])
 
     def _tell(self, ticket: Ticket[Any], event: Any) -> None:
         self._told.append((ticket, event))
@@ -404,4 +416,6 @@ def _tell_all(told: list[tuple[Ticket[Any], Any]]) -> None:
 
 
 def _failure(error: Exception) -> Exception:
+    """What a client gets to hear; the log has the rest."""
+    _log.error("the model failed", exc_info=error)
     return Refusal(500, f"the model failed: {error}", code="model_failed")
