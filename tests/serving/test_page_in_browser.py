@@ -162,7 +162,8 @@ def test_totals_say_what_they_mean(page: OpenPage) -> None:
 def test_text_and_colours_lie_on_each_other(page: OpenPage) -> None:
     """The mirror breaks its lines where the field does."""
     lines = [" ".join(f"word{i}{'x' * (i * j % 9)}" for i in range(60)) for j in range(3)]
-    page.open("\n\n".join(lines) + "   \n" + "unbreakable" * 20 + "\n")
+    arabic = "\u0643\u0644\u0645\u0629 snow " * 30
+    page.open("\n\n".join([*lines, arabic]) + "   \n" + "unbreakable" * 20 + "\n")
     heights = "[field.scrollHeight, mirror.scrollHeight, field.clientHeight]"
     widths = "[field.scrollWidth, mirror.scrollWidth, field.clientWidth]"
     for width in (1400, 700, 400, 320):
@@ -550,6 +551,25 @@ def test_a_link_brings_back_text_and_models(page: OpenPage) -> None:
     page.browser.evaluate("void (location.hash = 'text=snow&model=adp-t')")
     page.browser.wait_for("field.value === 'snow' && " + SETTLED)
     assert page.browser.evaluate("[view.first.id, view.second]") == ["adp-t", None]
+
+
+def test_link_and_table_can_be_copied(page: OpenPage) -> None:
+    page.open("snow fell", **{"with": "sm"})
+    page.browser.evaluate(
+        "void Object.defineProperty(navigator, 'clipboard', { value:"
+        " { writeText: async (text) => void (window.copied = text) } })"
+    )
+    page.browser.click("#share")
+    link = page.browser.wait_for("window.copied")
+    assert link == f"{page.server.url}#text=snow+fell&model=adp-t&with=sm"
+    assert page.said("#share") == "Link copied"
+    page.browser.click("#all-words summary")
+    page.browser.wait_for("byId('copy-table').offsetParent !== null")
+    page.browser.click("#copy-table")
+    table = page.browser.wait_for("window.copied.includes('\\t') && window.copied")
+    rows = [line.split("\t") for line in table.split("\n")]
+    assert [row[0] for row in rows] == ["word", "snow", "fell", "end of line"]
+    assert rows[1][-1] == f"{bits_of('snow', 'sm') - bits_of('snow', 'adp-t'):.3f}"
 
 
 def test_a_link_to_a_model_that_is_not_here_says_so(page: OpenPage) -> None:

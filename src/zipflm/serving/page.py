@@ -44,6 +44,7 @@ def page() -> Page:
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
+        "require-trusted-types-for": "'script'",
     }
     return Page(html, "; ".join(f"{name} {source}" for name, source in allowed.items()))
 

@@ -47,7 +47,7 @@ function factsOf({ model, word }, detail) {
     Surprise: [element("b", {}, fixed(word.bits, 2)), " bits"],
     Probability: p < 1e-5 ? element("b", {}, oneIn(p)) : [element("b", {}, percent(p)), " ", element("small", {}, oneIn(p))],
     Rank: typeof rank === "number"
-      ? [element("b", {}, ordinal(rank)), " ", element("small", {}, `of ${count(model.words)}${model.unit === "bpe" ? " pieces" : ""}`)]
+      ? [element("b", {}, ordinal(rank)), " ", model.unit === "bpe" ? null : element("small", {}, `of ${count(model.words)}`)]
       : rank ?? element("small", {}, "not among the first ten"),
     "In training": word.isEnd || word.isUnknown
       ? element("small", {}, "not counted")
