@@ -16,7 +16,8 @@ from string import Template
 # In this order: later ones use what earlier ones define.
 _SCRIPTS = (
     *("elements", "numbers", "words", "server"),
-    *("editor", "strip", "panel", "totals", "page"),
+    *("editor", "strip", "panel", "totals"),
+    *("view", "showing", "chosen_word", "asking", "events", "models", "link", "page"),
 )
 
 
