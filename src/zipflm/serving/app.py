@@ -269,7 +269,7 @@ async def _body(request: Request, limit: int) -> bytes:
 
 def _json(value: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
     # ASCII: half of a UTF-16 pair, which a refused request may hold, has no UTF-8.
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n"
     return Response(text, status, dict(headers or {}), media_type="application/json")
 
 
