@@ -15,6 +15,7 @@ from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -31,8 +32,15 @@ from zipflm.serving.tokenizer import detokenized, tokenized, tokenizer_info
 from zipflm.serving.worker import Scored, Ticket, Worker, Written
 
 WARNING_HEADER = "X-Zipflm-Warning"
+# The page is one file and needs nothing from elsewhere.
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self' 'unsafe-inline' data: blob:",
+    "Cache-Control": "no-cache",
+}
 _BODY_SECONDS = 30
 """In which a request's body must be here."""
+_SEND_SECONDS = 60
+"""In which a client must take a part of a stream; one that does not read is as good as gone."""
 _MOST_DISCARDED = 1 << 24
 """Bytes beyond the limit that are read, so that a client gets to hear why it was refused."""
 
@@ -48,11 +56,12 @@ class Service:
         self.models, self.worker, self.metrics = models, worker, metrics
         self.limits = worker.limits
         self.is_ending = False
+        self._page = _page()
 
     # --- What there is. ---
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(_page())
+        return HTMLResponse(self._page, headers=_PAGE_HEADERS)
 
     async def list_models(self, request: Request) -> Response:
         return _json(models_answer(list(self.models.values())))
@@ -71,7 +80,7 @@ class Service:
 
     async def ready(self, request: Request) -> Response:
         """Whether new requests are taken."""
-        if self.is_ending:
+        if self.is_ending or not self.worker.is_alive:
             raise Refusal(503, "the service is about to end", code="ending")
         return _json({"status": "ready", "models": list(self.models)})
 
@@ -201,7 +210,9 @@ class _Stream(Response):
         scoring: Ticket[Scored] | None,
         writing: Ticket[Written] | None,
     ) -> None:
-        headers = {"Cache-Control": "no-cache"} | _warnings(asked.warnings)
+        # Proxies must not collect parts of the answer.
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        headers |= _warnings(asked.warnings)
         super().__init__(headers=headers)
         del self.headers["content-length"]
         self._service, self._answer, self._score = service, answer, score
@@ -213,6 +224,9 @@ class _Stream(Response):
             await send(start)
             if not await finished_before_left(receive, self._send_all(send)):
                 self._service.metrics.client_left()
+        except TimeoutError:
+            self._service.metrics.client_left()
+            raise ClientLeft from None
         finally:
             self._service.finish(self._scoring, self._writing)
 
@@ -236,7 +250,8 @@ class _Stream(Response):
 
 async def _send_event(send: Send, value: Any) -> None:
     body = b"data: " + json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    async with asyncio.timeout(_SEND_SECONDS):
+        await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _left(receive: Receive) -> None:
@@ -356,17 +371,17 @@ def make_app(
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientLeft, _on_client_left)
     app.add_exception_handler(Exception, _on_failure)
-    if origins:
-        from fastapi.middleware.cors import CORSMiddleware
-
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
-            expose_headers=[WARNING_HEADER, "Retry-After"],
-        )
-    return _Door(app, service.metrics, keys, {path for _, path, _ in routes})
+    door = _Door(app, service.metrics, keys, {path for _, path, _ in routes})
+    if not origins:
+        return door
+    # Outside, because a browser asks whether it may ask without showing a key.
+    return CORSMiddleware(
+        door,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type"],
+        expose_headers=[WARNING_HEADER, "Retry-After"],
+    )
 
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
