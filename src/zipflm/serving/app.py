@@ -32,11 +32,6 @@ from zipflm.serving.tokenizer import detokenized, tokenized, tokenizer_info
 from zipflm.serving.worker import Scored, Ticket, Worker, Written
 
 WARNING_HEADER = "X-Zipflm-Warning"
-# The page is one file and needs nothing from elsewhere.
-_PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self' 'unsafe-inline' data: blob:",
-    "Cache-Control": "no-cache",
-}
 _BODY_SECONDS = 30
 """In which a request's body must be here."""
 _SEND_SECONDS = 60
@@ -56,12 +51,11 @@ class Service:
         self.models, self.worker, self.metrics = models, worker, metrics
         self.limits = worker.limits
         self.is_ending = False
-        self._page = _page()
 
     # --- What there is. ---
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(self._page, headers=_PAGE_HEADERS)
+        return HTMLResponse(_page())
 
     async def list_models(self, request: Request) -> Response:
         return _json(models_answer(list(self.models.values())))
