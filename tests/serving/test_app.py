@@ -4,6 +4,7 @@ import json
 import math
 import socket
 import time
+from contextlib import closing
 
 import openai
 import pytest
@@ -344,6 +345,15 @@ def test_a_body_that_does_not_come_is_not_waited_for(models, monkeypatch):
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
 
 
+def test_a_client_that_leaves_before_its_body_is_here_is_no_failure(models):
+    with Running(models) as service:
+        head = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+        assert service.raw(head) == b""
+        name = 'zipflm_requests_total{path="/score",status="499"}'
+        service.until(lambda: service.metric(name) == 1)
+        assert 'status="5' not in service.client.get("/metrics").text
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "meant"),
     [
@@ -428,6 +438,25 @@ def test_pages_of_other_sites_are_let_in_only_where_that_was_asked_for(models, s
         other = origin | {"Origin": "https://elsewhere.org"}
         refused = open_service.client.options("/score", headers=other)
         assert "access-control-allow-origin" not in refused.headers
+
+
+def test_a_browser_may_ask_whether_it_may_ask_without_a_key(models):
+    origin = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    with Running(models, origins=["https://example.org"], keys=[b"secret"]) as service:
+        assert service.client.options("/score", headers=origin).status_code == 200
+        refused = service.client.post("/score", json={"text": "ba"}, headers=origin)
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://example.org"
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(models, monkeypatch):
+    monkeypatch.setattr("zipflm.serving.app._SEND_SECONDS", 0.3)
+    fields = {"prompt": ["ba"] * 100, "max_tokens": 3000, "lines": 0, "stream": True, "logprobs": 5}
+    with Running(models) as service, closing(service.begin("/v1/completions", fields)):
+        service.until(lambda: service.worker.num_writing > 0)
+        service.until(lambda: service.worker.num_unanswered == 0, seconds=60)
+        service.until(lambda: service.worker.num_writing == 0)
+        assert service.metric("zipflm_clients_left_total") == 1
 
 
 def test_numbers_are_finite_json(service):

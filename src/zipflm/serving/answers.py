@@ -19,7 +19,7 @@ def score_answer(request: ScoreRequest, scored: Sequence[Scored]) -> dict[str, A
     return {
         "model": model.name,
         "protocol": {
-            "run": str(model.lm.run),
+            "run": model.name,
             "checkpoint": model.lm.run.checkpoint.name,
             "unit": model.engine.unit,
             "break": blocks.break_mode,

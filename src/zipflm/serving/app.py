@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -33,6 +34,8 @@ from zipflm.serving.worker import Scored, Ticket, Worker, Written
 WARNING_HEADER = "X-Zipflm-Warning"
 _BODY_SECONDS = 30
 """In which a request's body must be here."""
+_SEND_SECONDS = 60
+"""In which a client must take a part of a stream; one that does not read is as good as gone."""
 _MOST_DISCARDED = 1 << 24
 """Bytes beyond the limit that are read, so that a client gets to hear why it was refused."""
 
@@ -83,7 +86,7 @@ class Service:
 
     async def ready(self, request: Request) -> Response:
         """Whether new requests are taken."""
-        if self.is_ending:
+        if self.is_ending or not self.worker.is_alive:
             raise Refusal(503, "the service is about to end", code="ending")
         return _json({"status": "ready", "models": list(self.models)})
 
@@ -213,7 +216,9 @@ class _Stream(Response):
         scoring: Ticket[Scored] | None,
         writing: Ticket[Written] | None,
     ) -> None:
-        headers = {"Cache-Control": "no-cache"} | _warnings(asked.warnings)
+        # Proxies must not collect parts of the answer.
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        headers |= _warnings(asked.warnings)
         super().__init__(headers=headers)
         del self.headers["content-length"]
         self._service, self._answer, self._score = service, answer, score
@@ -225,6 +230,9 @@ class _Stream(Response):
             await send(start)
             if not await finished_before_left(receive, self._send_all(send)):
                 self._service.metrics.client_left()
+        except TimeoutError:
+            self._service.metrics.client_left()
+            raise ClientLeft from None
         finally:
             self._service.finish(self._scoring, self._writing)
 
@@ -248,7 +256,8 @@ class _Stream(Response):
 
 async def _send_event(send: Send, value: Any) -> None:
     body = b"data: " + json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    async with asyncio.timeout(_SEND_SECONDS):
+        await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _left(receive: Receive) -> None:
@@ -281,7 +290,7 @@ async def _body(request: Request, limit: int) -> bytes:
 
 def _json(value: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
     # ASCII: half of a UTF-16 pair, which a refused request may hold, has no UTF-8.
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n"
     return Response(text, status, dict(headers or {}), media_type="application/json")
 
 
@@ -363,17 +372,17 @@ def make_app(
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientLeft, _on_client_left)
     app.add_exception_handler(Exception, _on_failure)
-    if origins:
-        from fastapi.middleware.cors import CORSMiddleware
-
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
-            expose_headers=[WARNING_HEADER, "Retry-After"],
-        )
-    return _Door(app, service.metrics, keys, {path for _, path, _ in routes})
+    door = _Door(app, service.metrics, keys, {path for _, path, _ in routes})
+    if not origins:
+        return door
+    # Outside, because a browser asks whether it may ask without showing a key.
+    return CORSMiddleware(
+        door,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type"],
+        expose_headers=[WARNING_HEADER, "Retry-After"],
+    )
 
 
 async def _on_refusal(request: Request, error: Exception) -> Response:

@@ -68,8 +68,18 @@ async def run(
     worker = Worker(list(models.values()), limits, metrics)
     service = Service(models, worker, metrics)
     app = make_app(service, keys=keys, origins=origins)
-    # The log has warnings and errors alone: no addresses and no texts of clients.
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
+    config = uvicorn.Config(
+        app,
+        # Warnings and errors alone: no addresses and no texts of clients.
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        # Longer than proxies keep theirs, so that none sends into a connection that is just closed.
+        timeout_keep_alive=75,
+        # When all is computed; for clients that do not read their answers.
+        timeout_graceful_shutdown=10,
+    )
     try:
         await Server(config, service, on_start).serve([listener])
     finally:
