@@ -120,6 +120,12 @@ class Browser:
         self.call("Page.navigate", url=url)
         self.wait_for(f"location.href !== 'about:blank' && {READY}")
 
+    def reload(self) -> None:
+        """The same page once more, which remembers what pages may."""
+        self.evaluate("void (window.isOld = true)")
+        self.call("Page.reload")
+        self.wait_for(f"!window.isOld && {READY}")
+
     def resize(self, width: int, height: int = 900, *, touch: bool = False, scale: int = 1) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",

@@ -464,7 +464,7 @@ def test_the_theme_follows_the_system_until_somebody_chooses(page: OpenPage) -> 
     page.browser.click("#theme")
     assert page.browser.evaluate(ground) == "rgb(250, 248, 244)"
     assert page.browser.evaluate(bar) != dark  # the canvas too
-    page.browser.evaluate("void location.reload()")
+    page.browser.reload()
     page.browser.wait_for(SETTLED)
     assert page.browser.evaluate(ground) == "rgb(250, 248, 244)"
     page.open(dark=False)
@@ -655,7 +655,7 @@ def test_the_page_asks_for_the_key_and_keeps_it_for_this_window(page: OpenPage) 
     page.browser.press("Enter")
     page.settle()
     assert page.said("#notice") == "" and page.text == TEXT
-    page.browser.evaluate("void location.reload()")
+    page.browser.reload()
     page.browser.wait_for(SETTLED)
     kept = "[sessionStorage.length, localStorage.length]"
     assert page.browser.evaluate(kept) == [1, 0]
