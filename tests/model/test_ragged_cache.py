@@ -94,6 +94,26 @@ def test_memory_is_given_back_when_the_last_row_leaves():
     assert ragged.rows == ragged.capacity == 0
 
 
+def test_memory_follows_the_rows_that_are_there():
+    model = a_model()
+    ragged = RaggedCache()
+
+    def join(number, capacity):
+        cache = model.new_cache(number, 2)
+        model(torch.full((number, 2), 3), cache)
+        ragged.join(cache, [2] * number, capacity)
+
+    join(2, 100)
+    join(2, 10)
+    assert ragged.capacity == 100
+    ragged.drop({0, 1})
+    join(3, 10)  # more rows than there were: it is made anew, and short
+    assert ragged.capacity == 10 and ragged.rows == 5
+    hidden = model(torch.full((5, 1), 12), ragged)[:, -1]
+    expected = alone(model, [3, 3, 12]).expand(5, -1)
+    torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
+
+
 def test_what_does_not_fit_is_refused():
     model = a_model()
     ragged = joined(model, TEXTS, capacity=7)

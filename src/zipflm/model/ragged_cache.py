@@ -40,6 +40,8 @@ class RaggedCache:
     def _forget_all(self) -> None:
         """Gives its memory back."""
         self._lengths: list[int] = []
+        self._rooms: list[int] = []
+        """How long each row will ever be."""
         empty = torch.zeros(0, 0, 0, 0, 0)
         self._keys_LBHCK, self._values_LBHCK = empty, empty
         self._places_BT = torch.zeros(0, 0, dtype=torch.long)
@@ -69,11 +71,14 @@ class RaggedCache:
                 "rows of the cache"
             )
         first, longest = self.rows, max(lengths)
-        self._reserve(cache, first + cache.rows, max(capacity, longest))
+        self._reserve(
+            cache, first + cache.rows, max(capacity, longest, *self._rooms, *self._lengths)
+        )
         rows = slice(first, first + cache.rows)
         self._keys_LBHCK[:, rows, :, :longest] = cache.keys_LBHCK[:, :, :, :longest]
         self._values_LBHCK[:, rows, :, :longest] = cache.values_LBHCK[:, :, :, :longest]
         self._lengths += lengths
+        self._rooms += [max(capacity, length) for length in lengths]
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Forget these rows; which of the old ones stand in the places that are left, in order.
@@ -88,9 +93,9 @@ class RaggedCache:
             end = self._lengths[mover]
             for buffer in (self._keys_LBHCK, self._values_LBHCK):
                 buffer[:, hole, :, :end] = buffer[:, mover, :, :end]
-            self._lengths[hole] = end
+            self._lengths[hole], self._rooms[hole] = end, self._rooms[mover]
             order[hole] = mover
-        del self._lengths[len(kept) :]
+        del self._lengths[len(kept) :], self._rooms[len(kept) :]
         if not kept:
             self._forget_all()
         return order
@@ -136,20 +141,17 @@ class RaggedCache:
         self._lengths = [length + number for length in self._lengths]
 
     def _reserve(self, like: KeyValueCache, rows: int, capacity: int) -> None:
-        """Room for so many rows of so many words, twice what there was if it is not enough."""
-        present_LBHCK = self._keys_LBHCK
-        if rows <= present_LBHCK.shape[1] and capacity <= self.capacity:
+        """Room for so many rows of so many words. What is made anew is no longer than the rows that
+        are there will be, whatever rows there were before."""
+        if rows <= self._keys_LBHCK.shape[1] and capacity <= self.capacity:
             return
-        if rows > present_LBHCK.shape[1]:
-            rows = max(rows, 2 * present_LBHCK.shape[1])
-        rows = max(rows, present_LBHCK.shape[1])
-        capacity = max(capacity, self.capacity)
         layers, _, heads, _, width = like.keys_LBHCK.shape
+        rows = 1 << (rows - 1).bit_length()  # so that it is not made anew for every row
         # Zeros: what is masked still meets a weight of 0, and 0 times NaN would be NaN.
         keys = like.keys_LBHCK.new_zeros(layers, rows, heads, capacity, width)
         values = torch.zeros_like(keys)
         if self.rows:
-            longest = max(self._lengths)
+            held = slice(self.rows), slice(None), slice(max(self._lengths))
             for new, old in ((keys, self._keys_LBHCK), (values, self._values_LBHCK)):
-                new[:, : self.rows, :, :longest] = old[:, : self.rows, :, :longest]
+                new[:, *held] = old[:, *held]
         self._keys_LBHCK, self._values_LBHCK = keys, values

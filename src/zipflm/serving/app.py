@@ -20,10 +20,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from zipflm.quoting import quoted
 from zipflm.serving.answers import models_answer, score_answer
 from zipflm.serving.completions import CompletionAnswer, CompletionRequest, completion_request
 from zipflm.serving.errors import Refusal
-from zipflm.serving.fields import parse_object
+from zipflm.serving.fields import parse_object, require_known_model
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel
 from zipflm.serving.page import page
@@ -74,8 +75,7 @@ class Service:
 
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in self.models:
-            raise Refusal(404, f"{name!r}: no such model", param="model", code="model_not_found")
+        require_known_model(name, self.models)
         return _json(self.models[name].facts)
 
     async def health(self, request: Request) -> Response:
@@ -149,7 +149,7 @@ class Service:
                 if rows
                 else None
             )
-        except Refusal:
+        except Exception:
             self.finish(scoring)
             raise
         return scoring, writing
@@ -230,9 +230,8 @@ class _Stream(Response):
             await send(start)
             if not await finished_before_left(receive, self._send_all(send)):
                 self._service.metrics.client_left()
-        except TimeoutError:
+        except TimeoutError:  # it does not read; the connection is closed without an end
             self._service.metrics.client_left()
-            raise ClientLeft from None
         finally:
             self._service.finish(self._scoring, self._writing)
 
@@ -392,7 +391,7 @@ async def _on_refusal(request: Request, error: Exception) -> Response:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    message = f"{request.method} {quoted(request.url.path)}: {error.detail}"
     return _refused(Refusal(error.status_code, message, code="no_such_path"))
 
 
