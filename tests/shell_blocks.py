@@ -52,9 +52,13 @@ def blocks_of(page):
     return [Block(*match) for match in _FENCED.findall(page)]
 
 
-def run_blocks(blocks, folder):
-    """Run the blocks of one document in a folder; what each one printed, both streams together."""
-    names = {"__name__": "document"}
+def run_blocks(blocks, folder, names=None):
+    """Run the blocks of one document in a folder; what each one printed, both streams together.
+
+    Python blocks share `names`, which may be given so that further blocks can go on with them.
+    """
+    names = {} if names is None else names
+    names.setdefault("__name__", "document")
     with contextlib.chdir(folder):
         return [_run(block, names) for block in blocks]
 

@@ -386,3 +386,17 @@ def test_what_cannot_be_chosen_from_is_refused_by_name():
         NextWord(output).most_likely(torch.zeros(1, 2, 8), 1)
     with pytest.raises(ValueError, match="in training mode.*model.eval"):
         NextWord(output.train()).draw(a_hidden(1))
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.8}, {"top_k": 5}, {"top_k": 9, "top_p": 0.7}])
+def test_with_a_generator_of_its_own_a_row_gets_the_word_that_it_gets_alone(options):
+    model = LanguageModel(preset("tiny", "ADP-T")).eval()
+    hidden = torch.randn(6, model.config.decoder.dim)
+    for chooser in (NextWord(model.output), AllWords(model.output)):
+        own = [torch.Generator().manual_seed(row) for row in range(6)]
+        together = [chooser.draw(hidden, generator=own, **options)[0] for _ in range(5)]
+        for row in range(6):
+            generator = torch.Generator().manual_seed(row)
+            for ids in together:
+                alone, _ = chooser.draw(hidden[row : row + 1], generator=generator, **options)
+                assert alone.item() == ids[row].item()

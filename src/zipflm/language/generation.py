@@ -119,7 +119,7 @@ class Writer:
         self._ids = np.zeros(0, dtype=np.int64) if encoded is None else encoded.ids
         self._texts = [_Text(prompt, encoded, reader, sampling) for _ in range(num)]
         self.has_slid = len(self._ids) + 1 > engine.blocks.block
-        self._forbidden = _never_written(reader.vocabulary, sampling.forbid_unknown)
+        self._forbidden = never_written(reader.vocabulary, sampling.forbid_unknown)
 
     def all(self) -> list[Generation]:
         for _ in self._steps():
@@ -270,7 +270,7 @@ class _Memory:
         self.has_slid = True
 
 
-def _never_written(vocabulary: Vocabulary, forbid_unknown: bool) -> Tensor:
+def never_written(vocabulary: Vocabulary, forbid_unknown: bool) -> Tensor:
     """Ids that stand for no word: specials but the line end, and fillers."""
     names = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
     forbidden = torch.tensor([not count and word.startswith(FILLER) for word, count in names])

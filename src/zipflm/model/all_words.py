@@ -8,11 +8,13 @@ Shapes: N rows, D model width, V words, K words that are left to choose from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from zipflm.model.lottery import draw_places
-from zipflm.model.next_word import checked_temperature
+from zipflm.model.next_word import Generators, checked_temperature, uniform
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
 _MOST_NUMBERS = 1 << 27
@@ -43,16 +45,22 @@ class AllWords:
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
-        generator: torch.Generator | None = None,
+        generator: Generators = None,
     ) -> tuple[Tensor, Tensor]:
         """A random word for each row: ids [N] and log-probabilities [N]; see `NextWord.draw`."""
         temperature = checked_temperature(temperature, top_k, top_p)
         drawn = [
-            self._draw(rows, temperature, top_k, top_p, generator)
-            for rows in torch.split(hidden_ND, self._rows)
+            self._draw(rows, temperature, top_k, top_p, self._of_rows(generator, place))
+            for place, rows in enumerate(torch.split(hidden_ND, self._rows))
         ]
         ids, log_probs = zip(*drawn, strict=True)
         return torch.cat(ids), torch.cat(log_probs)
+
+    def _of_rows(self, generator: Generators, place: int) -> Generators:
+        """Those of the rows that are drawn for in one go, if each has its own."""
+        if isinstance(generator, Sequence):
+            return generator[place * self._rows : (place + 1) * self._rows]
+        return generator
 
     def _draw(
         self,
@@ -60,7 +68,7 @@ class AllWords:
         temperature: float,
         top_k: int,
         top_p: float,
-        generator: torch.Generator | None,
+        generator: Generators,
     ) -> tuple[Tensor, Tensor]:
         log_probs_NV = self._output.log_probs(hidden_ND)
         if self._forbidden is not None:
@@ -77,9 +85,7 @@ class AllWords:
             share_NK = scores_NK.softmax(1, dtype=torch.float64)
             before_NK = share_NK.cumsum(1) - share_NK
             scores_NK = scores_NK.masked_fill(before_NK >= top_p, -torch.inf)
-        uniform_N = torch.rand(
-            len(scores_NK), generator=generator, dtype=torch.float64, device=scores_NK.device
-        )
+        uniform_N = uniform(len(scores_NK), 1, generator, scores_NK.device)[:, 0]
         place_N1 = draw_places(scores_NK, uniform_N).unsqueeze(1)
         ids_N1 = place_N1 if ids_NK is None else ids_NK.gather(1, place_N1)
         return ids_N1.squeeze(1), log_probs_NV.gather(1, ids_N1).squeeze(1)

@@ -196,7 +196,8 @@ def sinusoids(
 ) -> Tensor:
     """Position table [length, dim] in float32: all sines, then all cosines.
 
-    The first row belongs to the word that `start` others precede.
+    The first row belongs to the word that `start` others precede. A `start` [B, 1], one number for
+    each of B sequences, gives each a table of its own: [B, length, dim].
 
     >>> sinusoids(1, 4).round(decimals=4)  # position 2: sin(2), sin(2e-4), cos(2), cos(2e-4)
     tensor([[ 9.0930e-01,  2.0000e-04, -4.1610e-01,  1.0000e+00]])
@@ -206,17 +207,18 @@ def sinusoids(
     frequencies = torch.exp(torch.arange(half, dtype=torch.float32, device=device) * -step)
     positions = torch.arange(length, dtype=torch.float32, device=device)
     positions = positions + (FIRST_POSITION + start)
-    angles = positions.unsqueeze(1) * frequencies.unsqueeze(0)
-    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, dim % 2))
+    angles = positions.unsqueeze(-1) * frequencies
+    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, dim % 2))
 
 
 def rotations(
     length: int, head_dim: int, device: torch.device, start: int | Tensor = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32, from `start` on."""
+    """Cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32, from `start` on; with a
+    `start` [B, 1] for each of B sequences: [B, length, 1, head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     positions = torch.arange(length, dtype=torch.float32, device=device) + start
-    angles = positions.view(-1, 1, 1) * 10_000**-exponents
+    angles = positions.unsqueeze(-1).unsqueeze(-1) * 10_000**-exponents
     return angles.cos(), angles.sin()
 
 

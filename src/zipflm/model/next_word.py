@@ -12,6 +12,7 @@ the rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from torch.nn import functional as F
 from zipflm.model.lazy_log_probs import Groups, LazyLogProbs, Openings
 from zipflm.model.lottery import Bounds, Lottery, Words, bounds, draw_places
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
+
+Generators = torch.Generator | Sequence[torch.Generator] | None
+"""Whence random numbers come: one generator for all rows, one for each, or torch's own."""
 
 _COLDEST, _HOTTEST = 1e-10, 1e10
 """Temperatures beyond which rounding alone tells words apart: below, the most likely one has all of
@@ -88,14 +92,15 @@ class NextWord:
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
-        generator: torch.Generator | None = None,
+        generator: Generators = None,
     ) -> tuple[Tensor, Tensor]:
         """A random word for each row: ids [N] and log-probabilities [N], which are the model's own
         whatever the distribution that is drawn from.
 
         That is p^(1/temperature), of the `top_k` most likely words if that is not 0, and of these
         the smallest set of most likely ones whose share reaches `top_p`. Temperature 0 takes the
-        most likely word. A row's word depends on the generator's state and on no other row.
+        most likely word. A row's word depends on the generator's state and on no other row. With a
+        generator for each row it is the word that the row would get alone.
         """
         temperature = checked_temperature(temperature, top_k, top_p)
         if temperature == 0:
@@ -110,9 +115,8 @@ class NextWord:
         words = Words(torch.zeros_like(rows_M), log_probs.head_NH.new_zeros(len(rows_M)))
         limit = None
         while len(rows_M):
-            # For all rows, so that none depends on how often another is drawn again.
-            noise_NX = _uniform(hidden_ND, self._groups.number + 1, generator)
-            drawn = lottery.draw(rows_M, noise_NX[rows_M], limit)
+            noise_MX = _noise(hidden_ND, rows_M, self._groups.number + 1, generator)
+            drawn = lottery.draw(rows_M, noise_MX, limit)
             words.ids[rows_M], words.log_probs[rows_M] = drawn.ids, drawn.log_probs
             if is_limited:
                 is_valid_M = lottery.in_top(rows_M, drawn, top_k)
@@ -133,7 +137,7 @@ class NextWord:
         temperature: float,
         top_k: int,
         top_p: float,
-        generator: torch.Generator | None,
+        generator: Generators,
     ) -> tuple[Tensor, Tensor]:
         # The nucleus is a share of the mass of these words, so they are all needed.
         log_probs_NK, ids_NK = self.most_likely(hidden_ND, top_k)
@@ -141,7 +145,8 @@ class NextWord:
         share_NK = scores_NK.softmax(1, dtype=torch.float64)
         before_NK = F.pad(share_NK.cumsum(1)[:, :-1], (1, 0))
         scores_NK = scores_NK.masked_fill(before_NK >= top_p, -torch.inf)
-        place_N1 = draw_places(scores_NK, _uniform(hidden_ND, 1, generator)[:, 0]).unsqueeze(1)
+        uniform_N = uniform(len(hidden_ND), 1, generator, hidden_ND.device)[:, 0]
+        place_N1 = draw_places(scores_NK, uniform_N).unsqueeze(1)
         return ids_NK.gather(1, place_N1).squeeze(1), log_probs_NK.gather(1, place_N1).squeeze(1)
 
     def _begin(self, hidden_ND: Tensor) -> LazyLogProbs:
@@ -183,11 +188,25 @@ def _top(values_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values_NK, places_NK.gather(1, order_NK)
 
 
-def _uniform(hidden_ND: Tensor, number: int, generator: torch.Generator | None) -> Tensor:
-    """Random numbers in [0, 1) for each row."""
-    return torch.rand(
-        len(hidden_ND), number, generator=generator, device=hidden_ND.device, dtype=torch.float64
-    )
+def _noise(hidden_ND: Tensor, rows_M: Tensor, number: int, generator: Generators) -> Tensor:
+    """Random numbers in [0, 1) for these rows."""
+    if isinstance(generator, Sequence):
+        own = [generator[row] for row in rows_M.tolist()]
+        return uniform(len(own), number, own, hidden_ND.device)
+    # For all rows, so that none depends on how often another is drawn again.
+    return uniform(len(hidden_ND), number, generator, hidden_ND.device)[rows_M]
+
+
+def uniform(rows: int, number: int, generator: Generators, device: torch.device) -> Tensor:
+    """So many random numbers in [0, 1) for each row, in float64."""
+    if isinstance(generator, Sequence):
+        # Each on its own device: a CPU's numbers are the same whatever the model runs on.
+        drawn = [
+            torch.rand(1, number, generator=each, device=each.device, dtype=torch.float64)
+            for each in generator
+        ]
+        return torch.cat(drawn).to(device)
+    return torch.rand(rows, number, generator=generator, device=device, dtype=torch.float64)
 
 
 def _device_of(output: FullSoftmax | AdaptiveSoftmax) -> torch.device:

@@ -1,0 +1,403 @@
+"""The HTTP side: paths, keys, bodies and errors. Everything else is called from here.
+
+Handlers read JSON themselves, because every mistake of a client gets an answer in OpenAI's error
+shape with the reason in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from zipflm.quoting import quoted
+from zipflm.serving.answers import models_answer, score_answer
+from zipflm.serving.completions import CompletionAnswer, CompletionRequest, completion_request
+from zipflm.serving.errors import Refusal
+from zipflm.serving.fields import parse_object, require_known_model
+from zipflm.serving.metrics import Metrics
+from zipflm.serving.models import ServedModel
+from zipflm.serving.page import page
+from zipflm.serving.requests import score_request
+from zipflm.serving.tokenizer import detokenized, tokenized, tokenizer_info
+from zipflm.serving.worker import Scored, Ticket, Worker, Written
+
+WARNING_HEADER = "X-Zipflm-Warning"
+_BODY_SECONDS = 30
+"""In which a request's body must be here."""
+_SEND_SECONDS = 60
+"""In which a client must take a part of a stream; one that does not read is as good as gone."""
+_MOST_DISCARDED = 1 << 24
+"""Bytes beyond the limit that are read, so that a client gets to hear why it was refused."""
+
+
+_OPEN = ("/", "/health")
+"""Paths that need no key. A browser has none to send for the page, which holds nothing but itself
+and asks for the key that its questions need."""
+_PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class ClientLeft(Exception):
+    """Nobody is there to read an answer."""
+
+
+class Service:
+    """The models, their worker and what all handlers share."""
+
+    def __init__(self, models: Mapping[str, ServedModel], worker: Worker, metrics: Metrics) -> None:
+        self.models, self.worker, self.metrics = models, worker, metrics
+        self.limits = worker.limits
+        self.is_ending = False
+
+    # --- What there is. ---
+
+    async def page(self, request: Request) -> Response:
+        made = page()
+        headers = {"Content-Security-Policy": made.policy, **_PAGE_HEADERS}
+        return HTMLResponse(made.html, headers=headers)
+
+    async def list_models(self, request: Request) -> Response:
+        return _json(models_answer(list(self.models.values())))
+
+    async def one_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        require_known_model(name, self.models)
+        return _json(self.models[name].facts)
+
+    async def health(self, request: Request) -> Response:
+        """Whether the process is alive and can compute."""
+        if not self.worker.is_alive:
+            raise Refusal(503, "the model thread has ended", code="dead")
+        return _json({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether new requests are taken."""
+        if self.is_ending or not self.worker.is_alive:
+            raise Refusal(503, "the service is about to end", code="ending")
+        return _json({"status": "ready", "models": list(self.models)})
+
+    async def measurements(self, request: Request) -> Response:
+        gauges = {
+            "zipflm_requests_waiting": (self.worker.num_waiting, "Requests not begun yet."),
+            "zipflm_requests_unanswered": (self.worker.num_unanswered, "Requests accepted."),
+            "zipflm_texts_writing": (self.worker.num_writing, "Texts that grow with every step."),
+        }
+        text = self.metrics.text(gauges)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    # --- What is computed. ---
+
+    async def score(self, request: Request) -> Response:
+        asked = score_request(await self._object(request), self.models, self.limits)
+        ticket = self.worker.score(asked.model, asked.documents(), asked.search)
+        scored: dict[int, Scored] = {}
+
+        async def collect() -> None:
+            while len(scored) < len(asked.texts):
+                event = await ticket.next()
+                scored[event.place] = event
+
+        await self._unless_left(request, collect(), ticket)
+        in_order = [scored[place] for place in range(len(asked.texts))]
+        return _json(score_answer(asked, in_order), _warnings(asked.warnings))
+
+    async def completions(self, request: Request) -> Response:
+        asked = completion_request(await self._object(request), self.models, self.limits)
+        answer = CompletionAnswer(asked)
+        scoring, writing = self._begun(asked)
+
+        async def score() -> None:
+            if scoring is not None:
+                for _ in asked.prompts:
+                    event = await scoring.next()
+                    answer.add_scores(event.place, event.scores)
+
+        if asked.is_streamed:
+            return _Stream(self, asked, answer, score, scoring, writing)
+
+        async def collect() -> None:
+            await score()
+            while writing and not answer.is_complete:
+                answer.add(*await writing.next())
+
+        await self._unless_left(request, collect(), scoring, writing)
+        return _json(answer.whole(), _warnings(asked.warnings))
+
+    def _begun(
+        self, asked: CompletionRequest
+    ) -> tuple[Ticket[Scored] | None, Ticket[Written] | None]:
+        """The work on prompts and on continuations, where there is any."""
+        documents, rows = asked.documents(), asked.rows()
+        scoring = self.worker.score(asked.model, documents) if documents else None
+        try:
+            writing = (
+                self.worker.write(asked.model, rows, is_streamed=asked.is_streamed)
+                if rows
+                else None
+            )
+        except Exception:
+            self.finish(scoring)
+            raise
+        return scoring, writing
+
+    # --- What a harness asks to count tokens. ---
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        return _json(tokenizer_info())
+
+    async def tokenize(self, request: Request) -> Response:
+        return _json(tokenized(await self._object(request), self.models, self.limits))
+
+    async def detokenize(self, request: Request) -> Response:
+        return _json(detokenized(await self._object(request), self.models))
+
+    # --- What handlers share. ---
+
+    def finish(self, *tickets: Ticket[Any] | None) -> None:
+        for ticket in tickets:
+            if ticket is not None:
+                self.worker.finish(ticket)
+
+    async def _object(self, request: Request) -> dict[str, Any]:
+        return parse_object(await _body(request, self.limits.max_body))
+
+    async def _unless_left(
+        self, request: Request, work: Coroutine[Any, Any, None], *tickets: Ticket[Any] | None
+    ) -> None:
+        """Wait for the work, but not for a client that is no longer there."""
+        try:
+            if not await finished_before_left(request.receive, work):
+                self.metrics.client_left()
+                raise ClientLeft
+        finally:
+            self.finish(*tickets)
+
+
+async def finished_before_left(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work was done before the client closed the connection; its body must have been
+    read."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working  # raises what it raised
+        return working.done()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+class _Stream(Response):
+    """Server-sent events: parts of the answer as they come, then `[DONE]`."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        service: Service,
+        asked: CompletionRequest,
+        answer: CompletionAnswer,
+        score: Callable[[], Awaitable[None]],
+        scoring: Ticket[Scored] | None,
+        writing: Ticket[Written] | None,
+    ) -> None:
+        # Proxies must not collect parts of the answer.
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        headers |= _warnings(asked.warnings)
+        super().__init__(headers=headers)
+        del self.headers["content-length"]
+        self._service, self._answer, self._score = service, answer, score
+        self._scoring, self._writing = scoring, writing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        try:
+            await send(start)
+            if not await finished_before_left(receive, self._send_all(send)):
+                self._service.metrics.client_left()
+        except TimeoutError:  # it does not read; the connection is closed without an end
+            self._service.metrics.client_left()
+        finally:
+            self._service.finish(self._scoring, self._writing)
+
+    async def _send_all(self, send: Send) -> None:
+        answer = self._answer
+        try:
+            await self._score()
+            for chunk in answer.first_chunks():
+                await _send_event(send, chunk)
+            while self._writing and not answer.is_complete:
+                index, delta = await self._writing.next()
+                answer.add(index, delta)
+                if (part := answer.chunk(index, delta)) is not None:
+                    await _send_event(send, part)
+            for chunk in answer.last_chunks():
+                await _send_event(send, chunk)
+        except Refusal as refusal:  # too late for another status
+            await _send_event(send, refusal.as_dict())
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def _send_event(send: Send, value: Any) -> None:
+    body = b"data: " + json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+    async with asyncio.timeout(_SEND_SECONDS):
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    too_large = Refusal(413, f"the body has more than {limit} bytes", code="body_too_large")
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size <= limit:
+                    parts.append(part)
+                elif size > limit + _MOST_DISCARDED:
+                    raise too_large
+    except ClientDisconnect:
+        raise ClientLeft from None
+    except TimeoutError:
+        raise Refusal(
+            408, f"the body did not come within {_BODY_SECONDS} seconds", code="too_slow"
+        ) from None
+    if size > limit:
+        raise too_large
+    return b"".join(parts)
+
+
+def _json(value: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
+    # ASCII: half of a UTF-16 pair, which a refused request may hold, has no UTF-8.
+    text = json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n"
+    return Response(text, status, dict(headers or {}), media_type="application/json")
+
+
+def _warnings(warnings: Sequence[str]) -> dict[str, str]:
+    return {WARNING_HEADER: "; ".join(warnings)} if warnings else {}
+
+
+def _refused(refusal: Refusal) -> Response:
+    headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
+    if refusal.status == 413:
+        headers["Connection"] = "close"
+    if refusal.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return _json(refusal.as_dict(), headers, refusal.status)
+
+
+class _Door:
+    """Around all paths: the key, the count, and an answer in the right shape whatever happens."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, keys: Sequence[bytes], paths: set[str]):
+        self._app, self._metrics, self._keys, self._paths = app, metrics, keys, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status = time.perf_counter(), 499  # nobody waited for an answer
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            if self._is_locked(scope):
+                refusal = Refusal(401, "no valid API key was given", code="invalid_api_key")
+                await _refused(refusal)(scope, receive, sent)
+            else:
+                await self._app(scope, receive, sent)
+        finally:
+            path = scope["path"] if scope["path"] in self._paths else "other"
+            self._metrics.request(path, status, time.perf_counter() - begun)
+
+    def _is_locked(self, scope: Scope) -> bool:
+        if not self._keys or scope["path"] in _OPEN:
+            return False
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        kind, _, key = given.partition(b" ")
+        # All of them, so that the time says nothing about which is alike.
+        found = [hmac.compare_digest(key.strip(), each) for each in self._keys]
+        return kind.lower() != b"bearer" or not any(found)
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(
+    service: Service, *, keys: Sequence[bytes] = (), origins: Sequence[str] = ()
+) -> ASGIApp:
+    """The application; `keys` open it if there are any, `origins` may call it from their pages."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    routes: list[tuple[str, str, Handler]] = [
+        ("GET", "/", service.page),
+        ("GET", "/health", service.health),
+        ("GET", "/ready", service.ready),
+        ("GET", "/metrics", service.measurements),
+        ("GET", "/v1/models", service.list_models),
+        ("GET", "/v1/models/{name:path}", service.one_model),
+        ("POST", "/v1/completions", service.completions),
+        ("POST", "/score", service.score),
+        ("GET", "/tokenizer_info", service.tokenizer_info),
+        ("POST", "/tokenize", service.tokenize),
+        ("POST", "/detokenize", service.detokenize),
+    ]
+    for method, path, handler in routes:
+        app.add_route(path, handler, methods=[method])
+    app.add_exception_handler(Refusal, _on_refusal)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientLeft, _on_client_left)
+    app.add_exception_handler(Exception, _on_failure)
+    door = _Door(app, service.metrics, keys, {path for _, path, _ in routes})
+    if not origins:
+        return door
+    # Outside, because a browser asks whether it may ask without showing a key.
+    return CORSMiddleware(
+        door,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type"],
+        expose_headers=[WARNING_HEADER, "Retry-After"],
+    )
+
+
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return _refused(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {quoted(request.url.path)}: {error.detail}"
+    return _refused(Refusal(error.status_code, message, code="no_such_path"))
+
+
+async def _on_client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # for the count; nobody reads it
+
+
+async def _on_failure(request: Request, error: Exception) -> Response:
+    return _refused(Refusal(500, "the service failed; its log says why", code="failed"))

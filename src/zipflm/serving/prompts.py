@@ -1,0 +1,140 @@
+"""Prompts of completions: text or ids, with what their ids spell and where.
+
+A model predicts every text behind a `</s>`, which need not be given. A prompt that begins with one
+means the same as without it, except that it is a token of the prompt, the only one without a
+log-probability. Harnesses that put a first token of their own before a text get the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zipflm.data.vocabulary import CONTINUES, END, SPECIALS
+from zipflm.language.texts import EncodedText, Ids, TextReader
+from zipflm.quoting import quoted
+from zipflm.serving.continuation import Spelling
+from zipflm.serving.errors import bad_request
+from zipflm.serving.fields import is_integer
+from zipflm.serving.models import ServedModel
+
+_EMPTY = "prompt: empty; give at least one word, or </s> to write a text from its beginning"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model reads before it writes."""
+
+    text: str
+    tokens: Ids
+    """All of its ids."""
+    has_start: bool
+    """Whether the first is the `</s>` that every text follows."""
+    offsets: list[int]
+    """Where in the text each id begins."""
+    words: list[str]
+    """Of its last line, which is not complete."""
+    is_tight: bool
+    """Whether what is written follows without a space."""
+
+    @property
+    def ids(self) -> Ids:
+        """Without the `</s>` that every text follows."""
+        return self.tokens[1:] if self.has_start else self.tokens
+
+    def spelling(self, reader: TextReader) -> Spelling:
+        """Of what follows it."""
+        spelling = Spelling(reader, has_space=self.is_tight)
+        spelling.follow(self.words)
+        return spelling
+
+
+def read_prompts(model: ServedModel, value: Any) -> list[Prompt]:
+    """A text, a list of texts, ids or a list of lists of ids; Refusal for anything else."""
+    if value is None:
+        raise bad_request("prompt", "prompt: missing; give a text or ids", "missing")
+    if isinstance(value, str):
+        return [_of_text(model, value)]
+    if not isinstance(value, list) or not value:
+        raise bad_request("prompt", f"prompt={quoted(value)}: give a text, ids or a list of these")
+    if all(is_integer(each) for each in value):
+        return [_of_ids(model, value)]
+    if all(isinstance(each, str) for each in value):
+        return [_of_text(model, each) for each in value]
+    if all(isinstance(each, list) for each in value):
+        return [_of_ids(model, each) for each in value]
+    raise bad_request("prompt", f"prompt={quoted(value)}: give texts or ids, not both")
+
+
+def _of_text(model: ServedModel, text: str) -> Prompt:
+    reader = model.reader
+    if not text:
+        raise bad_request("prompt", _EMPTY, "empty")
+    try:
+        encoded = reader.text(text, ends=False)
+    except ValueError as error:
+        raise bad_request("prompt", f"prompt: {error}") from None
+    if not len(encoded.ids):
+        raise bad_request("prompt", _EMPTY, "empty")
+    line_ends = encoded.line_ends
+    return Prompt(
+        text,
+        encoded.ids,
+        # A line end that the text spells is another: an empty line has ended.
+        has_start=encoded.words[0] == SPECIALS[END] and text.lstrip().startswith(SPECIALS[END]),
+        offsets=_offsets(reader, encoded),
+        words=list(encoded.words[line_ends[-1] + 1 if len(line_ends) else 0 :]),
+        is_tight=text[-1].isspace(),
+    )
+
+
+def _offsets(reader: TextReader, encoded: EncodedText) -> list[int]:
+    """Pieces of a word stand behind each other in its span."""
+    offsets = []
+    names = reader.vocabulary.words
+    bounds = [*encoded.starts.tolist(), len(encoded.ids)]
+    for (start, end), first, last in zip(encoded.spans, bounds[:-1], bounds[1:], strict=True):
+        for token in encoded.ids[first:last].tolist():
+            offsets.append(min(start, end))
+            start += len(names[token].removesuffix(CONTINUES)) if last - first > 1 else 0
+    return offsets
+
+
+def _of_ids(model: ServedModel, ids: list[Any]) -> Prompt:
+    size = len(model.reader.vocabulary)
+    if not ids:
+        raise bad_request("prompt", _EMPTY, "empty")
+    for token in ids:
+        if not is_integer(token) or not 0 <= token < size:
+            raise bad_request("prompt", f"prompt: {quoted(token)} is no id; give 0 to {size - 1}")
+    tokens = np.array(ids, dtype=np.int64)
+    has_start = ids[0] == END
+    text, offsets, is_within_word = spelled(model.reader, ids[1:] if has_start else ids)
+    lines = _words_of_last_line(model.reader, ids)
+    return Prompt(
+        text, tokens, has_start, [0, *offsets] if has_start else offsets, lines, is_within_word
+    )
+
+
+def spelled(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
+    """Ids as text, where each begins, and whether the text ends within a word."""
+    spelling = Spelling(reader)
+    text, offsets = "", []
+    for token in ids:
+        offsets.append(len(text))
+        text += spelling.add(token)
+    is_within_word = spelling.is_within_word
+    return text + spelling.finish(), offsets, is_within_word
+
+
+def _words_of_last_line(reader: TextReader, ids: list[int]) -> list[str]:
+    last = max((place for place, token in enumerate(ids) if token == END), default=-1)
+    words, pieces = [], ""
+    for token in ids[last + 1 :]:
+        pieces += reader.vocabulary.words[token].removesuffix(CONTINUES)
+        if reader.ends_word[token]:
+            words.append(pieces)
+            pieces = ""
+    return [*words, pieces] if pieces else words

@@ -1,0 +1,102 @@
+/* The text field. The text is a plain <textarea>, which knows about carets, undo, input methods and
+   pasting; the colours are in a mirror behind it, which has the same text in the same font. */
+
+const field = document.getElementById("text");
+const mirror = document.getElementById("mirror");
+
+const editor = {
+  pieces: [] /* { text, node, row }: words, the gaps between them, and line ends */,
+  nodes: [] /* of the words, by index */,
+
+  /* Shows the text with these words in it. `look` gives the class and the number of a word. Only nodes
+     whose text has changed are made anew, so that typing in a long text costs little. */
+  paint(text, rows, look) {
+    const wanted = cut(text, rows);
+    const old = this.pieces;
+    const same = (a, b) => a.text === b.text && a.kind === b.kind;
+    let head = 0, tail = 0;
+    const most = Math.min(old.length, wanted.length);
+    while (head < most && same(old[head], wanted[head])) head++;
+    while (tail < most - head && same(old[old.length - 1 - tail], wanted[wanted.length - 1 - tail])) tail++;
+    for (const piece of old.slice(head, old.length - tail)) piece.node.remove();
+    const fresh = document.createDocumentFragment();
+    wanted.forEach((piece, i) => {
+      if (i < head) piece.node = old[i].node;
+      else if (i >= wanted.length - tail) piece.node = old[i - wanted.length + old.length].node;
+      else fresh.append((piece.node = made(piece)));
+    });
+    mirror.insertBefore(fresh, tail ? wanted[wanted.length - tail].node : null);
+    this.pieces = wanted;
+    this.nodes = [];
+    for (const { kind, node, row } of wanted) {
+      if (kind === "gap") continue;
+      const { name, number } = look(rows[row]);
+      const classes = `${kind} ${name}`;
+      if (node.className !== classes) node.className = classes;
+      if (node.dataset.number !== number) node.dataset.number = number;
+      node.dataset.row = row;
+      this.nodes[row] = node;
+    }
+  },
+
+  /* Marks one word as "chosen" or "pointed", and no other. */
+  mark(name, row) {
+    mirror.querySelector(`.${name}`)?.classList.remove(name);
+    this.nodes[row]?.classList.add(name);
+  },
+
+  /* The index of the word under a point of the window, or -1. The mirror lies behind the field. */
+  under(x, y) {
+    const found = document.elementsFromPoint(x, y).find((node) => node.dataset?.row !== undefined && mirror.contains(node));
+    return found ? Number(found.dataset.row) : -1;
+  },
+
+  /* Edits as if typed, so that the browser's undo takes it back; `focus` false leaves the keyboard of a
+     phone where it is, at the price of the undo. */
+  edit({ from, to, insert }, focus) {
+    if (focus) {
+      field.focus({ preventScroll: true });
+      field.setSelectionRange(from, to);
+      if (document.execCommand("insertText", false, insert)) return;
+    }
+    field.setRangeText(insert, from, to, "end");
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+  },
+};
+
+function cut(text, rows) {
+  const pieces = [];
+  let at = 0;
+  rows.forEach((word, row) => {
+    if (word.start > at) pieces.push({ kind: "gap", text: text.slice(at, word.start) });
+    pieces.push({ kind: word.isEnd ? "end" : "word", text: text.slice(word.start, word.end), row });
+    at = word.end;
+  });
+  /* A line break at the very end makes a line only if something follows it. */
+  const rest = text.slice(at) + (text === "" || text.endsWith("\n") ? "\u200b" : "");
+  if (rest) pieces.push({ kind: "gap", text: rest });
+  return pieces;
+}
+
+function made({ kind, text }) {
+  if (kind === "gap") return document.createTextNode(text);
+  const node = document.createElement("span");
+  node.textContent = text;
+  return node;
+}
+
+/* A tap on a word looks at it without raising the keyboard; tapped again, it is edited. */
+function listenToTaps(tapped) {
+  let began = null;
+  field.addEventListener("touchstart", (event) => {
+    const touch = event.touches[0];
+    began = event.touches.length === 1 ? { x: touch.clientX, y: touch.clientY, time: event.timeStamp } : null;
+  }, { passive: true });
+  field.addEventListener("touchend", (event) => {
+    const touch = event.changedTouches[0];
+    if (!began || document.activeElement === field || event.timeStamp - began.time > 400) return;
+    if (Math.hypot(touch.clientX - began.x, touch.clientY - began.y) > 10) return;
+    const row = editor.under(touch.clientX, touch.clientY);
+    if (row >= 0 && tapped(row)) event.preventDefault();
+  });
+}

@@ -1,0 +1,51 @@
+/* What is on the page, and how a word of it looks. */
+
+const NO_ANCHOR = { offset: -1, isEnd: false };
+
+const view = {
+  models: [],
+  first: null,
+  second: null,
+  colours: "difference" /* or 0 or 1: one of the two models alone */,
+  answers: [] /* one per model, all to the same text */,
+  rows: [] /* the first model's words with { other, difference }, moved along with edits */,
+  text: "" /* that the rows stand in */,
+  anchor: NO_ANCHOR /* where the chosen word stands; offset -1 chooses the most surprising one */,
+  chosen: -1,
+  pointed: -1,
+  alternativesOf: 0,
+  replaced: null /* the last alternative that was put into the text: { text, edit, anchor } to take it back */,
+};
+
+const chosenModels = () => [view.first, view.second].filter(Boolean);
+const isComparing = () => view.second !== null;
+const isFresh = () => view.answers.length > 0 && view.answers[0].text === field.value;
+
+const valueOf = (row) => {
+  if (!isComparing()) return row.bits;
+  if (view.colours === "difference") return row.difference;
+  return view.colours === 0 ? row.bits : row.other?.bits ?? null;
+};
+
+function colourClass(value) {
+  if (value === null) return "none";
+  if (!isComparing() || view.colours !== "difference") return `s${surpriseStep(value)}`;
+  const step = differenceStep(value);
+  return step === 0 ? "even" : step > 0 ? `a${step}` : `b${-step}`;
+}
+
+function lookOf(row) {
+  const value = valueOf(row);
+  const isDifference = isComparing() && view.colours === "difference";
+  /* As short as can be: there is little room under an "a". */
+  const number = value === null ? "" : isDifference ? signed(value, 1).replace(/^(\D)0/, "$1") : String(Math.round(value));
+  const isUnknown = row.isUnknown || (isDifference && row.other?.isUnknown);
+  return { name: colourClass(value) + (isUnknown ? " unknown" : ""), number };
+}
+
+function describe(row) {
+  const unknown = row.isUnknown ? ", unknown" : "";
+  if (!isComparing()) return `${fixed(row.bits, 1)} bits, ${oneIn(Math.exp(row.logprob))}${unknown}`;
+  if (!row.other) return `${fixed(row.bits, 1)} bits${unknown}`;
+  return `${view.first.label} ${fixed(row.bits, 1)}, ${view.second.label} ${fixed(row.other.bits, 1)} bits${unknown}`;
+}

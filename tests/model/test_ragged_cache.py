@@ -1,0 +1,135 @@
+"""Rows of different lengths beside each other get what each gets alone."""
+
+import pytest
+import torch
+
+from zipflm import LanguageModel, preset
+from zipflm.model.ragged_cache import RaggedCache
+from zipflm.overrides import override
+
+TEXTS = [[2, 17, 250, 9, 4], [2, 390], [2, 8, 8], [2, 5, 6, 7, 8, 9, 10]]
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+def a_model(*overrides):
+    torch.manual_seed(1)
+    config = override(preset("tiny", "ADP-T"), ["decoder.num_layers=2", *overrides])
+    return LanguageModel(config).eval()
+
+
+def alone(model, words):
+    return model(torch.tensor([words]))[0, -1]
+
+
+def joined(model, texts, capacity=16):
+    """Texts that joined one by one, and one pair of unequal length together."""
+    ragged = RaggedCache()
+    for some in ([texts[0]], texts[1:3], *([text] for text in texts[3:])):
+        longest = max(map(len, some))
+        words = torch.tensor([text + [1] * (longest - len(text)) for text in some])
+        cache = model.new_cache(*words.shape)
+        model(words, cache)
+        ragged.join(cache, [len(text) for text in some], capacity)
+    return ragged
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("decoder.positions=rotary",), ("decoder.positions=rotary", "decoder.qk_norm=true")],
+    ids=["sinusoidal", "rotary", "normed"],
+)
+def test_every_row_gets_the_vectors_it_gets_alone(overrides):
+    model = a_model(*overrides)
+    ragged, texts = joined(model, TEXTS), [list(text) for text in TEXTS]
+    for step in range(4):
+        new = [11 + step, 300 - step, 4, 77]
+        hidden = model(torch.tensor(new).unsqueeze(1), ragged)[:, -1]
+        texts = [[*text, word] for text, word in zip(texts, new, strict=True)]
+        expected = torch.stack([alone(model, text) for text in texts])
+        torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
+    assert ragged.lengths == [len(text) for text in texts]
+
+
+def test_several_words_at_once_see_those_before_them_alone():
+    model = a_model()
+    ragged = joined(model, TEXTS)
+    new = torch.tensor([[3, 4], [5, 6], [7, 8], [9, 10]])
+    hidden = model(new, ragged)
+    for row, text in enumerate(TEXTS):
+        expected = model(torch.tensor([[*text, *new[row].tolist()]]))[0, -2:]
+        torch.testing.assert_close(hidden[row], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("gone", [{0}, {3}, {0, 1}, {1, 3}, {0, 2, 3}, set()])
+def test_rows_leave_without_touching_the_others(gone):
+    model = a_model()
+    ragged = joined(model, TEXTS)
+    order = ragged.drop(gone)
+    assert sorted(order) == sorted(set(range(4)) - gone)
+    hidden = model(torch.full((len(order), 1), 12), ragged)[:, -1]
+    expected = torch.stack([alone(model, [*TEXTS[row], 12]) for row in order])
+    torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
+
+
+def test_a_row_takes_the_place_of_a_longer_one_that_left():
+    model = a_model()
+    ragged = joined(model, TEXTS)
+    ragged.drop({3})  # the longest; its words are still in memory
+    cache = model.new_cache(1, 2)
+    model(torch.tensor([[2, 99]]), cache)
+    ragged.join(cache, [2], 16)
+    hidden = model(torch.full((4, 1), 12), ragged)[-1, -1]
+    torch.testing.assert_close(hidden, alone(model, [2, 99, 12]), rtol=0, atol=1e-5)
+
+
+def test_memory_is_given_back_when_the_last_row_leaves():
+    ragged = joined(a_model(), TEXTS)
+    assert ragged.capacity == 16
+    assert ragged.drop({0, 1, 2, 3}) == []
+    assert ragged.rows == ragged.capacity == 0
+
+
+def test_memory_follows_the_rows_that_are_there():
+    model = a_model()
+    ragged = RaggedCache()
+
+    def join(number, capacity):
+        cache = model.new_cache(number, 2)
+        model(torch.full((number, 2), 3), cache)
+        ragged.join(cache, [2] * number, capacity)
+
+    join(2, 100)
+    join(2, 10)
+    assert ragged.capacity == 100
+    ragged.drop({0, 1})
+    join(3, 10)  # more rows than there were: it is made anew, and short
+    assert ragged.capacity == 10 and ragged.rows == 5
+    hidden = model(torch.full((5, 1), 12), ragged)[:, -1]
+    expected = alone(model, [3, 3, 12]).expand(5, -1)
+    torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused():
+    model = a_model()
+    ragged = joined(model, TEXTS, capacity=7)
+    with pytest.raises(ValueError, match="3 rows do not fit a cache of 4"):
+        model(torch.ones(3, 1, dtype=torch.long), ragged)
+    with pytest.raises(ValueError, match="capacity=7 whose longest row holds 7"):
+        model(torch.ones(4, 1, dtype=torch.long), ragged)
+    with pytest.raises(ValueError, match="give 1 to 2 for each of the 1 rows"):
+        cache = model.new_cache(1, 2)
+        model(torch.tensor([[2, 3]]), cache)
+        ragged.join(cache, [3], 7)
+
+
+def test_it_keeps_no_gradients():
+    model = a_model()
+    ragged = joined(model, TEXTS)
+    with torch.inference_mode(False), torch.enable_grad():
+        with pytest.raises(ValueError, match="no gradients"):
+            model(torch.ones(4, 1, dtype=torch.long), ragged)

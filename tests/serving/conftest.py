@@ -1,0 +1,42 @@
+import pytest
+import torch
+from loaded_models import loaded
+from serving.services import Running
+
+from zipflm.serving.models import served
+from zipflm.serving.worker import Limits
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _one_thread():
+    """Models are small, and threads on a busy machine wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def models(word_data, bpe_data):
+    """Two in memory: one of words, the default, and one of pieces."""
+    return {
+        "words": served("words", loaded(word_data, "ADP-T")),
+        "pieces": served("pieces", loaded(bpe_data, "BPE-T")),
+    }
+
+
+@pytest.fixture
+def words(models):
+    return models["words"]
+
+
+@pytest.fixture
+def pieces(models):
+    return models["pieces"]
+
+
+@pytest.fixture(scope="session")
+def service(models):
+    """A server that all tests share which leave it as it was."""
+    with Running(models, Limits(max_words=200)) as running:
+        yield running

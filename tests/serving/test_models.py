@@ -1,0 +1,55 @@
+import pytest
+import training_runs
+from loaded_models import loaded
+
+from zipflm.runs.folder import RunFolder
+from zipflm.serving.models import load_models, served
+
+
+@pytest.fixture(scope="module")
+def runs(word_data, tmp_path_factory):
+    """Two with the same name, one of which has two checkpoints."""
+    place = tmp_path_factory.mktemp("models")
+    for parent in "ab":
+        every = ["training.checkpoint_every=1"]
+        training_runs.run(word_data, place / parent / "run", "training.max_updates=2", *every)
+    return place
+
+
+def test_runs_are_named_by_their_folders(runs):
+    (name,) = load_models([str(runs / "a" / "run")], device="cpu")
+    assert name == "run"
+
+
+def test_runs_of_one_name_are_told_apart(runs):
+    checkpoints = RunFolder(runs / "a" / "run").checkpoints()
+    paths = [str(checkpoint.path) for checkpoint in checkpoints]
+    assert len(paths) == 2
+    names = list(load_models(paths, device="cpu"))
+    assert names == ["run@update-00000002", "run@update-00000001"]
+    paths = [str(runs / parent / "run") for parent in "ab"]
+    assert list(load_models(paths, device="cpu")) == paths
+    with pytest.raises(ValueError, match="given twice"):
+        load_models(paths[:1] * 2, device="cpu")
+
+
+@pytest.mark.parametrize("label", ["SM", "BPE-T", "CNN", "ADP"])
+def test_facts_say_what_a_model_is(word_data, bpe_data, label):
+    lm = loaded(bpe_data if label.startswith("BPE") else word_data, label)
+    facts = served("it", lm).facts
+    assert facts["id"] == "it" and facts["object"] == "model"
+    told = facts["zipflm"]
+    assert told["factorization"] == label and told["perplexity"] is None
+    assert told["bands"][0]["first"] == 1 and told["bands"][0]["name"] == "head"
+    assert told["bands"][-1]["last"] == told["words"] == lm.vocabulary.num_words
+    edges = [(band["first"], band["last"]) for band in told["bands"]]
+    assert all(before[1] + 1 == after[0] for before, after in zip(edges, edges[1:], strict=False))
+
+
+def test_the_reader_of_requests_shares_nothing_that_changes(pieces):
+    assert pieces.reader is not pieces.lm.reader
+    assert pieces.reader.encoder.codes is not pieces.lm.reader.encoder.codes
+    texts = ["ba noro", "unheard-of"]
+    for text in texts:
+        ours, theirs = (reader.text(text).ids for reader in (pieces.reader, pieces.lm.reader))
+        assert ours.tolist() == theirs.tolist()

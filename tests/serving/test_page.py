@@ -1,0 +1,153 @@
+"""The page as it is sent: whole, alone in the world, under a strict policy, readable in colour."""
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+from importlib import resources
+
+import numpy as np
+import pytest
+from analysis.test_palette import SIGHT, contrast, seen
+
+from zipflm.serving.page import Page, page
+
+WEB = resources.files("zipflm.serving") / "web"
+VOID = {"meta", "input", "br", "link", "hr", "img", "path", "circle"}
+SURPRISE = [f"s{step}" for step in range(9)]
+FIRST_AHEAD = [f"a{step}" for step in range(1, 5)]
+SECOND_AHEAD = [f"b{step}" for step in range(1, 5)]
+
+
+@pytest.fixture(scope="module")
+def made() -> Page:
+    return page()
+
+
+class Elements(HTMLParser):
+    """Checks that elements nest, and collects their attributes."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_one_file_that_refers_to_nothing_outside_itself(made: Page) -> None:
+    for tag, attributes in Elements(made.html).found:
+        assert "src" not in attributes, tag
+        assert not (attributes.get("href") or "data:").startswith(("http", "/")), tag
+    assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)", made.html)
+    assert "${" not in made.html.split("<script>")[0]
+
+
+def test_the_policy_allows_this_style_and_this_script_and_no_other(made: Page) -> None:
+    rules = dict(rule.split(" ", 1) for rule in made.policy.split("; "))
+    assert rules["default-src"] == "'none'" and rules["connect-src"] == "'self'"
+    assert "unsafe" not in made.policy and "*" not in made.policy
+    for element, rule in (("style", "style-src"), ("script", "script-src")):
+        (content,) = re.findall(rf"<{element}>(.*?)</{element}>", made.html, re.S)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert rules[rule] == f"'sha256-{digest}'"
+
+
+def test_no_attribute_needs_a_weaker_policy(made: Page) -> None:
+    for tag, attributes in Elements(made.html).found:
+        for name in attributes:
+            assert name != "style" and not name.startswith("on"), f"{tag} has {name}"
+
+
+def test_no_script_turns_text_into_html() -> None:
+    sources = {file.name: file.read_text() for file in WEB.iterdir() if file.name.endswith(".js")}
+    assert len(sources) > 5
+    for name, source in sources.items():
+        found = re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", source)
+        assert found is None, f"{name}: {found}"
+        assert "</script" not in source and source.isascii()
+
+
+def test_every_source_is_part_of_the_page(made: Page) -> None:
+    for file in WEB.iterdir():
+        if not file.name.endswith(".html"):
+            assert file.read_text() in made.html, file.name
+
+
+def test_every_field_and_button_has_a_name(made: Page) -> None:
+    parsed = Elements(made.html)
+    labelled = re.findall(r"<label[^>]*>[^<]+<select id=\"(\w+)\"", made.html)
+    for tag, attributes in parsed.found:
+        if tag in ("select", "textarea", "input"):
+            assert "aria-label" in attributes or attributes["id"] in labelled
+        if attributes.get("role") in ("slider", "group", "region"):
+            assert {"aria-label", "aria-labelledby"} & set(attributes)
+
+
+# --- Colours. ---
+
+
+def pairs() -> dict[str, dict[str, tuple[str, str]]]:
+    """By class or `:root`, the properties that have a colour per theme."""
+    css = (WEB / "page.css").read_text()
+    blocks = re.findall(r"^(:root|\.\w+) \{(.*?)\}", css, re.S | re.M)
+    return {
+        name.removeprefix("."): {
+            prop: (light, dark)
+            for prop, light, dark in re.findall(
+                r"--(\w[\w-]*): light-dark\((#\w{6}), (#\w{6})\)", body
+            )
+        }
+        for name, body in blocks
+    }
+
+
+THEMES = pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+
+
+@THEMES
+def test_text_is_readable_on_every_shade(theme: int) -> None:
+    colours = pairs()
+    root = colours[":root"]
+    for name in (*SURPRISE, *FIRST_AHEAD, *SECOND_AHEAD):
+        assert contrast(root["ink"][theme], colours[name]["shade"][theme]) >= 4.5, name
+    for text in ("ink", "soft", "accent", "bad"):
+        for ground in ("page", "card", "mark", "tint"):
+            assert contrast(root[text][theme], root[ground][theme]) >= 4.5, (text, ground)
+    assert contrast(root["bad"][theme], root["bad-page"][theme]) >= 4.5
+    assert contrast(root["edge"][theme], root["card"][theme]) >= 3
+
+
+@THEMES
+def test_soft_text_is_readable_where_a_line_end_has_a_shade(theme: int) -> None:
+    colours = pairs()
+    # Of the strongest shades the sign of a line end has the ink's colour.
+    for name in SURPRISE[:3]:
+        assert contrast(colours[":root"]["soft"][theme], colours[name]["shade"][theme]) >= 4.5
+
+
+@THEMES
+@pytest.mark.parametrize("sight", SIGHT)
+def test_steps_of_surprise_are_told_apart_by_lightness_alone(theme: int, sight: str) -> None:
+    lightness = [seen(pairs()[name]["shade"][theme], sight)[0] for name in SURPRISE]
+    steps = np.diff(lightness) * (-1 if theme == 0 else 1)
+    assert (steps > 0.008).all() and abs(lightness[-1] - lightness[0]) > 0.2
+
+
+@THEMES
+@pytest.mark.parametrize("sight", SIGHT)
+def test_who_is_ahead_is_told_apart_by_every_reader(theme: int, sight: str) -> None:
+    colours = pairs()
+    for first, second in zip(FIRST_AHEAD[1:], SECOND_AHEAD[1:], strict=True):
+        a, b = (seen(colours[name]["shade"][theme], sight) for name in (first, second))
+        assert np.linalg.norm(a - b) > 0.08, (first, second)

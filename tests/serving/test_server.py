@@ -1,0 +1,152 @@
+"""The command as a process of its own: it starts, survives its files, and ends in good order."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import httpx
+import pytest
+import training_runs
+from serving.services import Running, slowed
+
+from zipflm import load
+from zipflm.serving.server import bound, read_keys
+
+
+@pytest.fixture(scope="module")
+def run(word_data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("serving") / "run"
+    training_runs.run(word_data, out, "training.max_updates=4")
+    return out
+
+
+@contextmanager
+def process(*arguments):
+    """`zipflm serve`, once it listens: the process and its address."""
+    command = training_runs.command("serve", *arguments, "--port", 0, "--device", "cpu")
+    child = subprocess.Popen(
+        command, env=training_runs.environment(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        line = child.stderr.readline()
+        found = re.search(r"at (http://127\.0\.0\.1:\d+)$", line.strip())
+        assert found, line + child.stderr.read()
+        yield child, found[1]
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def ask(address, path, **fields):
+    request = urllib.request.Request(
+        address + path, data=json.dumps(fields).encode() if fields else None
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def test_a_running_server_needs_its_run_folder_no_more_and_ends_with_0(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    expected = load(run, device="cpu").score("ba be bu").logprob
+    with process(copy) as (child, address):
+        (entry,) = ask(address, "/v1/models")["data"]
+        assert entry["id"] == "copy"
+        assert entry["zipflm"]["perplexity"] == pytest.approx(
+            training_runs.validations(run)[-1].perplexity
+        )
+        assert ask(address, "/score", text="ba be bu")["texts"][0]["logprob"] == pytest.approx(
+            expected, abs=1e-5
+        )
+        # As bad as it gets for a file that is mapped into memory: it changes, then shrinks.
+        for path in copy.rglob("*"):
+            if path.is_file():
+                os.chmod(path, 0o600)
+                size = path.stat().st_size
+                path.write_bytes(b"\xff" * size)
+                path.write_bytes(b"")
+        assert ask(address, "/score", text="ba be bu")["texts"][0]["logprob"] == pytest.approx(
+            expected, abs=1e-5
+        )
+        shutil.rmtree(copy)
+        assert ask(address, "/score", text="ba be bu", top=3)["texts"][0]["logprob"] == (
+            pytest.approx(expected, abs=1e-5)
+        )
+        assert ask(address, "/v1/completions", prompt="ba", max_tokens=3)["choices"]
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 0
+
+
+def test_what_was_accepted_is_answered_and_new_work_refused(models, monkeypatch):
+    slowed(monkeypatch, 0.02)
+    with Running(models) as service, ThreadPoolExecutor(2) as pool:
+        running = pool.submit(service.complete, "ba", max_tokens=60, lines=0)
+        service.until(lambda: service.worker.num_writing == 1)
+        with closing(
+            service.begin(
+                "/v1/completions", {"prompt": "be", "max_tokens": 60, "lines": 0, "stream": True}
+            )
+        ) as stream:
+            service.until(lambda: service.worker.num_writing == 2)
+            service.end()
+            service.until(lambda: service.server.service.is_ending)
+            for path, fields in (("/score", {"text": "ba"}), ("/v1/completions", {"prompt": "b"})):
+                refused = service.post(path, **fields)
+                assert refused.status_code == 503
+                assert refused.json()["error"]["code"] == "ending"
+            assert service.client.get("/ready").status_code == 503
+            assert service.client.get("/health").status_code == 200
+            assert running.result()["usage"]["completion_tokens"] == 60
+            received = b"".join(iter(lambda: stream.recv(65536), b""))
+            assert b"data: [DONE]" in received and b'"finish_reason":"length"' in received
+        assert service.has_ended()
+        with pytest.raises(httpx.ConnectError):
+            service.client.get("/health")
+
+
+def test_a_second_signal_ends_it_now(models, monkeypatch):
+    slowed(monkeypatch, 0.05)
+    with Running(models) as service:
+        with closing(
+            service.begin("/v1/completions", {"prompt": "ba", "max_tokens": 3000, "lines": 0})
+        ):
+            service.until(lambda: service.worker.num_writing == 1)
+            service.end()
+            time.sleep(0.2)
+            assert not service.has_ended(0)
+            service.end()
+            assert service.has_ended(10)
+
+
+def test_an_address_that_is_taken_is_told_before_anything_is_loaded(run):
+    with bound("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"--port {port}: Address already in use"):
+            bound("127.0.0.1", port)
+    with pytest.raises(ValueError, match="--host no.such.host.invalid"):
+        bound("no.such.host.invalid", 0)
+
+
+def test_keys_are_lines(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("one\n\n two \n")
+    assert read_keys(str(file)) == [b"one", b"two"]
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="holds no key"):
+        read_keys(str(file))
+
+
+def test_no_thread_is_left(models):
+    before = threading.active_count()
+    with Running(models) as service:
+        service.score("ba")
+    assert threading.active_count() == before

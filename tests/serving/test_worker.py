@@ -1,0 +1,149 @@
+"""The model thread: batches, places in the queue, and what happens to those that leave."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from serving.services import Running, slowed
+
+from zipflm.serving import worker as module
+from zipflm.serving.worker import Limits
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """The model thread computes no scores before this is set."""
+    gate, score = threading.Event(), module.score_documents
+    batches = []
+
+    def wait_and_score(engine, documents):
+        assert gate.wait(60)
+        batches.append([len(each.ids) for each in documents])
+        return score(engine, documents)
+
+    monkeypatch.setattr(module, "score_documents", wait_and_score)
+    gate.batches = batches
+    yield gate
+    gate.set()
+
+
+def test_requests_that_wait_are_scored_together_up_to_the_limit(models, held):
+    with Running(models, Limits(max_batch_words=12)) as service, ThreadPoolExecutor(9) as pool:
+        first = pool.submit(service.score, "ba")
+        service.until(lambda: service.worker.num_unanswered == 1 and not service.worker.num_waiting)
+        others = [pool.submit(service.score, "ba be bu") for _ in range(8)]  # 4 words each
+        service.until(lambda: service.worker.num_waiting == 8)
+        held.set()
+        answers = [each.result() for each in (first, *others)]
+    assert held.batches == [[2], [4, 4, 4], [4, 4, 4], [4, 4]]
+    assert len({str(answer["texts"][0]["logprob"]) for answer in answers[1:]}) == 1
+
+
+def test_a_full_queue_refuses_with_a_time_to_come_again(models, held):
+    with Running(models, Limits(max_waiting=2)) as service, ThreadPoolExecutor(3) as pool:
+        pool.submit(service.score, "ba")
+        service.until(lambda: service.worker.num_unanswered == 1 and not service.worker.num_waiting)
+        waiting = [pool.submit(service.score, "be") for _ in range(2)]
+        service.until(lambda: service.worker.num_waiting == 2)
+        for path, fields in (("/score", {"text": "bu"}), ("/v1/completions", {"prompt": "bu"})):
+            refused = service.post(path, **fields)
+            assert refused.status_code == 429
+            assert 1 <= int(refused.headers["Retry-After"]) <= 30
+            assert refused.json()["error"]["code"] == "queue_full"
+        held.set()
+        assert all(each.result()["texts"] for each in waiting)
+        assert service.score("bu")["texts"]
+
+
+def test_a_client_that_leaves_frees_its_place_in_the_queue(models, held):
+    with Running(models, Limits(max_waiting=1)) as service, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(service.score, "ba")
+        service.until(lambda: service.worker.num_unanswered == 1 and not service.worker.num_waiting)
+        with closing(service.begin("/score", {"text": "be be"})):
+            service.until(lambda: service.worker.num_waiting == 1)
+        service.until(lambda: service.worker.num_waiting == 0)
+        last = pool.submit(service.score, "bu")
+        service.until(lambda: service.worker.num_waiting == 1)
+        held.set()
+        assert first.result()["texts"] and last.result()["texts"]
+        assert held.batches == [[2], [2]]  # what nobody waits for is not computed
+        assert service.metric("zipflm_clients_left_total") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_whose_reader_left_is_written_no_further(models, monkeypatch, stream):
+    slowed(monkeypatch, 0.02)
+    with Running(models) as service:
+        fields = {"prompt": "ba", "max_tokens": 3000, "lines": 0, "stream": stream, "n": 3}
+        with closing(service.begin("/v1/completions", fields)) as connection:
+            service.until(lambda: service.worker.num_writing == 3)
+            if stream:
+                assert connection.recv(10) == b"HTTP/1.1 2"
+        service.until(lambda: service.worker.num_writing == 0, seconds=5)
+        assert service.worker.num_unanswered == 0
+        assert service.complete("ba", max_tokens=2)["choices"]
+
+
+def test_a_new_text_joins_at_the_next_step_and_leaves_before_the_long_one(models, monkeypatch):
+    slowed(monkeypatch, 0.01)
+    with Running(models) as service, ThreadPoolExecutor(1) as pool:
+        long = pool.submit(service.complete, "ba", max_tokens=150, lines=0, seed=1)
+        service.until(lambda: service.worker.num_writing == 1)
+        begun = time.monotonic()
+        service.complete("be", max_tokens=2, lines=0)
+        assert not long.done() and time.monotonic() - begun < 1.4
+        assert service.score("bu")["texts"] and not long.done()
+        beside = long.result()["choices"][0]["text"]
+        assert (
+            service.complete("ba", max_tokens=150, lines=0, seed=1)["choices"][0]["text"] == beside
+        )
+
+
+def test_one_failure_does_not_take_others_with_it(models, held, monkeypatch):
+    score = module.score_documents
+
+    def fail_on_long(engine, documents):
+        if any(len(each.ids) > 4 for each in documents):
+            raise RuntimeError("out of memory")
+        return score(engine, documents)
+
+    monkeypatch.setattr(module, "score_documents", fail_on_long)
+    with Running(models) as service, ThreadPoolExecutor(4) as pool:
+        texts = ["ba", "ba be", "ba be bu ban bi ka", "be"]
+        posted = [pool.submit(service.post, "/score", text=text) for text in texts]
+        held.set()
+        answers = [each.result() for each in posted]
+        assert [answer.status_code for answer in answers] == [200, 200, 500, 200]
+        assert "out of memory" in answers[2].json()["error"]["message"]
+        assert service.score("ba")["texts"]
+
+
+def test_a_failing_step_ends_the_texts_beside_it_and_nothing_else(models, monkeypatch):
+    from zipflm.serving.steps import Steps
+
+    step, failures = Steps.step, [RuntimeError("no memory")]
+
+    def fail_once(self):
+        if failures:
+            raise failures.pop()
+        return step(self)
+
+    monkeypatch.setattr(Steps, "step", fail_once)
+    with Running(models) as service:
+        assert service.post("/v1/completions", prompt="ba").status_code == 500
+        assert service.complete("ba", max_tokens=3)["choices"][0]["finish_reason"]
+
+
+def test_two_models_take_turns(models):
+    with Running(models) as service, ThreadPoolExecutor(8) as pool:
+        names = ["words", "pieces"] * 4
+        answers = pool.map(lambda name: service.score("ba be", model=name), names)
+        assert [answer["model"] for answer in answers] == names
+
+
+@pytest.mark.parametrize("name", ["max_batch_words", "max_words", "max_waiting"])
+def test_limits_are_at_least_one(name):
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} 0: must be at least 1"):
+        Limits(**{name: 0})
