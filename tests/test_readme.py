@@ -1,4 +1,4 @@
-"""What the README shows runs."""
+"""What the README and the pages on training, evaluation and models show runs."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fairseq_checkpoints import DICT, GOLDEN, OLDEST
-from shell_blocks import blocks_of, run_blocks
+from shell_blocks import blocks_of, require_shown_output, run_blocks
 from typer.testing import CliRunner
 
 import zipflm.cli
@@ -18,8 +18,7 @@ from zipflm.data.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-# The section on data runs in the tests of `zipflm prepare`, that on using a model further below.
-MODELS = README.split("\n## The pair")[1].split("\n## Data")[0]
+MODELS = (ROOT / "docs" / "models.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", MODELS, flags=re.DOTALL)
 NBEST = "id\ttext\tac\na\tthe cat sat on the mat\t-3.5\na\tthe cat sat on a mat\t-3.25\n"
 TOY = """
@@ -27,6 +26,11 @@ TOY = """
     input.cutoffs=30,100 output.cutoffs=30,100 batches.block=32 batches.eval_block=32
     batches.tokens=128 training.tokens_per_update=256 training.max_updates=2
     training.compile=false training.precision=float32 training.stages=0.5:16
+""".split()
+TOY_STUDY = """
+    --device cpu --factorizations ADP-T,SM decoder.num_layers=1 decoder.dim=32 decoder.ffn_dim=64
+    batches.block=32 batches.eval_block=32 batches.tokens=128 training.tokens_per_update=256
+    training.max_updates=2
 """.split()
 
 
@@ -41,8 +45,18 @@ def section(name):
     return README.split(f"\n## {name}\n")[1].split("\n## ")[0]
 
 
-def commands(name):
-    blocks = re.findall(r"```bash\n(.*?)```", section(name), flags=re.DOTALL)
+def test_the_pair_prints_what_is_shown(tmp_path):
+    blocks = blocks_of(section("The pair"))
+    assert [block.language for block in blocks] == ["python", ""]
+    require_shown_output(blocks, run_blocks(blocks, tmp_path))
+
+
+def test_the_readme_can_be_read_in_a_few_minutes():
+    assert len(README.split()) < 900
+
+
+def commands(text):
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
     return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
 
 
@@ -58,10 +72,21 @@ def test_models_are_trained_evaluated_and_used_as_shown(tmp_path, monkeypatch):
     Path("adaptive_lm_wiki103").mkdir()
     shutil.copy(OLDEST, "adaptive_lm_wiki103/model.pt")
     shutil.copy(DICT, "adaptive_lm_wiki103/dict.txt")
-    lines = commands("Training") + commands("Evaluation and published models")
+    for split in splits:
+        shutil.copy(text / f"{split}.txt", f"{split}.txt")
+    pages = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("training", "evaluation")]
+    lines = [line for page in pages for line in commands(page)]
     assert len(lines) >= 8
     for line in lines:
         run(line + TOY if "train" in line else line)
+    five = commands(section("Five commands"))
+    assert len(five) == 5
+    shutil.move("runs/adp-t", "runs/published-sizes")
+    for line in five:
+        if ">" in line:  # into a file
+            line = line[: line.index(">")]
+        small = TOY_STUDY if "compare" in line else TOY if "train" in line else []
+        run(line + small)
     Path("nbest.tsv").write_text(NBEST)
     blocks = blocks_of(section("Use a trained model"))
     assert [block.language for block in blocks] == ["python", "bash"]

@@ -1,4 +1,4 @@
-"""`compare` and `analyse` on the command line; every command of the README at toy size."""
+"""`compare` and `analyse` on the command line; every command of its page at toy size."""
 
 import re
 import shlex
@@ -15,14 +15,14 @@ from zipflm.analysis.study import Study
 from zipflm.cli import app, main
 from zipflm.comparison.compare import FinishedStudy
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-SECTION = README.split("## Comparing factorizations\n")[1].split("\n## ")[0]
+PAGE = (Path(__file__).parents[2] / "docs" / "comparison.md").read_text(encoding="utf-8")
+SECTION = PAGE.split("\n## ")[0]
 COMMANDS = re.findall(r"^zipflm ((?:compare|analyse) .*)$", SECTION, re.M)
 
 
 @pytest.fixture(scope="module")
 def place(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the README's commands expect: data/words and two runs."""
+    """A folder with what the page's commands expect: data/words and two runs."""
     place = tmp_path_factory.mktemp("readme")
     shutil.copytree(data, place / "data" / "words")
     with pytest.MonkeyPatch.context() as patch:
@@ -52,7 +52,7 @@ def toy_size(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_readmes_commands_run(
+def test_the_pages_commands_run(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)

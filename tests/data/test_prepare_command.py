@@ -292,8 +292,8 @@ def test_sigterm_in_the_middle_leaves_nothing(tmp_path):
     require_end(workers)
 
 
-def test_commands_of_the_readme_run(tmp_path):
-    section = (ROOT / "README.md").read_text().split("## Data\n")[1].split("\n## ")[0]
+def test_commands_of_the_page_on_data_run(tmp_path):
+    section = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines() if line]
     assert len(commands) >= 4

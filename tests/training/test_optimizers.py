@@ -110,3 +110,10 @@ def test_what_is_dumped_and_loaded_goes_on_bit_for_bit(word_data, config):
         learn(each, its, range(3, 6))
     assert_same(dict(resumed.state_dict()), dict(model.state_dict()))
     assert_same(optimizers.dump_tensors(again, resumed), optimizers.dump_tensors(built, model))
+
+
+def test_the_state_of_another_version_is_refused():
+    model = torch.nn.Linear(2, 3)
+    built = optimizers.build(Nesterov(), model)
+    with pytest.raises(ValueError, match="weight/momentum: unknown; the checkpoint is of another"):
+        optimizers.load_tensors(built, model, {"weight/momentum": torch.zeros(3, 2)})

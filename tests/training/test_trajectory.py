@@ -122,5 +122,5 @@ def test_ten_updates_equal_the_authors(learner):
     # Their buffer is in units of the weights, ours in units of the gradient and downhill.
     momenta = part(tensors, "momentum_after_10", toy_config())
     for key, param in learner.model.named_parameters():
-        ours = -learner.optimizers[0].state[param]["momentum"] * rate
+        ours = -learner.optimizers[0].state[param]["momentum_buffer"] * rate
         torch.testing.assert_close(ours, momenta[key], rtol=1e-3, atol=1e-6, msg=key)

@@ -56,7 +56,7 @@ class NesterovMomentum(torch.optim.Optimizer):
     def _step_group(self, params: list[Tensor], lr: float, mu: float, decay: float) -> None:
         for p in params:
             if not self.state[p]:
-                self.state[p]["momentum"] = torch.zeros_like(p)
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         weights = [local_shard(p) for p in params]
         if decay:
             # Decoupled, as in the authors' code; torch's operator would add it to the gradient.
@@ -65,7 +65,7 @@ class NesterovMomentum(torch.optim.Optimizer):
         sgd(
             weights,
             [local_shard(p.grad) for p in params if p.grad is not None],
-            [local_shard(self.state[p]["momentum"]) for p in params],
+            [local_shard(self.state[p]["momentum_buffer"]) for p in params],
             fused=True,
             grad_scale=self.grad_scale,
             found_inf=self.found_inf,

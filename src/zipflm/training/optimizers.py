@@ -20,6 +20,9 @@ from zipflm.training.distributed import placed_like, whole
 from zipflm.training.muon import StackedMuon
 from zipflm.training.nesterov import NesterovMomentum
 
+_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
+"""What the optimizers keep for a weight."""
+
 TABLES = ("table", "embeddings", "clusters", "bytes", "symbols")
 """Parts of names of weights that have one row per word, byte or class."""
 
@@ -140,6 +143,11 @@ def load_tensors(
     owners, params = _owners(optimizers), dict(model.named_parameters())
     for place, tensor in tensors.items():
         name, _, key = place.rpartition("/")
+        if key not in _STATE:
+            raise ValueError(
+                f"optimizer state {place}: unknown; the checkpoint is of another version of this "
+                "package, with which the run can be resumed; here it can be used and evaluated"
+            )
         param = params[name]
         like_param = tensor.shape == param.shape and tensor.ndim > 0
         value = placed_like(tensor, param) if like_param else tensor.to(param.device)
