@@ -52,9 +52,7 @@ def toy_size(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_pages_commands_run(
-    command: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pages_commands_run(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     result = CliRunner().invoke(app, toy_size(command), catch_exceptions=False)
     assert result.exit_code == 0, result.output

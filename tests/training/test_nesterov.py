@@ -67,7 +67,9 @@ def test_a_skipped_step_leaves_no_trace(value):
     step(expected, reference, 2.0, bad=False)
     for ours, theirs in zip(params, expected, strict=True):
         assert torch.equal(ours, theirs)
-        assert torch.equal(optimizer.state[ours]["momentum_buffer"], reference.state[theirs]["momentum_buffer"])
+        assert torch.equal(
+            optimizer.state[ours]["momentum_buffer"], reference.state[theirs]["momentum_buffer"]
+        )
 
 
 def test_gradients_are_divided_by_their_scale():
