@@ -22,11 +22,13 @@ class Past(Protocol):
 
     @property
     def position(self) -> int | Tensor:
-        """Number of words that came before: a number, or a tensor on the device that holds it."""
+        """Number of words that came before: a number, a tensor on the device that holds it, or,
+        where rows are padded on the left, the number for every new word, [B, T]."""
 
     def visible(self, number: int) -> Tensor | None:
-        """Which of the words that `extend` returns each of `number` new ones sees, [T, S]; None
-        where causality says it all, or a single new word sees everything."""
+        """Which of the words that `extend` returns each of `number` new ones sees, [T, S], or [B,
+        1, T, S] where rows differ; None where causality says it all, or a single new word sees
+        everything."""
 
     def admit(self, hidden_BTD: Tensor) -> None:
         """Called before the first layer: raise a ValueError if these words cannot be added."""
