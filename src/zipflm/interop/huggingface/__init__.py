@@ -15,6 +15,7 @@ from __future__ import annotations
 
 try:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as error:
     raise ImportError(
         f"zipflm.interop.huggingface needs transformers: pip install 'zipflm[hf]' ({error})"
@@ -29,3 +30,5 @@ __all__ = ["ZipfConfig", "ZipfForCausalLM", "ZipfTokenizer"]
 AutoConfig.register(ZipfConfig.model_type, ZipfConfig, exist_ok=True)
 AutoModelForCausalLM.register(ZipfConfig, ZipfForCausalLM, exist_ok=True)
 AutoTokenizer.register(ZipfConfig, fast_tokenizer_class=ZipfTokenizer, exist_ok=True)
+# By these names, and no others, Trainer and lm-evaluation-harness know a causal model as one.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(ZipfConfig.model_type, ZipfForCausalLM.__name__)

@@ -11,6 +11,8 @@ writes, and looks up what it is told. Its files are those of a checkpoint, and t
 - A line end is `</s>` too: it is what a model of lines predicts there. A text that is to end like
   a line of `zipflm score` ends in a line end.
 - Special tokens have no special spelling: a text that says `</s>` is read as `zipflm` reads it.
+- Decoded text is readable. Ids that do not begin with `</s>` go on from something: there is a space
+  in front of them where one belongs.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data.bpe import Codes, join
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.lines import TextEncoder
-from zipflm.data.vocabulary import CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import BEGIN, CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.quoting import quoted
 from zipflm.reading import require_file
 from zipflm.records import read_record, write_record
@@ -103,6 +105,23 @@ class ZipfTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
             write_record(paths[-1], encoder.splitter.splitting)
         return tuple(map(str, paths))
 
+    def _decode(
+        self, token_ids: int | list[int], skip_special_tokens: bool = False, **_: Any
+    ) -> str:
+        """Readable text. To skip special tokens is to leave out padding, the `</s>` that a text
+        begins with, and the one it ends with; between lines it is a line end."""
+        ids = [token_ids] if isinstance(token_ids, int) else [int(id) for id in token_ids]
+        for id in ids:
+            if not 0 <= id < len(self.vocabulary):
+                raise ValueError(f"id {id}: not of the vocabulary of {len(self.vocabulary)} words")
+        words = [id for id in ids if id not in (BEGIN, PAD)]
+        goes_on = words[:1] != [END]
+        if skip_special_tokens:
+            ids = words[:-1] if words[-1:] == [END] else words
+            ids = ids if goes_on else ids[1:]
+        names = [self.vocabulary.words[id] for id in ids]
+        return "".join(self._writing.parts(names, goes_on=goes_on))
+
     def _save_pretrained(
         self,
         save_directory: str | os.PathLike[str],
@@ -156,7 +175,11 @@ class ZipfTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
 
     def _read_as_the_run_does(self) -> None:
         self._tokenizer.pre_tokenizer = PreTokenizer.custom(_Reading(self.text_encoder))
-        self._tokenizer.decoder = Decoder.custom(_Writing(self.text_encoder, self.unit))
+        self._tokenizer.decoder = Decoder.custom(self._writing)
+
+    @property
+    def _writing(self) -> _Writing:
+        return _Writing(self.text_encoder, self.unit)
 
 
 class _Reading:
@@ -191,9 +214,16 @@ class _Writing:
         self._splitter, self._unit = encoder.splitter, unit
 
     def decode_chain(self, names: list[str]) -> list[str]:
-        """The parts of a text; words are joined as the run's splitting took them apart."""
+        """What the library asks for."""
+        return self.parts(names)
+
+    def parts(self, names: list[str], *, goes_on: bool = False) -> list[str]:
+        """The parts of a text, which may go on from another; words are joined as the run's
+        splitting took them apart."""
         parts: list[str] = []
         joiner = self._splitter.joiner()
+        if goes_on:
+            joiner.add("word")  # it is not known which
         for word in self._whole(names):
             if word == SPECIALS[END]:
                 joiner = self._splitter.joiner()
