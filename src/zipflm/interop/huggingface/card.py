@@ -21,8 +21,8 @@ tags:
 
 _USE = """## Use
 
-The architecture is part of the package `zipflm` (`pip install 'zipflm[hf]'`); importing it makes it known to
-`transformers`, and no remote code is trusted.
+The architecture is part of the package `zipflm` (`pip install 'zipflm[hf]'`); importing it makes it
+known to `transformers`, and no remote code is trusted.
 
 ```python
 import zipflm.interop.huggingface
@@ -32,12 +32,14 @@ tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
 model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
 ```
 
-`zipflm import-hf path/to/this/folder --out RUN` makes a run of `zipflm` of it again, with the same weights bit for bit.
+`zipflm import-hf path/to/this/folder --out RUN` makes a run of `zipflm` of it again, with the same
+weights bit for bit.
 
-- A text begins with `</s>`, which the tokenizer puts in front, and from which the first word is predicted.
-- A line end is `</s>` too. A text that ends in a line end is scored as a line of `zipflm score` is, its end included.
-- `logits` are log-probabilities, already normalised. With `labels` there are none, only the loss, unless
-  `return_logits=True`.
+- A text begins with `</s>`, which the tokenizer puts in front: its first word is predicted from it.
+- A line end is `</s>` too. A text that ends in a line end is scored as `zipflm score` scores it,
+  its end included.
+- `logits` are log-probabilities, already normalised. With `labels` there are none, only the loss,
+  unless `return_logits=True`.
 - Text is read by `{splitting}`, as the training text was.
 """
 

@@ -19,7 +19,7 @@ from zipflm.quoting import quoted
 from zipflm.records import from_dict, to_dict
 
 
-class ZipfConfig(PretrainedConfig):  # type: ignore[misc]  # transformers says little of its types
+class ZipfConfig(PretrainedConfig):
     """The config of a `ZipfForCausalLM`.
 
     >>> config = ZipfConfig.of(preset("tiny", "ADP-T"))

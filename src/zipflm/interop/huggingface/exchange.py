@@ -86,7 +86,8 @@ def export_run(
 def model_of(run: LoadedRun) -> ZipfForCausalLM:
     """The model of a run, around the same weights."""
     config = ZipfConfig.of(run.config, updates=run.checkpoint.update)
-    model = ZipfForCausalLM(config, run.model).eval()
+    model = ZipfForCausalLM(config, run.model)
+    model.eval()
     config.architectures = [type(model).__name__]
     config.dtype = torch.float32
     # As `zipflm generate` has it: ids that stand for no word are not written.

@@ -32,7 +32,7 @@ _MOST_NAMES = 5
 """Weights that an error names."""
 
 
-class ZipfForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
     """p(next word | words so far). Rows of ids begin with `</s>`, as the tokenizer writes them:
     the first word of a text is predicted from it."""
 

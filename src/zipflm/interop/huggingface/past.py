@@ -48,9 +48,9 @@ class View:
         if self._mask_BS is None and (number == 1 or self._start == 0):
             return None
         device = None if self._mask_BS is None else self._mask_BS.device
-        causal_TS = torch.ones(
-            number, self._start + number, dtype=torch.bool, device=device
-        ).tril(self._start)
+        causal_TS = torch.ones(number, self._start + number, dtype=torch.bool, device=device).tril(
+            self._start
+        )
         if self._mask_BS is None:
             return causal_TS
         # Padding sees itself: what sees nothing at all has no finite attention.
@@ -88,7 +88,10 @@ class View:
     @property
     def _is_padded_on_the_right(self) -> bool:
         """Where causality hides it; or not at all."""
-        return self._mask_BS is None or bool((self._mask_BS.cummin(1).values == self._mask_BS).all())
+        if self._mask_BS is None:
+            return True
+        # Nothing but padding behind padding.
+        return bool((self._mask_BS[:, 1:] <= self._mask_BS[:, :-1]).all())
 
 
 def after_last_word(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:

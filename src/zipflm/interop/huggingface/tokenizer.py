@@ -44,7 +44,7 @@ _LINE_ENDS = ("\r\n", "\r", "\n")
 _BYTE_ORDER_MARK = "\ufeff"
 
 
-class ZipfTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
+class ZipfTokenizer(PreTrainedTokenizerFast):
     """The ids of a run's vocabulary for raw text."""
 
     vocab_files_names = {
@@ -149,7 +149,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
         return int(self._tokenizer.add_special_tokens(specials))
 
     def train_new_from_iterator(self, *_: Any, **__: Any) -> Any:
-        """Refused: vocabularies are made by `zipflm prepare`, with the counts that a model needs."""
+        """Refused: `zipflm prepare` makes vocabularies, with the counts that a model needs."""
         raise ValueError("train_new_from_iterator: make a vocabulary with `zipflm prepare`")
 
     # The library does not copy what it calls in Python: copies, in other processes too, are made
@@ -203,7 +203,9 @@ class _Reading:
         for _, span, ids in self._encoder.line(text[offset:]):
             names = [self._words[i] for i in ids]
             for name, (start, end) in zip(names, _spans(names, *span), strict=True):
-                found.append(_renamed(line[offset + start : offset + end], name))
+                part = line[offset + start : offset + end]
+                assert part is not None  # it is a part of the line
+                found.append(_renamed(part, name))
         return found
 
 
