@@ -34,10 +34,10 @@ def export_hf(
     """Write a model, tokenizer and model card for transformers."""
     from pathlib import Path
 
-    from zipflm.runs.folder import parse_choice
-
     with _naming_what_is_not_installed():
         from zipflm.interop.huggingface.exchange import export_run
+    from zipflm.runs.folder import parse_choice
+
     with removing_what_is_unfinished():
         exported = export_run(
             run, Path(out), checkpoint=parse_choice(checkpoint), max_shard_size=max_shard_size

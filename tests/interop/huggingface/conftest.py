@@ -1,29 +1,10 @@
 import pytest
 import torch
-from loaded_models import loaded
+from loaded_models import loaded, on_disk
 
 from zipflm.interop.huggingface.exchange import export_run
-from zipflm.runs.checkpoint import Contents
-from zipflm.runs.folder import write_imported
-from zipflm.runs.records import ImportedState
 
 LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
-
-
-def on_disk(lm, out, splitting=None):
-    """A model that was in memory only as a run folder."""
-    run = lm.run
-    contents = Contents(
-        weights={name: tensor.clone() for name, tensor in run.model.state_dict().items()},
-        optimizer={},
-        state=ImportedState(update=7, imported_from="made up"),
-        config=run.config,
-        vocabulary=run.vocabulary,
-        codes=run.codes,
-        splitting=splitting or run.splitting,
-    )
-    write_imported(out, contents)
-    return out
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 
 from zipflm.config import Config
 from zipflm.data.vocabulary import END, PAD
+from zipflm.interop.huggingface.text_facts import parsed
 from zipflm.presets import preset
 from zipflm.quoting import quoted
 from zipflm.records import from_dict, to_dict
@@ -33,17 +34,21 @@ class ZipfConfig(PretrainedConfig):
     def __init__(
         self,
         zipflm: Mapping[str, Any] | None = None,
+        text: Mapping[str, Any] | None = None,
         updates: int = 0,
         return_logits: bool = False,
         **kwargs: Any,
     ) -> None:
         """`zipflm` is a `zipflm.Config` as JSON has it; without it, the paper's WikiText-103 model.
 
-        `updates` says how long the weights were trained, for whoever makes a run of them again.
+        `text` is `TextFacts`, with which its text became ids, and `updates` says how long the
+        weights were trained: for whoever makes a run of them again.
         With `return_logits` a call with labels returns logits too, which are large.
         """
         native = preset("wikitext-103", "ADP-T") if zipflm is None else _parsed(zipflm)
         self.zipflm = to_dict(native)
+        facts = parsed(text)
+        self.text = None if facts is None else to_dict(facts)
         self.updates = _checked_updates(updates)
         self.return_logits = return_logits
         for name, value in _derived(native).items():

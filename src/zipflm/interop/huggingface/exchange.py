@@ -7,6 +7,7 @@
         vocabulary.txt  [bpe.codes]  [splitting.json]   as in a checkpoint
         tokenizer_config.json        of `ZipfTokenizer`
         README.md                    the model card
+        checksums.json               SHA-256 of all of these; gone where transformers saved anew
 
 A folder that is imported may be anybody's: nothing in it is run, every file is checked, and what
 is missing or does not fit is an error that names it.
@@ -25,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.utils import logging
 
+from zipflm.checksums import CHECKSUMS, read_checksums, require_unchanged, seal
 from zipflm.config import PLAIN, CharacterInput, Config, Splitting
 from zipflm.data.bpe import Codes
 from zipflm.data.characters import spellings
@@ -35,10 +37,11 @@ from zipflm.folders import new_folder
 from zipflm.interop.huggingface.card import model_card
 from zipflm.interop.huggingface.config import ZipfConfig
 from zipflm.interop.huggingface.modeling import ZipfForCausalLM
+from zipflm.interop.huggingface.text_facts import TextFacts, parsed
 from zipflm.interop.huggingface.tokenizer import ZipfTokenizer
 from zipflm.quoting import quoted, unquoted
 from zipflm.reading import read_file, require_file
-from zipflm.records import load_object, read_record
+from zipflm.records import load_object, read_record, to_dict
 from zipflm.runs.building import model_with
 from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import Choice, write_imported
@@ -47,6 +50,7 @@ from zipflm.runs.records import ImportedState
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
+_TOKENIZER = "tokenizer_config.json"
 _INDEX = "model.safetensors.index.json"
 _PREFIX = "model."
 """Before the names of all weights: `LanguageModel` is this attribute of `ZipfForCausalLM`."""
@@ -80,12 +84,14 @@ def export_run(
         tokenizer.save_pretrained(folder)
         card = model_card(run, state, run.folder.versions())
         (folder / "README.md").write_text(card, encoding="utf-8", newline="\n")
+        seal(folder)
     return run
 
 
 def model_of(run: LoadedRun) -> ZipfForCausalLM:
     """The model of a run, around the same weights."""
-    config = ZipfConfig.of(run.config, updates=run.checkpoint.update)
+    facts = to_dict(TextFacts.of(_encoder_of(run)))
+    config = ZipfConfig.of(run.config, text=facts, updates=run.checkpoint.update)
     model = ZipfForCausalLM(config, run.model)
     model.eval()
     config.architectures = [type(model).__name__]
@@ -98,8 +104,11 @@ def model_of(run: LoadedRun) -> ZipfForCausalLM:
 
 def tokenizer_of(run: LoadedRun) -> ZipfTokenizer:
     """The tokenizer of a run; ValueError if its vocabulary cannot be one."""
-    encoder = TextEncoder(run.vocabulary, run.codes, run.splitting)
-    return ZipfTokenizer(encoder=encoder, unit=run.config.batches.unit)
+    return ZipfTokenizer(encoder=_encoder_of(run), unit=run.config.batches.unit)
+
+
+def _encoder_of(run: LoadedRun) -> TextEncoder:
+    return TextEncoder(run.vocabulary, run.codes, run.splitting)
 
 
 def import_run(path: str | PathLike[str], out: Path) -> Config:
@@ -112,11 +121,12 @@ def import_run(path: str | PathLike[str], out: Path) -> Config:
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(f"{folder}: no folder; give the --out of `zipflm export-hf`")
+    _require_whole(folder)
     config = _read_config(folder)
-    vocabulary = _read_vocabulary(folder, config.native)
-    weights = _native_weights(folder, config.native, vocabulary)
+    encoder = _read_encoder(folder, config)
+    weights = _native_weights(folder, config.native, encoder.vocabulary)
     try:
-        model_with(weights, config.native, vocabulary)
+        model_with(weights, config.native, encoder.vocabulary)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
     contents = Contents(
@@ -124,9 +134,9 @@ def import_run(path: str | PathLike[str], out: Path) -> Config:
         optimizer={},
         state=ImportedState(update=config.updates, imported_from=str(path)),
         config=config.native,
-        vocabulary=vocabulary,
-        codes=_read_codes(folder),
-        splitting=_read_splitting(folder),
+        vocabulary=encoder.vocabulary,
+        codes=encoder.codes,
+        splitting=encoder.splitter.splitting,
     )
     write_imported(out, contents)
     return config.native
@@ -157,6 +167,23 @@ def _quietly() -> Iterator[None]:
 # --- Reading what anybody may have written. ---
 
 
+def _require_whole(folder: Path) -> None:
+    """Every file as it was exported, where checksums say how that was."""
+    if not (folder / CHECKSUMS).exists():
+        return
+    sums = read_checksums(folder, (_CONFIG, VOCABULARY_FILE))
+    for name in sums:
+        if Path(name).name != name or not name:
+            raise ValueError(f"{folder / CHECKSUMS}: {quoted(name)} is no file of the folder")
+        require_file(folder / name)
+        try:
+            require_unchanged(folder, name, sums)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} (if it was changed on purpose, remove {CHECKSUMS})"
+            ) from None
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return load_object(read_file(path, _LARGEST_JSON))
@@ -177,13 +204,15 @@ def _read_config(folder: Path) -> ZipfConfig:
             "ZipfForCausalLM.save_pretrained wrote"
         )
     # Nothing else is read: what transformers keeps there is its own, and follows from these.
+    ours = {name: values[name] for name in ("zipflm", "text", "updates") if name in values}
     try:
-        return ZipfConfig(zipflm=values["zipflm"], updates=values.get("updates", 0))
+        return ZipfConfig(**ours)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _read_vocabulary(folder: Path, config: Config) -> Vocabulary:
+def _read_encoder(folder: Path, config: ZipfConfig) -> TextEncoder:
+    """With what the folder's tokenizer reads text."""
     path = folder / VOCABULARY_FILE
     require_file(path)
     try:
@@ -197,7 +226,14 @@ def _read_vocabulary(folder: Path, config: Config) -> Vocabulary:
             f"{path}: has {len(vocabulary)} words, {_CONFIG} vocab_size={config.vocab_size}; the "
             "folder was put together from two"
         )
-    return vocabulary
+    encoder = TextEncoder(vocabulary, _read_codes(folder), _read_splitting(folder))
+    for facts in (config.text, _read_json(folder / _TOKENIZER).get("text")):
+        try:
+            if (known := parsed(facts)) is not None:
+                known.require(encoder)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
+    return encoder
 
 
 def _read_codes(folder: Path) -> Codes | None:

@@ -18,7 +18,7 @@ writes, and looks up what it is told. Its files are those of a checkpoint, and t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -34,9 +34,10 @@ from zipflm.data.bpe import Codes, join
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.lines import TextEncoder
 from zipflm.data.vocabulary import BEGIN, CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.interop.huggingface.text_facts import TextFacts, parsed
 from zipflm.quoting import quoted
 from zipflm.reading import require_file
-from zipflm.records import read_record, write_record
+from zipflm.records import read_record, to_dict, write_record
 
 # As `prepare` reads lines: three kinds of line ends, and no others that Unicode knows.
 _LINE_END = Regex(r"\r\n|\r|\n")
@@ -62,20 +63,24 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         codes_file: str | None = None,
         splitting_file: str | None = None,
         unit: Unit = "word",
+        text: Mapping[str, Any] | None = None,
         encoder: TextEncoder | None = None,
         **kwargs: Any,
     ) -> None:
         """From the files of a checkpoint, or from what is in memory already; `unit` says whether
-        ids are words or pieces of them."""
+        ids are words or pieces of them, and `text`, which is `TextFacts`, what the files hold."""
         if unit not in get_args(Unit):
             raise ValueError(f"unit={quoted(unit)}: choose from {', '.join(get_args(Unit))}")
         self.unit = unit
         self.text_encoder = encoder or _encoder(vocabulary_file, codes_file, splitting_file)
         _require_different_words(self.vocabulary)
+        if (facts := parsed(text)) is not None:
+            facts.require(self.text_encoder)
         self._tokenizer = _looking_up(self.vocabulary)
         # Whatever a file says of these: the model knows specials by their ids.
         fixed = {
             "unit": unit,
+            "text": to_dict(TextFacts.of(self.text_encoder)),
             "clean_up_tokenization_spaces": False,
             "bos_token": SPECIALS[END],
             "eos_token": SPECIALS[END],
