@@ -1,9 +1,10 @@
 """Ten steps of `Trainer` on an exported model: alone, or under `accelerate launch`.
 
-    python ten_steps.py FOLDER TEXT OUT BATCHES_PER_UPDATE
+python ten_steps.py FOLDER TEXT OUT BATCHES_PER_UPDATE
 """
 
 import sys
+from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 from transformers.data.data_collator import DataCollatorForLanguageModeling
@@ -23,7 +24,9 @@ def train(folder, text, out, batches_per_update):
             max_steps=10,
             per_device_train_batch_size=4,
             gradient_accumulation_steps=batches_per_update,
-            learning_rate=0.01,
+            # Adam would make much of the rounding of gradients that are all but zero.
+            optim="sgd",
+            learning_rate=0.5,
             lr_scheduler_type="constant",
             logging_steps=1,
             save_strategy="no",
@@ -36,6 +39,7 @@ def train(folder, text, out, batches_per_update):
     )
     trainer.train()
     trainer.save_model(out)
+    (Path(out) / "processes.txt").write_text(str(trainer.accelerator.num_processes))
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 

@@ -61,14 +61,24 @@ def test_two_processes_make_the_same_updates(alone, folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = ["--cpu", "--num_processes=2", "--num_machines=1", "--num_cpu_threads_per_process=1"]
-    options += ["--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={port}"]
+    # With --cpu it would start a single process, unless MPI is there; torchrun starts as many as are
+    # asked for, and they take CPUs because the environment says so.
+    options = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
+    options += ["--dynamo_backend=no", f"--main_process_port={port}"]
     script = [SCRIPT, folder / "hf", folder / "text.txt", folder / "both", 1]
     command = [sys.executable, "-m", "accelerate.commands.launch", *options, *map(str, script)]
     source = str(Path(zipflm.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": source, "HF_HOME": str(folder / "home")}
+    environment |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert (folder / "both" / "processes.txt").read_text() == "2"
     weights = load_file(folder / "both" / "model.safetensors")
     for name, weight in alone[1].items():
-        torch.testing.assert_close(weights[name], weight, atol=1e-4, rtol=1e-3, msg=name)
+        torch.testing.assert_close(
+            weights[name],
+            weight,
+            atol=1e-4,
+            rtol=1e-3,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
