@@ -51,6 +51,8 @@ ALLOWED = {
     | {"recipes", "overrides", "files", "folders", "quoting", "reading", "records", "terminal"}
     | {"units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe"},
+    "interop.huggingface": {"runs", "model", "config", "data", "presets", "checksums", "folders"}
+    | {"quoting", "reading", "records"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

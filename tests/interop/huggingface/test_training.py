@@ -61,8 +61,8 @@ def test_two_processes_make_the_same_updates(alone, folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # With --cpu it would start a single process, unless MPI is there; torchrun starts as many as are
-    # asked for, and they take CPUs because the environment says so.
+    # With --cpu it would start a single process, unless MPI is there; this way it starts as many
+    # as are asked for, and they take CPUs because the environment says so.
     options = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
     options += ["--dynamo_backend=no", f"--main_process_port={port}"]
     script = [SCRIPT, folder / "hf", folder / "text.txt", folder / "both", 1]
