@@ -33,6 +33,7 @@ def train(folder, text, out, batches_per_update):
             report_to=[],
             disable_tqdm=True,
             use_cpu=True,
+            dataloader_pin_memory=False,
         ),
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
         train_dataset=rows,

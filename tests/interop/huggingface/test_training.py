@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,12 +18,10 @@ from transformers.utils import logging
 import zipflm
 from zipflm.interop.huggingface.exchange import export_run
 
+SOURCE = Path(zipflm.__file__).parents[1]
 SCRIPT = Path(__file__).with_name("ten_steps.py")
 
-pytestmark = pytest.mark.filterwarnings(
-    # A CPU has no memory to pin.
-    "ignore:'pin_memory' argument is set as true but no accelerator:UserWarning",
-)
+PAGE = Path(__file__).parents[3] / "docs" / "huggingface.md"
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +57,17 @@ def test_ten_steps_of_trainer_teach_something(alone, folder):
 @pytest.mark.multi_process
 @pytest.mark.slow
 def test_two_processes_make_the_same_updates(alone, folder):
+    """Started as docs/huggingface.md says."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # With --cpu it would start a single process, unless MPI is there; this way it starts as many
-    # as are asked for, and they take CPUs because the environment says so.
-    options = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
-    options += ["--dynamo_backend=no", f"--main_process_port={port}"]
+    (shown,) = re.findall(r"^(.*) accelerate launch (.*) train.py$", PAGE.read_text(), re.MULTILINE)
+    name, value = shown[0].split("=")
     script = [SCRIPT, folder / "hf", folder / "text.txt", folder / "both", 1]
-    command = [sys.executable, "-m", "accelerate.commands.launch", *options, *map(str, script)]
-    source = str(Path(zipflm.__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": source, "HF_HOME": str(folder / "home")}
-    environment |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "accelerate.commands.launch", *shown[1].split()]
+    command += [f"--main_process_port={port}", *map(str, script)]
+    environment = os.environ | {name: value, "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(SOURCE), "HF_HOME": str(folder / "home")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (folder / "both" / "processes.txt").read_text() == "2"
