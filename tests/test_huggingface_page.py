@@ -24,7 +24,7 @@ def one_thread_of_a_cpu(monkeypatch):
 def test_the_page_runs_from_top_to_bottom_and_prints_what_it_shows(tmp_path, one_thread_of_a_cpu):
     # Blocks of `sh` need more than these tests have; they are run where it is there.
     blocks = [b for b in blocks_of(PAGE.read_text(encoding="utf-8")) if b.language != "sh"]
-    assert {block.language for block in blocks} == {"bash", "python", ""}
+    assert {block.language for block in blocks} == {"bash", "python", "text", ""}
     logging.disable_progress_bar()
     try:
         require_shown_output(blocks, run_blocks(blocks, tmp_path))

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.interop.huggingface.exchange import export_run
 
 TASKS = Path(__file__).parents[3] / "examples" / "lm_eval"
+PAGE = Path(__file__).parents[3] / "docs" / "huggingface.md"
 SOURCE = Path(zipflm.__file__).parents[1]
 
 
@@ -44,21 +46,20 @@ def lm(tmp_path_factory):
     (root / "text.txt").write_text("the cat sat on the mat\na dog ran after the mouse\n" * 3)
     prepare(str(root / "data"), {"train": [str(root / "text.txt")]}, Options(min_count=1))
     lm = loaded(DataFolder.open(root / "data"), "ADP-T", ["output.cutoffs=8", "input.cutoffs=8"])
-    export_run(on_disk(lm, root / "run"), root / "hf")
+    export_run(on_disk(lm, root / "run"), root / "hf" / "toy")
+    (root / "examples").symlink_to(TASKS.parent)
     return lm, root
 
 
 @pytest.fixture(scope="module")
 def results(harness, lm):
-    """Totals of both tasks, and every single answer."""
+    """Totals of both tasks, and every single answer, of the command in docs/huggingface.md."""
     _, root = lm
-    command = [*harness, "--model", "hf", "--model_args", f"pretrained={root / 'hf'}"]
-    command[-1] += ",add_bos_token=False"
-    command += ["--tasks", TASKS, "--device", "cpu", "--batch_size", "3"]
-    command += ["--output_path", root / "out", "--log_samples"]
+    (shown,) = re.findall(r"^lm_eval run (.*)$", PAGE.read_text(), re.MULTILINE)
+    command = [*harness, *shown.split(), "--batch_size=3", "--output_path=out", "--log_samples"]
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "HF_HOME": str(root / "home")}
     done = subprocess.run(
-        [*map(str, command)], env=environment, capture_output=True, text=True, timeout=250
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (total,) = (root / "out").rglob("results_*.json")
