@@ -90,6 +90,13 @@ def test_a_run_of_items_is_exported_like_one_of_words(tmp_path):
     assert tokenizer("3 17 99").input_ids == [2, vocabulary.id("3"), vocabulary.id("17"), 3]
 
 
+def test_a_model_of_fairseq_goes_out_and_comes_back(imported_run, tmp_path):
+    export_run(imported_run, tmp_path / "hf")
+    import_run(tmp_path / "hf", tmp_path / "back")
+    assert_same_run(tmp_path / "back", imported_run)
+    assert load_run(tmp_path / "back").checkpoint.update == 60
+
+
 def test_scores_in_transformers_are_those_of_the_run(runs, exported):
     for label in ("BPE", "CNN", "ADP-T"):
         lm = load(runs[label], device="cpu")

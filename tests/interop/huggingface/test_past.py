@@ -46,6 +46,15 @@ def test_no_word_sees_padding_or_what_follows_it_and_padding_sees_itself():
     ]
 
 
+def test_new_words_see_each_other_and_all_earlier_ones_on_the_device_where_they_are():
+    cache = DynamicCache()
+    cache.update(torch.ones(2, 1, 3, 1), torch.ones(2, 1, 3, 1), 0)
+    seen = view(None, cache=cache).visible(4)
+    assert seen.equal(torch.ones(4, 7, dtype=torch.bool).tril(3))
+    assert view(None, WORDS.to("meta"), cache).visible(4).device.type == "meta"
+    assert view(None, WORDS[:, :1], cache).visible(1) is None
+
+
 def test_a_row_ends_with_its_last_word_for_predictions():
     hidden = torch.arange(8.0).view(2, 4, 1)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()

@@ -21,7 +21,7 @@ class View:
 
     def __init__(self, words_BT: Tensor, cache: Any | None, mask_BS: Tensor | None) -> None:
         """`mask_BS` is 0 for padding, among earlier words too."""
-        self._cache = cache
+        self._cache, self._device = cache, words_BT.device
         self._start = 0 if cache is None else int(cache.get_seq_length())
         rows, number = words_BT.shape
         self._mask_BS = _checked_mask(mask_BS, rows, self._start + number)
@@ -47,10 +47,8 @@ class View:
     def visible(self, number: int) -> Tensor | None:
         if self._mask_BS is None and (number == 1 or self._start == 0):
             return None
-        device = None if self._mask_BS is None else self._mask_BS.device
-        causal_TS = torch.ones(number, self._start + number, dtype=torch.bool, device=device).tril(
-            self._start
-        )
+        shape = (number, self._start + number)
+        causal_TS = torch.ones(shape, dtype=torch.bool, device=self._device).tril(self._start)
         if self._mask_BS is None:
             return causal_TS
         # Padding sees itself: what sees nothing at all has no finite attention.

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -42,7 +43,16 @@ from zipflm.records import read_record, to_dict, write_record
 # As `prepare` reads lines: three kinds of line ends, and no others that Unicode knows.
 _LINE_END = Regex(r"\r\n|\r|\n")
 _LINE_ENDS = ("\r\n", "\r", "\n")
+# As Python has it; Unicode, and the library, do not count the four before the space.
+_WHITE_SPACE = Regex(
+    r"[\t-\r\x1c-\x20\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
+)
 _BYTE_ORDER_MARK = "\ufeff"
+
+_REMEMBERED = 1 << 15
+"""Stretches of text between white space whose ids are remembered, if they are short."""
+_LONGEST_REMEMBERED = 100
+"""Characters: where there are no spaces between words, a stretch is as long as a line."""
 
 
 class ZipfTokenizer(PreTrainedTokenizerFast):
@@ -188,30 +198,57 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
 
 
 class _Reading:
-    """Cuts a text into what has one id each, under the names of the vocabulary."""
+    """Cuts a text into what has one id each, under the names of the vocabulary.
+
+    Into lines, then at white space, which the library does fast, and only then into words: these
+    depend on nothing beyond the white space around them.
+    """
 
     def __init__(self, encoder: TextEncoder) -> None:
         self._encoder = encoder
-        self._words = encoder.vocabulary.words
+        self._parts_of = lru_cache(_REMEMBERED)(self._parts)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
-        # Lines first: taking a word out of a text costs time with the length of the text.
-        text.split(lambda _, part: part.split(_LINE_END, "isolated"))
+        text.split(_lines)
+        text.split(_between_white_space)
         text.split(self._tokens)
 
-    def _tokens(self, index: int, line: NormalizedString) -> list[NormalizedString]:
-        text = line.normalized
+    def _tokens(self, _: int, stretch: NormalizedString) -> list[NormalizedString]:
+        text = stretch.normalized
         if text in _LINE_ENDS:
-            return [_renamed(line, SPECIALS[END])]
-        offset = 1 if index == 0 and text.startswith(_BYTE_ORDER_MARK) else 0
-        found: list[NormalizedString] = []
-        for _, span, ids in self._encoder.line(text[offset:]):
-            names = [self._words[i] for i in ids]
+            return [_renamed(stretch, SPECIALS[END])]
+        parts = self._parts_of(text) if len(text) <= _LONGEST_REMEMBERED else self._parts(text)
+        if len(parts) == 1:  # as most of them are: a word with nothing around it
+            return [_renamed(stretch, parts[0][0])]
+        return [_renamed(_slice(stretch, start, end), name) for name, start, end in parts]
+
+    def _parts(self, stretch: str) -> list[tuple[str, int, int]]:
+        """Names, and where they begin and end."""
+        words = self._encoder.vocabulary.words
+        found: list[tuple[str, int, int]] = []
+        for _, span, ids in self._encoder.line(stretch):
+            names = [words[id] for id in ids]
             for name, (start, end) in zip(names, _spans(names, *span), strict=True):
-                part = line[offset + start : offset + end]
-                assert part is not None  # it is a part of the line
-                found.append(_renamed(part, name))
+                found.append((name, start, end))
         return found
+
+
+def _lines(index: int, text: NormalizedString) -> list[NormalizedString]:
+    if index == 0 and text.normalized.startswith(_BYTE_ORDER_MARK):
+        if len(text.normalized) == 1:
+            return []
+        text = _slice(text, 1, len(text.normalized))
+    return text.split(_LINE_END, "isolated")
+
+
+def _between_white_space(_: int, line: NormalizedString) -> list[NormalizedString]:
+    return [line] if line.normalized in _LINE_ENDS else line.split(_WHITE_SPACE, "removed")
+
+
+def _slice(text: NormalizedString, start: int, end: int) -> NormalizedString:
+    part = text[start:end]
+    assert part is not None  # it lies inside
+    return part
 
 
 class _Writing:
