@@ -8,9 +8,10 @@ from training_runs import config_of
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.language.trained import TrainedModel
 from zipflm.runs.building import untrained_model
-from zipflm.runs.checkpoint import Checkpoint
-from zipflm.runs.folder import RunFolder
+from zipflm.runs.checkpoint import Checkpoint, Contents
+from zipflm.runs.folder import RunFolder, write_imported
 from zipflm.runs.loaded import LoadedRun
+from zipflm.runs.records import ImportedState
 
 BLOCKS = ["decoder.num_layers=2", "batches.block=16", "batches.eval_block=16", "batches.tokens=64"]
 
@@ -34,3 +35,19 @@ def loaded(data, label="ADP-T", overrides=(), sharpness=3.0, **options):
         weights_hash="",
     )
     return TrainedModel(run, ScoringOptions(**({"device": "cpu"} | options)))
+
+
+def on_disk(lm, out, splitting=None):
+    """A model that was in memory only as a run folder."""
+    run = lm.run
+    contents = Contents(
+        weights={name: tensor.clone() for name, tensor in run.model.state_dict().items()},
+        optimizer={},
+        state=ImportedState(update=7, imported_from="made up"),
+        config=run.config,
+        vocabulary=run.vocabulary,
+        codes=run.codes,
+        splitting=splitting or run.splitting,
+    )
+    write_imported(out, contents)
+    return out

@@ -55,6 +55,8 @@ ALLOWED = {
     | {"units"},
     "serving": {"language", "runs.records", "model", "data", "quoting", "units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe"},
+    "interop.huggingface": {"runs", "model", "config", "data", "presets", "checksums", "folders"}
+    | {"quoting", "reading", "records"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

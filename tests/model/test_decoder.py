@@ -55,6 +55,18 @@ def test_rotary_products_depend_on_distance_alone():
         assert_close(diagonal, diagonal[:1].expand_as(diagonal), 1e-4)
 
 
+def test_rows_can_have_positions_of_their_own():
+    positions = torch.tensor([[0, 1, 2], [5, 7, 7]])
+    table, cos_sin = (
+        sinusoids(3, 32, start=positions),
+        rotations(3, 16, torch.device("cpu"), positions),
+    )
+    longer, rotation = sinusoids(8, 32), rotations(8, 16, torch.device("cpu"))
+    assert table.equal(longer[positions])
+    for ours, all_positions in zip(cos_sin, rotation, strict=True):
+        assert ours.shape == (2, 3, 1, 8) and ours.equal(all_positions[positions])
+
+
 def test_evaluation_is_free_of_dropout_and_training_is_not():
     decoder = Decoder(PLAIN)
     words = torch.randn(1, 4, 32)

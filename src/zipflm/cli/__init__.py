@@ -13,10 +13,20 @@ import os
 import sys
 
 # Importing a module of commands registers them with the app.
-from zipflm.cli import bands, making, measuring, rescoring, serving, using
+from zipflm.cli import bands, exchange, making, measuring, rescoring, serving, using
 from zipflm.cli.common import app, complain
 
-__all__ = ["app", "bands", "main", "making", "measuring", "rescoring", "serving", "using"]
+__all__ = [
+    "app",
+    "bands",
+    "exchange",
+    "main",
+    "making",
+    "measuring",
+    "rescoring",
+    "serving",
+    "using",
+]
 
 
 def main() -> None:

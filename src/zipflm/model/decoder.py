@@ -1,7 +1,8 @@
 """The Transformer decoder of the paper (section 4.1), with modern alternatives as config fields.
 
-Pre-norm layers of causal self-attention and feed-forward with residuals. Padding is always on the
-right of a sequence, where causality hides it, so that no mask is needed.
+Pre-norm layers of causal self-attention and feed-forward with residuals. Padding is on the right of
+a sequence, where causality hides it, so that no mask is needed; whoever has it elsewhere says so
+with a `Past` that hides it.
 
 Shapes: B sequences, T positions, D model width, F feed-forward width, H heads, K head width, S
 positions including earlier ones that a cache holds.
@@ -32,7 +33,8 @@ class Memory(NamedTuple):
     cache: Past
     layer: int
     visible_TS: Tensor | None
-    """None where causality says it all, or there is a single new word, which sees everything."""
+    """As `Past.visible` has it: None where causality says it all, or a single new word sees
+    everything."""
 
 
 class Decoder(nn.Module):
@@ -197,7 +199,8 @@ def sinusoids(
     """Position table [length, dim] in float32: all sines, then all cosines.
 
     The first row belongs to the word that `start` others precede. A `start` [B, 1], one number for
-    each of B sequences, gives each a table of its own: [B, length, dim].
+    each of B sequences, gives each a table of its own, [B, length, dim]; a `start` [B, length] holds
+    the number for every word.
 
     >>> sinusoids(1, 4).round(decimals=4)  # position 2: sin(2), sin(2e-4), cos(2), cos(2e-4)
     tensor([[ 9.0930e-01,  2.0000e-04, -4.1610e-01,  1.0000e+00]])
@@ -205,8 +208,7 @@ def sinusoids(
     half = dim // 2
     step = math.log(10_000) / max(half - 1, 1)
     frequencies = torch.exp(torch.arange(half, dtype=torch.float32, device=device) * -step)
-    positions = torch.arange(length, dtype=torch.float32, device=device)
-    positions = positions + (FIRST_POSITION + start)
+    positions = _positions(length, device, FIRST_POSITION + start)
     angles = positions.unsqueeze(-1) * frequencies
     return F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, dim % 2))
 
@@ -215,11 +217,18 @@ def rotations(
     length: int, head_dim: int, device: torch.device, start: int | Tensor = 0
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32, from `start` on; with a
-    `start` [B, 1] for each of B sequences: [B, length, 1, head_dim / 2]."""
+    B in front where rows have positions of their own, as for `sinusoids`."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-    positions = torch.arange(length, dtype=torch.float32, device=device) + start
-    angles = positions.unsqueeze(-1).unsqueeze(-1) * 10_000**-exponents
+    positions = _positions(length, device, start)
+    angles = positions.view(*positions.shape, 1, 1) * 10_000**-exponents
     return angles.cos(), angles.sin()
+
+
+def _positions(length: int, device: torch.device | str, start: int | Tensor) -> Tensor:
+    """Positions in float32, [T] or [B, T], counted from `start` unless that is all of them."""
+    if isinstance(start, Tensor) and start.dim() == 2 and start.shape[1] == length:
+        return start.to(device=device, dtype=torch.float32)
+    return torch.arange(length, dtype=torch.float32, device=device) + start
 
 
 # An operator of its own: the compiler would otherwise recompute powers, sines and cosines for every

@@ -1,0 +1,34 @@
+"""Models at home in Hugging Face's `transformers`; importing this makes them known there.
+
+    import zipflm.interop.huggingface
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained("exported")
+    tokenizer = AutoTokenizer.from_pretrained("exported")
+
+`transformers` looks for models nowhere but in itself, in code that a model's folder brings along
+(`trust_remote_code`, which nobody should need) and among those that were registered: hence the
+import. Nothing else in this package imports it.
+"""
+
+from __future__ import annotations
+
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+except ImportError as error:
+    raise ImportError(
+        f"zipflm.interop.huggingface needs transformers: pip install 'zipflm[hf]' ({error})"
+    ) from error
+
+from zipflm.interop.huggingface.config import ZipfConfig
+from zipflm.interop.huggingface.modeling import ZipfForCausalLM
+from zipflm.interop.huggingface.tokenizer import ZipfTokenizer
+
+__all__ = ["ZipfConfig", "ZipfForCausalLM", "ZipfTokenizer"]
+
+AutoConfig.register(ZipfConfig.model_type, ZipfConfig, exist_ok=True)
+AutoModelForCausalLM.register(ZipfConfig, ZipfForCausalLM, exist_ok=True)
+AutoTokenizer.register(ZipfConfig, fast_tokenizer_class=ZipfTokenizer, exist_ok=True)
+# By these names, and no others, Trainer and lm-evaluation-harness know a causal model as one.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(ZipfConfig.model_type, ZipfForCausalLM.__name__)

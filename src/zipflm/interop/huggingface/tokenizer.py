@@ -1,0 +1,343 @@
+"""`ZipfTokenizer`: text as ids and back, exactly as the run reads and writes it.
+
+A fast tokenizer of `transformers`, over the `tokenizers` library. What that library can say by
+itself is not enough: it cannot lowercase or replace what it has split, nor make one `<unk>` of a
+word of which a piece is unknown. So it asks `TextEncoder`, which is tested to give what `prepare`
+writes, and looks up what it is told. Its files are those of a checkpoint, and there is no
+`tokenizer.json`, which would be read, and misread, without this class.
+
+- A text begins with `</s>`, from which its first word is predicted (`add_bos_token=False` or
+  `add_special_tokens=False` leaves it out).
+- A line end is `</s>` too: it is what a model of lines predicts there. A text that is to end like
+  a line of `zipflm score` ends in a line end.
+- Special tokens have no special spelling: a text that says `</s>` is read as `zipflm` reads it.
+- Decoded text is readable. Ids that do not begin with `</s>` go on from something: there is a space
+  in front of them where one belongs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+from tokenizers import NormalizedString, PreTokenizedString, Regex, Tokenizer
+from tokenizers.decoders import Decoder
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import PreTokenizer
+from transformers import PreTrainedTokenizerFast
+
+from zipflm.config import PLAIN, Splitting, Unit
+from zipflm.data.bpe import Codes, join
+from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
+from zipflm.data.lines import TextEncoder
+from zipflm.data.vocabulary import BEGIN, CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.interop.huggingface.text_facts import TextFacts, parsed
+from zipflm.quoting import quoted
+from zipflm.reading import require_file
+from zipflm.records import read_record, to_dict, write_record
+
+# As `prepare` reads lines: three kinds of line ends, and no others that Unicode knows.
+_LINE_END = Regex(r"\r\n|\r|\n")
+_LINE_ENDS = ("\r\n", "\r", "\n")
+# As Python has it; Unicode, and the library, do not count the four before the space.
+_WHITE_SPACE = Regex(
+    r"[\t-\r\x1c-\x20\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
+)
+_BYTE_ORDER_MARK = "\ufeff"
+
+_REMEMBERED = 1 << 15
+"""Stretches of text between white space whose ids are remembered, if they are short."""
+_LONGEST_REMEMBERED = 100
+"""Characters: where there are no spaces between words, a stretch is as long as a line."""
+
+
+class ZipfTokenizer(PreTrainedTokenizerFast):
+    """The ids of a run's vocabulary for raw text."""
+
+    vocab_files_names = {
+        "vocabulary_file": VOCABULARY_FILE,
+        "codes_file": CODES_FILE,
+        "splitting_file": SPLITTING_FILE,
+    }
+    model_input_names = ["input_ids", "attention_mask"]
+    # Trainer counts labels as if all padding were on this side. Generation may start from either.
+    padding_side = "right"
+
+    def __init__(
+        self,
+        vocabulary_file: str | None = None,
+        codes_file: str | None = None,
+        splitting_file: str | None = None,
+        unit: Unit = "word",
+        text: Mapping[str, Any] | None = None,
+        encoder: TextEncoder | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """From the files of a checkpoint, or from what is in memory already; `unit` says whether
+        ids are words or pieces of them, and `text`, which is `TextFacts`, what the files hold."""
+        if unit not in get_args(Unit):
+            raise ValueError(f"unit={quoted(unit)}: choose from {', '.join(get_args(Unit))}")
+        self.unit = unit
+        self.text_encoder = encoder or _encoder(vocabulary_file, codes_file, splitting_file)
+        _require_different_words(self.vocabulary)
+        if (facts := parsed(text)) is not None:
+            facts.require(self.text_encoder)
+        self._tokenizer = _looking_up(self.vocabulary)
+        # Whatever a file says of these: the model knows specials by their ids.
+        fixed = {
+            "unit": unit,
+            "text": to_dict(TextFacts.of(self.text_encoder)),
+            "clean_up_tokenization_spaces": False,
+            "bos_token": SPECIALS[END],
+            "eos_token": SPECIALS[END],
+            "pad_token": SPECIALS[PAD],
+            "unk_token": SPECIALS[UNKNOWN],
+            "split_special_tokens": True,
+        }
+        kwargs.setdefault("add_bos_token", True)
+        super().__init__(**(kwargs | fixed))
+        self._read_as_the_run_does()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Words, or pieces of words, by id."""
+        return self.text_encoder.vocabulary
+
+    def save_files(self, folder: Path) -> tuple[str, ...]:
+        """Write the files that a checkpoint has too; their paths."""
+        encoder = self.text_encoder
+        paths = [folder / VOCABULARY_FILE]
+        encoder.vocabulary.save(paths[0])
+        if encoder.codes is not None:
+            paths.append(folder / CODES_FILE)
+            encoder.codes.save(paths[-1])
+        if not encoder.splitter.splitting.is_plain:
+            paths.append(folder / SPLITTING_FILE)
+            write_record(paths[-1], encoder.splitter.splitting)
+        return tuple(map(str, paths))
+
+    def _decode(
+        self, token_ids: int | list[int], skip_special_tokens: bool = False, **_: Any
+    ) -> str:
+        """Readable text. To skip special tokens is to leave out padding, the `</s>` that a text
+        begins with, and the one it ends with; between lines it is a line end."""
+        ids = [token_ids] if isinstance(token_ids, int) else [int(id) for id in token_ids]
+        for id in ids:
+            if not 0 <= id < len(self.vocabulary):
+                raise ValueError(f"id {id}: not of the vocabulary of {len(self.vocabulary)} words")
+        words = [id for id in ids if id not in (BEGIN, PAD)]
+        goes_on = words[:1] != [END]
+        if skip_special_tokens:
+            ids = words[:-1] if words[-1:] == [END] else words
+            ids = ids if goes_on else ids[1:]
+        names = [self.vocabulary.words[id] for id in ids]
+        return "".join(self._writing.parts(names, goes_on=goes_on))
+
+    def _save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        file_names: tuple[str, ...],
+        legacy_format: bool | None = None,
+        filename_prefix: str | None = None,
+    ) -> tuple[str, ...]:
+        if filename_prefix is not None:
+            raise ValueError(
+                f"filename_prefix={quoted(filename_prefix)}: the files of a tokenizer have fixed "
+                "names; save it into a folder of its own"
+            )
+        return file_names + self.save_files(Path(save_directory))
+
+    def _add_tokens(self, new_tokens: Iterable[Any], special_tokens: bool = False) -> int:
+        tokens = list(new_tokens)
+        for token in tokens:
+            if str(token) not in self.vocabulary:
+                raise ValueError(
+                    f"token {quoted(str(token))}: not in the vocabulary, which is fixed: a new "
+                    "word has no vector; train a model with it"
+                )
+        # Words that are there already are read as words, not as something special.
+        specials = [token for token in tokens if str(token) in SPECIALS]
+        return int(self._tokenizer.add_special_tokens(specials))
+
+    def train_new_from_iterator(self, *_: Any, **__: Any) -> Any:
+        """Refused: `zipflm prepare` makes vocabularies, with the counts that a model needs."""
+        raise ValueError("train_new_from_iterator: make a vocabulary with `zipflm prepare`")
+
+    # The library does not copy what it calls in Python: copies, in other processes too, are made
+    # from what it was made of.
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        del state["_tokenizer"]
+        encoder = state.pop("text_encoder")
+        merges = None if encoder.codes is None else encoder.codes.merges
+        return state | {"parts": (encoder.vocabulary, merges, encoder.splitter.splitting)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vocabulary, merges, splitting = state.pop("parts")
+        self.__dict__.update(state)
+        codes = None if merges is None else Codes(merges)
+        self.text_encoder = TextEncoder(vocabulary, codes, splitting)
+        self._tokenizer = _looking_up(self.vocabulary)
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.add_special_tokens([SPECIALS[i] for i in (END, PAD, UNKNOWN)])
+        self.update_post_processor()
+        self._read_as_the_run_does()
+
+    def _read_as_the_run_does(self) -> None:
+        self._tokenizer.pre_tokenizer = PreTokenizer.custom(_Reading(self.text_encoder))
+        self._tokenizer.decoder = Decoder.custom(self._writing)
+
+    @property
+    def _writing(self) -> _Writing:
+        return _Writing(self.text_encoder, self.unit)
+
+
+class _Reading:
+    """Cuts a text into what has one id each, under the names of the vocabulary.
+
+    Into lines, then at white space, which the library does fast, and only then into words: these
+    depend on nothing beyond the white space around them.
+    """
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self._encoder = encoder
+        self._parts_of = lru_cache(_REMEMBERED)(self._parts)
+
+    def pre_tokenize(self, text: PreTokenizedString) -> None:
+        text.split(_lines)
+        text.split(_between_white_space)
+        text.split(self._tokens)
+
+    def _tokens(self, _: int, stretch: NormalizedString) -> list[NormalizedString]:
+        text = stretch.normalized
+        if text in _LINE_ENDS:
+            return [_renamed(stretch, SPECIALS[END])]
+        parts = self._parts_of(text) if len(text) <= _LONGEST_REMEMBERED else self._parts(text)
+        if len(parts) == 1:  # as most of them are: a word with nothing around it
+            return [_renamed(stretch, parts[0][0])]
+        return [_renamed(_slice(stretch, start, end), name) for name, start, end in parts]
+
+    def _parts(self, stretch: str) -> list[tuple[str, int, int]]:
+        """Names, and where they begin and end."""
+        words = self._encoder.vocabulary.words
+        found: list[tuple[str, int, int]] = []
+        for _, span, ids in self._encoder.line(stretch):
+            names = [words[id] for id in ids]
+            for name, (start, end) in zip(names, _spans(names, *span), strict=True):
+                found.append((name, start, end))
+        return found
+
+
+def _lines(index: int, text: NormalizedString) -> list[NormalizedString]:
+    if index == 0 and text.normalized.startswith(_BYTE_ORDER_MARK):
+        if len(text.normalized) == 1:
+            return []
+        text = _slice(text, 1, len(text.normalized))
+    return text.split(_LINE_END, "isolated")
+
+
+def _between_white_space(_: int, line: NormalizedString) -> list[NormalizedString]:
+    return [line] if line.normalized in _LINE_ENDS else line.split(_WHITE_SPACE, "removed")
+
+
+def _slice(text: NormalizedString, start: int, end: int) -> NormalizedString:
+    part = text[start:end]
+    assert part is not None  # it lies inside
+    return part
+
+
+class _Writing:
+    """Makes readable text of the names of ids."""
+
+    def __init__(self, encoder: TextEncoder, unit: Unit) -> None:
+        self._splitter, self._unit = encoder.splitter, unit
+
+    def decode_chain(self, names: list[str]) -> list[str]:
+        """What the library asks for."""
+        return self.parts(names)
+
+    def parts(self, names: list[str], *, goes_on: bool = False) -> list[str]:
+        """The parts of a text, which may go on from another; words are joined as the run's
+        splitting took them apart."""
+        parts: list[str] = []
+        joiner = self._splitter.joiner()
+        if goes_on:
+            joiner.add("word")  # it is not known which
+        for word in self._whole(names):
+            if word == SPECIALS[END]:
+                joiner = self._splitter.joiner()
+                parts.append("\n")
+            else:
+                parts.append(joiner.add(word))
+        return parts
+
+    def _whole(self, names: list[str]) -> Iterator[str]:
+        """Words, of which the last may be incomplete."""
+        if self._unit == "word":
+            yield from names
+            return
+        pieces: list[str] = []
+        for name in names:
+            pieces.append(name)
+            if not name.endswith(CONTINUES):
+                yield join(pieces)
+                pieces = []
+        if pieces:
+            yield join(pieces).removesuffix(CONTINUES)
+
+
+def _renamed(part: NormalizedString, name: str) -> NormalizedString:
+    """The same stretch of text under another name; it still knows where it begins and ends."""
+    text = part.normalized
+    if text == name:
+        return part
+    if len(text) > len(name):
+        kept = chain(range(len(name) - 1), [len(text) - 1])
+        is_kept = set(kept)
+        places = iter(range(len(text)))
+        part.filter(lambda _: next(places) in is_kept)
+    letters = iter(name)
+    part.map(lambda _: next(letters))
+    part.append("".join(letters))
+    return part
+
+
+def _spans(names: list[str], start: int, end: int) -> list[tuple[int, int]]:
+    """Where the pieces of a word stand; everywhere, if their letters are not those of the text."""
+    lengths = [len(name) - len(CONTINUES) for name in names[:-1]] + [len(names[-1])]
+    if len(names) == 1 or sum(lengths) != end - start:
+        return [(start, end)] * len(names)
+    return list(pairwise(accumulate(lengths, initial=start)))
+
+
+def _looking_up(vocabulary: Vocabulary) -> Tokenizer:
+    return Tokenizer(WordLevel(vocabulary.index, unk_token=SPECIALS[UNKNOWN]))
+
+
+def _encoder(words: str | None, codes: str | None, splitting: str | None) -> TextEncoder:
+    """From files, of which only that of the words has to be there."""
+    if words is None:
+        raise ValueError(f"{VOCABULARY_FILE}: missing; a tokenizer needs its words")
+    for path in (words, codes, splitting):
+        if path is not None:
+            require_file(path)
+    return TextEncoder(
+        Vocabulary.load(words),
+        None if codes is None else Codes.load(codes),
+        PLAIN if splitting is None else read_record(Splitting, Path(splitting)),
+    )
+
+
+def _require_different_words(vocabulary: Vocabulary) -> None:
+    if len(vocabulary.index) != len(vocabulary):
+        words = enumerate(vocabulary.words)
+        twice = next(word for id, word in words if vocabulary.index[word] != id)
+        raise ValueError(
+            f"{VOCABULARY_FILE}: the word {quoted(twice)} has two ids, which a tokenizer of "
+            "transformers cannot tell apart"
+        )

@@ -1,0 +1,76 @@
+"""`zipflm export-hf` and `import-hf` as a user meets them."""
+
+import subprocess
+import sys
+
+import pytest
+import training_runs
+from typer.testing import CliRunner
+
+import zipflm.cli
+from zipflm.runs.loaded import load_run
+
+
+def zipflm_command(*arguments):
+    return CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def run(word_data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exchange") / "run"
+    training_runs.run(word_data, out, "training.max_updates=4", "training.checkpoint_every=2")
+    return out
+
+
+def test_out_and_back(run, tmp_path):
+    said = zipflm_command("export-hf", run, "--out", tmp_path / "hf").output
+    assert said.startswith(f"{tmp_path / 'hf'}: tiny/ADP-T, update-00000004, ")
+    said = zipflm_command("import-hf", tmp_path / "hf", "--out", tmp_path / "back").output
+    assert said.startswith(f"{tmp_path / 'back'}: tiny/ADP-T, ")
+    assert load_run(tmp_path / "back").weights_hash == load_run(run).weights_hash
+
+
+def test_a_checkpoint_and_the_size_of_files_can_be_chosen(run, tmp_path):
+    options = ["--checkpoint", 2, "--max-shard-size", "5KB"]
+    zipflm_command("export-hf", run, "--out", tmp_path / "hf", *options)
+    assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 1
+    zipflm_command("import-hf", tmp_path / "hf", "--out", tmp_path / "back")
+    assert load_run(tmp_path / "back").weights_hash == load_run(run, 2).weights_hash
+    assert load_run(tmp_path / "back").checkpoint.update == 2
+
+
+def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, capsys):
+    (tmp_path / "empty").mkdir()
+    for arguments, message in [
+        (("import-hf", tmp_path / "empty", "--out", tmp_path / "x"), "config.json: missing"),
+        (("export-hf", tmp_path / "none", "--out", tmp_path / "x"), "no run with a checkpoint"),
+        (("export-hf", run, "--out", tmp_path / "x", "--checkpoint", "3"), "--checkpoint 3"),
+        (("export-hf", run, "--out", tmp_path / "x", "--max-shard-size", "big"), "big"),
+    ]:
+        monkeypatch.setattr(sys, "argv", ["zipflm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            zipflm.cli.main()
+        said = capsys.readouterr()
+        assert exit.value.code == 2 and said.out == ""
+        assert message in said.err and len(said.err.splitlines()) == 1
+        assert not (tmp_path / "x").exists()
+
+
+def test_without_transformers_the_remedy_is_named(run, tmp_path):
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        f"sys.argv[1:] = ['export-hf', {str(run)!r}, '--out', {str(tmp_path / 'x')!r}]\n"
+        "import zipflm.cli; zipflm.cli.main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert "pip install 'zipflm[hf]'" in result.stderr
+
+
+def test_nothing_else_imports_transformers():
+    code = (
+        "import sys, zipflm, zipflm.cli, zipflm.language.trained, zipflm.training.trainer\n"
+        "import zipflm.interop.fairseq_run\n"
+        "print('transformers' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

@@ -1,0 +1,36 @@
+import pytest
+import torch
+from loaded_models import loaded, on_disk
+
+from zipflm.interop.huggingface.exchange import export_run
+
+LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
+
+
+@pytest.fixture(scope="session")
+def runs(word_data, bpe_data, tmp_path_factory):
+    """A run folder of every factorization, with its first weights."""
+    root = tmp_path_factory.mktemp("runs")
+    return {
+        label: on_disk(
+            loaded(bpe_data if label.startswith("BPE") else word_data, label), root / label
+        )
+        for label in LABELS
+    }
+
+
+@pytest.fixture(scope="session")
+def exported(runs, tmp_path_factory):
+    """The same, exported; some in several files."""
+    root = tmp_path_factory.mktemp("exported")
+    for label, run in runs.items():
+        export_run(run, root / label, max_shard_size="30KB" if label in ("ADP-T", "CNN") else "5GB")
+    return {label: root / label for label in runs}
+
+
+@pytest.fixture
+def words():
+    """Three rows of ids that begin as texts do."""
+    ids = torch.randint(4, 60, (3, 9), generator=torch.Generator().manual_seed(1))
+    ids[:, 0] = 2
+    return ids

@@ -1,0 +1,48 @@
+"""The model card says what the run recorded, and nothing that it did not."""
+
+import re
+
+import pytest
+import training_runs
+
+from zipflm.interop.huggingface.card import model_card
+from zipflm.runs.loaded import load_run
+
+
+@pytest.fixture(scope="module")
+def run(word_data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("card") / "run"
+    training_runs.run(word_data, out, "training.max_updates=5")
+    return load_run(out)
+
+
+def card(run):
+    return model_card(run, run.checkpoint.state(), run.folder.versions())
+
+
+def test_measured_numbers_come_with_their_protocol(run):
+    (valid,) = training_runs.validations(run.folder.path)
+    text = card(run)
+    assert f"| perplexity per word | {valid.perplexity:.4f} |" in text
+    assert f"{valid.tokens:,} tokens, which are {valid.words:,} words" in text
+    assert f"| blocks | {valid.blocks.block} tokens, {valid.blocks.context} of them" in text
+    assert run.vocabulary.hash in text and run.weights_hash in text
+    assert f"{run.config.num_params():,}" in text
+    assert "--split whitespace" in text
+
+
+def test_it_begins_with_what_a_hub_reads(run):
+    head = card(run).split("---")[1]
+    assert "library_name: transformers" in head and "pipeline_tag: text-generation" in head
+
+
+def test_without_a_measurement_there_is_no_number(runs):
+    text = card(load_run(runs["ADP-T"]))
+    evaluation = text.split("## Evaluation")[1]
+    assert "recorded no evaluation" in evaluation and not re.search(r"\d", evaluation)
+    assert "trained elsewhere, imported from | `made up` |" in text
+
+
+def test_a_table_survives_any_name(run, monkeypatch):
+    object.__setattr__(run.config, "name", "a|b\x1b[2J`")
+    assert "\x1b" not in card(run)

@@ -1,0 +1,52 @@
+"""A run's config survives `transformers`, and says to others what they look for."""
+
+import json
+
+import pytest
+from transformers import AutoConfig
+
+from zipflm import preset
+from zipflm.interop.huggingface import ZipfConfig
+from zipflm.records import to_dict
+
+
+@pytest.mark.parametrize("label", ["SM", "BPE-T", "CNN", "ADP-T"])
+def test_a_config_comes_back_from_a_file_as_it_was(label, tmp_path):
+    native = preset("tiny", label)
+    ZipfConfig.of(native, updates=12).save_pretrained(tmp_path)
+    read = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(read, ZipfConfig)
+    assert read.native == native and read.updates == 12
+
+
+def test_others_find_what_they_look_for():
+    native = preset("tiny", "ADP-T")
+    config = ZipfConfig.of(native)
+    assert (config.vocab_size, config.hidden_size) == (native.vocab_size, native.decoder.dim)
+    assert config.num_hidden_layers == native.decoder.num_layers
+    assert config.max_position_embeddings == native.batches.eval_block
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (2, 2, 1)
+    assert not config.tie_word_embeddings
+
+
+def test_without_arguments_it_is_the_papers_model():
+    assert ZipfConfig().native == preset("wikitext-103", "ADP-T")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 65}, "hidden_size=65: the field zipflm says 64"),
+        ({"updates": -1}, "updates=-1"),
+        ({"updates": "many"}, "updates='many'"),
+        ({"zipflm": 3}, "zipflm=3: expected the fields"),
+        ({"zipflm": {"vocab_size": 3}}, "zipflm.*missing"),
+        ({"zipflm": to_dict(preset("tiny", "SM")) | {"layers": 3}}, "unknown key zipflm.layers"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(changes, message, tmp_path):
+    ZipfConfig.of(preset("tiny", "ADP-T")).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=message):
+        AutoConfig.from_pretrained(tmp_path)

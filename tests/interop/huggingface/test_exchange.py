@@ -1,0 +1,286 @@
+"""A run that went out comes back bit for bit; a folder that is not one comes to nothing."""
+
+import json
+import random
+import shutil
+
+import pytest
+import torch
+from loaded_models import loaded, on_disk
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from zipflm.config import Splitting
+from zipflm.data.folder import DataFolder
+from zipflm.data.prepare import Options, prepare
+from zipflm.interop.huggingface.exchange import export_run, import_run
+from zipflm.language.trained import load
+from zipflm.runs.loaded import load_run
+from zipflm.runs.records import ImportedState
+
+LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
+
+
+@pytest.fixture(autouse=True)
+def _quietly():
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
+@pytest.fixture
+def folder(exported, tmp_path):
+    """A copy of an exported folder, to be damaged; as transformers saves it, without checksums."""
+
+    def copy(label):
+        shutil.copytree(exported[label], tmp_path / "folder")
+        (tmp_path / "folder" / "checksums.json").unlink()
+        return tmp_path / "folder"
+
+    return copy
+
+
+def assert_same_run(ours, theirs):
+    ours, theirs = load_run(ours), load_run(theirs)
+    assert ours.weights_hash == theirs.weights_hash  # of the files: bit for bit
+    assert ours.config == theirs.config
+    for name in ("vocabulary.txt", "bpe.codes", "splitting.json"):
+        files = [run.checkpoint.path / name for run in (ours, theirs)]
+        assert files[0].is_file() == files[1].is_file()
+        assert not files[0].is_file() or files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_run_comes_back_bit_for_bit(label, runs, exported, tmp_path):
+    config = import_run(exported[label], tmp_path / "back")
+    assert_same_run(tmp_path / "back", runs[label])
+    back = load_run(tmp_path / "back")
+    assert back.config == config
+    state = ImportedState(update=7, imported_from=str(exported[label]))
+    assert back.checkpoint.state() == state
+
+
+def test_the_splitting_comes_back(word_data, tmp_path):
+    splitting = Splitting("wikitext", True)
+    run = on_disk(loaded(word_data, "ADP-T"), tmp_path / "run", splitting)
+    export_run(run, tmp_path / "hf")
+    import_run(tmp_path / "hf", tmp_path / "back")
+    assert_same_run(tmp_path / "back", run)
+    assert load_run(tmp_path / "back").splitting == splitting
+
+
+def test_a_run_of_items_is_exported_like_one_of_words(tmp_path):
+    draw = random.Random(1)
+    sessions = [" ".join(str(draw.randrange(40)) for _ in range(8)) for _ in range(30)]
+    (tmp_path / "ids.txt").write_text("\n".join(sessions) + "\n")
+    (tmp_path / "titles.txt").write_text("".join(f"song {number}\n" for number in range(40)))
+    for name, options in {
+        "plain": Options(ids=True),
+        "named": Options(ids=True, names=str(tmp_path / "titles.txt")),
+    }.items():
+        prepare(str(tmp_path / name), {"train": [str(tmp_path / "ids.txt")]}, options, processes=1)
+        lm = loaded(DataFolder.open(tmp_path / name), "ADP-T")
+        run = on_disk(lm, tmp_path / f"{name}-run")
+        export_run(run, tmp_path / f"{name}-hf")
+        import_run(tmp_path / f"{name}-hf", tmp_path / f"{name}-back")
+        assert_same_run(tmp_path / f"{name}-back", run)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "plain-hf")
+    vocabulary = load_run(tmp_path / "plain-run").vocabulary
+    assert tokenizer("3 17 99").input_ids == [2, vocabulary.id("3"), vocabulary.id("17"), 3]
+
+
+def test_a_model_of_fairseq_goes_out_and_comes_back(imported_run, tmp_path):
+    export_run(imported_run, tmp_path / "hf")
+    import_run(tmp_path / "hf", tmp_path / "back")
+    assert_same_run(tmp_path / "back", imported_run)
+    assert load_run(tmp_path / "back").checkpoint.update == 60
+
+
+def test_scores_in_transformers_are_those_of_the_run(runs, exported):
+    for label in ("BPE", "CNN", "ADP-T"):
+        lm = load(runs[label], device="cpu")
+        model = AutoModelForCausalLM.from_pretrained(exported[label])
+        tokenizer = AutoTokenizer.from_pretrained(exported[label])
+        for text in ("ba de fila", "ba unheard-of\nde"):
+            inputs = tokenizer(text + "\n", return_tensors="pt")
+            loss = model(**inputs, labels=inputs.input_ids).loss.item()
+            total = -loss * (inputs.input_ids.shape[1] - 1)
+            assert total == pytest.approx(lm.score(text).logprob, abs=1e-4)
+
+
+def test_what_was_saved_in_a_lower_precision_comes_back_as_float32(word_data, tmp_path):
+    run = on_disk(loaded(word_data, "ADP-T"), tmp_path / "run")
+    export_run(run, tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "low")
+    AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "low")
+    import_run(tmp_path / "low", tmp_path / "back")
+    for name, weight in load_run(tmp_path / "back").model.state_dict().items():
+        assert weight.dtype == torch.float32
+        assert weight.equal(model.model.state_dict()[name].float())
+
+
+def test_a_folder_that_is_taken_is_left_alone(runs, exported, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    for make in (
+        lambda: export_run(runs["SM"], tmp_path / "mine"),
+        lambda: import_run(exported["SM"], tmp_path / "mine"),
+    ):
+        with pytest.raises(FileExistsError, match="mine exists already"):
+            make()
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def _cut(name):
+    def damage(folder):
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: len(data) // 2])
+
+    return damage
+
+
+def _json(name, change):
+    def damage(folder):
+        values = json.loads((folder / name).read_text())
+        change(values)
+        (folder / name).write_text(json.dumps(values))
+
+    return damage
+
+
+def _weights(change):
+    def damage(folder):
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors")
+
+    return damage
+
+
+def _shard(folder):
+    return sorted(folder.glob("model-*.safetensors"))[0]
+
+
+INDEX = "model.safetensors.index.json"
+TABLE = "model.input.table"
+
+DAMAGES = [
+    ("SM", lambda f: (f / "config.json").unlink(), "config.json: missing"),
+    ("SM", lambda f: (f / "model.safetensors").unlink(), "model.safetensors: missing"),
+    (
+        "SM",
+        lambda f: (f / "vocabulary.txt").unlink(),
+        "vocabulary.txt: missing; save the tokenizer",
+    ),
+    ("SM", _cut("config.json"), "config.json: not JSON"),
+    ("SM", _cut("model.safetensors"), "model.safetensors: cut short or damaged"),
+    ("SM", _cut("vocabulary.txt"), "vocabulary.txt"),
+    ("BPE", _cut("bpe.codes"), "bpe.codes: missing, damaged or of another run"),
+    ("BPE", lambda f: (f / "bpe.codes").unlink(), "bpe.codes: missing, damaged or of another run"),
+    ("SM", lambda f: (f / "tokenizer_config.json").unlink(), "tokenizer_config.json: missing"),
+    (
+        "SM",
+        lambda f: (f / "splitting.json").write_text('{"rule": "words", "lowercase": false}'),
+        "splitting.json: missing, damaged or of another run",
+    ),
+    ("SM", _json("config.json", lambda c: c.update(text=[])), r"text=\[\]: expected the fields"),
+    ("SM", lambda f: (f / "vocabulary.txt").write_bytes(b"\xff\xfe"), "not UTF-8"),
+    ("SM", lambda f: (f / "splitting.json").mkdir(), "splitting.json: not a file"),
+    ("SM", _json("config.json", lambda c: c.update(model_type="gpt2")), "model_type='gpt2'"),
+    ("SM", _json("config.json", lambda c: c.pop("zipflm")), "not a model that"),
+    ("SM", _json("config.json", lambda c: c.update(updates=-3)), "updates=-3"),
+    ("SM", _json("config.json", lambda c: c["zipflm"].update(tie="all")), "zipflm.tie='all'"),
+    (
+        "SM",
+        _json("config.json", lambda c: c["zipflm"]["decoder"].update(num_layers=10**6)),
+        "weights do not fit",
+    ),
+    ("SM", _json("config.json", lambda c: c["zipflm"].update(vocab_size=9)), "vocab_size=9"),
+    ("SM", _weights(lambda w: w.pop(TABLE)), "weights do not fit the config: .*input.table"),
+    ("SM", _weights(lambda w: w.update(other=torch.ones(1))), "unknown weight other"),
+    ("SM", _weights(lambda w: w.update({"model.x": torch.ones(1)})), "weights do not fit"),
+    ("SM", _weights(lambda w: w.update({TABLE: w[TABLE].int()})), "is of torch.int32"),
+    ("SM", _weights(lambda w: w.update({TABLE: w[TABLE][:, 1:].clone()})), "weights do not fit"),
+    ("ADP-T", lambda f: _shard(f).unlink(), "00001-of-.*: missing"),
+    ("ADP-T", lambda f: _shard(f).write_bytes(b"junk"), "00001-of-.*: cut short or damaged"),
+    ("ADP-T", _cut(INDEX), f"{INDEX}: not JSON"),
+    ("ADP-T", _json(INDEX, lambda i: i.pop("weight_map")), "weight_map does not give"),
+    (
+        "ADP-T",
+        _json(INDEX, lambda i: i["weight_map"].update(x="../../elsewhere.safetensors")),
+        "'../../elsewhere.safetensors' is no file of weights in this folder",
+    ),
+    (
+        "ADP-T",
+        _json(INDEX, lambda i: i["weight_map"].pop("model.output.clusters")),
+        "holds model.output.clusters, not named by",
+    ),
+    (
+        "ADP-T",
+        _json(INDEX, lambda i: i["weight_map"].update(more=min(i["weight_map"].values()))),
+        "more is not in model-00001",
+    ),
+]
+
+
+@pytest.mark.parametrize(("label", "damage", "message"), DAMAGES)
+def test_what_is_damaged_is_named_and_leaves_nothing(label, damage, message, folder, tmp_path):
+    path = folder(label)
+    damage(path)
+    with pytest.raises(ValueError, match=message):
+        import_run(path, tmp_path / "out" / "run")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "vocabulary.txt", "README.md"])
+def test_an_exported_folder_knows_when_any_byte_of_it_changed(name, exported, tmp_path):
+    shutil.copytree(exported["SM"], tmp_path / "folder")
+    path = tmp_path / "folder" / name
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match=f"{name}: damaged; .*if it was changed on purpose"):
+        import_run(tmp_path / "folder", tmp_path / "run")
+    path.unlink()
+    with pytest.raises(ValueError, match=f"{name}: missing, but checksums.json names it"):
+        import_run(tmp_path / "folder", tmp_path / "run")
+
+
+def test_a_character_model_is_refused_with_the_words_of_another(folder, tmp_path):
+    path = folder("CNN")
+    words = (path / "vocabulary.txt").read_text()
+    assert "madeupword" in words
+    (path / "vocabulary.txt").write_text(words.replace("madeupword", "madewordup"))
+    for name in ("config.json", "tokenizer_config.json"):
+        _json(name, lambda values: values.update(text=None))(path)
+    with pytest.raises(ValueError, match="does not spell the words of vocabulary.txt"):
+        import_run(path, tmp_path / "run")
+
+
+def test_what_is_no_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no folder; give the --out of `zipflm export-hf`"):
+        import_run(tmp_path / "none", tmp_path / "run")
+
+
+def test_changed_bytes_are_refused_or_read_but_never_crash(folder, tmp_path):
+    path = folder("SM")
+    draw = random.Random(1)
+    names = ["config.json", "vocabulary.txt", "model.safetensors"]
+    whole = {name: (path / name).read_bytes() for name in names}
+    for case in range(60):
+        name = names[case % 3]
+        data = bytearray(whole[name])
+        for _ in range(draw.randint(1, 4)):
+            # Headers, where there is something to misread, are at the beginning.
+            data[draw.randrange(min(len(data), 2000))] = draw.randrange(256)
+        (path / name).write_bytes(bytes(data))
+        out = tmp_path / f"run{case}"
+        try:
+            import_run(path, out)
+        except ValueError as error:
+            assert str(path) in str(error)
+            assert not out.exists()
+        else:
+            load_run(out)
+        (path / name).write_bytes(whole[name])

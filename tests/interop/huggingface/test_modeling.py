@@ -1,0 +1,253 @@
+"""In `transformers` a model says what it says here, padded, cached, saved and loaded."""
+
+import json
+
+import pytest
+import torch
+from loaded_models import loaded
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging
+
+from zipflm import LanguageModel, preset
+from zipflm.interop.huggingface import ZipfConfig, ZipfForCausalLM
+from zipflm.interop.huggingface.exchange import model_of
+from zipflm.runs.loaded import load_run
+
+LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
+
+
+@pytest.fixture(autouse=True)
+def _quietly():
+    """Without bars, and warnings of padding on the right, which few models take."""
+    before = logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    yield
+    logging.set_verbosity(before)
+    logging.enable_progress_bar()
+
+
+@pytest.fixture(params=["sinusoidal", "rotary"])
+def model(request, word_data):
+    overrides = [f"decoder.positions={request.param}"]
+    return model_of(loaded(word_data, "ADP-T", overrides).run)
+
+
+def padded(words, number, side):
+    padding = torch.full((len(words), number), 1)
+    parts = [padding, words] if side == "left" else [words, padding]
+    mask = torch.cat(parts, 1) != 1
+    return torch.cat(parts, 1), mask.long()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("label", LABELS)
+@torch.no_grad()
+def test_loss_and_log_probabilities_are_the_native_ones(label, dtype, runs, exported, words):
+    model = AutoModelForCausalLM.from_pretrained(exported[label], dtype=dtype)
+    native = load_run(runs[label]).model.to(dtype)
+    assert model.dtype == dtype and not model.training
+    words = words.clamp(max=model.config.vocab_size - 1)
+    expected = native.log_probs(words)
+    torch.testing.assert_close(model(words).logits, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(expected.exp().sum(-1), torch.ones(3, 9), atol=1e-5, rtol=0)
+    loss = model(words, labels=words).loss
+    mean = native.nll(words[:, :-1], words[:, 1:]).mean()
+    torch.testing.assert_close(loss, mean, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_every_weight_is_saved_once(label, exported):
+    config = ZipfConfig.from_pretrained(exported[label]).native
+    saved = {}
+    for path in exported[label].glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                assert name not in saved
+                saved[name] = file.get_tensor(name)
+    spellings = saved.pop("model.input.spellings_VC", None)
+    assert (spellings is not None) == (label == "CNN")
+    assert sum(tensor.numel() for tensor in saved.values()) == config.num_params()
+    assert len(list(exported[label].glob("*.safetensors"))) == 1 or label in ("ADP-T", "CNN")
+
+
+@torch.no_grad()
+def test_labels_give_a_loss_without_logits(model, words, monkeypatch):
+    monkeypatch.setattr(model.model.output, "log_probs", lambda *_: pytest.fail("all words"))
+    output = model(words, labels=words)
+    assert output.logits is None and output.past_key_values is None
+    assert model(words, labels=words, return_dict=False) == (output.loss,)
+
+
+@torch.no_grad()
+def test_logits_come_with_labels_if_they_are_asked_for(model, words):
+    everything = model(words).logits
+    assert model(words, labels=words, return_logits=True).logits.equal(everything)
+    kept = model(words, labels=words, logits_to_keep=2).logits
+    torch.testing.assert_close(kept, everything[:, -2:])
+    kept = model(words, logits_to_keep=torch.tensor([0, 3])).logits
+    torch.testing.assert_close(kept, everything[:, [0, 3]])
+    model.config.return_logits = True
+    assert model(words, labels=words).logits.equal(everything)
+
+
+@torch.no_grad()
+def test_labels_are_shifted_and_minus_100_is_not_scored(model, words):
+    labels = words.clone()
+    labels[0, 3:] = -100
+    labels[1, 0] = -100  # has no word before it, and would not be scored anyway
+    scored = labels[:, 1:] != -100
+    nll = model.model.nll(words[:, :-1], words[:, 1:])
+    torch.testing.assert_close(model(words, labels=labels).loss, nll[scored].mean())
+    assert model(words, labels=torch.full_like(words, -100)).loss == 0
+    assert model(words[:, :1], labels=words[:, :1]).loss == 0
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(model, words):
+    labels = words.clone()
+    labels[0, 3:] = -100  # batches of different numbers of words
+    model(words, labels=labels).loss.backward()
+    whole = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    number = (labels[:, 1:] != -100).sum()
+    for row in range(3):
+        part = slice(row, row + 1)
+        model(words[part], labels=labels[part], num_items_in_batch=number).loss.backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.grad, whole[name], msg=name)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("use_cache", [False, True])
+@torch.no_grad()
+def test_padding_changes_nothing(model, words, side, use_cache):
+    expected = model(words).logits
+    more, mask = padded(words, 4, side)
+    output = model(more, attention_mask=mask, use_cache=use_cache)
+    own = output.logits[:, 4:] if side == "left" else output.logits[:, :-4]
+    torch.testing.assert_close(own, expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(output.logits[:, -1], expected[:, -1], atol=2e-5, rtol=0)
+    # Labels that name padding, and the </s> behind it, have nothing to be predicted from.
+    loss = model(more, attention_mask=mask, labels=more).loss
+    torch.testing.assert_close(loss, model(words, labels=words).loss)
+
+
+def test_padding_on_the_left_changes_no_gradient(model, words):
+    model(words, labels=words).loss.backward()
+    expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    more, mask = padded(words, 3, "left")
+    model(more, attention_mask=mask, labels=more).loss.backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.grad, expected[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+@torch.no_grad()
+def test_words_that_come_later_see_those_in_the_cache(model, words):
+    expected = model(words).logits
+    first = model(words[:, :4], use_cache=True)
+    second = model(words[:, 4:7], past_key_values=first.past_key_values)
+    third = model(words[:, 7:8], past_key_values=second.past_key_values)
+    got = torch.cat([first.logits, second.logits, third.logits], 1)
+    torch.testing.assert_close(got, expected[:, :8], atol=2e-5, rtol=0)
+    assert third.past_key_values.get_seq_length() == 8
+
+
+@torch.no_grad()
+def test_words_that_come_later_see_no_padding_in_the_cache(model, words):
+    more, mask = padded(words[:, :5], 3, "left")
+    first = model(more, attention_mask=mask, use_cache=True)
+    mask = torch.cat([mask, torch.ones(3, 4, dtype=torch.long)], 1)
+    rest = model(words[:, 5:], attention_mask=mask, past_key_values=first.past_key_values).logits
+    torch.testing.assert_close(rest, model(words).logits[:, 5:], atol=2e-5, rtol=0)
+
+
+def written(model, words, mask=None, **options):
+    options = {"max_new_tokens": 7, "eos_token_id": None, "do_sample": False} | options
+    return model.generate(words, attention_mask=mask, **options)[:, words.shape[1] :]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_generation_is_the_same_with_a_cache_and_padding_on_either_side(model, words, options):
+    expected = written(model, words, use_cache=False, **options)
+    assert written(model, words, **options).equal(expected)
+    for side in ("left", "right"):
+        assert written(model, *padded(words, 3, side), **options).equal(expected)
+
+
+def test_greedy_generation_is_that_of_the_run(word_data):
+    lm = loaded(word_data, "ADP-T")
+    model = model_of(lm.run)
+    (text,) = lm.generate(temperature=0, max_words=8, lines=0)
+    ids = written(model, torch.tensor([[2]]), max_new_tokens=len(text.words))
+    assert [word.word for word in text.words] == [lm.vocabulary.words[id] for id in ids[0]]
+
+
+def test_samples_follow_the_distribution_and_specials_are_never_written(word_data):
+    model = model_of(loaded(word_data, "ADP-T", sharpness=1.0).run)
+    start = torch.tensor([[2]]).expand(4000, -1)
+    drawn = written(model, start, do_sample=True, max_new_tokens=1, top_k=0)[:, 0]
+    allowed = model(start[:1]).logits[0, 0].detach().exp()
+    allowed[model.generation_config.suppress_tokens] = 0
+    share = torch.bincount(drawn, minlength=len(allowed)) / len(drawn)
+    assert (share - allowed / allowed.sum()).abs().max() < 0.03
+    assert not set(drawn.tolist()) & set(model.generation_config.suppress_tokens)
+    assert {0, 1, 3} <= set(model.generation_config.suppress_tokens)
+
+
+def test_a_folder_without_all_weights_is_refused(exported, tmp_path):
+    for path in exported["ADP-T"].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["zipflm"]["decoder"]["num_layers"] = config["num_hidden_layers"] = 3
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="missing keys: model.decoder.layers.2"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_new_model_starts_as_the_native_one_does():
+    config = preset("tiny", "ADP-T")
+    torch.manual_seed(5)
+    native = LanguageModel(config).state_dict()
+    torch.manual_seed(5)
+    ours = AutoModelForCausalLM.from_config(ZipfConfig.of(config)).model.state_dict()
+    assert ours.keys() == native.keys()
+    assert all(ours[name].equal(native[name]) for name in native)
+    with pytest.raises(ValueError, match="character input must be told how words are spelt"):
+        ZipfForCausalLM(ZipfConfig.of(preset("tiny", "CNN")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "input_ids=None"),
+        ({"input_ids": torch.tensor([2, 5])}, r"input_ids.shape=\(2,\)"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one"),
+        ({"input_ids": torch.tensor([[2, 9_999]])}, "words=9999: outside the vocabulary"),
+        ({"input_ids": torch.tensor([[2.0]])}, "word ids are integers"),
+        ({"input_ids": torch.tensor([[2]]), "labels": torch.ones(1, 2)}, "labels.shape"),
+        ({"inputs_embeds": torch.ones(1, 2, 8)}, "inputs_embeds"),
+        ({"input_ids": torch.tensor([[2]]), "output_attentions": True}, "output_attentions"),
+        (
+            {"input_ids": torch.tensor([[2, 5]]), "position_ids": torch.tensor([[0, 0]])},
+            "position_ids",
+        ),
+    ],
+)
+def test_bad_input_is_named(word_data, arguments, message):
+    model = model_of(loaded(word_data, "ADP-T").run)
+    with pytest.raises(ValueError, match=message):
+        model(**arguments)
+
+
+def test_the_vocabulary_and_the_kind_of_cache_are_fixed(word_data, words):
+    model = model_of(loaded(word_data, "ADP-T").run)
+    model.resize_token_embeddings(model.config.vocab_size)
+    with pytest.raises(ValueError, match="new_num_tokens=9: the vocabulary"):
+        model.resize_token_embeddings(9)
+    with pytest.raises(ValueError, match="a StaticCache returns other words"):
+        written(model, words, cache_implementation="static")
+    cache = DynamicCache()
+    written(model, words, past_key_values=cache)
+    assert cache.get_seq_length() == words.shape[1] + 6

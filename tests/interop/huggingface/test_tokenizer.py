@@ -1,0 +1,197 @@
+"""The tokenizer reads text as the run does, id by id, and writes it readably."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from zipflm.config import Splitting
+from zipflm.data.bpe import Codes
+from zipflm.data.lines import TextEncoder
+from zipflm.data.vocabulary import Vocabulary
+from zipflm.interop.huggingface import ZipfTokenizer
+from zipflm.language.texts import TextReader
+
+PROSE = """The cat's on the mat, isn't it? "Well-known U.S. cats," he said, "paid $3,000.50!"
+In 1990s Paris -- the O'Briens' -- it was \u201cnot\u201d 10:30 but ... e.g. www.example.com/a
+\u039f\u0394\u039f\u03a3 \u0130stanbul don\u2019t \u4e2d\u6587 na\u00efve <unk> @-@ F-16 re-do
+"""
+RULES = [
+    Splitting(rule, lower)
+    for rule in ("whitespace", "words", "wikitext")
+    for lower in (False, True)
+]
+
+
+def _vocabulary(words):
+    counts = {}
+    for word in words:
+        counts[word] = counts.get(word, 0) + 1
+    return Vocabulary.from_counts(counts, min_count=1)
+
+
+def _encoder(splitting, unit):
+    """Knows the words of some prose, or pieces of them; not all, so that some are unknown."""
+    splitter = TextEncoder(_vocabulary(["a"]), None, splitting).splitter
+    words = [piece.word for line in PROSE.splitlines() for piece in splitter.words(line)]
+    if unit == "word":
+        return TextEncoder(_vocabulary([*words[::2], "cat", "don't", "</S>"]), None, splitting)
+    counts = {word: 3 for word in words}
+    codes = Codes.learn(counts, 30)
+    pieces = [piece for pieces in codes.split(words) for piece in pieces]
+    return TextEncoder(_vocabulary([*pieces[::2], *pieces[:40]]), codes, splitting)
+
+
+ENCODERS = {
+    (splitting, unit): _encoder(splitting, unit) for splitting in RULES for unit in ("word", "bpe")
+}
+TOKENIZERS = {key: ZipfTokenizer(encoder=encoder, unit=key[1]) for key, encoder in ENCODERS.items()}
+
+# Words of the prose, specials in all cases, every kind of white space and line end, and anything.
+PARTS = st.one_of(
+    st.sampled_from(PROSE.split()),
+    st.sampled_from(
+        ["<s>", "</s>", "<unk>", "<pad>", "</S>", "<PAD>", "madeupword0000", "@@", "-"]
+    ),
+    st.sampled_from(" \t\n\r\x0b\x0c\x1c\x1d\x85\xa0\u2028\u3000\ufeff'\u2019\u201c.,3"),
+    st.sampled_from(["\r\n", " ", " ", "\n"]),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5),
+)
+TEXTS = st.lists(PARTS, min_size=1, max_size=25).map("".join).filter(bool)
+
+
+@pytest.mark.parametrize("unit", ["word", "bpe"])
+@pytest.mark.parametrize("splitting", RULES, ids=str)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(text=TEXTS)
+@example(text=PROSE)
+@example(text="\ufeffcat\ufeff\r\r\n\ncat</s>cat <pad> <PAD>")
+@example(text=" ".join(PROSE.split() * 3) + "x" * 1500)
+def test_ids_are_those_of_the_run(splitting, unit, text):
+    reader = TextReader(ENCODERS[splitting, unit], unit)
+    expected = reader.text(text, ends=False).ids.tolist()
+    tokenizer = TOKENIZERS[splitting, unit]
+    assert tokenizer(text).input_ids == [2, *expected]
+    assert tokenizer(text, add_special_tokens=False).input_ids == expected
+
+
+def test_a_last_line_end_ends_the_text_as_a_line_that_is_scored():
+    reader = TextReader(ENCODERS[RULES[0], "word"], "word")
+    for text in ("The cat's on", "The\ncat's"):
+        whole = TOKENIZERS[RULES[0], "word"](text + "\n").input_ids
+        assert whole == [2, *reader.text(text).ids.tolist()]
+    assert TOKENIZERS[RULES[0], "word"]("").input_ids == [2]
+
+
+@pytest.mark.parametrize("unit", ["word", "bpe"])
+@pytest.mark.parametrize("splitting", RULES, ids=str)
+def test_offsets_are_the_places_of_words_and_of_their_pieces(splitting, unit):
+    reader = TextReader(ENCODERS[splitting, unit], unit)
+    encoded = reader.text(PROSE, ends=False)
+    offsets = TOKENIZERS[splitting, unit](
+        PROSE, add_special_tokens=False, return_offsets_mapping=True
+    ).offset_mapping
+    first = encoded.starts
+    last = np.append(first[1:], len(encoded.ids)) - 1
+    found = [(offsets[a][0], offsets[b][1]) for a, b in zip(first, last, strict=True)]
+    assert found == [tuple(span) for span in encoded.spans]
+
+
+@pytest.mark.parametrize("splitting", RULES, ids=str)
+def test_decoded_text_is_readable(splitting):
+    encoder = ENCODERS[splitting, "word"]
+    known = [word for word in encoder.vocabulary.words if word.isalpha()][:4]
+    lines = [" ".join(known), "the mat , he said"]
+    tokenizer = TOKENIZERS[splitting, "word"]
+    ids = tokenizer("\n".join(lines) + "\n").input_ids
+    joined = []
+    for line in lines:
+        pieces = encoder.line(line)
+        words = [encoder.vocabulary.words[id] for piece in pieces for id in piece.ids]
+        joined.append(encoder.splitter.join(words))
+    assert tokenizer.decode(ids) == "\n" + "\n".join(joined) + "\n"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "\n".join(joined)
+    assert tokenizer.decode([1, 1, *ids, 1], skip_special_tokens=True) == "\n".join(joined)
+
+
+def test_pieces_are_joined_and_a_text_that_goes_on_begins_with_a_space():
+    tokenizer = TOKENIZERS[Splitting("words", False), "bpe"]
+    spelt = {word: tokenizer(word, add_special_tokens=False).input_ids for word in PROSE.split()}
+    word, ids = next((w, ids) for w, ids in spelt.items() if len(ids) > 2 and w.isalpha())
+    assert tokenizer.decode([2, *ids, *ids], skip_special_tokens=True) == f"{word} {word}"
+    assert tokenizer.decode(ids) == f" {word}"
+    assert (
+        tokenizer.decode([2, *ids[:-1]], skip_special_tokens=True)
+        == word[: -len(tokenizer.convert_ids_to_tokens(ids[-1]))]
+    )
+    words = TOKENIZERS[Splitting("wikitext", True), "word"]
+    assert words.decode(words("'s", add_special_tokens=False).input_ids)[0] != " "
+    for bad in (-100, 10_000):
+        with pytest.raises(ValueError, match=f"id {bad}: not of the vocabulary"):
+            tokenizer.decode([2, bad])
+
+
+@pytest.mark.parametrize("unit", ["word", "bpe"])
+def test_it_is_the_same_when_saved_copied_or_sent_to_another_process(unit, tmp_path):
+    splitting = Splitting("wikitext", True)
+    tokenizer = TOKENIZERS[splitting, unit]
+    names = {path.split("/")[-1] for path in tokenizer.save_pretrained(tmp_path)}
+    codes = {"bpe.codes"} if unit == "bpe" else set()
+    assert names == {"tokenizer_config.json", "vocabulary.txt", "splitting.json"} | codes
+    expected = tokenizer(PROSE).input_ids
+    loaded = ZipfTokenizer.from_pretrained(tmp_path)
+    assert loaded.text_encoder.vocabulary.counts.tolist() == (tokenizer.vocabulary.counts.tolist())
+    for other in (loaded, copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
+        assert other(PROSE).input_ids == expected
+        assert other.decode(expected) == tokenizer.decode(expected)
+        assert len(other) == other.vocab_size == len(tokenizer.vocabulary)
+        assert (other.bos_token_id, other.eos_token_id, other.pad_token_id) == (2, 2, 1)
+
+
+def test_the_start_can_be_left_out_and_padding_put_on_either_side(exported):
+    tokenizer = AutoTokenizer.from_pretrained(exported["ADP-T"])
+    assert isinstance(tokenizer, ZipfTokenizer) and tokenizer.is_fast
+    bare = AutoTokenizer.from_pretrained(exported["ADP-T"], add_bos_token=False)
+    assert [2, *bare("ba de").input_ids] == tokenizer("ba de").input_ids
+    short, long = tokenizer("ba").input_ids, tokenizer("ba de fa").input_ids
+    for side, rows in (("left", [[1, 1, *short], long]), ("right", [[*short, 1, 1], long])):
+        both = tokenizer(["ba", "ba de fa"], padding=True, padding_side=side)
+        assert both.input_ids == rows
+        assert both.attention_mask == [[int(id != 1) for id in row] for row in rows]
+
+
+def test_what_would_change_the_vocabulary_is_refused(tmp_path):
+    tokenizer = TOKENIZERS[RULES[0], "word"]
+    with pytest.raises(ValueError, match="token 'new': not in the vocabulary, which is fixed"):
+        tokenizer.add_tokens(["new"])
+    with pytest.raises(ValueError, match="zipflm prepare"):
+        tokenizer.train_new_from_iterator([["a"]], 10)
+    with pytest.raises(ValueError, match="filename_prefix='x'"):
+        tokenizer.save_pretrained(tmp_path, filename_prefix="x")
+    with pytest.raises(ValueError, match="unit='char'"):
+        ZipfTokenizer(encoder=ENCODERS[RULES[0], "word"], unit="char")
+    with pytest.raises(ValueError, match="vocabulary.txt: missing"):
+        ZipfTokenizer()
+
+
+@pytest.mark.parametrize("name", ["bpe.codes", "splitting.json", "vocabulary.txt"])
+def test_a_file_that_is_missing_or_of_another_run_is_missed(name, tmp_path):
+    TOKENIZERS[Splitting("words", True), "bpe"].save_pretrained(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=f"{name}: missing"):
+        ZipfTokenizer.from_pretrained(tmp_path)
+    TOKENIZERS[Splitting("wikitext", True), "bpe"].save_pretrained(tmp_path / "other")
+    (tmp_path / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    with pytest.raises(ValueError, match=f"{name}: missing, damaged or of another run"):
+        ZipfTokenizer.from_pretrained(tmp_path)
+
+
+def test_a_vocabulary_that_has_a_word_twice_is_refused(tmp_path):
+    path = tmp_path / "vocabulary.txt"
+    path.write_text("the 9\n<unk> 5 #fairseq:overwrite\n")
+    with pytest.raises(ValueError, match="the word '<unk>' has two ids"):
+        ZipfTokenizer(vocabulary_file=str(path))
