@@ -23,8 +23,8 @@ class Past(Protocol):
     @property
     def position(self) -> int | Tensor:
         """Number of words that came before: a number, or a tensor on the device that holds it, one
-        for all rows or [B, 1]; or, where rows are padded on the left, the number for every new word,
-        [B, T]."""
+        for all rows or [B, 1]; or, where rows are padded on the left, the number for every new
+        word, [B, T]."""
 
     def visible(self, number: int) -> Tensor | None:
         """Which of the words that `extend` returns each of `number` new ones sees, [T, S], or

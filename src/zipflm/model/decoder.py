@@ -199,8 +199,8 @@ def sinusoids(
     """Position table [length, dim] in float32: all sines, then all cosines.
 
     The first row belongs to the word that `start` others precede. A `start` [B, 1], one number for
-    each of B sequences, gives each a table of its own, [B, length, dim]; a `start` [B, length] holds
-    the number for every word.
+    each of B sequences, gives each a table of its own, [B, length, dim]; a `start` [B, length]
+    holds the number for every word.
 
     >>> sinusoids(1, 4).round(decimals=4)  # position 2: sin(2), sin(2e-4), cos(2), cos(2e-4)
     tensor([[ 9.0930e-01,  2.0000e-04, -4.1610e-01,  1.0000e+00]])
