@@ -1,5 +1,8 @@
+import pytest
+
 from zipflm.serving.completions import CompletionAnswer, completion_request
 from zipflm.serving.continuation import Delta
+from zipflm.serving.errors import Refusal
 from zipflm.serving.worker import Limits
 
 
@@ -54,3 +57,19 @@ def test_equal_settings_are_drawn_together(models):
     one, other = request(models, temperature=0, top_p=0.3), request(models, temperature=0)
     assert one.choice == other.choice
     assert request(models, top_p=0).choice == other.choice
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": ["ba " * 40] * 16, "n": 16, "echo": True, "logprobs": 10, "max_tokens": 0},
+        {"n": 256, "max_tokens": 40, "logprobs": 10},
+        {"prompt": ["ba " * 40] * 256, "echo": True, "logprobs": 10, "max_tokens": 0},
+    ],
+)
+def test_log_probabilities_that_would_fill_the_memory_are_refused(models, fields):
+    with pytest.raises(Refusal, match="100000 of one answer") as caught:
+        request(models, **fields)
+    assert caught.value.status == 400 and caught.value.param == "logprobs"
+    assert request(models, **fields | {"logprobs": None}).n == fields.get("n", 1)
+    assert request(models, **fields | {"n": 1, "logprobs": 1}).logprobs == 1

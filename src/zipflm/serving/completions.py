@@ -21,7 +21,13 @@ from zipflm.serving.errors import bad_request
 from zipflm.serving.fields import Fields
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import Prompt, read_prompts
-from zipflm.serving.requests import MOST_ALTERNATIVES, MOST_TEXTS, chosen_model, require_length
+from zipflm.serving.requests import (
+    MOST_ALTERNATIVES,
+    MOST_LISTED,
+    MOST_TEXTS,
+    chosen_model,
+    require_length,
+)
 from zipflm.serving.scoring import Document, DocumentScores, Likely
 from zipflm.serving.steps import Choice, Row, generator_of
 from zipflm.serving.worker import Limits
@@ -120,6 +126,10 @@ def completion_request(
     fields.refuse_unless_default("best_of", n)
     vocabulary = len(model.reader.vocabulary)
     listed = fields.integer("logprobs", -1, 0, MOST_ALTERNATIVES)
+    echo = fields.flag("echo")
+    if listed >= 0:
+        repeated = sum(len(prompt.tokens) for prompt in prompts) if echo else 0
+        _require_few(n * (repeated + len(prompts) * max_tokens), listed)
     return CompletionRequest(
         model=model,
         prompts=prompts,
@@ -130,11 +140,21 @@ def completion_request(
         stop=_stop(fields),
         lines=fields.integer("lines", 1, 0, limits.max_words),
         logprobs=None if listed < 0 else min(listed, vocabulary),
-        echo=fields.flag("echo"),
+        echo=echo,
         is_streamed=fields.flag("stream"),
         with_usage=_with_usage(fields),
         warnings=fields.warnings(FIELDS),
     )
+
+
+def _require_few(tokens: int, listed: int) -> None:
+    """Every choice repeats its prompt's, and the answer is written while all others wait."""
+    if tokens * max(listed, 1) > MOST_LISTED:
+        raise bad_request(
+            "logprobs",
+            f"logprobs={listed} for up to {tokens} tokens of all texts is more than the "
+            f"{MOST_LISTED} of one answer; ask for fewer, or for fewer texts at once",
+        )
 
 
 def _choice(fields: Fields, vocabulary: int) -> Choice:

@@ -19,7 +19,7 @@ from zipflm.serving.worker import Limits
 MOST_TEXTS = 256
 """Of one request."""
 MOST_ALTERNATIVES = 100
-_MOST_LISTED = 100_000
+MOST_LISTED = 100_000
 """Alternatives of one request, over all its words."""
 _MOST_SEARCHED = 1_000
 """The same where each is a search among words in pieces."""
@@ -145,7 +145,7 @@ def _places(fields: Fields, texts: list[EncodedText]) -> list[Ids]:
 
 
 def _require_few(model: ServedModel, top: int, number: int) -> None:
-    most = _MOST_LISTED if model.engine.unit == "word" else _MOST_SEARCHED
+    most = MOST_LISTED if model.engine.unit == "word" else _MOST_SEARCHED
     if top * number > most:
         raise bad_request(
             "top",
