@@ -451,7 +451,7 @@ def test_a_browser_may_ask_whether_it_may_ask_without_a_key(models):
 
 def test_a_client_that_does_not_read_is_not_waited_for(models, monkeypatch):
     monkeypatch.setattr("zipflm.serving.app._SEND_SECONDS", 0.3)
-    fields = {"prompt": ["ba"] * 100, "max_tokens": 3000, "lines": 0, "stream": True, "logprobs": 5}
+    fields = {"prompt": ["ba"] * 100, "max_tokens": 999, "lines": 0, "stream": True, "logprobs": 1}
     with Running(models) as service, closing(service.begin("/v1/completions", fields)):
         service.until(lambda: service.worker.num_writing > 0)
         service.until(lambda: service.worker.num_unanswered == 0, seconds=60)

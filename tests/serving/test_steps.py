@@ -112,8 +112,9 @@ def test_the_most_likely_words_are_told_where_they_are_asked_for(words):
 def test_rows_wait_where_there_is_no_room(words):
     steps = Steps(with_batch_words(words, 40), words.lm.reader)
     rows = [a_row(words, "ba be", max_tokens=9) for _ in range(4)]  # of 12 places each
-    assert steps.has_room(rows[0]) and steps.has_room(rows[2], rows[:2])
-    assert not steps.has_room(rows[3], rows[:3])
+    places = steps.places()
+    assert [places.take(row) for row in rows] == [True, True, True, False]
+    assert places.take(a_row(words, "ba", max_tokens=1)) is False  # 4 places of 12 are too many
     steps.join(rows[:3])
-    assert not steps.has_room(rows[3])
-    assert Steps(with_batch_words(words, 1), words.lm.reader).has_room(rows[0])
+    assert not steps.places().take(rows[3])
+    assert Steps(with_batch_words(words, 1), words.lm.reader).places().take(rows[0])

@@ -9,6 +9,7 @@ import pytest
 from serving.services import Running, slowed
 
 from zipflm.serving import worker as module
+from zipflm.serving.steps import Row
 from zipflm.serving.worker import Limits
 
 
@@ -70,6 +71,21 @@ def test_a_client_that_leaves_frees_its_place_in_the_queue(models, held):
         assert first.result()["texts"] and last.result()["texts"]
         assert held.batches == [[2], [2]]  # what nobody waits for is not computed
         assert service.metric("zipflm_clients_left_total") == 1
+
+
+def test_texts_that_wait_for_room_cost_nothing(models, monkeypatch):
+    calls, room = [], Row.room
+
+    def counted(self, block):
+        calls.append(self)
+        return room(self, block)
+
+    monkeypatch.setattr(Row, "room", counted)
+    with Running(models, Limits(max_batch_words=100)) as service:
+        answer = service.complete("ba", n=200, max_tokens=3, lines=0, seed=1)
+    assert len({choice["index"] for choice in answer["choices"]}) == 200
+    # For each text when it joins, at its steps, and when it is the first that has to wait.
+    assert len(calls) < 10 * 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

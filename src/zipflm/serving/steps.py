@@ -9,7 +9,7 @@ on who else is there. A text that outgrows the block goes on behind its last `co
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +60,25 @@ class Row:
         return min(block, len(self.prompt) + 1 + self.continuation.max_tokens)
 
 
+class Places:
+    """How many rows fit beside each other: as many as the longest leaves room for."""
+
+    def __init__(self, tokens: int, taken: Iterable[int], room: Callable[[Row], int]) -> None:
+        self._tokens, self._room = tokens, room
+        self._number = self._longest = 0
+        for longest in taken:
+            self._number += 1
+            self._longest = max(self._longest, longest)
+
+    def take(self, row: Row) -> bool:
+        """Whether one more fits, which then has its place; the first one always does."""
+        number, longest = self._number + 1, max(self._longest, self._room(row))
+        if number > 1 and number * longest > self._tokens:
+            return False
+        self._number, self._longest = number, longest
+        return True
+
+
 def generator_of(seed: int | None, index: int) -> torch.Generator:
     """For the text number `index` of a request; number 0 draws what `lm.generate` draws with the
     seed."""
@@ -85,12 +104,9 @@ class Steps:
         self._cache = RaggedCache()
         self._hidden_ND = torch.zeros(0)
 
-    def has_room(self, row: Row, joining: Sequence[Row] = ()) -> bool:
-        """Whether one more fits beside the others and those about to join; the first one always
-        does."""
-        others = [*self.rows, *joining]
-        longest = max(map(self._room, [row, *others]))
-        return not others or longest * (len(others) + 1) <= self._engine.batch_tokens
+    def places(self) -> Places:
+        """For rows that are about to join."""
+        return Places(self._engine.batch_tokens, map(self._room, self.rows), self._room)
 
     def _room(self, row: Row) -> int:
         return row.room(self._engine.blocks.block)
@@ -103,7 +119,8 @@ class Steps:
         """Rows that need no further step."""
         if not rows:
             return
-        gone = {place for place, row in enumerate(self.rows) if row in rows}
+        leaving = set(rows)
+        gone = {place for place, row in enumerate(self.rows) if row in leaving}
         order = self._cache.drop(gone)
         self.rows = [self.rows[place] for place in order]
         self._hidden_ND = self._hidden_ND[torch.tensor(order, dtype=torch.long).to(self._device)]

@@ -310,20 +310,20 @@ class Worker:
         """Texts that can join those that are being written, by model; first come, first served."""
         joining: dict[str, list[_Writing]] = defaultdict(list)
         others: list[_Writing] = []
-        is_full: set[str] = set()
-        while self._rows:
+        # Of the models that are not full: thousands may wait, and are not looked at every time.
+        places = {name: steps.places() for name, steps in self._steps.items()}
+        while self._rows and places:
             writing = self._rows.popleft()
             name = writing.model.name
             if writing.ticket.is_left:
                 continue
-            beside = [each.row for each in joining[name]]
-            if name in is_full or not self._steps[name].has_room(writing.row, beside):
-                is_full.add(name)
+            if name not in places or not places[name].take(writing.row):
+                places.pop(name, None)
                 others.append(writing)
                 continue
             joining[name].append(writing)
             self._begin(writing.ticket)
-        self._rows.extend(others)
+        self._rows.extendleft(reversed(others))
         return joining
 
     def _score(self, batch: list[_Text]) -> None:
