@@ -25,7 +25,8 @@ from zipflm.records import as_json, from_dict, load_object
 from zipflm.runs.checkpoint import WEIGHTS, Checkpoint, has_checkpoint_name
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.loaded import LoadedRun, load_run
-from zipflm.runs.records import LogLine, Report, Validation
+from zipflm.runs.log import curve_of
+from zipflm.runs.records import LogLine, Report
 
 SCORES = "scores"
 """Folder inside a member's run folder that keeps what was scored."""
@@ -213,7 +214,7 @@ def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
     """Losses per word, of whatever tokens a model is made."""
     updates = sorted({line.update for line in log})
     reports = {line.update: line for line in log if isinstance(line, Report)}
-    validations = {line.update: line for line in log if isinstance(line, Validation)}
+    validations = {line.update: line for line in curve_of(log)}
     points = []
     for update in updates:
         report, validation = reports.get(update), validations.get(update)
