@@ -204,6 +204,7 @@ def _scored(
         factorization=run.factorization,
         scored=score_run(loaded, run.data, splits, options),
         words=words,
+        data=run.data,
         split=splits[-1],
     )
     contexts = []

@@ -38,7 +38,7 @@ PROTOCOL_FACTS = {
         "scored like any other: as the one symbol <unk> by word models (column unk), piece by "
         "piece by sub-word models, unless the text itself says <unk>"
     ),
-    "time": "training, compilation included; validation and checkpoints are not",
+    "time": "training alone: compilation stands beside it, validation and checkpoints are left out",
     "tokens/s": "median over the log; of sub-word models, sub-words",
     "zipflm": __version__,
     "torch": torch.__version__,
@@ -182,7 +182,13 @@ def scored_splits(words: DataFolder) -> tuple[str, ...]:
 
 
 def scored_text(words: DataFolder, split: str) -> ScoredText:
-    return ScoredText(split=split, word_ids=words.tokens(split).ids, vocabulary=words.vocabulary)
+    tokens = words.tokens(split)
+    return ScoredText(
+        split=split,
+        word_ids=tokens.ids,
+        vocabulary=words.vocabulary,
+        line_starts=tokens.offsets[:-1],
+    )
 
 
 def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> dict[str, str]:

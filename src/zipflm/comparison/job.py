@@ -124,6 +124,7 @@ class Job:
             factorization=self._plan.factorization,
             scored=scored,
             words=self._words,
+            data=self._plan.data,
             split=self._splits[-1],
             problem=problem,
         )

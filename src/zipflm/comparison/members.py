@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.analysis.study import CurvePoint, Member, SplitScore, split_score
+from zipflm.analysis.study import CurvePoint, Member, Seen, SplitScore, split_score
 from zipflm.config import Config
 from zipflm.data.facts import SplitFacts
 from zipflm.data.folder import DataFolder
@@ -27,6 +27,7 @@ from zipflm.runs.folder import RunFolder
 from zipflm.runs.loaded import LoadedRun, load_run
 from zipflm.runs.log import curve_of
 from zipflm.runs.records import LogLine, Report
+from zipflm.training.throughput import flops_per_token
 
 SCORES = "scores"
 """Folder inside a member's run folder that keeps what was scored."""
@@ -162,10 +163,12 @@ def make_member(
     factorization: str,
     scored: ScoredRun | None,
     words: DataFolder,
+    data: DataFolder,
     split: str,
     problem: str = "",
 ) -> Member:
-    """A member from its run folder and its scores on the words of the folder `words`.
+    """A member from its run folder and its scores on the words of the folder `words`; `data` is
+    the folder that it was trained on, the same one or its sub-word twin.
 
     Curve, time and speed are of the training up to the checkpoint that was scored.
     """
@@ -185,7 +188,9 @@ def make_member(
         scores={name: _split_score(words, name, found) for name, found in scores.items()},
         nll=scores[split].nll if split in scores else None,
         curve=curve(log),
-        seconds=reports[-1].seconds if reports else None,
+        seen=_seen(reports[-1], config, data) if reports else None,
+        seconds=training_seconds(reports[-1]) if reports else None,
+        compile_seconds=reports[-1].compile_seconds if reports else None,
         tokens_per_second=_rate(reports),
         memory=max((report.memory for report in reports), default=None),
         compiled=_compiled(reports),
@@ -215,19 +220,41 @@ def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
     updates = sorted({line.update for line in log})
     reports = {line.update: line for line in log if isinstance(line, Report)}
     validations = {line.update: line for line in curve_of(log)}
-    points = []
+    points: list[CurvePoint] = []
+    compiling = 0.0  # as the last report has it
     for update in updates:
         report, validation = reports.get(update), validations.get(update)
         seconds = [line.seconds for line in (report, validation) if line is not None]
+        if report is not None:
+            compiling = report.compile_seconds
         points.append(
             CurvePoint(
                 update=update,
-                seconds=seconds[0],
+                seconds=max(0.0, seconds[0] - compiling),
                 loss=report.nats_per_word if report else None,
                 valid_loss=validation.nats_per_word if validation else None,
             )
         )
     return tuple(points)
+
+
+def training_seconds(report: Report) -> float:
+    """Spent training so far, without compilation, which depends on what the compiler has cached."""
+    return max(0.0, report.seconds - report.compile_seconds)
+
+
+def _seen(last: Report, config: Config, data: DataFolder) -> Seen | None:
+    """None for a run whose training text is not in the folder."""
+    if "train" not in data.splits:
+        return None
+    text = data.split("train")
+    per_token = flops_per_token(config, data.vocabulary.counts, last.block)
+    return Seen(
+        updates=last.update,
+        words=round(last.epoch * text.words),
+        passes=last.epoch,
+        operations=last.epoch * text.tokens * per_token,
+    )
 
 
 def _rate(reports: Sequence[Report]) -> float | None:
