@@ -58,7 +58,8 @@ def frequency_curve(
     shape = len(blocks), len(levels)
 
     def by_block(weights: FloatArray | None = None) -> FloatArray:
-        return np.bincount(place, weights, minlength=shape[0] * shape[1]).reshape(shape)
+        flat = np.bincount(place, weights, minlength=shape[0] * shape[1]).astype(np.float64)
+        return flat.reshape(shape)
 
     grid = np.linspace(x[0], x[-1], _POINTS) if len(levels) > 1 else x
     offset = x[:, None] - grid
@@ -93,9 +94,7 @@ def _heights(moments: FloatArray, sums: FloatArray, resampling: Resampling) -> l
     totals = moments.sum(axis=1)
     by_seed = np.stack([_height(*totals, *seed.sum(axis=1)) for seed in sums])
     blocks = np.count_nonzero(moments[0] > 1e-3, axis=0)
-    return [
-        estimate(by_seed[:, i], text[:, i], int(blocks[i])) for i in range(moments.shape[-1])
-    ]
+    return [estimate(by_seed[:, i], text[:, i], int(blocks[i])) for i in range(moments.shape[-1])]
 
 
 def _height(

@@ -38,7 +38,7 @@ _CAPTIONS = {
 Maker = Literal["study", "ablation", "analysis"]
 """What a report belongs to: a study or an ablation of one run, which train their members, or an
 analysis of runs that are there."""
-_TABLE = "table.json"
+TABLE = "table.json"
 _MEMBERS = "members"
 
 
@@ -69,7 +69,7 @@ _KINDS: dict[Maker, str] = {
 def _maker_of(out: Path) -> Maker | None:
     """Whose report a folder holds, if it holds one."""
     try:
-        made_by = load_object(read_file(out / _TABLE)).get("made_by")
+        made_by = load_object(read_file(out / TABLE)).get("made_by")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError):
@@ -78,7 +78,7 @@ def _maker_of(out: Path) -> Maker | None:
         if made_by == maker:
             return maker
     raise ValueError(
-        f"{out / _TABLE}: cannot be read, so whose report it is cannot be told; choose another "
+        f"{out / TABLE}: cannot be read, so whose report it is cannot be told; choose another "
         "--out or remove it first"
     )
 
@@ -100,7 +100,7 @@ def write_report(study: Study, out: Path, maker: Maker) -> Path:
     save_figures(study, out / "figures")
     write_whole(out / "table.csv", to_csv(study))
     table = json.dumps(to_json(study, maker), indent=1, allow_nan=False)
-    write_whole(out / _TABLE, table + "\n")
+    write_whole(out / TABLE, table + "\n")
     write_whole(out / "report.md", markdown(study))
     write_whole(out / "report.html", page.render(study))
     return out / "report.html"

@@ -49,7 +49,7 @@ class Sample:
         """The mean loss of every model on some of the words."""
         places = self.blocks.of_word[chosen]
         number = len(self.blocks)
-        counts = np.bincount(places, minlength=number)
+        counts = np.bincount(places, minlength=number).astype(np.float64)
         return {
             label: self._resampling.mean(
                 np.stack([np.bincount(places, own[chosen], minlength=number) for own in losses]),

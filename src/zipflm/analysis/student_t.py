@@ -6,7 +6,7 @@ Stegun 26.7.3 and 26.7.4).
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,11 @@ def two_sided_p(t: NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
         total += term
         term = term * cosine**2 * (power + 1) / (power + 2)
     inside = 2 / np.pi * (angle + sine * total) if is_odd else sine * total
-    return np.clip(1 - inside, 0.0, 1.0)
+    p: NDArray[np.float64] = np.clip(1 - inside, 0.0, 1.0)
+    return p
 
 
-@lru_cache(maxsize=None)
+@cache
 def quantile(degrees: int, level: float = 0.95) -> float:
     """How many standard errors an interval of that level reaches to either side.
 

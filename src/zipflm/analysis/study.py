@@ -234,7 +234,9 @@ class Tried:
     perplexity: float | None
     """On the whole valid set; None if it could not be trained."""
     seconds: float | None
+    """Of training."""
     is_chosen: bool
+    problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

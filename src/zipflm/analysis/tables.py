@@ -132,6 +132,7 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         "rows": [
             {_name(column): column.value(row) for column in table_columns}
             | {
+                "factorization": row.first.factorization,
                 "problem": row.problem,
                 "params": dict(row.first.params),
                 "curve": [asdict(point) for point in row.curve],
@@ -144,6 +145,14 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         "loss_by_previous_word_frequency": [asdict(b) for b in study.previous_bins],
         "words": {label: _words_of(study, label) for label in study.words},
         "contexts": [asdict(context) for context in study.contexts],
+        "blocks": {
+            "unit": study.blocks.unit,
+            "number": len(study.blocks),
+            "likeness": study.blocks.likeness,
+        },
+        "differences": [asdict(difference) for difference in study.differences],
+        "loss_against_frequency": [asdict(at) for at in study.curve],
+        "tried": [asdict(tried) for tried in study.tried],
     }
     return dict(finite(found))
 
@@ -183,6 +192,8 @@ def _member(member: Member) -> dict[str, Any]:
         "checkpoint": member.checkpoint,
         "problem": member.problem,
         "seconds": member.seconds,
+        "compile_seconds": member.compile_seconds,
+        "seen": asdict(member.seen) if member.seen else None,
         "tokens_per_second": member.tokens_per_second,
         "memory": member.memory,
         "compiled": member.compiled,

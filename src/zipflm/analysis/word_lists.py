@@ -119,10 +119,10 @@ def _p_values(
     pairs, inverse = np.unique(place, return_inverse=True)
     words = pairs // num_blocks
     counts = np.bincount(inverse).astype(np.float64)
-    sums = np.bincount(inverse, weights=differences)
+    sums = np.bincount(inverse, weights=differences).astype(np.float64)
 
     def per_word(values: FloatArray) -> FloatArray:
-        return np.bincount(words, weights=values, minlength=num_types)
+        return np.bincount(words, values, minlength=num_types).astype(np.float64)
 
     total = per_word(counts)
     blocks = np.bincount(words, minlength=num_types)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -58,10 +58,12 @@ class ScoredRun:
 class _Key:
     """What kept scores belong to."""
 
+    checkpoint: str
     weights: str
     vocabulary: str
     text: str
     options: ScoringOptions
+    """Without the device, which decides nothing but rounding errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +86,27 @@ def score_once(
 ) -> ScoredRun:
     """Score with a run's newest checkpoint; what was scored is kept in the run folder, and read
     from there while weights and text are the same. The model is loaded once, or not at all."""
-    checkpoint = RunFolder(run).choose("newest")
+    return score_checkpoint(run, RunFolder(run).choose("newest"), data, splits, options)
+
+
+def score_checkpoint(
+    run: Path,
+    checkpoint: Checkpoint,
+    data: DataFolder,
+    splits: Sequence[str],
+    options: ScoringOptions,
+) -> ScoredRun:
+    """The same with any checkpoint of a run; scores are kept of the one that was scored last."""
     found: dict[str, WordScores] = {}
     loaded: LoadedRun | None = None
     for split in splits:
         data.verify(split)
         key = _Key(
+            checkpoint=checkpoint.name,
             weights=checkpoint.checksums[WEIGHTS],
             vocabulary=data.vocabulary.hash,
             text=data.split(split).sha256,
-            options=options,
+            options=replace(options, device=None),
         )
         path = run / SCORES / f"{split}.npz"
         kept = _read_kept(path, key, data.split(split))
@@ -103,6 +116,30 @@ def score_once(
             _keep(path, key, kept)
         found[split] = kept
     return ScoredRun(checkpoint.name, found)
+
+
+def kept_scores(run: Path, data: DataFolder, splits: Sequence[str]) -> ScoredRun:
+    """What was scored of a run whose weights need not be there any more; ValueError if that was
+    not kept, or is of another text."""
+    found: dict[str, WordScores] = {}
+    names = set()
+    for split in splits:
+        data.verify(split)
+        path = run / SCORES / f"{split}.npz"
+        text = data.split(split)
+        try:
+            facts, nll = _unpack(path, text)
+        except Exception as error:  # zipfile and NumPy have a dozen ways to say it is damaged
+            raise ValueError(f"{path}: no scores that can be read ({error})") from None
+        if (facts.key.text, facts.key.vocabulary) != (text.sha256, data.vocabulary.hash):
+            raise ValueError(f"{path}: scores of another text or vocabulary than {data.path} has")
+        if not _are_of(text, nll, facts.protocol):
+            raise ValueError(f"{path}: damaged: no losses of the {split} split")
+        names.add(facts.key.checkpoint)
+        found[split] = WordScores(nll, facts.protocol)
+    if len(names) != 1:
+        raise ValueError(f"{run / SCORES}: scores of different checkpoints: {', '.join(names)}")
+    return ScoredRun(names.pop(), found)
 
 
 def _scored(run: LoadedRun, data: DataFolder, split: str, options: ScoringOptions) -> WordScores:
