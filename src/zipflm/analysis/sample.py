@@ -18,7 +18,7 @@ from zipflm.analysis.frequency_bins import (
     bin_indices,
 )
 from zipflm.analysis.frequency_curve import CurveAt, frequency_curve
-from zipflm.analysis.text_blocks import TextBlocks, cut_into_blocks, document_starts
+from zipflm.analysis.text_blocks import cut_into_blocks, document_starts
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 
 

@@ -197,7 +197,7 @@ def _scored(
 ) -> tuple[Member, list[ContextScore]]:
     """A run as a member, and its perplexity with each context; its model is loaded once, or not at
     all where nothing but kept scores is needed."""
-    is_newest = run.run.checkpoints()[:1] == [run.checkpoint]
+    is_newest = [c.path for c in run.run.checkpoints()[:1]] == [run.checkpoint.path]
     loaded = None if is_newest and not context_sizes else load_run(run.checkpoint.path)
     member = make_member(
         run.run,
@@ -205,7 +205,7 @@ def _scored(
         label=run.label,
         factorization=run.factorization,
         scored=(
-            score_checkpoint(run.run.path, run.checkpoint, run.data, splits, options)
+            score_checkpoint(run.run.path, run.checkpoint, run.data, splits, options, keep=False)
             if loaded is None
             else score_run(loaded, run.data, splits, options)
         ),

@@ -95,8 +95,10 @@ def score_checkpoint(
     data: DataFolder,
     splits: Sequence[str],
     options: ScoringOptions,
+    *,
+    keep: bool = True,
 ) -> ScoredRun:
-    """The same with any checkpoint of a run; scores are kept of the one that was scored last."""
+    """The same with any checkpoint of a run; without `keep` nothing is written into its folder."""
     found: dict[str, WordScores] = {}
     loaded: LoadedRun | None = None
     for split in splits:
@@ -113,7 +115,8 @@ def score_checkpoint(
         if kept is None:
             loaded = loaded or load_run(checkpoint.path)
             kept = _scored(loaded, data, split, options)
-            _keep(path, key, kept)
+            if keep:
+                _keep(path, key, kept)
         found[split] = kept
     return ScoredRun(checkpoint.name, found)
 
