@@ -171,6 +171,8 @@ def _lead(study: Study) -> str:
     if passes:
         low, high = f"{min(passes):.2f}", f"{max(passes):.2f}"
         text += f" That is {low if low == high else f'{low} to {high}'} passes over the text."
+    if study.differences and not all(pair.has_all_seeds for pair in study.differences):
+        text += " One seed a model: intervals cover the choice of the text, not the training."
     return text
 
 
@@ -194,7 +196,7 @@ def _tiles(study: Study) -> Iterable[str]:
     rare = rarest(study.word_bins)
     if rare is not None:
         loss, label = min((loss, label) for label, loss in rare.loss.items() if loss is not None)
-        what = f"lowest loss on words that training has {rare.name} times"
+        what = f"lowest loss on words that training has {rare.name.replace('-', ' to ')} times"
         tiles.append((f"{loss:.2f}", label, what))
     return (
         f'<div class="tile"><b>{escape(value)}</b><strong>{escape(label)}</strong>'

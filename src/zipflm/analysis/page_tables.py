@@ -1,4 +1,4 @@
-"""Tables of the page that show statistics: pairs of models, the paper's findings, tuning, budgets."""
+"""Tables of the page: pairs of models, the paper's findings, what was tuned, what models saw."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zipflm.analysis.tables import EMPTY, duration, number, seen_columns
 
 PAIRS_CAPTION = (
     "How much higher (+) or lower (\u2212) the perplexity of the row is than that of the column, in "
-    "per cent, with its 95 % interval; in bold where the interval excludes zero."
+    "per cent and on the same text, with its 95 % interval; in bold where that excludes zero."
 )
 SEEN_CAPTION = (
     "Words are running words of the training text, whatever tokens a model is made of; operations "
@@ -40,6 +40,12 @@ def findings_caption(study: Study) -> str:
         f"The paper's numbers are of {DATASETS[papers_dataset(study)]}; ours are the change of the "
         f"{study.headline_name}, or of the loss in nats, with 95 % intervals. Of "
         f"{len(paper_findings(study))} findings {count_verdicts(paper_findings(study))}."
+        + (
+            ""
+            if all(pair.has_all_seeds for pair in study.differences)
+            else " A verdict is on these very models, trained with one seed: where the difference "
+            "is small, other seeds may turn it."
+        )
     )
 
 
@@ -94,12 +100,12 @@ def _pairs(study: Study) -> str:
     lines = []
     for label in labels:
         cells = "".join(_pair(study, label, other) for other in labels)
-        lines.append(
-            f'<tr data-row="{escape(label)}"><th scope="row">{escape(label)}</th>{cells}</tr>'
-        )
+        name = escape(label)
+        lines.append(f'<tr data-row="{name}"><th scope="row">{name}</th>{cells}</tr>')
     return (
         f'<section id="pairs"><h2>Every pair</h2><p class="caption">{escape(PAIRS_CAPTION)}</p>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Every pair"><table class="pairs">'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Every pair">'
+        '<table class="pairs">'
         f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         "</section>"
     )
@@ -156,4 +162,5 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) 
         "<tr>" + "".join(f"<td{kind(i)}>{escape(c)}</td>" for i, c in enumerate(row)) + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll">{table}</div>'

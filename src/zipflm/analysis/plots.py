@@ -7,6 +7,7 @@ that they run in any process and beside a notebook's own figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -51,8 +52,8 @@ def style_of(study: Study) -> dict[str, Style]:
 def bar_chart(
     bins: Sequence[FrequencyBin], look: Mapping[str, Style], *, title: str, xlabel: str
 ) -> Figure:
-    """Loss per bin, one bar per model, with its interval. Bars of unknown words that would dwarf
-    all others are cut, with their loss beside."""
+    """Loss per bin, one bar per model, with its interval. A few bars that would flatten all others
+    are cut, with their loss on them."""
     bins = [b for b in bins if any(loss is not None for loss in b.loss.values())]
     figure, axes = _axes(title, xlabel, "loss (nats per word)", size=(9.0, 4.2))
     models = [label for label in look if any(b.loss.get(label) is not None for b in bins)]
@@ -76,14 +77,13 @@ def bar_chart(
 def _break_axis(
     axes: Axes, bins: Sequence[FrequencyBin], models: Sequence[str], width: float
 ) -> None:
-    """End the axis above the usual bars where unknown words need far more room."""
+    """End the axis where most models do, if a few bars would flatten all others."""
     top = usual_top(bins)
     if top is None:
         return
     axes.set_ylim(0, top)
-    place = [b.name for b in bins].index("UNK")
-    for i, label in enumerate(models):
-        loss = bins[place].loss.get(label)
+    for (place, b), (i, label) in product(enumerate(bins), enumerate(models)):
+        loss = b.loss.get(label)
         if loss is not None and loss > top:
             x = place + (i - (len(models) - 1) / 2) * width
             for y in (0.93, 0.945):
@@ -108,15 +108,18 @@ def _break_axis(
 
 
 def usual_top(bins: Sequence[FrequencyBin]) -> float | None:
-    """Where the axis ends if unknown words would dwarf all others; None if they do not."""
-
-    def highest(chosen: Sequence[FrequencyBin]) -> float:
-        ends = [end for b in chosen for pair in b.interval.values() for end in pair]
-        return max([x for b in chosen for x in b.loss.values() if x is not None] + ends, default=0)
-
-    usual = highest([b for b in bins if b.name != "UNK"])
-    # As the page does: more than a quarter above the rest.
-    return 1.125 * usual if 0 < usual and highest(bins) > 1.25 * usual else None
+    """Where the axis ends if a few bars would flatten all others, as on the page: a little above
+    what the middle one of the models needs, unknown words left out. None if all fit."""
+    highest: dict[str, float] = {}
+    for b in bins:
+        for label, loss in b.loss.items():
+            if loss is not None and b.name != "UNK":
+                highest[label] = max(highest.get(label, 1.0), *b.interval.get(label, (loss,)))
+    if not highest:
+        return None
+    limit = 1.3 * sorted(highest.values())[len(highest) // 2]
+    most = max(loss for b in bins for loss in b.loss.values() if loss is not None)
+    return limit if most > 1.1 * limit else None
 
 
 def loss_against_frequency(study: Study, *, difference: bool = False) -> Figure:
@@ -268,6 +271,12 @@ def figures(study: Study) -> dict[str, Callable[[], Figure]]:
         "loss-by-previous-word-frequency": lambda: bars(study.previous_bins, "previous word"),
         "parameters-against-perplexity": lambda: parameters_against_perplexity(study),
     }
+    if study.curve:
+        drawn["loss-against-frequency"] = lambda: loss_against_frequency(study)
+    if any(at.difference for at in study.curve):
+        drawn["difference-against-frequency"] = lambda: loss_against_frequency(
+            study, difference=True
+        )
     if any(row.curve for row in study.rows):
         drawn["learning-curves"] = lambda: learning_curves(study)
         drawn["perplexity-against-time"] = lambda: perplexity_against_time(study)

@@ -127,10 +127,10 @@ function drawBars(id, kind) {
     return b.loss[reference] == null ? null : loss - b.loss[reference];
   };
   const endsOf = (b, m) => (view.difference ? b.difference : b.interval)[m.label] || null;
-  const valuesOf = (chosen) => chosen.flatMap((b) => present.flatMap((m) => [valueOf(b, m), ...(endsOf(b, m) || [])])).filter((v) => v != null);
-  const values = valuesOf(bins);
-  /* Spelling out unknown words costs sub-word models so much that all other bars would look alike. */
-  const [low, high] = breaking(valuesOf(bins.filter((b) => b.name !== "UNK")), values, view.difference ? 0.05 : 1);
+  const valuesOf = (m, chosen) => chosen.flatMap((b) => [valueOf(b, m), ...(endsOf(b, m) || [])]).filter((v) => v != null);
+  const values = present.flatMap((m) => valuesOf(m, bins));
+  const usual = present.filter((m) => !view.difference || m.label !== reference).map((m) => valuesOf(m, bins.filter((b) => b.name !== "UNK")));
+  const [low, high] = axisEnds(usual, values, view.difference ? 0.05 : 1);
   const width = holder.clientWidth || 900;
   const lying = width < 600;
   /* Lying, a bin is as high as its bars and a line of text. */
@@ -138,7 +138,7 @@ function drawBars(id, kind) {
   const starts = heights.map((_, i) => heights.slice(0, i).reduce((a, b) => a + b, 0));
   const box = lying
     ? { width, height: 44 + heights.reduce((a, b) => a + b, 0), left: 12, right: 12, top: 8, bottom: 36 }
-    : { width, height: 340, left: 46, right: 8, top: 10, bottom: 52 };
+    : { width, height: 340, left: 62, right: 8, top: 10, bottom: 52 };
   const svg = frame(holder, box, `${kind === "word" ? "Loss by frequency of the word" : "Loss by frequency of the previous word"}, ${source.name}`);
   const across = lying ? box.width - box.left - box.right : box.height - box.top - box.bottom;
   const scale = (v) => ((v - low) / (high - low || 1)) * across;
@@ -190,12 +190,14 @@ function drawBars(id, kind) {
     : { x1: box.left, x2: box.width - box.right, y1: box.height - box.bottom - zero, y2: box.height - box.bottom - zero, class: "axis" }, svg);
 }
 
-/* Ends of an axis for all values, or for the usual ones alone where the others are far away. */
-function breaking(usual, all, least) {
-  const high = Math.max(least, ...usual), low = Math.min(0, ...usual);
-  const room = 0.25 * (high - low);
-  const farUp = Math.max(0, ...all) > high + room, farDown = Math.min(0, ...all) < low - room;
-  return [farDown ? low - room / 2 : Math.min(low, ...all), farUp ? high + room / 2 : 1.03 * Math.max(high, ...all)];
+/* Ends of an axis for all values; or, where a few would flatten the rest, for what most models need.
+   Spelling out unknown and rare words costs sub-word models twice as much as others. `usual` has the
+   values of each model, those on unknown words left out. */
+function axisEnds(usual, all, least) {
+  const reach = usual.map((own) => Math.max(0, ...own.map(Math.abs))).sort((a, b) => a - b);
+  const limit = 1.3 * Math.max(least, reach[Math.floor(reach.length / 2)] || 0);
+  const high = Math.max(least, ...all), low = Math.min(0, ...all);
+  return [low < -limit ? -limit : low, high > 1.1 * limit ? limit : 1.03 * high];
 }
 
 /* A bar that goes on beyond the axis: a gap in it, and its value along it. */
@@ -360,8 +362,9 @@ function drawCurve() {
     el("text", { x: box.width / 2, y: box.height / 2, "text-anchor": "middle" }, svg, "nothing to show");
     return;
   }
-  const all = series.flatMap((s) => s.points);
-  const [y0, y1] = range(all.flatMap((p) => [p.low, p.high]).concat(view.difference ? [0] : []), 0.04);
+  const all = series.flatMap((s) => s.points), ends = (s) => s.points.flatMap((p) => [p.low, p.high]);
+  const [low, high] = axisEnds(series.map(ends), series.flatMap(ends), view.difference ? 0.05 : 1);
+  const [y0, y1] = range(view.difference ? [low, high] : [Math.min(...series.flatMap(ends)), high], 0.04);
   const counts = all.map((p) => Math.log10(p.x)), x0 = Math.min(...counts), x1 = Math.max(...counts);
   const X = (v) => box.left + ((Math.log10(v) - x0) / (x1 - x0 || 1)) * (box.width - box.left - box.right);
   const Y = (v) => box.height - box.bottom - ((v - y0) / (y1 - y0)) * (box.height - box.top - box.bottom);
@@ -378,14 +381,19 @@ function drawCurve() {
   const unit = view.difference ? `nats against ${study.reference}` : "nats per word";
   el("text", { transform: `translate(12 ${(box.height - box.bottom) / 2 + 8}) rotate(-90)`, "text-anchor": "middle" }, svg, unit);
   const path = (points, y) => points.map((p) => `${X(p.x).toFixed(1)},${Y(y(p)).toFixed(1)}`).join("L");
+  const clip = el("clipPath", { id: "clip-curve" }, svg);
+  el("rect", { x: box.left, y: box.top, width: box.width - box.left - box.right, height: box.height - box.bottom - box.top }, clip);
+  const plot = el("g", { "clip-path": "url(#clip-curve)" }, svg);
   for (const s of series) {
-    const colour = `var(--model-${models.indexOf(s.model)})`, group = el("g", { "data-model": s.model.label }, svg);
+    const colour = `var(--model-${models.indexOf(s.model)})`, group = el("g", { "data-model": s.model.label }, plot);
     el("path", { d: `M${path(s.points, (p) => p.high)}L${path([...s.points].reverse(), (p) => p.low)}Z`, opacity: 0.16, style: `fill:${colour}`, class: "band" }, group);
     el("path", { d: `M${path(s.points, (p) => p.y)}`, fill: "none", "stroke-width": 2, "stroke-dasharray": s.model.dash || "none", style: `stroke:${colour}` }, group);
     /* A few marks tell lines apart without colour. */
     s.points.filter((_, i) => i % 8 === 4).forEach((p) => el("path", { d: MARKS[s.model.marker], transform: `translate(${X(p.x)} ${Y(p.y)}) scale(0.9)`, style: `fill:${colour};stroke:var(--card)`, "stroke-width": 0.8 }, group));
   }
-  hoverNearest(svg, series, X, Y, (p) => [
+  const above = series.filter((s) => s.points.some((p) => p.y > y1 || p.y < y0)).map((s) => s.model.label);
+  if (above.length) el("text", { x: box.width - box.right, y: 11, "text-anchor": "end", class: "above" }, svg, `goes on beyond the axis: ${above.join(", ")}`);
+  hoverNearest(svg, series.map((s) => ({ ...s, points: s.points.filter((p) => p.y <= y1 && p.y >= y0) })), X, Y, (p) => [
     `about ${count(+p.x.toPrecision(2))} occurrences`,
     `${view.difference ? signed(p.y, 2) : p.y.toFixed(2)} nats (${p.low.toFixed(2)} to ${p.high.toFixed(2)})`.replaceAll("-", "\u2212"),
   ], box);
