@@ -134,6 +134,7 @@ def member_of(run: Path, data: Path, scored: ScoredRun | None = None, **changes:
         factorization="ADP-T",
         scored=scored,
         words=DataFolder.open(data),
+        data=DataFolder.open(data),
         split="test",
         **changes,
     )

@@ -94,7 +94,12 @@ def _heights(moments: FloatArray, sums: FloatArray, resampling: Resampling) -> l
     totals = moments.sum(axis=1)
     by_seed = np.stack([_height(*totals, *seed.sum(axis=1)) for seed in sums])
     blocks = np.count_nonzero(moments[0] > 1e-3, axis=0)
-    return [estimate(by_seed[:, i], text[:, i], int(blocks[i])) for i in range(moments.shape[-1])]
+    # For the likeness of neighbouring blocks a plain weighted mean will do.
+    residuals = sums.mean(axis=0)[0] - by_seed.mean(axis=0) * moments[0]
+    return [
+        estimate(by_seed[:, i], text[:, i], residuals[:, i], int(blocks[i]))
+        for i in range(moments.shape[-1])
+    ]
 
 
 def _height(

@@ -16,8 +16,8 @@ from zipflm.analysis.study import Study
 from zipflm.analysis.tables import EMPTY, duration, number, seen_columns
 
 PAIRS_CAPTION = (
-    "How much higher (+) or lower (\u2212) the perplexity of the row is than that of the column, in "
-    "per cent and on the same text, with its 95 % interval; in bold where that excludes zero."
+    "How much higher (+) or lower (\u2212) the perplexity of the row is than that of the column on "
+    "the same text, in per cent, with its 95 % interval; in bold where that excludes zero."
 )
 SEEN_CAPTION = (
     "Words are running words of the training text, whatever tokens a model is made of; operations "

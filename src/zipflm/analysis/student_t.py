@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-_HALVINGS = 200
+_HALVINGS = 60
 
 
 def two_sided_p(t: NDArray[np.float64], degrees: int) -> NDArray[np.float64]:

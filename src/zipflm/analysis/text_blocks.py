@@ -5,7 +5,8 @@ subject. What happens in one long block says little about the next, so blocks ma
 sample. Long ones are better than many: with 30 of them an interval is only 4 % wider than with
 infinitely many (Student's t), while dependence that reaches past the end of a block makes it too
 narrow. So the text is cut into 30 blocks of whole documents, where headings in WikiText's manner
-show them, or of whole lines; and into 20, 14 or 10 if neighbouring blocks are still alike.
+show them, or of whole lines; and into 20, 14 or 10 if neighbouring blocks are still alike. What
+likeness is left then, `estimates` allows for.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class TextBlocks:
         words = f"about {int(length) or round(self.num_words / len(self)):,} words each"
         text = f"{len(self)} blocks of whole {self.unit}, {words}"
         if self.are_alike:
-            text += "; neighbours are still alike, so intervals may be too narrow"
+            text += "; neighbours are still alike, which widens the intervals"
         return text
 
 
