@@ -49,9 +49,8 @@ def test_members_train_as_long_as_the_reference_does(data: Path, tmp_path: Path)
     outcome = run(data, tmp_path, trainer)
     # 200 updates of ADP-T take 20 seconds, in which SM makes 50.
     assert trainer.asked == [("SM", 40), ("ADP-T", 40), ("SM", 50), ("ADP-T", 200)]
-    assert [row.seconds.mean for row in outcome.study.rows if row.seconds] == pytest.approx(
-        [20, 20]
-    )
+    times = [row.seconds.mean for row in outcome.study.rows if row.seconds]
+    assert times == pytest.approx([20, 20])
     assert outcome.study.facts["held equal"].startswith("seconds: ")
 
 

@@ -264,12 +264,8 @@ def _mark(column: Column, row: Row, study: Study) -> str:
     values = [value for other in study.finished if (value := column.value(other)) is not None]
     if column.value(row) == min(values, default=None):
         return "best"
-    is_headline = column.value(row) == _headline(study, row)
-    return "level" if is_headline and row.label in study.level_with_best else ""
-
-
-def _headline(study: Study, row: Row) -> float | None:
-    return study.headline(row).mean if row.perplexity else None
+    title = f"{study.split}, known words" if study.is_mixed else study.split
+    return "level" if column.title == title and row.label in study.level_with_best else ""
 
 
 def _findings(study: Study) -> str:
