@@ -46,7 +46,7 @@ CONTEXT_CAPTION = (
 def render(study: Study) -> str:
     """The whole page."""
     parts = {name: _file(f"report.{name}") for name in ("css", "html", "js")}
-    return Template(parts["html"]).substitute(
+    page = Template(parts["html"]).substitute(
         title=escape(f"{headline(study)}: {study.title}"),
         headline=escape(headline(study)),
         name=escape(study.title),
@@ -72,6 +72,7 @@ def render(study: Study) -> str:
         footer=escape(f"Made by zipflm. The paper is {paper.SOURCE}."),
         data=_embedded(finite(chart_data(study))),
     )
+    return page.replace("95 %", "95\u00a0%")  # no line ends between the two
 
 
 def caption(study: Study) -> str:

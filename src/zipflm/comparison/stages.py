@@ -45,7 +45,8 @@ class Trainer:
     def run(self, plans: Sequence[Plan]) -> tuple[dict[str, str], bool]:
         """Why runs came to nothing, by path, and whether a signal ended it all."""
         problems: dict[str, str] = {}
-        display = Display(plans, sys.stdout, is_silent=not self.process.is_first)
+        named = [replace(plan, label=f"{plan.label} {plan.setting}".strip()) for plan in plans]
+        display = Display(named, sys.stdout, is_silent=not self.process.is_first)
         with display.shown():
             for plan in plans:
                 job = Job(plan, self.words, (), self.process, display, self.train, self.score)
