@@ -234,15 +234,17 @@ async def measured(port: int, questions: Sequence[Question], clients: int, secon
 def speeds(
     run: Path, kinds: dict[str, list[Question]], clients: Sequence[int], seconds: float
 ) -> dict[tuple[str, str, int], Speed]:
+    """With and without batches in turn, so that whatever else the machine does slows both."""
     found = {}
-    for batching, options in (("batches", ()), ("one by one", ("--max-batch-words", "1"))):
-        with server(run, *options) as port:
-            for kind, questions in kinds.items():
+    with server(run) as batching, server(run, "--max-batch-words", "1") as single:
+        for kind, questions in kinds.items():
+            for port in (batching, single):
                 asyncio.run(measured(port, questions, 2, min(seconds, 1)))  # warms up
-                for number in clients:
+            for number in clients:
+                for how, port in (("batches", batching), ("one by one", single)):
                     speed = asyncio.run(measured(port, questions, number, seconds))
-                    found[kind, batching, number] = speed
-                    print(_row(kind, batching, number, speed), flush=True)
+                    found[kind, how, number] = speed
+                    print(_row(kind, how, number, speed), flush=True)
     return found
 
 
