@@ -42,7 +42,7 @@ metric_list: [{metric: exact_match}]
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def harness():
     python = os.environ.get("ZIPFLM_LM_EVAL", sys.executable)
     needed = "import lm_eval, tenacity, aiohttp, requests"
