@@ -1,6 +1,6 @@
 """`zipflm serve` under load: requests per second, latencies, and whether every answer is right.
 
-    python benchmarks/serving.py [--run RUN] [--seconds 10] [--requests 20000] [--clients 1,8,64]
+    python benchmarks/serving.py [--run RUN] [--seconds 10] [--requests 20000] [OVERRIDES]
 
 Everything is on this machine: a server process, and clients that keep their connections in this
 one. Without `--run` a small model is trained for a few updates on the embedded corpus first.
@@ -49,13 +49,16 @@ TOLERANCE = 1e-4
 # --- The model and what is asked of it. ---
 
 
-def trained_run(folder: Path, preset: str, updates: int) -> tuple[Path, list[str]]:
+def trained_run(
+    folder: Path, preset: str, updates: int, overrides: Sequence[str] = ()
+) -> tuple[Path, list[str]]:
     """A run, and sentences that it has not seen."""
     with corpus_texts(EMBEDDED, folder) as (texts, _):
         paths = {split: [str(path) for path in of_split] for split, of_split in texts.items()}
         data = prepare(str(folder / "data"), paths, Options(min_count=3), processes=1)
         lines = texts["valid"][0].read_text(encoding="utf-8").splitlines()
-    config = resolve(preset, "paper", [f"training.max_updates={updates}"], len(data.vocabulary))
+    changes = [f"training.max_updates={updates}", *overrides]
+    config = resolve(preset, "paper", changes, len(data.vocabulary))
     train(config, data, folder / "run", device="cpu")
     return folder / "run", lines
 
@@ -234,15 +237,17 @@ async def measured(port: int, questions: Sequence[Question], clients: int, secon
 def speeds(
     run: Path, kinds: dict[str, list[Question]], clients: Sequence[int], seconds: float
 ) -> dict[tuple[str, str, int], Speed]:
+    """With and without batches in turn, so that whatever else the machine does slows both."""
     found = {}
-    for batching, options in (("batches", ()), ("one by one", ("--max-batch-words", "1"))):
-        with server(run, *options) as port:
-            for kind, questions in kinds.items():
+    with server(run) as batching, server(run, "--max-batch-words", "1") as single:
+        for kind, questions in kinds.items():
+            for port in (batching, single):
                 asyncio.run(measured(port, questions, 2, min(seconds, 1)))  # warms up
-                for number in clients:
+            for number in clients:
+                for how, port in (("batches", batching), ("one by one", single)):
                     speed = asyncio.run(measured(port, questions, number, seconds))
-                    found[kind, batching, number] = speed
-                    print(_row(kind, batching, number, speed), flush=True)
+                    found[kind, how, number] = speed
+                    print(_row(kind, how, number, speed), flush=True)
     return found
 
 
@@ -388,18 +393,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--clients", default="1,8,64")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--texts", type=int, default=TEXTS)
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=16")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         if options.run is None:
-            run, lines = trained_run(Path(place), options.preset, options.updates)
+            run, lines = trained_run(
+                Path(place), options.preset, options.updates, options.overrides
+            )
         else:
             run, lines = options.run, options.text.read_text().splitlines()
         sentences = [line for line in lines if 10 <= len(line.split()) <= 30][: options.texts]
         lm = load(run, device="cpu")
         print(f"{_machine()}, torch {torch.__version__}, {lm!r}")
         scoring = scoring_questions(lm, sentences)
-        writing = writing_questions(lm, sentences[:PROMPTS])
+        writing = writing_questions(lm, sentences[: options.prompts])
         clients = [int(number) for number in options.clients.split(",")]
         print("| | | clients | requests/s | p50 ms | p95 ms | p99 ms | wrong |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")

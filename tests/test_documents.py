@@ -31,7 +31,7 @@ def one_thread_of_a_cpu(monkeypatch):
     "ignore::DeprecationWarning",
     "ignore:The given buffer is not writable:UserWarning",
 )
-@pytest.mark.parametrize("name", ["scoring.md", "rescoring.md"])
+@pytest.mark.parametrize("name", ["scoring.md", "rescoring.md", "comparison.md"])
 def test_a_page_runs_from_top_to_bottom_and_prints_what_it_shows(
     name, tmp_path, one_thread_of_a_cpu
 ):

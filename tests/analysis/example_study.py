@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from zipflm.analysis.study import CurvePoint, Member, ScoredText, Study, build, split_score
+from zipflm.analysis.study import (
+    CurvePoint,
+    Member,
+    ScoredText,
+    Seen,
+    Study,
+    build,
+    split_score,
+)
 from zipflm.config import Blocks
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.evaluation.scores import ScoringProtocol
@@ -26,7 +35,8 @@ def text(size: int = 3000) -> ScoredText:
     words = vocabulary()
     ids = np.random.default_rng(0).zipf(1.3, size=size)
     ids = np.where(ids < len(words) - 12, ids + 3, 2)
-    return ScoredText(split="test", word_ids=ids, vocabulary=words)
+    lines = np.arange(0, size, 12)
+    return ScoredText(split="test", word_ids=ids, vocabulary=words, line_starts=lines)
 
 
 def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> Member:
@@ -67,7 +77,9 @@ def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> Me
         scores={} if problem else {"valid": score, "test": score},
         nll=None if problem else nll,
         curve=curve[:3] if problem else curve,
+        seen=None if problem else Seen(updates=100, words=102_400, passes=0.25, operations=3.2e12),
         seconds=None if problem else 10.0 + rank,
+        compile_seconds=None if problem else 20.0 - rank,
         tokens_per_second=None if problem else 12_345.0,
         memory=None if problem else 123_456_789,
         config=preset("tiny", label.split(" ")[0] if label.split(" ")[0] in LABELS else "SM"),
@@ -84,6 +96,12 @@ def study(dataset: str = "tiny", seeds: int = 1, broken: str = "") -> Study:
     ]
     facts = {"data": "data/", "updates": "100", "zipflm": "0.1.0"}
     return build(members, text(), title="Factorizations of test", dataset=dataset, facts=facts)
+
+
+def with_unknown(of: Study) -> Study:
+    """The same with a few words in the bin of unknown ones."""
+    unknown = replace(of.word_bins[0], name="UNK", tokens=5)
+    return replace(of, word_bins=(unknown, *of.word_bins))
 
 
 def total_loss(of: Study, label: str) -> float:

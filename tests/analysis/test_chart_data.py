@@ -1,7 +1,6 @@
 """What the page's script draws from: one source for all, nothing where there is nothing."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from analysis import example_study as example
@@ -18,22 +17,37 @@ def test_models_come_in_the_order_of_the_table_each_with_its_numbers_and_look() 
     for row, model in zip(study.rows, models, strict=True):
         assert model["params"] == row.num_params
         assert model["perplexity"] == study.headline(row).mean
-        assert model["deviation"] == study.headline(row).deviation > 0
+        interval = study.headline_interval(row)
+        assert interval is not None and (model["low"], model["high"]) == (
+            interval.low,
+            interval.high,
+        )
+        assert model["low"] < model["perplexity"] < model["high"]
         assert [point["update"] for point in model["curve"]] == list(range(10, 101, 10))
     assert len({model["marker"] for model in models}) == len(models)
 
 
 def test_a_model_without_a_result_has_its_curve_and_no_number() -> None:
     model = chart_data(example.study(broken="CNN"))["models"][example.LABELS.index("CNN")]
-    assert (model["perplexity"], model["deviation"]) == (None, None)
+    assert (model["perplexity"], model["low"], model["high"]) == (None, None, None)
     assert len(model["curve"]) == 3
 
 
-def test_an_empty_bin_is_null_and_never_zero() -> None:
+def test_bins_have_words_and_intervals_and_empty_ones_are_not_drawn() -> None:
     data = json.loads(json.dumps(finite(chart_data(example.study()))))
-    (empty,) = (b for b in data["bins"]["word"][0]["bins"] if b["name"] == "UNK")
-    assert empty["tokens"] == 0 and set(empty["loss"].values()) == {None}
-    assert set(empty["loss"]) == set(example.LABELS)
+    bins = data["bins"]["word"][0]["bins"]
+    assert "UNK" not in {b["name"] for b in bins}  # of which the text has none
+    for b in bins:
+        assert b["tokens"] > 0
+        for label, (low, high) in b["interval"].items():
+            assert low <= b["loss"][label] <= high
+    assert set(bins[-1]["difference"]) == set(example.LABELS) - {"ADP-T"}
+
+
+def test_the_curve_has_every_model_and_its_difference_to_the_reference() -> None:
+    curve = chart_data(example.study())["curve"]
+    assert len(curve) > 5 and set(curve[0]["loss"]) == set(example.LABELS)
+    assert "ADP-T" not in curve[0]["difference"] and len(curve[0]["difference"]) == 7
 
 
 @pytest.mark.parametrize("by", ["word", "previous"])
@@ -56,6 +70,4 @@ def test_of_a_study_of_settings_the_paper_has_no_bins() -> None:
 def test_the_headline_is_that_of_the_study() -> None:
     study = example.study()
     assert chart_data(study)["headline"] == "test perplexity"
-    with_unknown = tuple(replace(b, tokens=5) if b.name == "UNK" else b for b in study.word_bins)
-    mixed = replace(study, word_bins=with_unknown)
-    assert chart_data(mixed)["headline"] == "test perplexity on known words"
+    assert chart_data(example.with_unknown(study))["headline"] == "test perplexity on known words"

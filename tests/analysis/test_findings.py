@@ -1,7 +1,8 @@
-"""The sentences are true of the study, and quote the paper only on models that both have."""
+"""The sentences are true of the study, and claim nothing that its intervals leave open."""
 
 from dataclasses import replace
 
+import numpy as np
 from analysis import example_study as example
 
 from zipflm.analysis.findings import findings
@@ -12,30 +13,35 @@ def study_of(*members: Member, dataset: str = "tiny") -> Study:
     return build(members, example.text(), title="t", dataset=dataset, facts={})
 
 
-def test_the_papers_findings_are_those_of_its_tables() -> None:
-    overall, rare, previous, tying, _ = findings(example.study())
-    assert overall.endswith("The paper on WikiText-103: ADP-T lowest, SM highest.")
-    assert rare.endswith("The paper on WikiText-103: ADP-T lowest, SM highest.")
-    assert previous.endswith("The paper on WikiText-103: ADP-T lowest, SM highest.")
-    assert tying.replace("\u00a0", " ").endswith("SM -6.2 %, BPE -3.3 %, ADP -5.7 %.")
+def test_better_is_said_only_where_the_interval_excludes_zero() -> None:
+    study = study_of(example.member("SM"), example.member("ADP", rank=9))
+    overall = findings(study)[0]
+    assert study.is_better("ADP", "SM") and " and is better than SM, the next: \u2212" in overall
+    alike = study_of(example.member("SM"), example.member("ADP", seed=2))
+    assert len(alike.level_with_best) == 2
+    assert "cannot be told from it" in findings(alike)[0]
+    assert not any("better" in sentence for sentence in findings(alike))
 
 
-def test_a_study_of_billion_word_is_held_against_the_papers_billion_word() -> None:
-    overall, *_, tying, _ = findings(example.study(dataset="billion-word"))
-    assert overall.endswith(
-        "The paper on Billion Word, which has 6 of these models: ADP-T lowest, BPE-T highest."
-    )
-    assert tying.replace("\u00a0", " ").endswith("Billion Word: BPE +1.4 %, ADP -3.4 %.")
+def test_bins_are_quoted_with_their_intervals() -> None:
+    _, rare, previous, _ = findings(example.study())
+    assert rare.startswith("On words that occur 1-10 times") and " to " in rare
+    assert previous.startswith("After a word that occurs 1-10 times")
 
 
-def test_the_paper_is_left_out_where_it_has_no_such_models() -> None:
-    members = [example.member(f"ADP-T bands {i}k/9k", rank=i) for i in range(3)]
-    assert not any("paper" in sentence for sentence in findings(study_of(*members)))
+def test_what_the_intervals_cover_depends_on_the_seeds() -> None:
+    assert "every model was trained with one seed" in findings(example.study())[-1]
+    last = findings(example.study(seeds=3))[-1]
+    assert "with 3 seeds a model, the randomness of training" in last
+    mixed = study_of(example.member("SM", 1), example.member("SM", 2), example.member("ADP"))
+    assert "some models were trained with one seed" in findings(mixed)[-1]
 
 
-def test_of_two_models_none_is_named_twice() -> None:
-    overall = findings(study_of(example.member("SM"), example.member("ADP", rank=1)))[0]
-    assert overall.split(" The paper")[0].count("SM") == 1
+def test_few_blocks_are_told() -> None:
+    text = replace(example.text(), line_starts=np.arange(0, 3000, 600))
+    members = [example.member("SM"), example.member("ADP", rank=1)]
+    study = build(members, text, title="t", dataset="tiny", facts={})
+    assert "With only 5 blocks of text they are wide and rough." in findings(study)[-1]
 
 
 def test_a_row_without_one_of_its_seeds_says_so() -> None:

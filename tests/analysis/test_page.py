@@ -3,11 +3,13 @@
 import json
 import re
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
 from analysis import example_study as example
 
+from zipflm.analysis.headline import headline
 from zipflm.analysis.page import protocol_rows, render
 from zipflm.analysis.study import NOT_COMPILED, Study, build
 from zipflm.analysis.tables import columns
@@ -104,7 +106,8 @@ def test_a_member_without_a_result_has_its_reason_across_its_perplexities() -> N
     page = Page(render(study))
     (row,) = (row for row in page.rows if row and row[0] == "CNN")
     assert "diverged: <loss> nan" in row
-    assert len(row) == len(columns(study)) - 1  # one cell instead of valid and test
+    # One cell instead of test, its interval, the distance to the best, and valid.
+    assert len(row) == len(columns(study)) - 3
 
 
 def test_a_study_without_any_result_makes_a_page() -> None:
@@ -121,7 +124,7 @@ def test_tiles_name_the_best_where_there_is_a_choice(study: Study) -> None:
     by_what = {what: (value, label) for value, label, what in tiles}
     best = min(study.rows, key=lambda row: row.perplexity["test"].mean)
     assert by_what["lowest test perplexity"][1] == best.label
-    assert by_what["shortest training"] == ("10.0 s", "SM")
+    assert by_what["shortest training, compilation left out"] == ("10.0 s", "SM")
     assert by_what["fewest parameters"][1] == "ADP-T"
     alone = build([example.member("SM")], example.text(), title="t", dataset="tiny", facts={})
     assert 'class="tile"' not in render(alone)
@@ -154,3 +157,26 @@ def test_every_perplexity_has_its_protocol() -> None:
 def test_the_paper_is_quoted_on_its_own_datasets_only() -> None:
     assert "its printed figures on WikiText-103" in render(example.study(dataset="wikitext-103"))
     assert "its printed figures" not in render(example.study(dataset="tiny"))
+
+
+def test_the_page_begins_with_the_result_and_the_seeds_behind_it(study: Study) -> None:
+    html = render(study)
+    title = re.search(r"<h1>(.*?)</h1>", html)
+    assert title is not None and title[1] == escape(headline(study))
+    assert study.title in html.split("<h1>")[0]
+    assert "One seed a model" in html and "One seed a model" not in render(example.study(seeds=2))
+    assert "0.25 passes over the text" in html
+
+
+def test_perplexities_come_before_everything_else(study: Study) -> None:
+    groups = [column.group for column in columns(study)]
+    assert groups[0] == "" and set(groups[1:5]) == {"perplexity"} and "perplexity" not in groups[5:]
+
+
+def test_rows_that_cannot_be_told_from_the_best_are_marked() -> None:
+    members = [example.member("SM", 1), example.member("ADP", 2), example.member("CNN", rank=9)]
+    near = build(members[:2], example.text(), title="t", dataset="tiny", facts={})
+    assert render(near).count('class="num level"') == 1
+    assert "not told apart" in render(near)
+    far = build(members[1:], example.text(), title="t", dataset="tiny", facts={})
+    assert far.level_with_best == ("CNN",) and 'class="num level"' not in render(far)

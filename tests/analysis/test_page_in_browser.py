@@ -51,7 +51,11 @@ const sorted = document.querySelector("table.comparison tbody tr").dataset.row;
 const address = location.hash;
 const requests = performance.getEntriesByType("resource").length;
 const wide = document.documentElement.scrollWidth > innerWidth;
+const whiskers = document.querySelectorAll("path.whisker").length;
+const bands = document.querySelectorAll("#curve path.band").length;
+const firstColumn = document.querySelector("th[data-column='1']").textContent;
 log.textContent = JSON.stringify({ before, after, requests, problems, wide, sorted, address,
+  whiskers, bands, firstColumn,
   focused: document.activeElement === head,
   tip: document.getElementById("tip").textContent });
 </script>"""
@@ -89,13 +93,16 @@ def test_the_page_draws_every_row_and_hides_a_model_on_a_click(tmp_path: Path) -
         assert f'data-row="{label}"' in table
     seen = probe(document)
     assert seen["problems"] == [] and seen["requests"] == 0
-    assert isinstance(seen["before"], int) and seen["before"] > 10 and seen["after"] == 0
+    # A bar in each of eight bins or so, in both charts; empty bins have none.
+    assert isinstance(seen["before"], int) and seen["before"] > 8 and seen["after"] == 0
+    assert isinstance(seen["whiskers"], int) and seen["whiskers"] > 50 and seen["bands"] == 6
+    assert seen["firstColumn"] == "test"
     assert str(seen["tip"]).startswith("CNN, 1-10loss ")
     assert re.search(r'<tr data-row="SM" class="hidden-model">', document)
     assert seen["address"] == "#hide=SM"
     assert seen["focused"] is True and seen["sorted"] == "ADP"
     assert 'aria-pressed="false"' in document
-    for chart in ("word-bins", "previous-bins", "curves", "time", "params"):
+    for chart in ("word-bins", "previous-bins", "curve", "curves", "time", "params"):
         assert re.search(rf'id="{chart}"><svg [^>]*role="img"', document)
 
 
@@ -131,3 +138,28 @@ def test_names_of_points_do_not_overlap_and_an_outlier_is_named(tmp_path: Path) 
     </script>"""  # noqa: E501
     seen = probe(dump(render(study).replace("</body>", script + "</body>"), tmp_path))
     assert seen == {"names": 6, "overlaps": 0, "above": "above: SM 163,000"}
+
+
+@pytest.mark.parametrize(("width", "is_difference"), [(1200, False), (500, False), (1200, True)])
+def test_bars_that_would_flatten_all_others_are_cut_and_say_their_value(
+    tmp_path: Path, width: int, is_difference: bool
+) -> None:
+    study = example.study()
+    loss = dict.fromkeys(example.LABELS, 4.0) | {"BPE": 31.5}
+    unknown = replace(study.word_bins[0], name="UNK", loss=loss, interval={}, difference={})
+    study = replace(study, word_bins=(unknown, *study.word_bins))
+    script = """<script>
+    if (DIFFERENCE) [...document.querySelectorAll("#bin-controls button")].at(-1).click();
+    const chart = document.querySelector("#word-bins"), box = chart.getBoundingClientRect();
+    const cut = [...chart.querySelectorAll(".broken")].map((text) => text.textContent);
+    const size = (bar) => Math.max(bar.getBBox().height, bar.getBBox().width);
+    const bars = [...chart.querySelectorAll("rect.bar[data-bin='1-10']")].map(size);
+    const log = document.createElement("output");
+    log.id = "probe";
+    log.textContent = JSON.stringify({ cut, highest: Math.max(...bars),
+      inside: [...chart.querySelectorAll("rect.bar")].every((bar) => bar.getBoundingClientRect().top >= box.top - 1) });
+    document.body.append(log);
+    </script>""".replace("DIFFERENCE", str(is_difference).lower())  # noqa: E501
+    seen = probe(dump(render(study).replace("</body>", script + "</body>"), tmp_path, width=width))
+    assert seen["cut"] == ["27.5" if is_difference else "31.5"] and seen["inside"] is True
+    assert isinstance(seen["highest"], int | float) and seen["highest"] > 100

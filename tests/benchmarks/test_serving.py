@@ -4,6 +4,7 @@ import json
 from contextlib import contextmanager
 
 import pytest
+import torch
 import training_runs
 from benchmark_scripts import load
 from serving.services import Running
@@ -24,7 +25,9 @@ def benchmark(monkeypatch):
             yield service.port
 
     monkeypatch.setattr(benchmark, "server", server)
-    return benchmark
+    threads = torch.get_num_threads()
+    yield benchmark
+    torch.set_num_threads(threads)  # of which it takes one
 
 
 @pytest.fixture

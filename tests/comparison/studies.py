@@ -179,6 +179,8 @@ class PretendTrainer:
     def __init__(self, diverges: str = "", stops_at: str = "", uncompiled: str = "") -> None:
         self.trained: list[str] = []
         self.diverges, self.stops_at, self.uncompiled = diverges, stops_at, uncompiled
+        self.valid = 30.0
+        """Perplexity on the valid set."""
 
     def __call__(self, config: Config, data: DataFolder, out: Path) -> bool:
         self.trained.append(config.name.split("/")[1])
@@ -195,7 +197,7 @@ class PretendTrainer:
             report(last, 2.0, 4.0, memory=9),
         ):
             append_line(run.log_path, replace(line, compiled=compiled))
-        append_line(run.log_path, validation(last, 2.0, 30.0))
+        append_line(run.log_path, validation(last, 2.0, self.valid))
         if self.trained[-1] == self.stops_at:
             return False
         for checkpoint in run.checkpoints():
@@ -213,7 +215,7 @@ class PretendTrainer:
             vocabulary=data.vocabulary.hash,
             text=data.split("train").sha256,
             keep=1,
-            valid=None,
+            valid=validation(last, 2.0, self.valid),
         )
         weights = {"pretended": torch.zeros(2)}
         run.save(Contents(weights, {}, state, config, data.vocabulary, data.codes, PLAIN))

@@ -15,9 +15,8 @@ from zipflm.analysis.study import Study
 from zipflm.cli import app, main
 from zipflm.comparison.compare import FinishedStudy
 
-PAGE = (Path(__file__).parents[2] / "docs" / "comparison.md").read_text(encoding="utf-8")
-SECTION = PAGE.split("\n## ")[0]
-COMMANDS = re.findall(r"^zipflm ((?:compare|analyse) .*)$", SECTION, re.M)
+PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^zipflm ((?:compare|analyse) .*)$", PAGE, re.M)
 
 
 @pytest.fixture(scope="module")

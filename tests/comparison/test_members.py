@@ -24,6 +24,7 @@ from zipflm.files import file_hash
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.log import append_line
 from zipflm.runs.records import Report
+from zipflm.training.throughput import flops_per_token
 
 OPTIONS = ScoringOptions(device="cpu")
 
@@ -134,6 +135,7 @@ def member_of(run: Path, data: Path, scored: ScoredRun | None = None, **changes:
         factorization="ADP-T",
         scored=scored,
         words=DataFolder.open(data),
+        data=DataFolder.open(data),
         split="test",
         **changes,
     )
@@ -227,3 +229,41 @@ def test_time_and_curve_end_with_the_checkpoint_that_was_scored(data: Path, copy
     assert member_of(copy, data).seconds == 60.0
     elsewhere = member_of(copy, data, replace(scored, checkpoint="a-copy"))
     assert elsewhere.seconds == 60.0
+
+
+def test_times_leave_compilation_out_and_have_it_beside(data: Path, copy: Path) -> None:
+    with_log(
+        copy,
+        replace(report(1, 21.0, 5.0), compile_seconds=20.0),
+        replace(report(3, 22.5, 4.0), compile_seconds=20.0),
+    )
+    append_line(copy / "log.jsonl", validation(3, 22.5, 30.0))
+    scored = score_once(copy, DataFolder.open(data), ["test"], OPTIONS)
+    member = member_of(copy, data, scored)
+    assert (member.seconds, member.compile_seconds) == (2.5, 20.0)
+    assert [(point.update, point.seconds) for point in member.curve] == [(1, 1.0), (3, 2.5)]
+
+
+def test_a_member_knows_what_it_saw_of_the_text(data: Path, copy: Path) -> None:
+    with_log(copy, replace(report(3, 2.0, 4.0), epoch=0.5))
+    folder = DataFolder.open(data)
+    seen = member_of(copy, data).seen
+    words = folder.split("train").words
+    assert seen is not None and (seen.updates, seen.passes) == (3, 0.5)
+    assert seen.words == round(0.5 * words)
+    per_token = flops_per_token(RunFolder(copy).config(), folder.vocabulary.counts, 64)
+    assert seen.operations == pytest.approx(0.5 * words * per_token)
+
+
+def test_a_curve_is_made_of_validations_of_the_same_part() -> None:
+    part = [replace(validation(u, float(u), 40.0 - u), share=0.1) for u in (2, 4)]
+    points = curve([part[0], part[1], validation(4, 4.0, 30.0)])
+    assert [np.exp(point.valid_loss or 0) for point in points] == pytest.approx([38.0, 36.0])
+
+
+def test_scores_are_reused_on_another_device(
+    data: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = count_loaded(monkeypatch)
+    losses(copy, data, "test", options=replace(OPTIONS, device=None))
+    assert loaded == []

@@ -42,7 +42,7 @@ metric_list: [{metric: exact_match}]
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def harness():
     python = os.environ.get("ZIPFLM_LM_EVAL", sys.executable)
     needed = "import lm_eval, tenacity, aiohttp, requests"
@@ -79,7 +79,8 @@ def samples(folder, task):
 def test_the_harness_gets_the_numbers_of_the_library(harness, models, tmp_path, name, requests):
     write_tasks(tmp_path)
     lm = models[name].lm
-    with Running(models) as service:
+    # Its tokenizer names no model and so asks the first one.
+    with Running({name: models[name]}) as service:
         arguments = (
             f"model={name},base_url={service.url}/v1/completions,max_length=200,"
             f"tokenized_requests={requests}"

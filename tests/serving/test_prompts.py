@@ -1,6 +1,10 @@
 import pytest
+from loaded_models import loaded
+from small_data import make_folder
 
+from zipflm.config import Splitting
 from zipflm.serving.errors import Refusal
+from zipflm.serving.models import served
 from zipflm.serving.prompts import read_prompts, spelled
 
 
@@ -21,6 +25,18 @@ def test_the_start_of_every_text_may_be_given_or_not(words):
         assert prompt.has_start and prompt.ids.tolist() == [4, 5] and len(prompt.tokens) == 3
     (alone,) = read_prompts(words, "</s>")
     assert alone.has_start and not len(alone.ids)
+
+
+def test_the_start_is_found_whatever_the_rule_that_splits_words(tmp_path):
+    data = make_folder(tmp_path, "split", splitting=Splitting("words"))
+    model = served("split", loaded(data))
+    first = model.reader.prefix("ba, be").tolist()
+    (prompt,) = read_prompts(model, "</s> ba, be")
+    assert prompt.tokens.tolist() == [2, *first] and prompt.offsets == [0, 5, 7, 9]
+    (prompt,) = read_prompts(model, "</s>\nba")
+    assert prompt.tokens.tolist() == [2, 2, *first[:1]]
+    (prompt,) = read_prompts(model, "</s>ba")
+    assert not prompt.has_start
 
 
 def test_an_empty_first_line_is_not_the_start(words):

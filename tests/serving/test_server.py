@@ -86,7 +86,7 @@ def test_a_running_server_needs_its_run_folder_no_more_and_ends_with_0(run, tmp_
 
 
 def test_what_was_accepted_is_answered_and_new_work_refused(models, monkeypatch):
-    slowed(monkeypatch, 0.02)
+    slowed(monkeypatch, 0.05)
     with Running(models) as service, ThreadPoolExecutor(2) as pool:
         running = pool.submit(service.complete, "ba", max_tokens=60, lines=0)
         service.until(lambda: service.worker.num_writing == 1)

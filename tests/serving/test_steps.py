@@ -79,6 +79,18 @@ def test_a_seed_gives_the_text_that_the_library_gives(words, seed, options):
     )
 
 
+def test_a_text_that_outgrows_the_block_goes_on_as_the_library_does(words):
+    for prompt in ("ba be", "ba be bu " * 12):  # of which the second does not fit at all
+        expected = words.lm.generate(prompt, seed=4, max_words=40, lines=0)[0]
+        assert expected.has_slid
+        row = alone(words, prompt, 4, max_tokens=40)
+        tokens = row.continuation.tokens
+        names = [words.lm.vocabulary.words[token.token] for token in tokens]
+        assert names == [word.word for word in expected.words[:40]]
+        logprobs = [word.logprob for word in expected.words[:40]]
+        np.testing.assert_allclose([token.logprob for token in tokens], logprobs, atol=1e-5)
+
+
 def test_texts_of_one_prompt_differ_by_their_number(words):
     seeds = {generator_of(7, number).initial_seed() for number in range(256)}
     assert len(seeds) == 256 and generator_of(7, 0).initial_seed() == 7

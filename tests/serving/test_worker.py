@@ -1,7 +1,6 @@
 """The model thread: batches, places in the queue, and what happens to those that leave."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -97,21 +96,22 @@ def test_a_text_whose_reader_left_is_written_no_further(models, monkeypatch, str
             service.until(lambda: service.worker.num_writing == 3)
             if stream:
                 assert connection.recv(10) == b"HTTP/1.1 2"
-        service.until(lambda: service.worker.num_writing == 0, seconds=5)
+        service.until(
+            lambda: service.worker.num_writing == 0,
+        )
         assert service.worker.num_unanswered == 0
         assert service.complete("ba", max_tokens=2)["choices"]
 
 
 def test_a_new_text_joins_at_the_next_step_and_leaves_before_the_long_one(models, monkeypatch):
-    slowed(monkeypatch, 0.01)
+    slowed(monkeypatch, 0.03)
     with Running(models) as service, ThreadPoolExecutor(1) as pool:
         long = pool.submit(service.complete, "ba", max_tokens=150, lines=0, seed=1)
         service.until(lambda: service.worker.num_writing == 1)
-        begun = time.monotonic()
         service.complete("be", max_tokens=2, lines=0)
-        assert not long.done() and time.monotonic() - begun < 1.4
         assert service.score("bu")["texts"] and not long.done()
         beside = long.result()["choices"][0]["text"]
+        monkeypatch.undo()
         assert (
             service.complete("ba", max_tokens=150, lines=0, seed=1)["choices"][0]["text"] == beside
         )

@@ -1,6 +1,7 @@
 """What is summed between two reports, and what belongs to the whole run."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -88,3 +89,14 @@ def test_a_request_to_stop_is_kept_also_from_an_update_that_was_skipped():
     assert tally.stop
     tally.summary()
     assert tally.stop
+
+
+def test_updates_in_which_a_version_was_compiled_count_as_compilation(monkeypatch):
+    learner, clock = SimpleNamespace(num_versions=0), iter([0.0, 0.0, 30.0, 31.0, 31.5, 32.0])
+    monkeypatch.setattr("zipflm.training.tally.time.perf_counter", lambda: next(clock))
+    tally = Tally(compile_seconds=5.0)
+    with tally.compiling(learner):
+        learner.num_versions = 1
+    with tally.compiling(learner):
+        pass
+    assert tally.compile_seconds == 35.0

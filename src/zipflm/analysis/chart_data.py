@@ -25,6 +25,7 @@ def chart_data(study: Study) -> dict[str, Any]:
         "split": study.split,
         "reference": study.reference,
         "headline": study.headline_name,
+        "curve": [asdict(at) for at in study.curve],
         "models": [_model(row, study) | _look(looks[row.label]) for row in study.rows],
         "bins": {
             "word": _sources(study, study.word_bins, previous=False),
@@ -35,11 +36,13 @@ def chart_data(study: Study) -> dict[str, Any]:
 
 def _model(row: Row, study: Study) -> dict[str, Any]:
     summary = study.headline(row) if row.perplexity else None
+    interval = study.headline_interval(row) if row.perplexity else None
     return {
         "label": row.label,
         "params": row.num_params,
         "perplexity": summary.mean if summary else None,
-        "deviation": summary.deviation if summary else None,
+        "low": interval.low if interval else None,
+        "high": interval.high if interval else None,
         "curve": [asdict(point) for point in row.curve],
     }
 

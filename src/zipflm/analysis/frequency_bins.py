@@ -9,17 +9,31 @@ its data has them: neither is a word with a frequency of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.integer]
 FloatArray = npt.NDArray[np.floating]
+BoolArray = npt.NDArray[np.bool_]
+Ends = tuple[float, float]
+"""The lower and the upper end of an interval."""
 
 # Largest training count of each bin; the last has no end.
 UPPER_ENDS = (0, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
-BIN_NAMES = ("EOS", "UNK", "0", "1-10", "11-100", "-1K", "-10K", "-100K", "-1M", "more")
+BIN_NAMES = (
+    "EOS",
+    "UNK",
+    "0",
+    "1-10",
+    "11-100",
+    "101-1K",
+    "1K-10K",
+    "10K-100K",
+    "100K-1M",
+    "over 1M",
+)
 _UNSEEN = BIN_NAMES.index("0")
 
 
@@ -37,6 +51,11 @@ class FrequencyBin:
     """Occurrences in the scored text."""
     loss: Mapping[str, float | None]
     """Mean nll in nats per model; None where no word falls into the bin."""
+    interval: Mapping[str, Ends] = field(default_factory=dict)
+    """The 95 % interval of the loss, for models whose losses are known word by word and bins with
+    words in several blocks of the text."""
+    difference: Mapping[str, Ends] = field(default_factory=dict)
+    """The 95 % interval of the difference to the study's reference, likewise."""
 
 
 def previous_words(word_ids: IntArray, eos_id: int) -> IntArray:
@@ -75,7 +94,7 @@ def loss_by_bin(
 
     `nll` holds one array per model, as long as `word_ids`; `by` is `previous_words(...)` for the
     second kind of chart. Bins partition the text: weighted by `tokens`, the bins' losses average
-    to the total. The bin `0` is left out when nothing is in it.
+    to the total. A bin with nothing in it is left out.
     """
     for model, losses in nll.items():
         _require_same_length(model, losses, word_ids)
@@ -96,15 +115,11 @@ def loss_by_bin(
                 int(train_counts[present[bin_of_present == i]].sum()) if i >= _UNSEEN else None
             ),
             tokens=int(tokens[i]),
-            loss={model: _mean(total[i], tokens[i]) for model, total in sums.items()},
+            loss={model: float(total[i] / tokens[i]) for model, total in sums.items()},
         )
         for i, name in enumerate(BIN_NAMES)
-        if i != _UNSEEN or tokens[i] > 0
+        if tokens[i] > 0
     ]
-
-
-def _mean(total: float, tokens: int) -> float | None:
-    return float(total / tokens) if tokens else None
 
 
 def _require_known(word_ids: IntArray, train_counts: IntArray) -> None:

@@ -13,10 +13,11 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from zipflm.analysis import paper
+from zipflm.analysis import page_tables, paper
 from zipflm.analysis.chart_data import chart_data
 from zipflm.analysis.findings import findings, rarest
 from zipflm.analysis.frequency_bins import FrequencyBin
+from zipflm.analysis.headline import headline
 from zipflm.analysis.plots import DATASETS, style_of
 from zipflm.analysis.study import Row, Study
 from zipflm.analysis.tables import (
@@ -29,7 +30,7 @@ from zipflm.analysis.tables import (
     millions,
     number,
 )
-from zipflm.analysis.word_lists import WordDifference
+from zipflm.analysis.word_lists import MIN_BLOCKS, MIN_TOKENS, WordDifference
 from zipflm.records import to_dict
 
 _DARK_PAGE = (
@@ -45,8 +46,10 @@ CONTEXT_CAPTION = (
 def render(study: Study) -> str:
     """The whole page."""
     parts = {name: _file(f"report.{name}") for name in ("css", "html", "js")}
-    return Template(parts["html"]).substitute(
-        title=escape(study.title),
+    page = Template(parts["html"]).substitute(
+        title=escape(f"{headline(study)}: {study.title}"),
+        headline=escape(headline(study)),
+        name=escape(study.title),
         css=parts["css"],
         script=parts["js"],
         colours=_colours(study),
@@ -55,7 +58,11 @@ def render(study: Study) -> str:
         caption=escape(caption(study)),
         comparison=_comparison(study),
         findings=_findings(study),
+        statistics=page_tables.statistics(study),
+        seen=page_tables.seen(study),
         split=escape(study.split),
+        intervals=escape(interval_caption(study)),
+        curve_caption=escape(_curve_caption(study)),
         word_bins=_bin_table(study, study.word_bins, "word"),
         previous_bins=_bin_table(study, study.previous_bins, "previous word"),
         contexts=_contexts(study),
@@ -65,6 +72,7 @@ def render(study: Study) -> str:
         footer=escape(f"Made by zipflm. The paper is {paper.SOURCE}."),
         data=_embedded(finite(chart_data(study))),
     )
+    return page.replace("95 %", "95\u00a0%")  # no line ends between the two
 
 
 def caption(study: Study) -> str:
@@ -73,6 +81,11 @@ def caption(study: Study) -> str:
         "Perplexity is exp of the mean loss per word, lower is better; sub-word models are scored "
         "per word too. Parameters that input and output share count once, with the input."
     )
+    if study.differences:
+        text += (
+            " 'To the best' is the difference to the best model on the same text, with its 95 % "
+            "interval; 'not told apart' marks models whose interval includes no difference."
+        )
     if any(column.title.endswith("known words") for column in columns(study)):
         text += (
             " Unknown words are one symbol to word models, while sub-word models may have to "
@@ -91,8 +104,26 @@ def words_caption(study: Study) -> str:
         return "No two models have a result to compare."
     return (
         f"Mean difference in loss to {study.reference} in nats, below zero where the model is "
-        f"better, over words that occur at least five times in the {study.split} set; beside it "
-        f"how often the word occurs in the training text and in the {study.split} set."
+        f"better; beside it how often the word occurs in the training text and in the "
+        f"{study.split} set. Tested were words with at least {MIN_TOKENS} occurrences in "
+        f"{MIN_BLOCKS} or more of {len(study.blocks)} blocks (Student's t over blocks). Shown are "
+        "those with the largest differences of all that pass, of which at most one in twenty is "
+        "expected to be chance (Benjamini and Hochberg)."
+    )
+
+
+def interval_caption(study: Study) -> str:
+    """How intervals were made."""
+    return f"95 % intervals come from a paired bootstrap over {study.blocks.describe()}."
+
+
+def _curve_caption(study: Study) -> str:
+    if not study.curve:
+        return ""
+    return (
+        "Mean loss of words by how often they occur in the training text: a local linear "
+        "regression on the logarithm of that number, with bands of 95 %. End of sentence and "
+        "unknown words are left out."
     )
 
 
@@ -133,7 +164,17 @@ def _lead(study: Study) -> str:
         models += f", {done or 'none'} of them with a result"
     parts = [models, f"{tokens:,} words of the {study.split} set"]
     parts += [str(value) for key, value in study.facts.items() if key in ("data", "training")]
-    return ", ".join(parts) + "."
+    text = ", ".join(parts) + "."
+    if "held equal" in study.facts:
+        equal = study.facts["held equal"]
+        text += f" Held equal: {equal}."
+    passes = [row.seen.passes for row in study.finished if row.seen]
+    if passes:
+        low, high = f"{min(passes):.2f}", f"{max(passes):.2f}"
+        text += f" That is {low if low == high else f'{low} to {high}'} passes over the text."
+    if study.differences and not all(pair.has_all_seeds for pair in study.differences):
+        text += " One seed a model: intervals cover the choice of the text, not the training."
+    return text
 
 
 def _tiles(study: Study) -> Iterable[str]:
@@ -150,11 +191,13 @@ def _tiles(study: Study) -> Iterable[str]:
     if timed:
         fast = min(timed, key=lambda row: row.seconds.mean if row.seconds else 0.0)
         assert fast.seconds is not None
-        tiles.append((duration(fast.seconds.mean), fast.label, "shortest training"))
+        tiles.append(
+            (duration(fast.seconds.mean), fast.label, "shortest training, compilation left out")
+        )
     rare = rarest(study.word_bins)
     if rare is not None:
         loss, label = min((loss, label) for label, loss in rare.loss.items() if loss is not None)
-        what = f"lowest loss on words that training has {rare.name} times"
+        what = f"lowest loss on words that training has {rare.name.replace('-', ' to ')} times"
         tiles.append((f"{loss:.2f}", label, what))
     return (
         f'<div class="tile"><b>{escape(value)}</b><strong>{escape(label)}</strong>'
@@ -210,16 +253,20 @@ def _row(row: Row, table_columns: Sequence[Column], study: Study) -> str:
             if table_columns[i - 1].group != "perplexity":
                 cells.append(f'<td class="problem" colspan="{span}">{escape(row.problem)}</td>')
         else:
-            best = "best" if _is_best(column, row, study) else ""
-            cells.append(f'<td class="{_classes(column, best)}" {data}>{text}</td>')
+            mark = _mark(column, row, study)
+            cells.append(f'<td class="{_classes(column, mark)}" {data}>{text}</td>')
     return f'<tr data-row="{escape(row.label)}">{"".join(cells)}</tr>'
 
 
-def _is_best(column: Column, row: Row, study: Study) -> bool:
-    if column.group != "perplexity" or len(study.finished) < 2:
-        return False
+def _mark(column: Column, row: Row, study: Study) -> str:
+    """`best`, or `level` where the row cannot be told from the best one."""
+    if not column.ranks or len(study.finished) < 2:
+        return ""
     values = [value for other in study.finished if (value := column.value(other)) is not None]
-    return column.value(row) == min(values, default=None)
+    if column.value(row) == min(values, default=None):
+        return "best"
+    title = f"{study.split}, known words" if study.is_mixed else study.split
+    return "level" if column.title == title and row.label in study.level_with_best else ""
 
 
 def _findings(study: Study) -> str:
@@ -236,7 +283,7 @@ def _bin_table(study: Study, bins: Sequence[FrequencyBin], by: str) -> str:
     for b in bins:
         trained = EMPTY if b.train_tokens is None else f"{b.train_tokens:,}"
         numbers = [f"{b.types:,}", trained, f"{b.tokens:,}"]
-        numbers += [number(b.loss.get(label), 3) for label in labels]
+        numbers += [bin_cell(b, label) for label in labels]
         cells = "".join(f'<td class="num">{escape(text)}</td>' for text in numbers)
         lines.append(f'<tr><th scope="row" class="num">{escape(b.name)}</th>{cells}</tr>')
     return (
@@ -244,6 +291,15 @@ def _bin_table(study: Study, bins: Sequence[FrequencyBin], by: str) -> str:
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody>'
         "</table></div></details>"
     )
+
+
+def bin_cell(b: FrequencyBin, label: str) -> str:
+    """A loss and its interval."""
+    text = number(b.loss.get(label), 2)
+    if label in b.interval:
+        low, high = b.interval[label]
+        text += f" ({low:.2f} to {high:.2f})"
+    return text
 
 
 def _contexts(study: Study) -> str:
@@ -267,7 +323,8 @@ def _word_cards(study: Study) -> Iterable[str]:
     for label, lists in study.words.items():
         swatch = f'<i class="swatch" style="background:var(--model-{places[label]})"></i>'
         yield (
-            f'<article class="card" data-row="{escape(label)}"><h3>{swatch}{escape(label)}</h3>'
+            f'<article class="card" data-row="{escape(label)}"><h3>{swatch}{escape(label)}'
+            f"<small>{lists.found:,} of {lists.tested:,} words differ</small></h3>"
             f'<div class="columns">{_word_table(study, "wins", lists.wins)}'
             f"{_word_table(study, 'losses', lists.losses)}</div></article>"
         )

@@ -7,6 +7,7 @@ that they run in any process and beside a notebook's own figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -51,22 +52,108 @@ def style_of(study: Study) -> dict[str, Style]:
 def bar_chart(
     bins: Sequence[FrequencyBin], look: Mapping[str, Style], *, title: str, xlabel: str
 ) -> Figure:
-    """Loss per bin, one bar per model; a bin without words has no bars and says so."""
+    """Loss per bin, one bar per model, with its interval. A few bars that would flatten all others
+    are cut, with their loss on them."""
+    bins = [b for b in bins if any(loss is not None for loss in b.loss.values())]
     figure, axes = _axes(title, xlabel, "loss (nats per word)", size=(9.0, 4.2))
     models = [label for label in look if any(b.loss.get(label) is not None for b in bins)]
     width = 0.84 / max(1, len(models))
     for i, label in enumerate(models):
         places = np.arange(len(bins)) + (i - (len(models) - 1) / 2) * width
-        heights = [b.loss[label] if b.loss[label] is not None else 0.0 for b in bins]
-        _bars(axes, places, [h or 0.0 for h in heights], width, look[label], label)
-    for place, b in enumerate(bins):
-        if b.tokens == 0:
-            axes.text(place, 0.1, "no words", ha="center", fontsize=7, color="#6b6f7a")
+        heights = [b.loss.get(label) or 0.0 for b in bins]
+        _bars(axes, places, heights, width, look[label], label)
+        for place, b in zip(places, bins, strict=True):
+            if label in b.interval:
+                axes.vlines(place, *b.interval[label], color=_INK, linewidth=0.9)
+    _break_axis(axes, bins, models, width)
     axes.set_xticks(range(len(bins)), [f"{b.name}\n{b.tokens:,}" for b in bins])
     axes.grid(axis="x", visible=False)
     if models:
         # Outside: among the bars, many models or long names would cover some.
         figure.legend(ncols=8 if max(map(len, models)) < 8 else 3, loc="outside lower center")
+    return figure
+
+
+def _break_axis(
+    axes: Axes, bins: Sequence[FrequencyBin], models: Sequence[str], width: float
+) -> None:
+    """End the axis where most models do, if a few bars would flatten all others."""
+    top = usual_top(bins)
+    if top is None:
+        return
+    axes.set_ylim(0, top)
+    for (place, b), (i, label) in product(enumerate(bins), enumerate(models)):
+        loss = b.loss.get(label)
+        if loss is not None and loss > top:
+            x = place + (i - (len(models) - 1) / 2) * width
+            for y in (0.93, 0.945):
+                axes.plot(
+                    [x - 0.6 * width, x + 0.6 * width],
+                    [(y - 0.01) * top, (y + 0.01) * top],
+                    color="white",
+                    linewidth=1.5,
+                    zorder=5,
+                )
+            axes.text(
+                x,
+                0.9 * top,
+                f"{loss:.1f}",
+                rotation=90,
+                ha="center",
+                va="top",
+                fontsize=6.5,
+                zorder=6,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+            )
+
+
+def usual_top(bins: Sequence[FrequencyBin]) -> float | None:
+    """Where the axis ends if a few bars would flatten all others, as on the page: a little above
+    what the middle one of the models needs, unknown words left out. None if all fit."""
+    highest: dict[str, float] = {}
+    for b in bins:
+        for label, loss in b.loss.items():
+            if loss is not None and b.name != "UNK":
+                highest[label] = max(highest.get(label, 1.0), *b.interval.get(label, (loss,)))
+    if not highest:
+        return None
+    limit = 1.3 * sorted(highest.values())[len(highest) // 2]
+    most = max(loss for b in bins for loss in b.loss.values() if loss is not None)
+    return limit if most > 1.1 * limit else None
+
+
+def loss_against_frequency(study: Study, *, difference: bool = False) -> Figure:
+    """The smoothed curve of every model with its band, or its difference to the reference's."""
+    title = "Loss against the frequency of the word"
+    ylabel = "loss (nats per word)"
+    if difference:
+        title += f", compared to {study.reference}"
+        ylabel = f"nats against {study.reference}"
+    figure, axes = _axes(title, "occurrences in the training text", ylabel, size=(9.0, 4.2))
+    for label, style in style_of(study).items():
+        points = [
+            (at.count, interval)
+            for at in study.curve
+            if (interval := (at.difference if difference else at.loss).get(label))
+        ]
+        if not points:
+            continue
+        x = [count for count, _ in points]
+        axes.fill_between(
+            x,
+            [i.low for _, i in points],
+            [i.high for _, i in points],
+            color=style.light,
+            alpha=0.16,
+            linewidth=0,
+        )
+        _line(axes, [(count, i.estimate) for count, i in points], style, label, markevery=8)
+    if difference:
+        axes.axhline(0, color=_INK, linewidth=0.8)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside right upper")
     return figure
 
 
@@ -118,7 +205,7 @@ def parameters_against_perplexity(study: Study) -> Figure:
         axes.errorbar(
             x,
             y,
-            yerr=study.headline(row).deviation,
+            yerr=_reach(study, row),
             marker=style.marker,
             color=style.light,
             markeredgecolor=_INK,
@@ -130,6 +217,14 @@ def parameters_against_perplexity(study: Study) -> Figure:
     _plain_ticks(axes)
     _name_points(figure, axes, points)
     return figure
+
+
+def _reach(study: Study, row: Row) -> list[list[float]] | None:
+    """How far the interval reaches down and up, as matplotlib wants it."""
+    found = study.headline_interval(row)
+    if found is None or not np.isfinite(found.high):
+        return None
+    return [[found.estimate - found.low], [found.high - found.estimate]]
 
 
 def paper_bars(dataset: str, *, previous: bool) -> Figure:
@@ -176,6 +271,12 @@ def figures(study: Study) -> dict[str, Callable[[], Figure]]:
         "loss-by-previous-word-frequency": lambda: bars(study.previous_bins, "previous word"),
         "parameters-against-perplexity": lambda: parameters_against_perplexity(study),
     }
+    if study.curve:
+        drawn["loss-against-frequency"] = lambda: loss_against_frequency(study)
+    if any(at.difference for at in study.curve):
+        drawn["difference-against-frequency"] = lambda: loss_against_frequency(
+            study, difference=True
+        )
     if any(row.curve for row in study.rows):
         drawn["learning-curves"] = lambda: learning_curves(study)
         drawn["perplexity-against-time"] = lambda: perplexity_against_time(study)
@@ -332,7 +433,13 @@ def _curves(study: Study) -> list[tuple[Row, Style]]:
     return [(row, look[row.label]) for row in study.rows if row.curve]
 
 
-def _line(axes: Axes, points: Sequence[tuple[float, float]], style: Style, label: str) -> None:
+def _line(
+    axes: Axes,
+    points: Sequence[tuple[float, float]],
+    style: Style,
+    label: str,
+    markevery: int | None = None,
+) -> None:
     dashes = [float(part) for part in style.dash.split()]
     (line,) = axes.plot(
         *_columns(points),
@@ -341,6 +448,7 @@ def _line(axes: Axes, points: Sequence[tuple[float, float]], style: Style, label
         markersize=4.5,
         linewidth=1.6,
         label=label,
+        markevery=markevery,
     )
     if dashes:
         line.set_dashes([length / 1.6 for length in dashes])

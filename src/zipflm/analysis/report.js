@@ -126,16 +126,19 @@ function drawBars(id, kind) {
     if (loss == null || !view.difference) return loss == null ? null : loss;
     return b.loss[reference] == null ? null : loss - b.loss[reference];
   };
-  const values = bins.flatMap((b) => present.map((m) => valueOf(b, m))).filter((v) => v !== null);
-  const low = Math.min(0, ...values), high = 1.03 * Math.max(view.difference ? 0.05 : 1, ...values);
+  const endsOf = (b, m) => (view.difference ? b.difference : b.interval)[m.label] || null;
+  const valuesOf = (m, chosen) => chosen.flatMap((b) => [valueOf(b, m), ...(endsOf(b, m) || [])]).filter((v) => v != null);
+  const values = present.flatMap((m) => valuesOf(m, bins));
+  const usual = present.filter((m) => !view.difference || m.label !== reference).map((m) => valuesOf(m, bins.filter((b) => b.name !== "UNK")));
+  const [low, high] = axisEnds(usual, values, view.difference ? 0.05 : 1);
   const width = holder.clientWidth || 900;
   const lying = width < 600;
-  /* Lying, a bin is as high as its bars, and an empty one as its two lines of text. */
-  const heights = bins.map((b) => (b.tokens ? present.length * 9 + 34 : 44));
+  /* Lying, a bin is as high as its bars and a line of text. */
+  const heights = bins.map(() => present.length * 9 + 34);
   const starts = heights.map((_, i) => heights.slice(0, i).reduce((a, b) => a + b, 0));
   const box = lying
     ? { width, height: 44 + heights.reduce((a, b) => a + b, 0), left: 12, right: 12, top: 8, bottom: 36 }
-    : { width, height: 340, left: 46, right: 8, top: 10, bottom: 52 };
+    : { width, height: 340, left: 62, right: 8, top: 10, bottom: 52 };
   const svg = frame(holder, box, `${kind === "word" ? "Loss by frequency of the word" : "Loss by frequency of the previous word"}, ${source.name}`);
   const across = lying ? box.width - box.left - box.right : box.height - box.top - box.bottom;
   const scale = (v) => ((v - low) / (high - low || 1)) * across;
@@ -160,20 +163,21 @@ function drawBars(id, kind) {
     const start = lying ? box.top + 20 + starts[i] : box.left + i * along + (along - room) / 2;
     if (lying) labelAbove(svg, b, box, box.top + starts[i] + 13);
     else labelBelow(svg, b, box, box.left + (i + 0.5) * along);
-    if (!b.tokens) {
-      const at = lying ? { x: box.left + 5, y: start + 10 } : { x: start + room / 2, y: box.height - box.bottom - 8, "text-anchor": "middle" };
-      el("text", at, svg, "no words");
-    }
     present.forEach((m, j) => {
       const value = valueOf(b, m);
       if (value === null) return;
-      const [from, to] = [scale(Math.min(0, value)), scale(Math.max(0, value))];
+      const within = Math.max(low, Math.min(high, value)), ends = endsOf(b, m);
+      const [from, to] = [scale(Math.min(0, within)), scale(Math.max(0, within))];
       const rect = lying
         ? { x: box.left + from, width: to - from, y: start + j * thick, height: Math.max(1, thick - 0.6) }
         : { x: start + j * thick, width: Math.max(1, thick - 0.6), y: box.height - box.bottom - to, height: to - from };
       const bar = el("rect", { ...rect, class: "bar", fill: `url(#fill-${models.indexOf(m)})`, "data-model": m.label, "data-bin": b.name }, svg);
-      const lines = [`loss ${b.loss[m.label].toFixed(3)} nats`];
-      if (m.label !== reference && b.loss[reference] != null) lines.push(`${signed(b.loss[m.label] - b.loss[reference], 3)} against ${reference}`);
+      const middle = start + (j + 0.5) * thick;
+      if (within !== value) drawBreak(svg, value, within, { lying, middle, thick, place: lying ? box.left + scale(within) : box.height - box.bottom - scale(within) });
+      else if (ends) drawWhisker(svg, ends.map((v) => (lying ? box.left + scale(v) : box.height - box.bottom - scale(v))), middle, lying);
+      const between = ([a, c], digits) => ` (${a.toFixed(digits)} to ${c.toFixed(digits)})`.replaceAll("-", "\u2212");
+      const lines = [`loss ${b.loss[m.label].toFixed(3)} nats${b.interval[m.label] ? between(b.interval[m.label], 3) : ""}`];
+      if (m.label !== reference && b.loss[reference] != null) lines.push(`${signed(b.loss[m.label] - b.loss[reference], 3)} against ${reference}${b.difference[m.label] ? between(b.difference[m.label], 3) : ""}`);
       lines.push(`${count(b.tokens)} words, ${count(b.types)} different`);
       for (const name of ["pointermove", "pointerdown"]) bar.addEventListener(name, (event) => showTip(event, `${m.label}, ${b.name}`, lines));
       bar.addEventListener("pointerleave", hideTip);
@@ -184,6 +188,35 @@ function drawBars(id, kind) {
   el("line", lying
     ? { x1: box.left + zero, x2: box.left + zero, y1: box.top, y2: box.height - box.bottom, class: "axis" }
     : { x1: box.left, x2: box.width - box.right, y1: box.height - box.bottom - zero, y2: box.height - box.bottom - zero, class: "axis" }, svg);
+}
+
+/* Ends of an axis for all values; or, where a few would flatten the rest, for what most models need.
+   Spelling out unknown and rare words costs sub-word models twice as much as others. `usual` has the
+   values of each model, those on unknown words left out. */
+function axisEnds(usual, all, least) {
+  const reach = usual.map((own) => Math.max(0, ...own.map(Math.abs))).sort((a, b) => a - b);
+  const limit = 1.3 * Math.max(least, reach[Math.floor(reach.length / 2)] || 0);
+  const high = Math.max(least, ...all), low = Math.min(0, ...all);
+  return [low < -limit ? -limit : low, high > 1.1 * limit ? limit : 1.03 * high];
+}
+
+/* A bar that goes on beyond the axis: a gap in it, and its value along it. */
+function drawBreak(svg, value, within, { lying, middle, thick, place }) {
+  const back = (value > within ? 1 : -1) * 9, half = thick / 2 + 1.5;
+  const d = lying
+    ? `M${place - back - 3},${middle + half} l4,${-2 * half} M${place - back + 1},${middle + half} l4,${-2 * half}`
+    : `M${middle - half},${place + back + 3} l${2 * half},-4 M${middle - half},${place + back - 1} l${2 * half},-4`;
+  el("path", { d, "stroke-width": 1.6, fill: "none", class: "break" }, svg);
+  const text = value.toFixed(1).replace("-", "\u2212");
+  const at = lying
+    ? { x: place - 2.2 * back, y: middle + 3.2, "text-anchor": value > within ? "end" : "start" }
+    : { transform: `translate(${middle + 3.6} ${place + 2.2 * back}) rotate(-90)`, "text-anchor": value > within ? "end" : "start" };
+  el("text", { ...at, class: "broken" }, svg, text);
+}
+
+function drawWhisker(svg, [a, b], middle, lying) {
+  const d = lying ? `M${a},${middle} H${b} M${a},${middle - 2} v4 M${b},${middle - 2} v4` : `M${middle},${a} V${b} M${middle - 2.5},${a} h5 M${middle - 2.5},${b} h5`;
+  for (const name of ["whisker-halo", "whisker"]) el("path", { d, class: name }, svg);
 }
 
 function labelAbove(svg, bin, box, y) {
@@ -224,7 +257,7 @@ function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) 
     .flatMap(([s]) => s.points.slice(Math.floor((s.points.length - 1) / 2)));
   const top = Math.max(limit, ...second.map((p) => warp(p.y)));
   const all = visible.flatMap((s) => s.points.concat(s.faint || []));
-  const ends = all.flatMap((p) => (p.spread ? [lowEnd(p), p.y + p.spread] : [p.y])).map(warp);
+  const ends = all.flatMap((p) => (p.low != null ? [p.low, p.high] : [p.y])).map(warp);
   /* A line that comes from above enters at the ceiling. */
   const kept = ends.map((v) => (lines ? Math.min(v, top) : v)).filter((v) => v <= top);
   const [x0, x1] = range(all.map((p) => p.x), lines ? 0.01 : 0.08);
@@ -255,9 +288,6 @@ function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) 
   hoverNearest(svg, inside, X, Y, describe, box);
 }
 
-/* A logarithmic axis has no place for zero, nor for less. */
-const lowEnd = (p) => Math.max(p.y - p.spread, p.y / 10);
-
 function drawSeries(svg, s, X, Y, lines) {
   const i = models.indexOf(s.model), colour = `var(--model-${i})`;
   const path = (points) => points.map((p, k) => `${k ? "L" : "M"}${X(p.x).toFixed(1)},${Y(p.y).toFixed(1)}`).join("");
@@ -265,7 +295,7 @@ function drawSeries(svg, s, X, Y, lines) {
   if (s.faint) el("path", { d: path(s.faint), fill: "none", "stroke-width": 1, opacity: 0.4, style: `stroke:${colour}` }, group);
   if (lines) el("path", { d: path(s.points), fill: "none", "stroke-width": 2, "stroke-dasharray": s.model.dash || "none", style: `stroke:${colour}` }, group);
   for (const p of s.points) {
-    if (p.spread) el("line", { x1: X(p.x), x2: X(p.x), y1: Y(lowEnd(p)), y2: Y(p.y + p.spread), "stroke-width": 1.5, style: `stroke:${colour}` }, group);
+    if (p.low != null) el("line", { x1: X(p.x), x2: X(p.x), y1: Y(p.low), y2: Y(p.high), "stroke-width": 1.5, style: `stroke:${colour}` }, group);
     const size = lines ? (s.points.length > 25 ? 0.6 : 0.9) : 1.7;
     el("path", { d: MARKS[s.model.marker], transform: `translate(${X(p.x)} ${Y(p.y)}) scale(${size})`, style: `fill:${colour};stroke:var(--card)`, "stroke-width": 0.8 }, group);
   }
@@ -315,6 +345,60 @@ function hoverNearest(svg, series, X, Y, describe, box) {
   svg.addEventListener("pointerleave", (event) => { ring.setAttribute("visibility", "hidden"); hideTip(event); });
 }
 
+/* ---- loss against frequency ---- */
+
+function drawCurve() {
+  const holder = document.getElementById("curve");
+  holder.closest("figure").hidden = !study.curve.length;
+  if (!study.curve.length) return;
+  const kind = view.difference ? "difference" : "loss";
+  const series = shown().map((model) => ({
+    model, points: study.curve.filter((at) => at[kind][model.label]).map((at) => ({ x: at.count, y: at[kind][model.label].estimate, ...at[kind][model.label] })),
+  })).filter((s) => s.points.length);
+  const width = holder.clientWidth || 900;
+  const box = { width, height: Math.min(420, Math.max(300, width * 0.42)), left: 52, right: 12, top: 12, bottom: 44 };
+  const svg = frame(holder, box, "Loss against frequency");
+  if (!series.length) {
+    el("text", { x: box.width / 2, y: box.height / 2, "text-anchor": "middle" }, svg, "nothing to show");
+    return;
+  }
+  const all = series.flatMap((s) => s.points), ends = (s) => s.points.flatMap((p) => [p.low, p.high]);
+  const [low, high] = axisEnds(series.map(ends), series.flatMap(ends), view.difference ? 0.05 : 1);
+  const [y0, y1] = range(view.difference ? [low, high] : [Math.min(...series.flatMap(ends)), high], 0.04);
+  const counts = all.map((p) => Math.log10(p.x)), x0 = Math.min(...counts), x1 = Math.max(...counts);
+  const X = (v) => box.left + ((Math.log10(v) - x0) / (x1 - x0 || 1)) * (box.width - box.left - box.right);
+  const Y = (v) => box.height - box.bottom - ((v - y0) / (y1 - y0)) * (box.height - box.top - box.bottom);
+  for (const t of ticks(y0, y1, 6)) {
+    el("line", { x1: box.left, x2: box.width - box.right, y1: Y(t), y2: Y(t), class: t === 0 ? "axis" : "rule" }, svg);
+    el("text", { x: box.left - 7, y: Y(t) + 4, "text-anchor": "end" }, svg, short(t));
+  }
+  for (let power = Math.ceil(x0); power <= x1; power++) {
+    el("line", { x1: X(10 ** power), x2: X(10 ** power), y1: box.top, y2: box.height - box.bottom + 4, class: "rule" }, svg);
+    el("text", { x: X(10 ** power), y: box.height - box.bottom + 18, "text-anchor": "middle" }, svg, count(10 ** power));
+  }
+  el("line", { x1: box.left, x2: box.width - box.right, y1: box.height - box.bottom, y2: box.height - box.bottom, class: "axis" }, svg);
+  el("text", { x: (box.left + box.width - box.right) / 2, y: box.height - 6, "text-anchor": "middle" }, svg, "occurrences in the training text");
+  const unit = view.difference ? `nats against ${study.reference}` : "nats per word";
+  el("text", { transform: `translate(12 ${(box.height - box.bottom) / 2 + 8}) rotate(-90)`, "text-anchor": "middle" }, svg, unit);
+  const path = (points, y) => points.map((p) => `${X(p.x).toFixed(1)},${Y(y(p)).toFixed(1)}`).join("L");
+  const clip = el("clipPath", { id: "clip-curve" }, svg);
+  el("rect", { x: box.left, y: box.top, width: box.width - box.left - box.right, height: box.height - box.bottom - box.top }, clip);
+  const plot = el("g", { "clip-path": "url(#clip-curve)" }, svg);
+  for (const s of series) {
+    const colour = `var(--model-${models.indexOf(s.model)})`, group = el("g", { "data-model": s.model.label }, plot);
+    el("path", { d: `M${path(s.points, (p) => p.high)}L${path([...s.points].reverse(), (p) => p.low)}Z`, opacity: 0.16, style: `fill:${colour}`, class: "band" }, group);
+    el("path", { d: `M${path(s.points, (p) => p.y)}`, fill: "none", "stroke-width": 2, "stroke-dasharray": s.model.dash || "none", style: `stroke:${colour}` }, group);
+    /* A few marks tell lines apart without colour. */
+    s.points.filter((_, i) => i % 8 === 4).forEach((p) => el("path", { d: MARKS[s.model.marker], transform: `translate(${X(p.x)} ${Y(p.y)}) scale(0.9)`, style: `fill:${colour};stroke:var(--card)`, "stroke-width": 0.8 }, group));
+  }
+  const above = series.filter((s) => s.points.some((p) => p.y > y1 || p.y < y0)).map((s) => s.model.label);
+  if (above.length) el("text", { x: box.width - box.right, y: 11, "text-anchor": "end", class: "above" }, svg, `goes on beyond the axis: ${above.join(", ")}`);
+  hoverNearest(svg, series.map((s) => ({ ...s, points: s.points.filter((p) => p.y <= y1 && p.y >= y0) })), X, Y, (p) => [
+    `about ${count(+p.x.toPrecision(2))} occurrences`,
+    `${view.difference ? signed(p.y, 2) : p.y.toFixed(2)} nats (${p.low.toFixed(2)} to ${p.high.toFixed(2)})`.replaceAll("-", "\u2212"),
+  ], box);
+}
+
 function drawTraining() {
   const valid = (m, x, y) => m.curve.filter((p) => p.valid_loss != null).map((p) => ({ x: x(p), y: y(p.valid_loss), point: p }));
   const longest = Math.max(0, ...shown().flatMap((m) => m.curve.map((p) => p.seconds)));
@@ -336,9 +420,9 @@ function drawTraining() {
   drawPoints("params", {
     name: "Parameters against perplexity", xlabel: `parameters (${counted})`, ylabel: study.headline, log: true,
     series: models.map((model) => ({
-      model, points: model.perplexity == null ? [] : [{ x: model.params / size, y: model.perplexity, spread: model.deviation }],
+      model, points: model.perplexity == null ? [] : [{ x: model.params / size, y: model.perplexity, low: model.low, high: model.high }],
     })),
-    describe: (p, model) => [`${count(model.params)} parameters`, `${study.headline} ${p.y.toFixed(2)}${p.spread ? ` \u00b1 ${p.spread.toFixed(2)}` : ""}`],
+    describe: (p, model) => [`${count(model.params)} parameters`, `${study.headline} ${p.y.toFixed(2)}${p.low != null ? `, ${p.low.toFixed(2)} to ${p.high.toFixed(2)}` : ""}`],
   });
 }
 
@@ -431,6 +515,7 @@ function sortTable(table, header) {
 function draw() {
   drawBars("word-bins", "word");
   drawBars("previous-bins", "previous");
+  drawCurve();
   drawTraining();
   document.querySelector("#legend .all").textContent = hidden.size ? "show all" : "hide all";
   for (const button of document.querySelectorAll("#legend button[data-model]"))

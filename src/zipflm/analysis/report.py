@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from zipflm.analysis import page, paper
+from zipflm.analysis import page, page_tables, paper
 from zipflm.analysis.findings import findings
 from zipflm.analysis.frequency_bins import FrequencyBin
+from zipflm.analysis.headline import headline
+from zipflm.analysis.paper_findings import percent_of
 from zipflm.analysis.plots import figures, save_figures
 from zipflm.analysis.study import Study
-from zipflm.analysis.tables import EMPTY, columns, context_rows, number, to_csv, to_json
+from zipflm.analysis.tables import EMPTY, columns, context_rows, to_csv, to_json
 from zipflm.analysis.word_lists import WordDifference
 from zipflm.files import write_whole
 from zipflm.reading import read_file
@@ -27,6 +29,8 @@ from zipflm.records import load_object
 _CAPTIONS = {
     "loss-by-word-frequency": "Loss by frequency of the word",
     "loss-by-previous-word-frequency": "Loss by frequency of the previous word",
+    "loss-against-frequency": "Loss against the frequency of the word",
+    "difference-against-frequency": "Difference to the reference against the frequency of the word",
     "learning-curves": "Learning curves",
     "perplexity-against-time": "Perplexity against training time",
     "parameters-against-perplexity": "Parameters against perplexity",
@@ -38,7 +42,7 @@ _CAPTIONS = {
 Maker = Literal["study", "ablation", "analysis"]
 """What a report belongs to: a study or an ablation of one run, which train their members, or an
 analysis of runs that are there."""
-_TABLE = "table.json"
+TABLE = "table.json"
 _MEMBERS = "members"
 
 
@@ -69,7 +73,7 @@ _KINDS: dict[Maker, str] = {
 def _maker_of(out: Path) -> Maker | None:
     """Whose report a folder holds, if it holds one."""
     try:
-        made_by = load_object(read_file(out / _TABLE)).get("made_by")
+        made_by = load_object(read_file(out / TABLE)).get("made_by")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError):
@@ -78,7 +82,7 @@ def _maker_of(out: Path) -> Maker | None:
         if made_by == maker:
             return maker
     raise ValueError(
-        f"{out / _TABLE}: cannot be read, so whose report it is cannot be told; choose another "
+        f"{out / TABLE}: cannot be read, so whose report it is cannot be told; choose another "
         "--out or remove it first"
     )
 
@@ -100,7 +104,7 @@ def write_report(study: Study, out: Path, maker: Maker) -> Path:
     save_figures(study, out / "figures")
     write_whole(out / "table.csv", to_csv(study))
     table = json.dumps(to_json(study, maker), indent=1, allow_nan=False)
-    write_whole(out / _TABLE, table + "\n")
+    write_whole(out / TABLE, table + "\n")
     write_whole(out / "report.md", markdown(study))
     write_whole(out / "report.html", page.render(study))
     return out / "report.html"
@@ -118,8 +122,9 @@ def markdown(study: Study) -> str:
         rows = [row[:-1] for row in rows]
     else:
         names.append("problem")
-    parts = [f"# {study.title}", _table(names, rows), page.caption(study)]
+    parts = [f"# {headline(study)}", study.title + ".", _table(names, rows), page.caption(study)]
     parts += ["\n".join(f"- {sentence}" for sentence in findings(study))]
+    parts += _statistics(study)
     for title, bins in (("word", study.word_bins), ("previous word", study.previous_bins)):
         parts += [f"## Loss by frequency of the {title}", _bins(study, bins)]
     parts += [f"![{_CAPTIONS[name]}](figures/{name}.svg)" for name in figures(study)]
@@ -128,6 +133,36 @@ def markdown(study: Study) -> str:
     parts += ["## Words won and lost", page.words_caption(study), *_words(study)]
     parts += ["## Protocol", _facts(study), _protocol(study), f"The paper is {paper.SOURCE}."]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _statistics(study: Study) -> list[str]:
+    """Pairs, the paper's findings, what each model saw, what was tuned."""
+    parts = []
+    if study.differences:
+        labels = [row.label for row in study.ranked]
+        rows = [[label, *(_pair(study, label, other) for other in labels)] for label in labels]
+        caption = f"{page_tables.PAIRS_CAPTION} {page.interval_caption(study)}"
+        parts += ["## Every pair", caption, _table(["", *labels], rows)]
+    rows = page_tables.findings_rows(study)
+    if rows:
+        caption = page_tables.findings_caption(study)
+        parts += ["## The paper's findings", caption, _table(page_tables.FINDINGS_NAMES, rows)]
+    rows = page_tables.tuning_rows(study)
+    if rows:
+        table = _table(page_tables.TUNING_NAMES, rows)
+        parts += ["## Tuning", page_tables.TUNING_CAPTION, table]
+    names, rows = page_tables.seen_rows(study)
+    if rows:
+        parts += ["## What each model saw", page_tables.SEEN_CAPTION, _table(names, rows)]
+    return parts
+
+
+def _pair(study: Study, label: str, other: str) -> str:
+    found = study.difference(label, other)
+    if found is None:
+        return "" if label == other else EMPTY
+    text = percent_of(found.nats)
+    return f"**{text}**" if found.nats.excludes_zero else text
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -149,7 +184,7 @@ def _bins(study: Study, bins: Sequence[FrequencyBin]) -> str:
             f"{b.types:,}",
             EMPTY if b.train_tokens is None else f"{b.train_tokens:,}",
             f"{b.tokens:,}",
-            *(number(b.loss.get(label), 3) for label in labels),
+            *(page.bin_cell(b, label) for label in labels),
         ]
         for b in bins
     ]

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from statistics import fmean, stdev
 
 import numpy as np
 
+from zipflm.analysis.estimates import Estimate, Interval
 from zipflm.analysis.frequency_bins import (
     FloatArray,
     FrequencyBin,
@@ -21,7 +23,10 @@ from zipflm.analysis.frequency_bins import (
     loss_by_bin,
     previous_words,
 )
+from zipflm.analysis.frequency_curve import CurveAt
 from zipflm.analysis.paper import PaperModel, comparison_row, setting_row
+from zipflm.analysis.sample import Sample
+from zipflm.analysis.text_blocks import TextBlocks
 from zipflm.analysis.word_lists import WordLists, word_lists
 from zipflm.config import Config
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
@@ -39,7 +44,7 @@ class CurvePoint:
 
     update: int
     seconds: float
-    """Spent training until then."""
+    """Spent training until then, without compilation."""
     loss: float | None = None
     valid_loss: float | None = None
 
@@ -65,6 +70,19 @@ class SplitScore:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a model has seen of the training text, and what that took."""
+
+    updates: int
+    words: int
+    """Of running text, with the end of each line; pieces count as the words they make up."""
+    passes: float
+    """Over the training text."""
+    operations: float
+    """Additions and multiplications of all updates, as the config's cost model has them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Member:
     """One trained model with one seed."""
 
@@ -84,7 +102,10 @@ class Member:
     nll: FloatArray | None = None
     """Loss of every word of the split that is analysed."""
     curve: tuple[CurvePoint, ...] = ()
+    seen: Seen | None = None
     seconds: float | None = None
+    """Spent training, without compilation."""
+    compile_seconds: float | None = None
     tokens_per_second: float | None = None
     memory: int | None = None
     """Peak, in bytes."""
@@ -110,6 +131,15 @@ class Summary:
             return None
         return cls(mean=fmean(values), deviation=stdev(values) if len(values) > 1 else None)
 
+    @classmethod
+    def of_losses(cls, losses: Sequence[float]) -> Summary | None:
+        """Perplexities; the mean is that of the losses, so that the ratio of two rows is the
+        difference of their losses."""
+        if not losses:
+            return None
+        spread = stdev(map(perplexity, losses)) if len(losses) > 1 else None
+        return cls(mean=perplexity(fmean(losses)), deviation=spread)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -119,7 +149,9 @@ class Row:
     members: tuple[Member, ...]
     perplexity: Mapping[str, Summary]
     known_perplexity: Mapping[str, Summary]
+    seen: Seen | None
     seconds: Summary | None
+    compile_seconds: Summary | None
     tokens_per_second: Summary | None
     memory: int | None
     compiled: bool | None
@@ -155,6 +187,8 @@ class ScoredText:
     split: str
     word_ids: IntArray
     vocabulary: Vocabulary
+    line_starts: IntArray
+    """Where each line begins, as a place in `word_ids`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +201,42 @@ class ContextScore:
     """Tokens the model sees at once when scored, context included."""
     context: int
     perplexity: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Two rows on the same text."""
+
+    label: str
+    other: str
+    nats: Interval
+    """Mean loss of `label` less that of `other`; below zero where `label` is better."""
+    has_all_seeds: bool
+    """Whether both rows have several seeds, so that the interval covers training as well as
+    text."""
+
+    @property
+    def reversed(self) -> Difference:
+        return Difference(
+            label=self.other,
+            other=self.label,
+            nats=self.nats.negated,
+            has_all_seeds=self.has_all_seeds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One setting that was tried for a row before its members were trained."""
+
+    label: str
+    setting: str
+    perplexity: float | None
+    """On the whole valid set; None if it could not be trained."""
+    seconds: float | None
+    """Of training."""
+    is_chosen: bool
+    problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +256,17 @@ class Study:
     vocabulary: Vocabulary
     facts: Mapping[str, str]
     """Data, command and machine, for the reader."""
+    blocks: TextBlocks
+    intervals: Mapping[str, Interval]
+    """Of the perplexity of each row on the split that is analysed, seeds included."""
+    known_intervals: Mapping[str, Interval]
+    """The same without unknown words."""
+    differences: tuple[Difference, ...]
+    """Of every pair of rows, in what `headline` ranks by."""
+    curve: tuple[CurveAt, ...]
+    """Loss against frequency."""
     contexts: tuple[ContextScore, ...] = ()
+    tried: tuple[Tried, ...] = ()
 
     @property
     def finished(self) -> tuple[Row, ...]:
@@ -199,16 +279,49 @@ class Study:
     def headline(self, row: Row) -> Summary:
         """The perplexity that ranks the rows: on known words where the units of the models differ
         and some words are unknown, since only word models may then say `<unk>`."""
-        units = {m.scores[self.split].protocol.unit for r in self.finished
-                 for m in r.members if m.scores}  # fmt: skip
-        is_mixed = self.has_unknown and len(units) > 1
-        return (row.known_perplexity if is_mixed else row.perplexity)[self.split]
+        return (row.known_perplexity if self.is_mixed else row.perplexity)[self.split]
+
+    def headline_interval(self, row: Row) -> Interval | None:
+        """The interval of `headline`; None where the text is too short for one."""
+        return (self.known_intervals if self.is_mixed else self.intervals).get(row.label)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the units of the models differ and some words are unknown."""
+        return self.has_unknown and len(_units(self.rows, self.split)) > 1
+
+    @property
+    def ranked(self) -> tuple[Row, ...]:
+        """The finished rows, the best one first."""
+        return tuple(sorted(self.finished, key=lambda row: self.headline(row).mean))
+
+    def difference(self, label: str, other: str) -> Difference | None:
+        """The difference of two rows, in this direction; None where it cannot be estimated."""
+        for found in self.differences:
+            if (found.label, found.other) == (label, other):
+                return found
+            if (found.other, found.label) == (label, other):
+                return found.reversed
+        return None
+
+    def is_better(self, label: str, other: str) -> bool:
+        """Whether a row is better than another beyond the doubt that its interval leaves."""
+        found = self.difference(label, other)
+        return found is not None and found.nats.high < 0
+
+    @property
+    def level_with_best(self) -> tuple[str, ...]:
+        """Rows that cannot be told from the best one, which is the first of them."""
+        if not self.finished:
+            return ()
+        best = self.ranked[0].label
+        return tuple(r.label for r in self.ranked if not self.is_better(best, r.label))
 
     @property
     def headline_name(self) -> str:
         """What `headline` is, for sentences."""
         first = next(iter(self.finished), None)
-        is_known = first and self.headline(first) is first.known_perplexity[self.split]
+        is_known = first and self.is_mixed
         return f"{self.split} perplexity" + (" on known words" if is_known else "")
 
 
@@ -225,26 +338,61 @@ def build(
         raise ValueError("no models to compare; name at least one run or factorization")
     labels = list(dict.fromkeys(member.label for member in members))
     rows = tuple(_row([m for m in members if m.label == label], dataset) for label in labels)
-    losses = {row.label: mean for row in rows if (mean := _mean_nll(row)) is not None}
-    counts = text.vocabulary.counts
-    previous = previous_words(text.word_ids, END)
+    by_seed = {row.label: nll for row in rows if (nll := _nll_of(row)) is not None}
+    losses = {label: nll.mean(axis=0) for label, nll in by_seed.items()}
+    word_ids, counts = np.asarray(text.word_ids), text.vocabulary.counts
+    previous = previous_words(word_ids, END)
     reference = REFERENCE if REFERENCE in losses else next(iter(losses), "")
+    sample = Sample(word_ids, text.line_starts, text.vocabulary, by_seed, reference)
+    is_known = word_ids != UNKNOWN
+    everything = sample.estimates(np.ones(len(word_ids), dtype=bool))
+    known = sample.estimates(is_known) if is_known.any() else {}
+    is_mixed = not is_known.all() and len(_units(rows, text.split)) > 1
     return Study(
         title=title,
         dataset=dataset,
         split=text.split,
         reference=reference,
         rows=rows,
-        word_bins=tuple(loss_by_bin(text.word_ids, counts, losses)),
-        previous_bins=tuple(loss_by_bin(text.word_ids, counts, losses, by=previous)),
+        word_bins=sample.with_intervals(loss_by_bin(word_ids, counts, losses), word_ids),
+        previous_bins=sample.with_intervals(
+            loss_by_bin(word_ids, counts, losses, by=previous), previous
+        ),
         words={
-            label: word_lists(text.word_ids, counts, nll, losses[reference])
+            label: word_lists(word_ids, counts, nll, losses[reference], sample.blocks.of_word)
             for label, nll in losses.items()
             if label != reference
         },
         vocabulary=text.vocabulary,
         facts=facts,
+        blocks=sample.blocks,
+        intervals=_perplexities(everything),
+        known_intervals=_perplexities(known),
+        differences=_differences(known if is_mixed else everything),
+        curve=sample.curve(),
     )
+
+
+def _perplexities(estimates: Mapping[str, Estimate]) -> dict[str, Interval]:
+    intervals = {label: estimate.interval for label, estimate in estimates.items()}
+    return {label: i.as_perplexity for label, i in intervals.items() if i is not None}
+
+
+def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
+    found = []
+    for (label, ours), (other, theirs) in combinations(estimates.items(), 2):
+        difference = ours - theirs
+        if (nats := difference.interval) is not None:
+            found.append(
+                Difference(
+                    label=label, other=other, nats=nats, has_all_seeds=difference.has_all_seeds
+                )
+            )
+    return tuple(found)
+
+
+def _units(rows: Sequence[Row], split: str) -> set[str]:
+    return {m.scores[split].protocol.unit for r in rows for m in r.members if split in m.scores}
 
 
 def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) -> SplitScore:
@@ -268,8 +416,8 @@ def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) 
 def _row(members: Sequence[Member], dataset: str) -> Row:
     good = [member for member in members if member.scores]
     splits = list(dict.fromkeys(split for member in good for split in member.scores))
-    perplexities = {s: Summary.of([m.scores[s].perplexity for m in good]) for s in splits}
-    known = {s: Summary.of([m.scores[s].known_perplexity for m in good]) for s in splits}
+    perplexities = {s: Summary.of_losses([m.scores[s].loss for m in good]) for s in splits}
+    known = {s: Summary.of_losses([m.scores[s].known_loss for m in good]) for s in splits}
     rates = [m.tokens_per_second for m in good if m.tokens_per_second is not None]
     first = members[0]
     find = comparison_row if first.label == first.factorization else setting_row
@@ -278,7 +426,11 @@ def _row(members: Sequence[Member], dataset: str) -> Row:
         members=tuple(members),
         perplexity={split: value for split, value in perplexities.items() if value},
         known_perplexity={split: value for split, value in known.items() if value},
+        seen=next((m.seen for m in good if m.seen), None),
         seconds=Summary.of([m.seconds for m in good if m.seconds is not None]),
+        compile_seconds=Summary.of(
+            [m.compile_seconds for m in good if m.compile_seconds is not None]
+        ),
         tokens_per_second=Summary.of(rates),
         memory=max((m.memory for m in good if m.memory is not None), default=None),
         compiled=_all([m.compiled for m in good if m.compiled is not None]),
@@ -291,9 +443,10 @@ def _all(answers: Sequence[bool]) -> bool | None:
     return all(answers) if answers else None
 
 
-def _mean_nll(row: Row) -> FloatArray | None:
+def _nll_of(row: Row) -> FloatArray | None:
+    """[seeds, words]; None without a result."""
     arrays = [m.nll for m in row.members if m.nll is not None]
-    return np.mean(arrays, axis=0, dtype=np.float64) if arrays else None
+    return np.stack(arrays).astype(np.float64, copy=False) if arrays else None
 
 
 def _mean_curve(curves: Sequence[tuple[CurvePoint, ...]]) -> tuple[CurvePoint, ...]:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zipflm.analysis.paper import CONTEXT, GPUS, PaperModel
-from zipflm.analysis.study import Member, Row, Study, Summary
+from zipflm.analysis.study import Member, Row, Seen, Study, Summary
 from zipflm.records import to_dict
 
 Value = str | int | float | None
@@ -31,27 +31,18 @@ class Column:
     text: Callable[[Row], str]
     is_number: bool = True
     is_paper: bool = False
+    ranks: bool = False
+    """Whether the lowest value is the best one, and marked."""
 
 
 def columns(study: Study) -> list[Column]:
     """The columns that this study can fill; the paper's come last, where it has such rows."""
     found = [
         Column("model", "", lambda row: row.label, lambda row: row.label, is_number=False),
-        _words("input", lambda row: row.first.input),
-        _words("output", lambda row: row.first.output),
+        *_perplexities(study),
         _count("all", lambda row: row.num_params),
         *(_count(part, _part(part)) for part in ("input", "decoder", "output")),
-        *(_perplexity(split) for split in _splits(study)),
-    ]
-    if study.has_unknown:
-        found.append(_perplexity(study.split, known=True))
-    found += [
-        Column(
-            "time",
-            "training",
-            lambda row: row.seconds.mean if row.seconds else None,
-            lambda row: duration(row.seconds.mean if row.seconds else None),
-        ),
+        *_times(study),
         Column(
             "tokens/s",
             "training",
@@ -62,7 +53,57 @@ def columns(study: Study) -> list[Column]:
     ]
     if any(row.compiled is not None for row in study.rows):
         found.append(Column("compiled", "training", _compiled, _compiled, is_number=False))
+    found += [
+        _words("input", lambda row: row.first.input),
+        _words("output", lambda row: row.first.output),
+    ]
     return found + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
+
+
+def seen_columns(study: Study) -> list[Column]:
+    """What every model saw of the training text, and what that took."""
+
+    def column(title: str, value: Callable[[Seen], float], text: Callable[[float], str]) -> Column:
+        def found(row: Row) -> Value:
+            return value(row.seen) if row.seen else None
+
+        def as_text(row: Row) -> str:
+            return EMPTY if row.seen is None else text(value(row.seen))
+
+        return Column(title, "", found, as_text)
+
+    return [
+        Column("model", "", lambda row: row.label, lambda row: row.label, is_number=False),
+        column("updates", lambda seen: seen.updates, lambda value: f"{value:,.0f}"),
+        column("words", lambda seen: seen.words, lambda value: f"{value:,.0f}"),
+        column("passes over the text", lambda seen: seen.passes, lambda value: f"{value:.2f}"),
+        column("operations", lambda seen: seen.operations, operations),
+        *_times(study),
+    ]
+
+
+def _times(study: Study) -> list[Column]:
+    """Training time, and beside it that of compilation where there was any."""
+
+    def column(title: str, value: Callable[[Row], Summary | None]) -> Column:
+        def mean(row: Row) -> float | None:
+            found = value(row)
+            return found.mean if found else None
+
+        return Column(title, "training", mean, lambda row: duration(mean(row)))
+
+    found = [column("time", lambda row: row.seconds)]
+    if any(row.compile_seconds and row.compile_seconds.mean > 0 for row in study.rows):
+        found.append(column("compilation", lambda row: row.compile_seconds))
+    return found
+
+
+def operations(count: float) -> str:
+    """`2.1e12` as `2.1 T`."""
+    for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if count >= size:
+            return f"{count / size:.3g}\u00a0{unit}"
+    return f"{count:,.0f}"
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -132,6 +173,7 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         "rows": [
             {_name(column): column.value(row) for column in table_columns}
             | {
+                "factorization": row.first.factorization,
                 "problem": row.problem,
                 "params": dict(row.first.params),
                 "curve": [asdict(point) for point in row.curve],
@@ -144,6 +186,14 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         "loss_by_previous_word_frequency": [asdict(b) for b in study.previous_bins],
         "words": {label: _words_of(study, label) for label in study.words},
         "contexts": [asdict(context) for context in study.contexts],
+        "blocks": {
+            "unit": study.blocks.unit,
+            "number": len(study.blocks),
+            "likeness": study.blocks.likeness,
+        },
+        "differences": [asdict(difference) for difference in study.differences],
+        "loss_against_frequency": [asdict(at) for at in study.curve],
+        "tried": [asdict(tried) for tried in study.tried],
     }
     return dict(finite(found))
 
@@ -183,6 +233,8 @@ def _member(member: Member) -> dict[str, Any]:
         "checkpoint": member.checkpoint,
         "problem": member.problem,
         "seconds": member.seconds,
+        "compile_seconds": member.compile_seconds,
+        "seen": asdict(member.seen) if member.seen else None,
         "tokens_per_second": member.tokens_per_second,
         "memory": member.memory,
         "compiled": member.compiled,
@@ -238,6 +290,55 @@ def _count(title: str, value: Callable[[Row], int]) -> Column:
     return Column(title, "parameters", value, lambda row: millions(value(row)))
 
 
+def _perplexities(study: Study) -> list[Column]:
+    """What ranks the rows first, with its interval and the distance to the best row."""
+    first = [_perplexity(study.split, known=study.is_mixed)]
+    if study.differences or study.intervals:
+        first.append(_interval(study))
+    if study.differences:
+        first.append(_distance(study))
+    if study.is_mixed:
+        first.append(_perplexity(study.split))
+    elif study.has_unknown:
+        first.append(_perplexity(study.split, known=True))
+    return first + [_perplexity(split) for split in _splits(study) if split != study.split]
+
+
+def _interval(study: Study) -> Column:
+    def text(row: Row) -> str:
+        found = study.headline_interval(row) if row.perplexity else None
+        return f"{number(found.low)} to {number(found.high)}" if found else EMPTY
+
+    def value(row: Row) -> Value:
+        found = study.headline_interval(row) if row.perplexity else None
+        return f"{found.low:.6g} to {found.high:.6g}" if found else None
+
+    return Column("95 % interval", "perplexity", value, text)
+
+
+def _distance(study: Study) -> Column:
+    """How much higher a perplexity is than the best one, on the same text."""
+    best, level = study.ranked[0].label, study.level_with_best
+
+    def value(row: Row) -> Value:
+        found = study.difference(row.label, best)
+        return found.nats.as_perplexity.estimate - 1 if found else None
+
+    def text(row: Row) -> str:
+        if row.label == best:
+            return "best"
+        found = study.difference(row.label, best)
+        if found is None:
+            return EMPTY
+        low, high = (100 * (end - 1) for end in (found.nats.as_perplexity.low,
+                                                 found.nats.as_perplexity.high))  # fmt: skip
+        ratio = 100 * (found.nats.as_perplexity.estimate - 1)
+        mark = ", not told apart" if row.label in level else ""
+        return f"{ratio:+.1f} % ({low:.1f} to {high:.1f}){mark}"
+
+    return Column("to the best", "perplexity", value, text)
+
+
 def _perplexity(split: str, *, known: bool = False) -> Column:
     def summary(row: Row) -> Summary | None:
         return (row.known_perplexity if known else row.perplexity).get(split)
@@ -247,7 +348,7 @@ def _perplexity(split: str, *, known: bool = False) -> Column:
         return None if found is None else found.mean
 
     title = f"{split}, known words" if known else split
-    return Column(title, "perplexity", value, lambda row: spread(summary(row)))
+    return Column(title, "perplexity", value, lambda row: spread(summary(row)), ranks=True)
 
 
 def _paper_columns(study: Study) -> list[Column]:

@@ -117,6 +117,19 @@ def compare(
     tail_dropout: Annotated[
         str | None, typer.Option(help="Compare dropout in the tail bands, e.g. 0,0.2.")
     ] = None,
+    equal: Annotated[
+        str,
+        typer.Option(
+            help="What every member gets as much of: updates (as the paper), text or seconds."
+        ),
+    ] = "updates",
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A field and values, e.g. training.optimizer.lr=1e-3,3e-3: every member takes the "
+            "best on the valid set. May be given several times."
+        ),
+    ] = None,
     device: Device = None,
 ) -> None:
     """Train the paper's factorizations on your text and report where each one wins.
@@ -144,13 +157,20 @@ def compare(
         overrides=tuple(overrides or ()),
         bands=parts(bands),
         tail_dropout=numbers("--tail-dropout", tail_dropout, float),
+        equal=equal,
+        tune=tuple(tune or ()),
     )
     _conclude(run(request, device=device))
 
 
 @app.command()
 def analyse(
-    runs: Annotated[list[str], typer.Argument(help="Run folders, or checkpoints in them.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Run folders, or checkpoints in them; or a study, to draw its report again."
+        ),
+    ],
     *,
     data: Annotated[str, typer.Option(help="The data folder; sub-words are in its bpe/.")],
     out: Annotated[str, typer.Option(help="Where to write the report.")],
@@ -178,10 +198,20 @@ def analyse(
 
     from zipflm.comparison import analyse as library
     from zipflm.comparison.progress import print_table
+    from zipflm.comparison.redraw import is_study, redraw
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.runs.folder import parse_choice
 
     paths, choice = [Path(run) for run in runs], parse_choice(checkpoint)
+    if len(paths) == 1 and is_study(paths[0]):
+        if {context_sizes, block, bands, tail_dropout, checkpoint} != {None}:
+            raise ValueError(
+                f"{runs[0]}: a study is drawn again from its kept scores, as it was scored; for "
+                "other contexts, blocks or checkpoints give the runs in its members/"
+            )
+        print_table(redraw(paths[0], Path(data), Path(out)))
+        say(f"report: {Path(out) / 'report.html'}")
+        return
     if bands is not None or tail_dropout is not None:
         if len(paths) != 1 or context_sizes is not None:
             raise ValueError("--bands and --tail-dropout start from one run, without contexts")

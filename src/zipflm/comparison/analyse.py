@@ -20,7 +20,7 @@ from zipflm.comparison.compare import (
     scored_text,
 )
 from zipflm.comparison.job import FULL_DISK_REMEDY
-from zipflm.comparison.members import make_member, score_run
+from zipflm.comparison.members import make_member, score_checkpoint, score_run
 from zipflm.comparison.plan import (
     Plan,
     open_twin,
@@ -195,19 +195,27 @@ def _scored(
     options: ScoringOptions,
     context_sizes: Sequence[int],
 ) -> tuple[Member, list[ContextScore]]:
-    """A run as a member, and its perplexity with each context; its model is loaded once."""
-    loaded = load_run(run.checkpoint.path)
+    """A run as a member, and its perplexity with each context; its model is loaded once, or not at
+    all where nothing but kept scores is needed."""
+    is_newest = [c.path for c in run.run.checkpoints()[:1]] == [run.checkpoint.path]
+    loaded = None if is_newest and not context_sizes else load_run(run.checkpoint.path)
     member = make_member(
         run.run,
         run.config,
         label=run.label,
         factorization=run.factorization,
-        scored=score_run(loaded, run.data, splits, options),
+        scored=(
+            score_checkpoint(run.run.path, run.checkpoint, run.data, splits, options, keep=False)
+            if loaded is None
+            else score_run(loaded, run.data, splits, options)
+        ),
         words=words,
+        data=run.data,
         split=splits[-1],
     )
     contexts = []
-    for size in context_sizes:
+    for size in context_sizes if loaded else ():
+        assert loaded is not None
         # In windows as long as the block that the run is scored in.
         block = options.blocks(run.config).block
         chosen = replace(options, block=block, context=size)

@@ -17,10 +17,14 @@ import torch
 from zipflm import __version__
 from zipflm.analysis.report import Maker, claim, write_report
 from zipflm.analysis.study import Member, ScoredText, Study, build
+from zipflm.comparison.budgets import Equal, describe, require_known, with_same_text
 from zipflm.comparison.job import FULL_DISK_REMEDY, Job, Score, Train
 from zipflm.comparison.members import score_once
-from zipflm.comparison.plan import Plan, Request, make_plans, open_words
+from zipflm.comparison.plan import Plan, Request, make_plans, open_words, require_few
 from zipflm.comparison.progress import Display
+from zipflm.comparison.stages import Trainer, prepare
+from zipflm.comparison.tuning import Setting, grid_plans, parse_grid
+from zipflm.comparison.watching import watched_alike
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.files import naming_full_disk
@@ -38,7 +42,7 @@ PROTOCOL_FACTS = {
         "scored like any other: as the one symbol <unk> by word models (column unk), piece by "
         "piece by sub-word models, unless the text itself says <unk>"
     ),
-    "time": "training, compilation included; validation and checkpoints are not",
+    "time": "training alone: compilation stands beside it, validation and checkpoints are left out",
     "tokens/s": "median over the log; of sub-word models, sub-words",
     "zipflm": __version__,
     "torch": torch.__version__,
@@ -73,17 +77,29 @@ def compare(
     error.
     """
     words = open_words(request.data)
+    equal, grid = require_known(request.equal), parse_grid(request.tune)
+    plans = make_plans(request, words)
+    require_few(len(plans) // request.seeds * max(1, len(grid)), request.seeds)
+    if grid and "valid" not in words.splits:
+        raise ValueError(f"--tune: {words.path} has no valid set to decide on; prepare it with one")
+    if equal == "text":
+        plans = with_same_text(plans)
     return run_plans(
-        make_plans(request, words),
+        plans,
         words,
         request.out,
         title=f"Word representations compared on {request.data}",
         dataset=_paper_dataset(request.preset),
         facts={"preset": request.preset, "recipe": _recipe(request)}
-        | ({"overrides": " ".join(request.overrides)} if request.overrides else {}),
+        | ({"overrides": " ".join(request.overrides)} if request.overrides else {})
+        | {"held equal": describe(equal, plans)}
+        | ({"tuned": " ".join(request.tune)} if grid else {}),
         device=device,
         train=train,
         score=score,
+        equal=equal,
+        grid=grid,
+        overrides=request.overrides,
     )
 
 
@@ -100,27 +116,39 @@ def run_plans(
     score: Score = score_once,
     others: Sequence[Member] = (),
     maker: Maker = "study",
+    equal: Equal = "updates",
+    grid: Sequence[Setting] = (),
+    overrides: Sequence[str] = (),
 ) -> FinishedStudy:
     """Train and score every plan, in order, and report on the held-out splits of `words`; `others`
-    are members that need no training."""
+    are members that need no training. With `equal="seconds"` and with a `grid` the plans are
+    finished by training short runs, or one of every setting, before (`stages`)."""
     splits = scored_splits(words)
     lock = sole_writer(out)
     with distributed.started(device) as process, distributed.held_by_first(lock, process):
         for plan in plans:
-            check(plan, process)
+            check_training(plan, process)
+        if equal != "seconds":  # which decides what the folders must hold
+            for plan in grid_plans(plans, grid) if grid else plans:
+                check(plan, process)
         if process.is_first:
             claim(out, maker)
+        trainer = Trainer(words, process, train or _trainer(device), score)
+        prepared = prepare(plans, out, equal, grid, overrides, trainer)
+        plans, stopped = prepared.plans, prepared.stopped
+        for plan in plans if not stopped else ():
+            check(plan, process)
         members: list[Member] = list(others)
-        stopped = False
         display = Display(plans, sys.stdout, is_silent=not process.is_first)
         with display.shown():
             for plan in plans:
-                job = Job(plan, words, splits, process, display, train or _trainer(device), score)
+                job = Job(plan, words, splits, process, display, trainer.train, score)
                 members.append(job.run(skip=stopped))
                 stopped = stopped or job.stopped
         facts = facts | study_facts(words, plans, process)
         text = scored_text(words, splits[-1])
         study = build(members, text, title=title, dataset=dataset, facts=facts)
+        study = replace(study, tried=tuple(prepared.tried))
         page = None
         if process.is_first and (study.finished or stopped):
             with naming_full_disk(out, FULL_DISK_REMEDY):
@@ -128,13 +156,21 @@ def run_plans(
     return FinishedStudy(study, page, stopped)
 
 
-def check(plan: Plan, process: Process) -> None:
-    """ValueError if a member cannot be trained as planned, or its folder holds another run."""
+def check_training(plan: Plan, process: Process) -> None:
+    """ValueError if a member cannot be trained as planned."""
     try:
         plan.data.tokens("train")
         require_trainable(plan.config)
         check_data(plan.config, plan.data)
         accumulation(plan.config, process)
+    except ValueError as error:
+        raise ValueError(f"{plan.label}: {error}") from None
+
+
+def check(plan: Plan, process: Process) -> None:
+    """ValueError if a member cannot be trained as planned, or its folder holds another run."""
+    check_training(plan, process)
+    try:
         resume.check(plan.run, plan.config, plan.data, resume=True)
         _require_same_training(plan)
     except ValueError as error:
@@ -146,29 +182,9 @@ def _require_same_training(plan: Plan) -> None:
     is; only what leaves the result as it is may change in a study."""
     if not plan.run.holds_a_run:
         return
-    held = _with_the_same_watching(plan.run.config(), plan.config)
+    held = watched_alike(plan.run.config(), plan.config)
     remedy = "choose another --out for another study"
     resume.require_same_config(plan.run.path, held, plan.config, remedy)
-
-
-def _with_the_same_watching(config: Config, other: Config) -> Config:
-    """`config` with those fields of `other` that decide how and how closely watched a member is
-    trained, not what comes of it."""
-    theirs = other.training
-    return replace(
-        config,
-        batches=replace(config.batches, tokens=other.batches.tokens),
-        training=replace(
-            config.training,
-            compile=theirs.compile,
-            parallel=theirs.parallel,
-            report_every=theirs.report_every,
-            validate_every=theirs.validate_every,
-            checkpoint_every=theirs.checkpoint_every,
-            max_bad_updates=theirs.max_bad_updates,
-            tensorboard=theirs.tensorboard,
-        ),
-    )
 
 
 def scored_splits(words: DataFolder) -> tuple[str, ...]:
@@ -182,7 +198,13 @@ def scored_splits(words: DataFolder) -> tuple[str, ...]:
 
 
 def scored_text(words: DataFolder, split: str) -> ScoredText:
-    return ScoredText(split=split, word_ids=words.tokens(split).ids, vocabulary=words.vocabulary)
+    tokens = words.tokens(split)
+    return ScoredText(
+        split=split,
+        word_ids=tokens.ids,
+        vocabulary=words.vocabulary,
+        line_starts=tokens.offsets[:-1],
+    )
 
 
 def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> dict[str, str]:

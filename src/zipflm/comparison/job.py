@@ -65,6 +65,13 @@ class Job:
         self._display.enter(self._plan, unfinished if problem else "done")
         return self._member or self._row(None, problem)
 
+    def train(self) -> str:
+        """Train alone; why there is no trained run, or nothing."""
+        problem = self._agreed(self._make_trained)
+        state = "stopped" if self.stopped else "failed" if problem else "trained"
+        self._display.enter(self._plan, state)
+        return problem
+
     def _agreed(self, work: Callable[[], str]) -> str:
         """Do a piece of work; why it has no result, which is the same in all processes."""
         try:
@@ -124,6 +131,7 @@ class Job:
             factorization=self._plan.factorization,
             scored=scored,
             words=self._words,
+            data=self._plan.data,
             split=self._splits[-1],
             problem=problem,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.analysis.study import CurvePoint, Member, SplitScore, split_score
+from zipflm.analysis.study import CurvePoint, Member, Seen, SplitScore, split_score
 from zipflm.config import Config
 from zipflm.data.facts import SplitFacts
 from zipflm.data.folder import DataFolder
@@ -25,7 +25,9 @@ from zipflm.records import as_json, from_dict, load_object
 from zipflm.runs.checkpoint import WEIGHTS, Checkpoint, has_checkpoint_name
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.loaded import LoadedRun, load_run
-from zipflm.runs.records import LogLine, Report, Validation
+from zipflm.runs.log import curve_of
+from zipflm.runs.records import LogLine, Report
+from zipflm.training.throughput import flops_per_token
 
 SCORES = "scores"
 """Folder inside a member's run folder that keeps what was scored."""
@@ -56,10 +58,12 @@ class ScoredRun:
 class _Key:
     """What kept scores belong to."""
 
+    checkpoint: str
     weights: str
     vocabulary: str
     text: str
     options: ScoringOptions
+    """Without the device, which decides nothing but rounding errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,25 +86,63 @@ def score_once(
 ) -> ScoredRun:
     """Score with a run's newest checkpoint; what was scored is kept in the run folder, and read
     from there while weights and text are the same. The model is loaded once, or not at all."""
-    checkpoint = RunFolder(run).choose("newest")
+    return score_checkpoint(run, RunFolder(run).choose("newest"), data, splits, options)
+
+
+def score_checkpoint(
+    run: Path,
+    checkpoint: Checkpoint,
+    data: DataFolder,
+    splits: Sequence[str],
+    options: ScoringOptions,
+    *,
+    keep: bool = True,
+) -> ScoredRun:
+    """The same with any checkpoint of a run; without `keep` nothing is written into its folder."""
     found: dict[str, WordScores] = {}
     loaded: LoadedRun | None = None
     for split in splits:
         data.verify(split)
         key = _Key(
+            checkpoint=checkpoint.name,
             weights=checkpoint.checksums[WEIGHTS],
             vocabulary=data.vocabulary.hash,
             text=data.split(split).sha256,
-            options=options,
+            options=replace(options, device=None),
         )
         path = run / SCORES / f"{split}.npz"
         kept = _read_kept(path, key, data.split(split))
         if kept is None:
             loaded = loaded or load_run(checkpoint.path)
             kept = _scored(loaded, data, split, options)
-            _keep(path, key, kept)
+            if keep:
+                _keep(path, key, kept)
         found[split] = kept
     return ScoredRun(checkpoint.name, found)
+
+
+def kept_scores(run: Path, data: DataFolder, splits: Sequence[str]) -> ScoredRun:
+    """What was scored of a run whose weights need not be there any more; ValueError if that was
+    not kept, or is of another text."""
+    found: dict[str, WordScores] = {}
+    names = set()
+    for split in splits:
+        data.verify(split)
+        path = run / SCORES / f"{split}.npz"
+        text = data.split(split)
+        try:
+            facts, nll = _unpack(path, text)
+        except Exception as error:  # zipfile and NumPy have a dozen ways to say it is damaged
+            raise ValueError(f"{path}: no scores that can be read ({error})") from None
+        if (facts.key.text, facts.key.vocabulary) != (text.sha256, data.vocabulary.hash):
+            raise ValueError(f"{path}: scores of another text or vocabulary than {data.path} has")
+        if not _are_of(text, nll, facts.protocol):
+            raise ValueError(f"{path}: damaged: no losses of the {split} split")
+        names.add(facts.key.checkpoint)
+        found[split] = WordScores(nll, facts.protocol)
+    if len(names) != 1:
+        raise ValueError(f"{run / SCORES}: scores of different checkpoints: {', '.join(names)}")
+    return ScoredRun(names.pop(), found)
 
 
 def _scored(run: LoadedRun, data: DataFolder, split: str, options: ScoringOptions) -> WordScores:
@@ -161,10 +203,12 @@ def make_member(
     factorization: str,
     scored: ScoredRun | None,
     words: DataFolder,
+    data: DataFolder,
     split: str,
     problem: str = "",
 ) -> Member:
-    """A member from its run folder and its scores on the words of the folder `words`.
+    """A member from its run folder and its scores on the words of the folder `words`; `data` is
+    the folder that it was trained on, the same one or its sub-word twin.
 
     Curve, time and speed are of the training up to the checkpoint that was scored.
     """
@@ -184,7 +228,9 @@ def make_member(
         scores={name: _split_score(words, name, found) for name, found in scores.items()},
         nll=scores[split].nll if split in scores else None,
         curve=curve(log),
-        seconds=reports[-1].seconds if reports else None,
+        seen=_seen(reports[-1], config, data) if reports else None,
+        seconds=training_seconds(reports[-1]) if reports else None,
+        compile_seconds=reports[-1].compile_seconds if reports else None,
         tokens_per_second=_rate(reports),
         memory=max((report.memory for report in reports), default=None),
         compiled=_compiled(reports),
@@ -213,20 +259,42 @@ def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
     """Losses per word, of whatever tokens a model is made."""
     updates = sorted({line.update for line in log})
     reports = {line.update: line for line in log if isinstance(line, Report)}
-    validations = {line.update: line for line in log if isinstance(line, Validation)}
-    points = []
+    validations = {line.update: line for line in curve_of(log)}
+    points: list[CurvePoint] = []
+    compiling = 0.0  # as the last report has it
     for update in updates:
         report, validation = reports.get(update), validations.get(update)
         seconds = [line.seconds for line in (report, validation) if line is not None]
+        if report is not None:
+            compiling = report.compile_seconds
         points.append(
             CurvePoint(
                 update=update,
-                seconds=seconds[0],
+                seconds=max(0.0, seconds[0] - compiling),
                 loss=report.nats_per_word if report else None,
                 valid_loss=validation.nats_per_word if validation else None,
             )
         )
     return tuple(points)
+
+
+def training_seconds(report: Report) -> float:
+    """Spent training so far, without compilation, which depends on what the compiler has cached."""
+    return max(0.0, report.seconds - report.compile_seconds)
+
+
+def _seen(last: Report, config: Config, data: DataFolder) -> Seen | None:
+    """None for a run whose training text is not in the folder."""
+    if "train" not in data.splits:
+        return None
+    text = data.split("train")
+    per_token = flops_per_token(config, data.vocabulary.counts, last.block)
+    return Seen(
+        updates=last.update,
+        words=round(last.epoch * text.words),
+        passes=last.epoch,
+        operations=last.epoch * text.tokens * per_token,
+    )
 
 
 def _rate(reports: Sequence[Report]) -> float | None:

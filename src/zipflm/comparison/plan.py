@@ -6,7 +6,7 @@ Everything that can be wrong with a study is found here, before the first member
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -50,6 +50,10 @@ class Request:
     """Settings to compare, words per band: `5k/155k/100k`."""
     tail_dropout: tuple[float, ...] = ()
     """Settings to compare: dropout in the tail bands."""
+    equal: str = "updates"
+    """What is held equal between members: `updates`, `text` or `seconds` (see `budgets`)."""
+    tune: tuple[str, ...] = ()
+    """Settings of which every member takes the one that suits it: `FIELD=a,b,c` (see `tuning`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,8 @@ class Plan:
     config: Config
     data: DataFolder
     run: RunFolder
+    setting: str = ""
+    """What was chosen for it, or is tried."""
 
 
 def make_plans(request: Request, words: DataFolder) -> list[Plan]:
@@ -112,7 +118,22 @@ def _resolved(request: Request, folders: Mapping[str, DataFolder]) -> dict[str, 
     for errors in refused.values():
         if len(errors) == len(configs):
             raise errors[-1]
-    return configs
+    return _same_tokens(configs, request.overrides)
+
+
+def _same_tokens(configs: dict[str, Config], overrides: Sequence[str]) -> dict[str, Config]:
+    """Every config with as many tokens an update as the one that has most, unless the user decides.
+
+    The paper gave SM and SM-T half of the others' tokens because no more fitted into its GPUs. Here
+    batches are accumulated, so memory decides how many go through a device at once and no more.
+    """
+    if any(text.startswith("training.tokens_per_update=") for text in overrides):
+        return configs
+    most = max(config.training.tokens_per_update for config in configs.values())
+    return {
+        label: replace(config, training=replace(config.training, tokens_per_update=most))
+        for label, config in configs.items()
+    }
 
 
 def _require_as_named(config: Config, named: Config) -> None:

@@ -196,6 +196,9 @@ class TrainingConfig:
     """Updates between two lines of the log."""
     validate_every: int = 2_000
     """Updates between two passes over the valid set; 0 does it only at the end."""
+    validate_share: float = 1.0
+    """How much of the valid set a pass on the way scores: always the same lines, spread over all of
+    it. A pass that a checkpoint is saved with, and the last one, score all of it as well."""
     checkpoint_every: int = 2_000
     """Updates between two checkpoints; 0 saves only at the end."""
     max_bad_updates: int = 20
@@ -212,6 +215,12 @@ class TrainingConfig:
             max_bad_updates=self.max_bad_updates,
         )
         require_count(validate_every=self.validate_every, checkpoint_every=self.checkpoint_every)
+        require(
+            0 < self.validate_share <= 1,
+            "validate_share",
+            self.validate_share,
+            "is a share of the valid set, above 0 and up to 1, which is all of it",
+        )
         require_not_negative(clip_norm=self.clip_norm)
         require(
             0 <= self.seed < _SEEDS, "seed", self.seed, f"must be 0 or more, and below {_SEEDS}"

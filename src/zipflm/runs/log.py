@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from zipflm.files import write_whole
 from zipflm.reading import read_file
 from zipflm.records import as_json, load_object, parse
-from zipflm.runs.records import LogLine
+from zipflm.runs.records import LogLine, Validation
 
 
 def append_line(path: Path, line: LogLine) -> None:
@@ -27,6 +28,13 @@ def read_lines(path: Path) -> list[LogLine]:
         return []
     *complete, _ = text.split(b"\n")
     return [_parse(path, number, line) for number, line in enumerate(complete, start=1)]
+
+
+def curve_of(lines: Sequence[LogLine]) -> list[Validation]:
+    """The validations that make a curve: those on a part of the valid set where there are any,
+    because part and whole are not equally hard; else all of them."""
+    found = [line for line in lines if isinstance(line, Validation)]
+    return [line for line in found if line.share < 1] or found
 
 
 def trim(path: Path, update: int) -> None:

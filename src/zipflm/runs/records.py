@@ -71,6 +71,8 @@ class Report:
     flop_utilisation: float | None = None
     compiled: bool | None = None
     """Whether the model ran compiled; None where that was not asked for."""
+    compile_seconds: float = 0.0
+    """Of `seconds`, those in which the model was being compiled."""
 
     def __post_init__(self) -> None:
         require_count(update=self.update, skipped=self.skipped)
@@ -81,6 +83,7 @@ class Report:
             learning_rate=self.learning_rate,
             tokens_per_second=self.tokens_per_second,
             memory=self.memory,
+            compile_seconds=self.compile_seconds,
         )
 
 
@@ -100,9 +103,12 @@ class Validation:
     tokens: int
     words: int
     blocks: Blocks
+    share: float = 1.0
+    """Of the lines of the valid set, how many were scored; 1 is all of them."""
 
     def __post_init__(self) -> None:
         require_count(update=self.update)
+        require(0 < self.share <= 1, "share", self.share, "must be above 0 and at most 1")
         _require_no_less_than_zero(seconds=self.seconds, words=self.words)
         require(
             self.words <= self.tokens,
@@ -168,6 +174,8 @@ class TrainingState:
     update: int
     place: Place
     seconds: float
+    compile_seconds: float = 0.0
+    """Of `seconds`, those in which the model was being compiled."""
     skipped: int
     skipped_in_a_row: int
     """The last so many updates were skipped."""

@@ -70,28 +70,44 @@ def read_prompts(model: ServedModel, value: Any) -> list[Prompt]:
 
 def _of_text(model: ServedModel, text: str) -> Prompt:
     reader = model.reader
-    if not text:
+    start = start_of(text)
+    encoded = encoded_or_refused(reader, text[start:]) if text[start:] else None
+    tokens = np.zeros(0, dtype=np.int64) if encoded is None else encoded.ids
+    if not start and not len(tokens):
         raise bad_request("prompt", _EMPTY, "empty")
-    try:
-        encoded = reader.text(text, ends=False)
-    except ValueError as error:
-        raise bad_request("prompt", f"prompt: {error}") from None
-    if not len(encoded.ids):
-        raise bad_request("prompt", _EMPTY, "empty")
-    line_ends = encoded.line_ends
+    line_ends = [] if encoded is None else encoded.line_ends.tolist()
+    offsets = [] if encoded is None else [start + place for place in _offsets(reader, encoded)]
     return Prompt(
         text,
-        encoded.ids,
-        # A line end that the text spells is another: an empty line has ended.
-        has_start=encoded.words[0] == SPECIALS[END] and text.lstrip().startswith(SPECIALS[END]),
-        offsets=_offsets(reader, encoded),
-        words=list(encoded.words[line_ends[-1] + 1 if len(line_ends) else 0 :]),
+        np.append(END, tokens) if start else tokens,
+        has_start=start > 0,
+        offsets=[0, *offsets] if start else offsets,
+        words=[]
+        if encoded is None
+        else list(encoded.words[line_ends[-1] + 1 if line_ends else 0 :]),
         is_tight=text[-1].isspace(),
     )
 
 
+def start_of(text: str) -> int:
+    """How many characters of a text spell the `</s>` that every text follows.
+
+    Looked for here, because a rule that splits words may take it apart.
+    """
+    name = SPECIALS[END]
+    is_start = text.startswith(name) and not text[len(name) :][:1].strip()
+    return len(name) if is_start else 0
+
+
+def encoded_or_refused(reader: TextReader, text: str) -> EncodedText:
+    try:
+        return reader.text(text, ends=False)
+    except ValueError as error:
+        raise bad_request("prompt", f"prompt: {error}") from None
+
+
 def _offsets(reader: TextReader, encoded: EncodedText) -> list[int]:
-    """Pieces of a word stand behind each other in its span."""
+    """Where each id stands; pieces of a word stand behind each other in its span."""
     offsets = []
     names = reader.vocabulary.words
     bounds = [*encoded.starts.tolist(), len(encoded.ids)]

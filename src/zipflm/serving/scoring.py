@@ -122,14 +122,19 @@ def _asked(
 def _batches(
     engine: Engine, documents: Sequence[Document], begins: Sequence[int]
 ) -> Iterator[Windows]:
-    parts = []
+    whole: list[tuple[int, int, int]] = []
+    parts: list[NDArray[np.int64]] = []
     for document, begin in zip(documents, begins, strict=True):
-        if document.num_scored:
-            windows = document_windows([len(document.ids)], engine.blocks, document.skip)
-            parts.append([begin + places for places in (windows.first, windows.start, windows.end)])
+        length = len(document.ids)
+        if document.num_scored and length <= engine.blocks.block:
+            whole.append((begin, begin + document.skip, begin + length))
+        elif document.num_scored:
+            cut = document_windows([length], engine.blocks, document.skip)
+            parts.append(begin + np.stack([cut.first, cut.start, cut.end]))
+    if whole:
+        parts.append(np.array(whole, dtype=np.int64).T)
     if parts:
-        together = Windows(*map(np.concatenate, zip(*parts, strict=True)))
-        yield from batched(together, engine.batch_tokens)
+        yield from batched(Windows(*np.concatenate(parts, axis=1)), engine.batch_tokens)
 
 
 def _likely(

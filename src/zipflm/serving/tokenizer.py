@@ -13,7 +13,7 @@ from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN
 from zipflm.serving.errors import bad_request
 from zipflm.serving.fields import Fields
 from zipflm.serving.models import ServedModel
-from zipflm.serving.prompts import read_prompts, spelled
+from zipflm.serving.prompts import encoded_or_refused, read_prompts, spelled
 from zipflm.serving.requests import chosen_model
 from zipflm.serving.worker import Limits
 
@@ -31,11 +31,13 @@ def tokenized(
     fields = Fields(values)
     model = chosen_model(fields, models)
     text = fields.text("prompt")
-    try:
-        ids = model.reader.prefix(text).tolist()
-    except ValueError as error:
-        raise bad_request("prompt", f"prompt: {error}") from None
+    ids = read_prompts(model, text)[0].tokens.tolist() if text.strip() else _of_blanks(model, text)
     return {"tokens": ids, "count": len(ids), "max_model_len": limits.max_words}
+
+
+def _of_blanks(model: ServedModel, text: str) -> list[int]:
+    """Nothing, or lines that have ended."""
+    return encoded_or_refused(model.reader, text).ids.tolist() if text else []
 
 
 def detokenized(values: Mapping[str, Any], models: Mapping[str, ServedModel]) -> dict[str, Any]:

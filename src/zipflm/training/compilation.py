@@ -52,6 +52,11 @@ class Compilation:
         """Whether everything that should have run compiled did so."""
         return self.num_uncompiled == 0
 
+    @property
+    def num_versions(self) -> int:
+        """Versions that were compiled, one for every shape."""
+        return len(self._compiled)
+
     def _forward(self, module: nn.Module, *inputs: Any) -> Tensor:
         if not torch.is_grad_enabled():
             return _plain_forward(module, *inputs)

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from zipflm.runs.folder import RunFolder
+from zipflm.runs.log import curve_of
 from zipflm.runs.records import LogLine, Report, Validation
 
 X_AXES = {"update": "updates", "seconds": "seconds of training", "epoch": "passes over the data"}
@@ -49,7 +50,8 @@ def _read(run: Path) -> list[LogLine]:
 
 def _draw(axes: Axes, name: str, lines: Sequence[LogLine], x: str, color: str) -> None:
     reports = [line for line in lines if isinstance(line, Report)]
-    validations = [line for line in lines if isinstance(line, Validation)]
+    whole = [line for line in lines if isinstance(line, Validation) and line.share == 1]
+    validations = curve_of(lines)
     if not lines:
         raise ValueError(f"{name}: its log has no reports yet")
     # Where a run stands after an update, reports tell; each validation has one at its update, or
@@ -61,7 +63,7 @@ def _draw(axes: Axes, name: str, lines: Sequence[LogLine], x: str, color: str) -
         label = f"{name}, train"
         axes.plot(*_columns(train), color=color, alpha=0.5, linewidth=1, label=label)
     if valid:
-        last = valid[-1][1]
+        last = whole[-1].perplexity if whole else None
         label = f"{name}, valid" if last is None else f"{name}, valid {last:.1f}"
         axes.plot(*_columns(valid), color=color, marker="o", markersize=3, label=label)
 

@@ -85,7 +85,9 @@ class Log:
         self._write(line)
         self.say(as_text(line, self._max_updates))
         if self._events is not None:
-            prefix = "valid" if isinstance(line, Validation) else "train"
+            prefix = "train"
+            if isinstance(line, Validation):
+                prefix = "valid" if line.share == 1 else "valid-part"
             for name, value in to_dict(line).items():
                 if isinstance(value, int | float) and name != "update":
                     self._events.add_scalar(f"{prefix}/{name}", value, line.update)
@@ -108,9 +110,14 @@ def as_text(line: LogLine, max_updates: int) -> str:
             blocks = line.blocks
             return (
                 f"{start}  valid loss {_number(line.nats_per_word, 4)} per word  "
-                f"perplexity {_number(line.perplexity)} ({line.words:,} words, "
+                f"perplexity {_number(line.perplexity)} ({_covered(line)}, "
                 f"{blocks.break_mode} blocks of {blocks.block}, context {blocks.context})"
             )
+
+
+def _covered(line: Validation) -> str:
+    words = f"{line.words:,} words"
+    return words if line.share == 1 else f"{words}, {line.share:.0%} of the set"
 
 
 def _report_parts(line: Report) -> list[str]:

@@ -98,6 +98,7 @@ def _state(run: Run, keep: int, valid: Validation | None) -> TrainingState:
         update=run.update,
         place=run.stream.place,
         seconds=tally.seconds,
+        compile_seconds=tally.compile_seconds,
         skipped=tally.skipped,
         skipped_in_a_row=tally.bad_in_a_row,
         since_report=tally.since_report,

@@ -117,6 +117,11 @@ class Learner:
         """Whether all training so far ran compiled; None if it was not asked to."""
         return None if self.compilation is None else self.compilation.is_complete
 
+    @property
+    def num_versions(self) -> int:
+        """How many versions of the model have been compiled so far."""
+        return 0 if self.compilation is None else self.compilation.num_versions
+
 
 def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = False) -> Tensor:
     """Learn from the micro-batches of one update; an `UpdateResult` as a tensor on the device.

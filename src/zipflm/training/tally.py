@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from zipflm.runs.records import SinceReport, Sums
-from zipflm.training.step import UpdateResult
+from zipflm.training.step import Learner, UpdateResult
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,11 @@ class Tally:
         update: int = 0,
         skipped_in_a_row: int = 0,
         since_report: SinceReport | None = None,
+        compile_seconds: float = 0.0,
     ) -> None:
         self.seconds, self.skipped = seconds, skipped
+        self.compile_seconds = compile_seconds
+        """Of `seconds`, those of updates in which the model was compiled."""
         self.bad_in_a_row = skipped_in_a_row
         self.stop = False
         self.last_good: int | None = None
@@ -74,6 +78,18 @@ class Tally:
 
     def pause(self) -> None:
         self.seconds += time.perf_counter() - self._since
+
+    @contextmanager
+    def compiling(self, learner: Learner) -> Iterator[None]:
+        """Around an update: counts its time as compilation if a new version was compiled in it.
+
+        The update itself takes a hundredth of that time or less, and on a GPU the host does not
+        wait for it.
+        """
+        before, start = learner.num_versions, time.perf_counter()
+        yield
+        if learner.num_versions > before:
+            self.compile_seconds += time.perf_counter() - start
 
     def go_on(self) -> None:
         self._since = time.perf_counter()

@@ -115,7 +115,8 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         # Dropout is a function of the update, not of the past: nothing to save, nothing to lose.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
         previous, batches = batches, _next_batches(run)
-        result = updates(batches, stop.is_requested)
+        with tally.compiling(run.learner):
+            result = updates(batches, stop.is_requested)
         run.update += 1
         run.log.advance(run.update)
         tally.see(results.send(result))
@@ -133,7 +134,7 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
             _stop_if_bad(run, saver, batches)
             if reports:
                 run.log.report(_report(run, rate))
-            valid = validate(run) if validates else None
+            valid = validate(run, whole=saves) if validates else None
             if saves:
                 saver.save(valid, must=is_last)
             tally.go_on()
@@ -203,6 +204,7 @@ def _tally(state: TrainingState) -> Tally:
         update=state.update,
         skipped_in_a_row=state.skipped_in_a_row,
         since_report=state.since_report,
+        compile_seconds=state.compile_seconds,
     )
 
 
@@ -231,6 +233,7 @@ def _report(run: Run, rate: float) -> Report:
         seconds_left=(config.training.max_updates - run.update) * numbers.seconds_per_update,
         flop_utilisation=_flop_utilisation(run, numbers.tokens_per_second),
         compiled=run.learner.compiled,
+        compile_seconds=run.tally.compile_seconds,
     )
 
 

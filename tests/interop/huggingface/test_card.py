@@ -7,6 +7,7 @@ import training_runs
 
 from zipflm.interop.huggingface.card import model_card
 from zipflm.runs.loaded import load_run
+from zipflm.runs.records import ImportedState
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,12 @@ def test_without_a_measurement_there_is_no_number(runs):
     evaluation = text.split("## Evaluation")[1]
     assert "recorded no evaluation" in evaluation and not re.search(r"\d", evaluation)
     assert "trained elsewhere, imported from | `made up` |" in text
+
+
+def test_a_card_does_not_tell_where_on_a_disk_things_were(runs, run):
+    text = model_card(run, ImportedState(update=1, imported_from="/home/me/model.pt"), None)
+    assert "imported from | `model.pt` |" in text and "/home" not in text
+    assert str(run.folder.path) not in card(run)
 
 
 def test_a_table_survives_any_name(run, monkeypatch):

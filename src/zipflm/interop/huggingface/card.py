@@ -5,6 +5,8 @@ Nothing here is computed, and nothing is guessed: what a run does not know its c
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from zipflm import __version__
 from zipflm.quoting import quoted, unquoted
 from zipflm.runs.loaded import LoadedRun
@@ -87,7 +89,9 @@ def _training(run: LoadedRun, state: State, versions: Versions | None) -> str:
     training, batches = run.config.training, run.config.batches
     rows = [("updates", f"{state.update:,}")]
     if isinstance(state, ImportedState):
-        rows.append(("trained elsewhere, imported from", f"`{unquoted(state.imported_from)}`"))
+        # Not the whole path, which says more of somebody's disk than of the model.
+        source = Path(state.imported_from).name
+        rows.append(("trained elsewhere, imported from", f"`{unquoted(source)}`"))
     else:
         rows += [
             ("tokens per update", f"{training.tokens_per_update:,}"),

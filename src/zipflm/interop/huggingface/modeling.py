@@ -43,7 +43,8 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
     _no_split_modules = ["LanguageModel"]
 
     def __init__(self, config: ZipfConfig, model: LanguageModel | None = None) -> None:
-        """With first weights, or around a `model` of that config, which is not copied.
+        """With first weights, or around a `model` of that config, which is not copied; if it has
+        character input, its spellings become part of its `state_dict`.
 
         A new model with character input has to be given: the config does not spell words.
         """
