@@ -221,6 +221,11 @@ DAMAGES = [
         _json(INDEX, lambda i: i["weight_map"].update(more=min(i["weight_map"].values()))),
         "more is not in model-00001",
     ),
+    (
+        "ADP-T",
+        lambda f: shutil.copy(_shard(f), f / "model.safetensors"),
+        f"model.safetensors and {INDEX} are two sets of weights",
+    ),
 ]
 
 

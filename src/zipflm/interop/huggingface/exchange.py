@@ -272,6 +272,11 @@ def _read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
         yield from _read_tensors(folder / _WEIGHTS)
         return
     path = folder / _INDEX
+    if (folder / _WEIGHTS).exists():  # from_pretrained reads it, however old it is
+        raise ValueError(
+            f"{folder}: {_WEIGHTS} and {_INDEX} are two sets of weights, one saved over the other; "
+            "remove the older one"
+        )
     placed = _read_json(path).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
         raise ValueError(f"{path}: weight_map does not give a file for every weight")
