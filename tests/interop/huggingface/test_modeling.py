@@ -204,6 +204,8 @@ def test_a_folder_without_all_weights_is_refused(exported, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="missing keys: model.decoder.layers.2"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="missing keys: model.decoder.layers.2"):
+        ZipfForCausalLM.from_pretrained(pretrained_model_name_or_path=tmp_path)
 
 
 def test_a_new_model_starts_as_the_native_one_does():

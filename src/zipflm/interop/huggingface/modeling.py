@@ -57,17 +57,24 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: Any,
+        *args: Any,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         """As everywhere in `transformers`, except that weights which are missing are an error:
         nobody wants random numbers in their place."""
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        name = pretrained_model_name_or_path
+        model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if names := sorted(str(name) for name in info.get(problem) or ()):
-                shown = ", ".join(unquoted(name) for name in names[:_MOST_NAMES])
+            if weights := sorted(str(weight) for weight in info.get(problem) or ()):
+                shown = ", ".join(unquoted(weight) for weight in weights[:_MOST_NAMES])
                 raise ValueError(
-                    f"{unquoted(str(args[0]))}: {problem.replace('_', ' ')}: {shown}"
-                    f"{', ...' if len(names) > _MOST_NAMES else ''}; its weights are not those of "
-                    "its config.json"
+                    f"{unquoted(str(name))}: {problem.replace('_', ' ')}: {shown}"
+                    f"{', ...' if len(weights) > _MOST_NAMES else ''}; its weights are not those "
+                    "of its config.json"
                 )
         return (model, info) if output_loading_info else model
 
