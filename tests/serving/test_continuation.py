@@ -77,3 +77,17 @@ def test_tokens_know_where_they_begin(words):
 def test_nothing_is_written_where_no_token_is_wanted(words):
     text = Continuation(Spelling(words.reader), max_tokens=0)
     assert text.finish_reason == "length" and text.text == ""
+
+
+def test_long_stop_sequences_cost_little(words):
+    class Counted(str):
+        calls = 0
+
+        def startswith(self, *arguments):
+            Counted.calls += 1
+            return super().startswith(*arguments)
+
+    tokens = [words.reader.vocabulary.id("ba")] * 300
+    text, _ = written(words, tokens, stop=[Counted("x" * 1000)])
+    assert text.finish_reason == "length" and text.text == " ".join(["ba"] * 100)
+    assert Counted.calls < 1000  # not one for each character of the text at every word

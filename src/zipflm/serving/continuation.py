@@ -134,7 +134,12 @@ class Continuation:
 
     def _certain(self) -> int:
         """Up to where no stop sequence can have begun."""
-        for size in range(min(self._longest_stop - 1, len(self.text)), 0, -1):
-            if any(each.startswith(self.text[-size:]) for each in self._stop):
-                return len(self.text) - size
-        return len(self.text)
+        return min(map(self._begin_of, self._stop), default=len(self.text))
+
+    def _begin_of(self, stop: str) -> int:
+        """Where the text's end begins that may go on to a stop sequence. Only places with its first
+        character are tried: it may be long, and this is asked for every word of every text."""
+        place = self.text.find(stop[0], max(0, len(self.text) - len(stop) + 1))
+        while place >= 0 and not stop.startswith(self.text[place:]):
+            place = self.text.find(stop[0], place + 1)
+        return len(self.text) if place < 0 else place
