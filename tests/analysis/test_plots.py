@@ -124,4 +124,5 @@ def test_a_curve_that_would_flatten_all_others_is_cut_and_named() -> None:
     )
     axes = figures(replace(study, curve=curve))["difference-against-frequency"]().axes[0]
     assert axes.get_ylim()[1] < 10
-    assert [text.get_text() for text in axes.texts] == ["goes on beyond the axis: BPE"]
+    (text,) = axes.texts
+    assert text.get_text().startswith("goes on beyond the axis: ") and "BPE" in text.get_text()
