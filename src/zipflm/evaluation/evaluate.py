@@ -28,6 +28,7 @@ from zipflm.data.vocabulary import CONTINUES
 from zipflm.evaluation.device import usable_device
 from zipflm.evaluation.scores import TokenScores
 from zipflm.evaluation.scoring import score
+from zipflm.evaluation.watching import named
 from zipflm.files import TEMPORARY_REMEDY, naming_full_disk
 from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
@@ -243,13 +244,14 @@ def score_split(
     folder.verify(split)
     chosen = options.resolved(run.config)
     started = time.perf_counter()
-    scores = score(
-        run.model,
-        _batches(folder, split, chosen),
-        device=chosen.device,
-        ends_word=_ends_word(run.config, folder),
-        precision=chosen.precision,
-    )
+    with named(f"scoring {split if source is None else source}"):
+        scores = score(
+            run.model,
+            _batches(folder, split, chosen),
+            device=chosen.device,
+            ends_word=_ends_word(run.config, folder),
+            precision=chosen.precision,
+        )
     return Evaluation(
         scores=scores,
         seconds=time.perf_counter() - started,

@@ -24,6 +24,7 @@ from torch import Tensor
 from zipflm.data.batches import Batch, Batches, Windows, batch_of
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol, TokenScores, count_words
+from zipflm.evaluation.watching import tell
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast
 from zipflm.runs.records import Sums
@@ -76,6 +77,7 @@ def score_windows(
     pending: list[tuple[NDArray[np.int64], Tensor]] = []
     for windows in plan:
         places = _scored_places(windows)
+        tell(len(places), len(ids))
         positions += int((windows.end - windows.first).sum())
         scored += len(places)
         with autocast(precision, torch.device(device)):
@@ -169,6 +171,7 @@ def score_sums(
     if ends_word is not None:
         ends_word = ends_word.to(device)
     for batch in batches:
+        tell(batch.words.numel(), None)
         batch = batch.to(device, non_blocking=True)
         ends = batch.scored if ends_word is None else batch.scored & ends_word[batch.targets]
         totals[0] += nll(batch.words, batch.targets, batch.scored).sum(dtype=torch.float64)
