@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zipflm.cli.command import command
 from zipflm.cli.common import (
-    app,
     ending_quietly_where_nobody_reads,
     numbers,
     parts,
     removing_what_is_unfinished,
     say,
 )
-from zipflm.cli.options import Checkpoint, Device, Dtype, Run
+from zipflm.cli.options import Checkpoint, Device, Dtype, Encoding, Run
 from zipflm.terminal import lines
 
 if TYPE_CHECKING:
     from zipflm.language.rescore import HypothesisScorer
 
 
-@app.command()
+@command(
+    "zipflm rescore runs/first nbest.tsv --weights lm=0.7,words=-0.2 --out rescored.tsv",
+    "zipflm rescore runs/first nbest.jsonl --tune references.txt --out tuned.jsonl",
+    "zipflm rescore runs/first nbest.txt --format kaldi --costs ac=1.acwts --one-best",
+)
 def rescore(
     run: Run,
     nbest: Annotated[
@@ -58,6 +62,7 @@ def rescore(
         str | None,
         typer.Option(help="The same with the other sign, as Kaldi writes them, e.g. ac=1.acwts."),
     ] = None,
+    encoding: Encoding = "utf-8",
     name: Annotated[str, typer.Option(help="What the run's score is called.")] = "lm",
     out: Annotated[
         str | None, typer.Option(help="The sorted list goes into this file, not to stdout.")
@@ -87,7 +92,7 @@ def rescore(
     tables = _files("--scores", scores), _files("--costs", costs)
     read = [nbest, tune, *tables[0].values(), *tables[1].values()]
     _read_stdin_once(read)
-    source = NBest(nbest, format, scores=tables[0], costs=tables[1])
+    source = NBest(nbest, format, scores=tables[0], costs=tables[1], encoding=encoding)
     given = {} if weights is None else parse_weights(weights)
     check_name(name)
     names = _names_to_tune(tune, tune_names, given)
@@ -109,7 +114,10 @@ def rescore(
         write(source, utterances, found.weights, lm=name, results=results)
 
 
-@app.command()
+@command(
+    "zipflm ensemble first.tsv second.tsv",
+    "zipflm ensemble first.tsv second.tsv --weights 0.6,0.4 --out both.tsv --json",
+)
 def ensemble(
     files: Annotated[
         list[str],

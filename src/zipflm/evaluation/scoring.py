@@ -26,7 +26,7 @@ from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol, TokenScores, count_words
 from zipflm.evaluation.watching import tell
 from zipflm.model.language_model import LanguageModel
-from zipflm.model.precision import Precision, autocast
+from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.runs.records import Sums
 
 # Batches whose results wait on the device: collecting them stalls it, so seldom.
@@ -167,14 +167,15 @@ def score_sums(
     `ends_word` [V] tells which ids end a word; without it all do. The caller puts the model into
     evaluation mode.
     """
-    totals = torch.zeros(3, dtype=torch.float64, device=device)
+    dtype = dtype_of_sums(device)
+    totals = torch.zeros(3, dtype=dtype, device=device)
     if ends_word is not None:
         ends_word = ends_word.to(device)
     for batch in batches:
         tell(batch.words.numel(), None)
         batch = batch.to(device, non_blocking=True)
         ends = batch.scored if ends_word is None else batch.scored & ends_word[batch.targets]
-        totals[0] += nll(batch.words, batch.targets, batch.scored).sum(dtype=torch.float64)
+        totals[0] += nll(batch.words, batch.targets, batch.scored).sum(dtype=dtype)
         totals[1] += batch.scored.sum()
         totals[2] += ends.sum()
     total, tokens, words = totals.tolist()

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.text import expand, line_groups, shown, stored_size
+from zipflm.data.text import UTF_8, check_encoding, expand, line_groups, shown, stored_size
 from zipflm.language.lines import decoded
 from zipflm.language.next_words import LikelyWord, most_likely_instead, require_k
 from zipflm.language.running import RunningLines
@@ -38,6 +38,8 @@ class ScoreOptions:
     prefix: str = ""
     top: int = 0
     errors: Errors = "strict"
+    encoding: str = UTF_8
+    """Of the texts."""
 
     def __post_init__(self) -> None:
         for option, value, choices in (
@@ -46,6 +48,7 @@ class ScoreOptions:
         ):
             if value not in get_args(choices):
                 raise ValueError(f"--{option} {value}: choose from {', '.join(get_args(choices))}")
+        check_encoding(self.encoding)
         if self.top < 0:
             raise ValueError(f"--top {self.top}: must be 0 (none) or more")
         if self.top and (self.table.per != "word" or self.table.format == "surprisal"):
@@ -132,7 +135,8 @@ class _File:
     def _groups(self) -> Iterator[tuple[int, list[EncodedText], int]]:
         """The number of a group's first line, its lines, and the bytes they took as stored."""
         number = 1
-        for lines, consumed in line_groups(self._name):
+        encoding, errors = self._options.encoding, self._options.errors
+        for lines, consumed in line_groups(self._name, encoding=encoding, errors=errors):
             texts = [self._text(number + place, line) for place, line in enumerate(lines)]
             yield number, [self._lm.reader.line(text) for text in texts], consumed
             number += len(lines)

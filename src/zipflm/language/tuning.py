@@ -173,7 +173,7 @@ def read_development(
     """
     wanted = [name for name in (lm, WORDS) if name not in given] if names is None else names
     check_names(wanted, given)
-    said = read_references(references, nbest.format_name)
+    said = read_references(references, nbest.format_name, nbest.encoding)
     # Any weight but 0, so that their scores are required to be there.
     lists = open_lists(nbest, dict(given) | dict.fromkeys(wanted, 1.0), lm)
     utterances = list(lists.utterances)
