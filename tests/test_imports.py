@@ -32,6 +32,7 @@ ALLOWED = {
     "recipes": {"config", "overrides", "presets"},
     "band_report": {"data.folder", "data.vocabulary", "model.band_search", "quoting"},
     "sizes": {"config", "presets", "analysis.paper"},
+    "field_help": {"records"},
     "kernels": set(),
     "model": {"config", "kernels"},
     "model.bands": {"model.band_search", "quoting"},

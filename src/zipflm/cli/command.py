@@ -54,9 +54,7 @@ class Command(TyperCommand):
             if not found:
                 raise
             keys = " or ".join(found)
-            raise ValueError(
-                f"unknown key {unquoted(error.key)}: did you mean {keys}?"
-            ) from None
+            raise ValueError(f"unknown key {unquoted(error.key)}: did you mean {keys}?") from None
 
     def _options(self, ctx: Any) -> dict[str, Any]:
         return {

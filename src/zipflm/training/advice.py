@@ -68,9 +68,11 @@ def cpu_speed() -> float:
 def in_words(seconds: float) -> str:
     """A time of which only the size is known.
 
-    >>> in_words(40), in_words(400), in_words(6_000), in_words(400_000), in_words(4e6)
-    ('1 minute', '7 minutes', '1.7 hours', '110 hours', '46 days')
+    >>> in_words(7), in_words(70), in_words(400), in_words(6_000), in_words(400_000), in_words(4e6)
+    ('10 seconds', '1 minute', '7 minutes', '1.7 hours', '110 hours', '46 days')
     """
+    if seconds < 55:
+        return f"{max(round(seconds, -1), 10):.0f} seconds"
     if seconds < 90:
         return "1 minute"
     if seconds < 5400:
