@@ -76,11 +76,11 @@ class Log:
                 self.say(line)
             yield
             return
-        self._bar.update(self._task, stage=f"  {what} ...")
+        self._bar.update(self._task, stage=f"  {what} ...", refresh=True)
         try:
             yield
         finally:
-            self._bar.update(self._task, stage="")
+            self._bar.update(self._task, stage="", refresh=True)
 
     def __exit__(
         self,
