@@ -25,6 +25,7 @@ ALLOWED = {
     "checksums": {"files", "records"},
     "units": set(),
     "terminal": set(),
+    "troubles": set(),
     "config": {"model.bands", "quoting"},
     "overrides": {"quoting", "records"},
     "presets": {"config", "variants"},
@@ -44,7 +45,8 @@ ALLOWED = {
     "evaluation": {"runs", "model", "data", "config", "files", "units"},
     "language": {"evaluation", "runs", "model", "data", "config", "files", "quoting", "terminal"}
     | {"units"},
-    "training": {"evaluation", "runs", "model", "data", "config", "records", "terminal"},
+    "training": {"evaluation", "runs", "model", "data", "config", "records", "terminal"}
+    | {"troubles"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
     | {"files", "reading", "records", "units"},
     "analysis.paper": set(),

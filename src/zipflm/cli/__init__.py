@@ -15,7 +15,7 @@ import sys
 # Importing a module of commands registers them with the app.
 from zipflm.cli import bands, discovery, making, measuring, rescoring, using
 from zipflm.cli.common import app, complain
-from zipflm.cli.troubles import in_words
+from zipflm.troubles import in_words
 
 __all__ = ["app", "bands", "discovery", "main", "making", "measuring", "rescoring", "using"]
 

@@ -139,7 +139,7 @@ def line_groups(
             try:
                 data = file.read1(size)  # type: ignore[attr-defined]
             except _reading_errors() as error:
-                raise ValueError(f"{shown(name)}: damaged or cut short: {error}") from None
+                raise _unreadable(name, error) from None
             position += len(data)
             held = rest + data
             cut = _last_line_end(held) if data else len(held)
@@ -189,7 +189,7 @@ def _pieces(name: str, size: int, encoding: str, errors: str) -> Iterator[Chunk]
                 data = file.read(size)
                 data += _rest_of_line(file, name, start) if data else b""
             except _reading_errors() as error:
-                raise ValueError(f"{shown(name)}: damaged or cut short: {error}") from None
+                raise _unreadable(name, error) from None
             if not data:
                 return
             now = raw.tell() if raw is not None else start + len(data)
@@ -209,6 +209,12 @@ def _endless_line(name: str, start: int) -> ValueError:
         f"{shown(name)}: a line at or after byte {start} is longer than {MAX_LINE_BYTES} "
         "bytes; put line ends into the text, one sentence or paragraph a line"
     )
+
+
+def _unreadable(name: str, error: Exception) -> Exception:
+    if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the file
+        return OSError(error.errno, error.strerror, shown(name))
+    return ValueError(f"{shown(name)}: damaged or cut short: {error}")
 
 
 def _reading_errors() -> tuple[type[Exception], ...]:
