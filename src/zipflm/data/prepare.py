@@ -34,7 +34,15 @@ from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.items import ARRAYS, load_names, scan_items
 from zipflm.data.scan import Errors, Scan, scan
 from zipflm.data.sources import corpus_texts
-from zipflm.data.text import STDIN, UTF_8, check_encoding, chunks, expand, stored_size
+from zipflm.data.text import (
+    CHUNK_BYTES,
+    STDIN,
+    UTF_8,
+    check_encoding,
+    chunks,
+    expand,
+    stored_size,
+)
 from zipflm.data.tokens import TokenWriter
 from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.files import file_hash
@@ -227,10 +235,12 @@ def _scan(
             encoding=options.encoding,
             splitting=options.splitting,
         )
+    # What is one chunk has work for one process, and starting others takes seconds.
+    is_small = total is not None and total <= CHUNK_BYTES
     result = read(
         names,
         place,
-        processes=processes,
+        processes=1 if is_small else processes,
         progress=lambda done: report(f"reading {split}", done, total),
     )
     if result.num_tokens == result.num_sentences:
