@@ -18,6 +18,9 @@ from zipflm.cli.settings import settings_like
 from zipflm.overrides import UnknownKey
 from zipflm.quoting import unquoted
 
+_GOING_ON = ("compare",)
+"""Commands that, given again, go on where they were."""
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -47,7 +50,8 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            complain(f"{ctx.info_name} was interrupted")
+            goes_on = "; the same command goes on" if ctx.info_name in _GOING_ON else ""
+            complain(f"{ctx.info_name} was interrupted{goes_on}")
             sys.exit(INTERRUPTED)
         except UnknownKey as error:
             found = settings_like(error.key, ctx.params.values())
