@@ -143,7 +143,10 @@ def test_one_who_leaves_takes_those_along_who_are_still_at_work(capsys):
     ("error", "text"),
     [
         (ValueError("two\n lines"), "two lines"),
-        (OSError(28, "No space"), "[Errno 28] No space"),
+        (
+            OSError(28, "No space"),
+            "the disk is full; free some space, or name a place on another disk (No space)",
+        ),
         (RuntimeError("shapes"), "RuntimeError: shapes"),
         (KeyError(), "KeyError"),
         (ValueError(), "ValueError"),
