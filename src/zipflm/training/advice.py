@@ -22,8 +22,9 @@ from zipflm.training.throughput import flops_per_token
 _LONG = 3600.0
 """Seconds that nobody should wait for without having been told."""
 _SHARE_OF_PEAK = 0.25
-"""What a training step reaches of the speed of a plain matrix product, on the CPUs that were
-tried: between a tenth and a half."""
+"""What a training step reaches of the speed of a plain matrix product. Rough: on the one machine
+that was tried, busy with other work, models of `tiny` and `demo` reached 0.08 to 0.24 of it with
+one thread, and less with two."""
 _SIDE = 1024
 _STILL_HIGH = 0.2
 """Of the height of a cycle: below this a learning rate has come down."""
