@@ -38,11 +38,13 @@ def serve(
     ] = 256,
     api_key_file: Annotated[
         str | None,
-        typer.Option(help="Keys, one per line, of which every request needs one; none by default."),
+        typer.Option(
+            help="Keys, one per line, of which every request needs one; if not given, none."
+        ),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(help="A site whose pages may use this service, none by default; repeatable."),
+        typer.Option(help="A site whose pages may use this service; can be repeated."),
     ] = None,
     checkpoint: Checkpoint = None,
     device: Device = None,
