@@ -130,8 +130,8 @@ COMMANDS = {
         lambda place: (place / "data" / "data.json").is_file(),
     ),
     "train": Command(
-        ["train", "tiny/ADP-T", "--data", "data", "--out", "run", "--device", "cpu", "--resume",
-         "--keep", "1", *SMALL],
+        ["train", "tiny/ADP-T", "--data", "data", "--out", "run", "--device", "cpu",
+         "--resume-if-any", "--keep", "1", *SMALL],
         lambda place: run_fingerprint(place / "run"),
     ),
     "compare": Command(

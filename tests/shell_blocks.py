@@ -52,15 +52,16 @@ def blocks_of(page):
     return [Block(*match) for match in _FENCED.findall(page)]
 
 
-def run_blocks(blocks, folder, names=None):
+def run_blocks(blocks, folder, names=None, *, tells_errors=False):
     """Run the blocks of one document in a folder; what each one printed, both streams together.
 
-    Python blocks share `names`, which may be given so that further blocks can go on with them.
+    Python blocks share `names`, which may be given so that further blocks can go on with them. An
+    error of a user's is raised, unless the document means to show what is said then.
     """
     names = {} if names is None else names
     names.setdefault("__name__", "document")
     with contextlib.chdir(folder):
-        return [_run(block, names) for block in blocks]
+        return [_run(block, names, tells_errors) for block in blocks]
 
 
 def require_shown_output(blocks, outputs):
@@ -92,15 +93,15 @@ def _agree(shown, told):
     )
 
 
-def _run(block, names):
+def _run(block, names, tells_errors):
     if block.language == "python":
         with contextlib.redirect_stdout(io.StringIO()) as said:
             exec(compile(block.code, "<document>", "exec"), names)
         return said.getvalue()
-    return _bash(block.code) if block.language == "bash" else ""
+    return _bash(block.code, tells_errors) if block.language == "bash" else ""
 
 
-def _bash(code):
+def _bash(code, tells_errors):
     """What a block prints; fails with it if any of its commands fails."""
     # A path to a socket must be short, which folders of tests are not.
     with socket.socket(socket.AF_UNIX) as server, TemporaryDirectory(prefix="zipflm-") as folder:
@@ -122,7 +123,7 @@ def _bash(code):
             try:
                 while process.poll() is None:
                     with contextlib.suppress(TimeoutError):
-                        _answer(server.accept()[0])
+                        _answer(server.accept()[0], tells_errors)
             finally:
                 process.kill()
                 process.wait()
@@ -132,12 +133,15 @@ def _bash(code):
     return printed
 
 
-def _answer(connection):
+def _answer(connection, tells_errors):
     """Run one command, as the program would."""
     with connection:
         arguments, given = json.loads(connection.makefile("rb").read())
         result = CliRunner().invoke(zipflm.cli.app, arguments, input=given.encode("latin-1"))
+        status, said = result.exit_code, result.stderr
         if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        reply = [result.exit_code, result.stdout_bytes.decode("latin-1"), result.stderr]
+            if not (tells_errors and isinstance(result.exception, ValueError | OSError)):
+                raise result.exception
+            status, said = 2, f"{said}zipflm: {result.exception}\n"
+        reply = [status, result.stdout_bytes.decode("latin-1"), said]
         connection.sendall(json.dumps(reply).encode())

@@ -70,7 +70,7 @@ EVIL = "\x1b]0;owned\x07\x1b[2J"
 
 
 def test_an_error_reaches_the_terminal_spelt_out_and_shortened(monkeypatch, capsys):
-    def fail():
+    def fail(**_):
         raise ValueError("name=" + EVIL + "\n" + "x" * 99_999 + "; choose another")
 
     monkeypatch.setattr(zipflm.cli, "app", fail)
@@ -100,7 +100,7 @@ def test_the_name_of_an_imported_model_reaches_the_terminal_spelt_out(monkeypatc
 
 
 def test_a_number_that_nothing_refused_is_one_line_and_status_2(monkeypatch, capsys):
-    def fail():
+    def fail(**_):
         raise OverflowError(34, "Numerical result out of range")
 
     monkeypatch.setattr(zipflm.cli, "app", fail)

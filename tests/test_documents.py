@@ -44,6 +44,13 @@ def test_a_page_runs_from_top_to_bottom_and_prints_what_it_shows(
     require_shown_output(blocks, run_blocks(blocks, tmp_path))
 
 
+@pytest.mark.slow
+def test_the_tour_runs_from_top_to_bottom_and_prints_what_it_shows(tmp_path, one_thread_of_a_cpu):
+    """With the mistakes that are part of it."""
+    blocks = blocks_of((DOCS / "tour.md").read_text(encoding="utf-8"))
+    require_shown_output(blocks, run_blocks(blocks, tmp_path, tells_errors=True))
+
+
 def test_a_command_that_fails_is_noticed(tmp_path):
     with pytest.raises(AssertionError, match="here it ends"):
         run_blocks([Block("bash", "echo here it ends\nfalse\necho not here")], tmp_path)

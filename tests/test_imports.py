@@ -26,6 +26,7 @@ ALLOWED = {
     "units": set(),
     "distinct_words": set(),
     "terminal": set(),
+    "troubles": set(),
     "config": {"model.bands", "quoting"},
     "overrides": {"quoting", "records"},
     "presets": {"config", "variants"},
@@ -33,6 +34,7 @@ ALLOWED = {
     "recipes": {"config", "overrides", "presets"},
     "band_report": {"data.folder", "data.vocabulary", "model.band_search", "quoting"},
     "sizes": {"config", "presets", "analysis.paper"},
+    "field_help": {"records"},
     "kernels": set(),
     "model": {"config", "distinct_words", "kernels"},
     "model.bands": {"model.band_search", "quoting"},
@@ -46,7 +48,7 @@ ALLOWED = {
     "language": {"evaluation", "runs", "model", "data", "config", "files", "quoting", "terminal"}
     | {"units"},
     "training": {"evaluation", "runs", "model", "data", "config", "distinct_words", "records"}
-    | {"terminal"},
+    | {"terminal", "troubles"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
     | {"files", "reading", "records", "units"},
     "analysis.paper": set(),

@@ -85,12 +85,13 @@ def flush_tree(folder: Path) -> None:
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
             _flush(Path(parent) / name)
-        _flush(Path(parent))
+        flush_rename(Path(parent))
 
 
 def _flush(path: Path) -> None:
     """Onto the disk with it: a rename may get there before the content does."""
-    descriptor = os.open(path, os.O_RDONLY)
+    # Windows flushes only what is open for writing, and opens no folder.
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

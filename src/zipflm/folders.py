@@ -50,6 +50,8 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
             yield unfinished
             unfinished.chmod(0o777 & ~_umask())
             flush_tree(unfinished)
+            if os.name == "nt" and final.exists():
+                final.rmdir()  # empty, as was checked; Windows renames onto nothing that is there
             os.rename(unfinished, final)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)

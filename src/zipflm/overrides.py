@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -18,6 +19,9 @@ from zipflm.records import UnknownKey as UnknownKey
 from zipflm.records import construct, defaults, field_types, parse, type_name
 
 T = TypeVar("T")
+
+_LONGEST_NAME = 200
+"""Characters; comparing a longer one with those that are known takes time, and none is meant."""
 
 
 def override(config: T, assignments: Iterable[str]) -> T:
@@ -35,15 +39,43 @@ def override(config: T, assignments: Iterable[str]) -> T:
                 f"{quoted(assignment)}: write an override as key=value, e.g. decoder.dim=512"
             )
         pairs.append((key.split("."), text))
-    tree = _Node.of(config)
+    tree, known = _Node.of(config), keys_of(config)
     # Variants first, and outer ones before inner ones: they decide which fields there are.
     outer_first = sorted(pairs, key=lambda pair: len(pair[0]))
     chosen = [pair for pair in outer_first if tree.choose(*pair)]
     for path, text in pairs:
         if (path, text) not in chosen:
-            tree.set(path, text)
+            tree.set(path, text, known)
     changed: T = tree.build()
     return changed
+
+
+def keys_of(config: Any, where: str = "") -> list[str]:
+    """Every key that an override of this config may have, in the order of the fields."""
+    found: list[str] = []
+    for field in fields(config):
+        value, key = getattr(config, field.name), where + field.name
+        found.append(key)
+        if is_dataclass(value):
+            found += keys_of(value, f"{key}.")
+    return found
+
+
+def keys_like(name: str, known: Iterable[str]) -> list[str]:
+    """Keys that end as `name` does, or else the one that looks most like it.
+
+    >>> known = ["decoder.dim", "input.dim", "decoder.num_layers"]
+    >>> keys_like("dim", known), keys_like("num_layer", known)
+    (['decoder.dim', 'input.dim'], ['decoder.num_layers'])
+    """
+    known = list(known)
+    last = name.rpartition(".")[2]
+    same = [key for key in known if key.rpartition(".")[2] == last]
+    if same or len(name) > _LONGEST_NAME:
+        return same
+    by_last = {key.rpartition(".")[2]: key for key in reversed(known)}
+    close = get_close_matches(last, by_last, n=1, cutoff=0.75)
+    return [by_last[each] for each in close]
 
 
 class _Node:
@@ -87,14 +119,16 @@ class _Node:
         }
         self.cls = cls
 
-    def set(self, path: list[str], text: str) -> None:
-        """Set the field at `path`."""
+    def set(self, path: list[str], text: str, known: Sequence[str]) -> None:
+        """Set the field at `path`; `known` are the keys of the whole, for whoever looks for one in
+        the wrong place."""
         name, *rest = path
         names = [f.name for f in fields(self.cls)]
         key = self.where + name
         if name not in names:
             fields_here = [self.where + field for field in names]
-            raise UnknownKey(key, fields_here, ".".join([key, *rest]))
+            meant = [] if rest else keys_like(key, known)
+            raise UnknownKey(key, fields_here, ".".join([key, *rest]), meant)
         inner = self.values.get(name)
         if rest:
             if not isinstance(inner, _Node):
@@ -102,7 +136,7 @@ class _Node:
                 raise ValueError(
                     f"{unquoted(whole)}: {key} has no fields of its own; set it directly"
                 )
-            inner.set(rest, text)
+            inner.set(rest, text, known)
         elif isinstance(inner, _Node):
             known = ", ".join(inner.where + f.name for f in fields(inner.cls))
             kinds = ", ".join(_variants(self.cls).get(name, {}))

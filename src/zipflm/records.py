@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -38,10 +38,13 @@ _LONGEST_KEY = 200
 class UnknownKey(ValueError):
     """A key whose last part, or an earlier one, names no field."""
 
-    def __init__(self, unknown: str, known: list[str], key: str) -> None:
+    def __init__(self, unknown: str, known: list[str], key: str, meant: Sequence[str] = ()) -> None:
+        """`meant` are keys that whoever wrote it may have had in mind, before all that are close
+        to it among the `known` ones."""
         is_short = len(unknown) <= _LONGEST_KEY
         close = get_close_matches(unknown, known, n=1, cutoff=0.5) if is_short else []
-        hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(known)
+        guesses = " or ".join(meant or close)
+        hint = f"did you mean {guesses}?" if guesses else "known are " + ", ".join(known)
         super().__init__(f"unknown key {unquoted(unknown)}: {hint}")
         self.key = key
         """All of it, as it was written."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from analysis import example_study as example
 
+from zipflm.analysis.estimates import Interval
 from zipflm.analysis.plots import figures, paper_bars, save_figures, time_unit, usual_top
 from zipflm.analysis.study import Study, build
 
@@ -111,3 +112,17 @@ def test_a_study_without_curves_has_no_curve_figures() -> None:
     study = example.study()
     rows = tuple(replace(row, curve=()) for row in study.rows)
     assert "learning-curves" not in figures(replace(study, rows=rows))
+
+
+def test_a_curve_that_would_flatten_all_others_is_cut_and_named() -> None:
+    study = example.study()
+    curve = tuple(
+        replace(
+            at, difference=at.difference | {"BPE": Interval(estimate=40.0, low=39.0, high=41.0)}
+        )
+        for at in study.curve
+    )
+    axes = figures(replace(study, curve=curve))["difference-against-frequency"]().axes[0]
+    assert axes.get_ylim()[1] < 10
+    (text,) = axes.texts
+    assert text.get_text().startswith("goes on beyond the axis: ") and "BPE" in text.get_text()

@@ -4,7 +4,10 @@ import pytest
 from typer.testing import CliRunner
 
 import zipflm.cli
-from zipflm.serving import server
+
+pytest.importorskip("fastapi", reason="the service needs the extra serve")
+
+from zipflm.serving import server  # noqa: E402
 
 
 def call(*arguments):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from analysis.example_study import study as example_study
 from comparison.studies import PretendTrainer, plans_for
 from rich.console import Console
@@ -13,6 +14,8 @@ from zipflm.analysis.study import Study
 from zipflm.analysis.tables import number
 from zipflm.comparison.plan import Plan, Request
 from zipflm.comparison.progress import Display, State, print_table
+from zipflm.evaluation.watching import named, tell
+from zipflm.training.advice import in_words
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def test_the_table_shows_every_member_and_how_far_it_is(plans: list[Plan]) -> No
     out = io.StringIO()
     Console(file=out, width=140).print(display.table())
     lines = out.getvalue().splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [plan.label for plan in plans]
+    assert [line.split()[0] for line in lines[1:9]] == [plan.label for plan in plans]
     assert all(part in lines[1] for part in ("200/200", "4.000", "30.0", "2.0 s", "training"))
     assert "waiting" in lines[2] and "0/200" in lines[2]
 
@@ -41,6 +44,63 @@ def test_a_state_reads_the_log_and_lives_without_one(plans: list[Plan]) -> None:
     empty = State(plans[1])
     empty.read()
     assert empty.update == 0
+
+
+def shown(display: Display) -> str:
+    out = io.StringIO()
+    Console(file=out, width=140).print(display.table())
+    return out.getvalue()
+
+
+def test_the_time_left_is_that_of_the_members_before_by_their_work(plans: list[Plan]) -> None:
+    """The first member took two seconds for all its updates; the others need as long for as much
+    work, and those that will not go on need nothing."""
+    display = Display(plans, io.StringIO(), is_silent=True)
+    assert display.left() is None, "nothing is known yet"
+    display.enter(plans[0], "done")
+    states = list(display.states.values())
+    expected = 2.0 * sum(state.work for state in states[1:]) / states[0].work
+    assert display.left() == in_words(expected)
+    assert f"about {display.left()} of training left in all" in shown(display)
+    for state in states[1:]:
+        state.stage = "failed"
+    assert display.left() is None and "left" not in shown(display)
+
+
+def test_scoring_is_shown_with_how_far_it_is(plans: list[Plan]) -> None:
+    display = Display(plans, io.StringIO(), is_silent=True)
+    with display.shown():
+        display.enter(plans[0], "scoring")
+        with named("scoring valid"):
+            tell(30, 40)
+        assert "scoring valid 75%" in shown(display)
+        with named("scoring valid"):
+            tell(10, 40)
+        with named("scoring test"):
+            tell(1, 100)
+        assert "scoring test 1%" in shown(display)
+    tell(99, 100)  # nobody watches any more
+    assert "scoring test 1%" in shown(display)
+
+
+def test_doubts_are_told_once_before_the_study_begins(data: Path, tmp_path: Path) -> None:
+    overrides = ("training.max_updates=100",)
+    request = Request(data=data, preset="tiny", out=tmp_path, overrides=overrides)
+    stream = io.StringIO()
+    with Display(plans_for(request), stream, is_silent=False).shown():
+        pass
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("warning: training.max_updates=100: the run ends inside a cycle")
+
+
+def test_a_study_that_needs_hours_without_a_gpu_says_so(
+    plans: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("zipflm.training.advice.cpu_speed", lambda: 1e8)
+    (line,) = Display(plans, io.StringIO(), is_silent=False).forewarnings()
+    assert line.startswith("warning: no GPU: this study needs about ")
+    assert " hours here; try the presets tiny or demo" in line
 
 
 def test_other_processes_stay_silent(plans: list[Plan]) -> None:
@@ -67,7 +127,7 @@ def test_a_narrow_terminal_shows_whole_names_and_numbers(plans: list[Plan], widt
     out = io.StringIO()
     Console(file=out, width=width).print(display.table())
     lines = out.getvalue().splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [plan.label for plan in plans]
+    assert [line.split()[0] for line in lines[1:9]] == [plan.label for plan in plans]
     assert all(part in lines[1] for part in ("200/200", "30.0", "training"))
 
 

@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from zipflm.config import Splitting
+from zipflm.data import progress
 from zipflm.data.folder import DataFolder
-from zipflm.data.progress import progress_bar, summary
+from zipflm.data.prepare import Options, prepare
+from zipflm.data.progress import doubts, progress_bar, summary
 
 
 class Terminal(io.StringIO):
@@ -36,7 +39,8 @@ def test_elsewhere_nothing_is_shown(monkeypatch):
 
 
 def test_the_summary_has_every_split_with_its_counts(word_data):
-    head, train, valid = summary(word_data).splitlines()
+    head, train, valid, words = summary(word_data).splitlines()
+    assert "words are what spaces separate" in words
     facts = word_data.facts
     assert head == (
         f"{word_data.path}: {facts.vocabulary.size} ids (word), hash {facts.vocabulary.hash[:16]}"
@@ -63,3 +67,52 @@ def test_fewer_merges_than_asked_for_are_said(bpe_data, asked, said):
     text = summary(DataFolder(bpe_data.path, facts, bpe_data.vocabulary))
     assert ("merges learned" in text) == said
     assert ("40 merges learned of 41: no other pair occurs twice" in text) == said
+
+
+def test_a_rate_is_told_in_its_unit_and_what_is_done_twice_has_two_bars(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    for name, value in {"COLUMNS": "100", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    with progress_bar("tokens") as report:
+        for done in (5, 5, 3):
+            report("scoring test", done, 10)
+    last = stream.getvalue()[stream.getvalue().rindex("\x1b[2K") :]
+    assert "tokens/s" in last and "100 %" in stream.getvalue() and " 30 %" in last
+
+
+def folder_of(tmp_path, valid, **options):
+    (tmp_path / "train.txt").write_text("a b c\n" * 20)
+    (tmp_path / "valid.txt").write_text(valid)
+    splits = {"train": [tmp_path / "train.txt"], "valid": [tmp_path / "valid.txt"]}
+    return prepare(tmp_path / "data", splits, Options(**options))
+
+
+@pytest.mark.parametrize(("strange", "is_said"), [(0, False), (5, False), (6, True)])
+def test_a_held_out_text_of_unknown_words_is_doubtful(tmp_path, strange, is_said):
+    """Of a hundred words and line ends."""
+    line = " ".join(["a"] * (99 - strange) + ["x"] * strange)
+    said = list(doubts(folder_of(tmp_path, f"{line}\n")))
+    assert len(said) == is_said
+    assert not is_said or said[0].startswith("6.0% of the words of the valid text are unknown")
+
+
+def test_a_literal_unk_is_no_word_that_is_unknown(tmp_path):
+    assert list(doubts(folder_of(tmp_path, "a <unk> <unk>\n"))) == []
+
+
+def test_a_line_as_long_as_a_library_is_doubtful(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_LONGEST_LINE", 50)
+    assert list(doubts(folder_of(tmp_path, "a " * 49))) == []
+    (said,) = doubts(folder_of(_new(tmp_path), "a " * 50))
+    assert said.startswith("the valid text has a line of 51 words") and "line ends missing" in said
+
+
+def _new(folder):
+    (folder / "new").mkdir()
+    return folder / "new"
+
+
+def test_only_words_between_spaces_are_explained(tmp_path):
+    made = folder_of(tmp_path, "a\n", splitting=Splitting("words"))
+    assert "spaces separate" not in summary(made)

@@ -3,13 +3,22 @@ import gzip
 import importlib.util
 import io
 import lzma
+import re
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zipflm.data import text
-from zipflm.data.text import chunks, expand, stored_size
+from zipflm.data.text import (
+    check_encoding,
+    chunks,
+    encoding_hint,
+    expand,
+    line_groups,
+    stored_size,
+)
 
 LINES = "".join(f"line {number} of the text\n" for number in range(2000)).encode()
 COMPRESSORS = {
@@ -104,3 +113,69 @@ def test_file_that_shrinks_is_noticed(tmp_path):
     path.write_bytes(LINES[:1500])
     with pytest.raises(ValueError, match="became shorter"):
         found[1].read()
+
+
+WORDS = "caf\u00e9 au lait\n\u00fcber alles\nlast line"
+OTHERS = ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-32", "utf-8-sig"]
+
+
+@pytest.mark.parametrize("encoding", OTHERS)
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_text_of_any_encoding_is_utf_8_from_here_on(tmp_path, encoding, size):
+    path = tmp_path / "x.txt"
+    path.write_bytes(WORDS.encode(encoding))
+    found = chunks(str(path), size, encoding=encoding)
+    assert b"".join(chunk.read() for chunk in found).decode() == WORDS
+    groups = line_groups(str(path), size, encoding=encoding)
+    assert [line for lines, _ in groups for line in lines] == WORDS.encode().split(b"\n")
+
+
+def test_characters_that_reads_cut_in_two_are_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "_READ_BYTES", 3)
+    path = tmp_path / "x.txt.gz"
+    path.write_bytes(gzip.compress(WORDS.encode("utf-16")))
+    found = list(chunks(str(path), encoding="utf-16"))
+    assert b"".join(chunk.read() for chunk in found).decode() == WORDS
+    assert sum(chunk.consumed for chunk in found) == path.stat().st_size
+
+
+@pytest.mark.parametrize("data", [b"a\0\xd8\xd8\xd8\xd8", b"a\0b\0c"])
+def test_what_is_not_of_the_encoding_is_refused_by_name_or_replaced(tmp_path, data):
+    path = tmp_path / "x.txt"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"x.txt: not utf-16-le near byte [24]; give another"):
+        list(chunks(str(path), encoding="utf-16-le"))
+    (chunk,) = chunks(str(path), encoding="utf-16-le", errors="replace")
+    assert chunk.read().decode().startswith("a") and "\ufffd" in chunk.read().decode()
+
+
+@pytest.mark.parametrize("encoding", ["klingon", "base64", "rot13", "", "a\0b"])
+def test_what_is_no_encoding_of_text_is_refused(encoding):
+    with pytest.raises(ValueError, match="--encoding .*there is no such; try latin-1"):
+        check_encoding(encoding)
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        (WORDS.encode("utf-16"), "--encoding utf-16$"),
+        (100 * WORDS.encode("utf-16-le"), "--encoding utf-16-le$"),
+        (100 * WORDS.encode("utf-16-be"), "--encoding utf-16-be$"),
+        (WORDS.encode("latin-1"), r"give its --encoding \(latin-1, "),
+    ],
+)
+def test_the_encoding_that_a_text_seems_to_have_is_suggested(data, hint):
+    assert re.search(hint, encoding_hint(data))
+
+
+@pytest.mark.skipif(".zst" not in COMPRESSORS, reason="needs zstandard")
+def test_a_small_file_that_stands_for_much_is_read_in_bounded_memory(tmp_path):
+    path = tmp_path / "bomb.zst"
+    path.write_bytes(COMPRESSORS[".zst"](bytes(1 << 28)))
+    assert path.stat().st_size < 1 << 16
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="longer than"):
+        list(line_groups(str(path)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 28

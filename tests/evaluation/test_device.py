@@ -41,7 +41,7 @@ def test_what_is_not_there_is_refused_with_one_that_is(gpus, count, name):
 @pytest.mark.parametrize("name", ["", "gpu", "abacus", "cuda:x", "cuda:-1"])
 def test_what_names_no_device_is_refused_with_those_that_do(gpus, name):
     gpus(2)
-    with pytest.raises(ValueError, match=f"^--device {name}: choose cpu, cuda or cuda:N$"):
+    with pytest.raises(ValueError, match=f"^--device {name}: choose cpu, cuda, cuda:N or mps$"):
         usable_device(name)
 
 

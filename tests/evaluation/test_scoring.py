@@ -12,6 +12,7 @@ from zipflm.config import AdaptiveInput, AdaptiveOutput, Blocks, DecoderConfig, 
 from zipflm.data.batches import Batch, Batches
 from zipflm.data.tokens import TokenArray
 from zipflm.evaluation.scoring import score, score_sums
+from zipflm.evaluation.watching import named, watched_by
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.records import Sums
 
@@ -214,3 +215,15 @@ def test_a_gpu_gives_the_same_numbers():
     cpu = scored(model, tokens, block=32, context=24)
     gpu = score(model, cut(tokens, block=32, context=24), device="cuda", ends_word=ALL_WORDS)
     np.testing.assert_allclose(cpu.nll, gpu.nll, atol=1e-3)
+
+
+def test_whoever_watches_hears_of_every_token_once(model):
+    tokens, heard = text([5, 0, 9, 30]), []
+    with watched_by(lambda *news: heard.append(news)), named("scoring x"):
+        scored(model, tokens, block=8, context=3)
+    assert {(what, total) for what, _, total in heard} == {("scoring x", len(tokens.ids))}
+    assert sum(done for _, done, _ in heard) == len(tokens.ids)
+    heard.clear()
+    with watched_by(lambda *news: heard.append(news)):
+        score_sums(model.nll, cut(tokens, block=8).epoch(0), "cpu")
+    assert sum(done for _, done, _ in heard) >= len(tokens.ids)

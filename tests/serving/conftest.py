@@ -1,5 +1,8 @@
 import pytest
 import torch
+
+pytest.importorskip("fastapi", reason="the service needs the extra serve")
+
 from loaded_models import loaded
 from serving.services import Running
 

@@ -15,10 +15,13 @@ from training_runs import (
     reports,
     run,
     train_command,
+    validations,
     weights,
 )
 
+from zipflm.evaluation.watching import tell
 from zipflm.runs.folder import RunFolder
+from zipflm.training import step, trainer
 
 LONG = ["training.max_updates=100000", "training.checkpoint_every=20", "training.report_every=10"]
 
@@ -80,6 +83,57 @@ def test_a_signal_saves_and_says_how_to_go_on(word_data, tmp_path, number):
     saved = RunFolder(out).choose("newest").read().state.update
     length = ["training.max_updates=" + str(saved + 2)]
     assert run(word_data, out, *length, resume=True)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_leaves_at_once_and_keeps_what_was_saved(word_data, tmp_path):
+    """An update of minutes, so that nothing but the second signal can end the run in time."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    run(word_data, out, "training.max_updates=4")
+    endless = ["training.max_updates=100", "training.tokens_per_update=128000000"]
+    with log.open("w") as file:
+        process = start([*train_command(word_data, out, *endless), "--resume"], file)
+        wait_for(lambda: "resuming after update 4" in log.read_text(), process)
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: "stopping after this update" in log.read_text(), process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    said = log.read_text()
+    assert said.endswith("train was interrupted\n") and "Traceback" not in said
+    (checkpoint,) = RunFolder(out).checkpoints()
+    checkpoint.verify()
+    assert checkpoint.update == 4
+
+
+def test_a_request_is_obeyed_after_the_update_in_which_it_came(word_data, tmp_path, monkeypatch):
+    plain, asked_in = step.update, 3
+
+    def update(learner, batches, stop=False):
+        nonlocal asked_in
+        asked_in -= 1
+        if asked_in == 0:
+            signal.raise_signal(signal.SIGINT)
+        return plain(learner, batches, stop)
+
+    monkeypatch.setattr(step, "update", update)
+    assert not run(word_data, tmp_path / "run", "training.max_updates=50")
+    assert names(tmp_path / "run") == {"update-00000003"}
+
+
+def test_a_request_ends_a_pass_over_the_valid_set(word_data, tmp_path, monkeypatch):
+    """The valid set of a long run takes minutes, for which nobody who wants to leave waits."""
+    monkeypatch.setattr(trainer, "validate", lambda run, **_: ask_amid_scoring())
+    short = ["training.max_updates=50", "training.validate_every=2"]
+    assert not run(word_data, tmp_path / "run", *short)
+    assert names(tmp_path / "run") == {"update-00000002"}
+    assert not validations(tmp_path / "run")
+
+
+def ask_amid_scoring():
+    tell(1, None)
+    signal.raise_signal(signal.SIGINT)
+    tell(1, None)
+    raise AssertionError("it went on")
 
 
 @pytest.mark.slow

@@ -62,3 +62,22 @@ def test_outside_the_main_thread_it_leaves_signals_alone(seen):
     thread.start()
     thread.join()
     assert requests == [False]
+
+
+def test_a_request_is_answered_at_once_and_once(seen, capfd):
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGINT)
+        said = capfd.readouterr().err
+        assert stop.is_requested and said.count("\n") == 1
+        assert "stopping after this update" in said and "again leaves at once" in said
+        signal.raise_signal(signal.SIGINT)
+    with StopSignal(is_silent=True):
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_closed_stderr_does_not_keep_it_from_stopping(seen, monkeypatch):
+    monkeypatch.setattr("sys.__stderr__", None)
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_requested

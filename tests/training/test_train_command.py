@@ -133,7 +133,8 @@ def test_no_gpu_where_one_is_asked_for_is_said(word_data, tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("device", "remedy"), [("gpu", "choose cpu, cuda or cuda:N"), ("cuda:99", "try --device cpu")]
+    ("device", "remedy"),
+    [("gpu", "choose cpu, cuda, cuda:N or mps"), ("cuda:99", "try --device cpu")],
 )
 def test_a_device_that_does_not_exist_is_said(
     word_data, tmp_path, monkeypatch, capsys, device, remedy

@@ -150,11 +150,30 @@ def loss_against_frequency(study: Study, *, difference: bool = False) -> Figure:
         _line(axes, [(count, i.estimate) for count, i in points], style, label, markevery=8)
     if difference:
         axes.axhline(0, color=_INK, linewidth=0.8)
+    _cut_curves(axes, study, difference=difference)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     if axes.get_legend_handles_labels()[0]:
         figure.legend(loc="outside right upper")
     return figure
+
+
+def _cut_curves(axes: Axes, study: Study, *, difference: bool) -> None:
+    """End the axis where most models do, as for bars, and name those that go on."""
+    reach: dict[str, float] = {}
+    for at in study.curve:
+        for label, interval in (at.difference if difference else at.loss).items():
+            ends = abs(interval.low), abs(interval.high)
+            reach[label] = max(reach.get(label, 0.05 if difference else 1.0), *ends)
+    if not reach:
+        return
+    limit = 1.3 * sorted(reach.values())[len(reach) // 2]
+    beyond = [label for label, most in reach.items() if most > 1.1 * limit]
+    if beyond:
+        low, _ = axes.get_ylim()
+        axes.set_ylim(max(low, -limit), limit)
+        text = "goes on beyond the axis: " + ", ".join(beyond)
+        axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
 
 
 def learning_curves(study: Study) -> Figure:

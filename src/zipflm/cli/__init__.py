@@ -4,7 +4,7 @@ Everything heavy is imported inside the command, so that `--help` is instant. A 
 `OSError` from the library is the user's to mend: one line on stderr, exit status 2, no traceback.
 
 Other exit statuses: 1 if a study is complete but for members that failed, which a line on stderr
-names; 130 if a signal stopped training or a study and the same command would go on with it.
+names; 130 if Ctrl-C or SIGTERM stopped a command that has more to do.
 """
 
 from __future__ import annotations
@@ -13,12 +13,23 @@ import os
 import sys
 
 # Importing a module of commands registers them with the app.
-from zipflm.cli import bands, exchange, making, measuring, rescoring, serving, using
+from zipflm.cli import (
+    bands,
+    discovery,
+    exchange,
+    making,
+    measuring,
+    rescoring,
+    serving,
+    using,
+)
 from zipflm.cli.common import app, complain
+from zipflm.troubles import in_words
 
 __all__ = [
     "app",
     "bands",
+    "discovery",
     "exchange",
     "main",
     "making",
@@ -32,9 +43,13 @@ __all__ = [
 def main() -> None:
     """Entry point of the console script."""
     _open_missing_streams()
+    _let_any_text_out()
     try:
-        app()
-    except (ValueError, OSError) as error:
+        app(prog_name="zipflm")
+    except OSError as error:
+        complain(in_words(error))
+        sys.exit(2)
+    except ValueError as error:
         complain(str(error))
         sys.exit(2)
     except OverflowError as error:  # a number that nothing has refused before
@@ -47,3 +62,16 @@ def _open_missing_streams() -> None:
     sys.stdin = sys.stdin or open(os.devnull)
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
+
+
+def _let_any_text_out() -> None:
+    """No word stops a command because the system's encoding has no letter for it.
+
+    Files and pipes get UTF-8, as everything that we read is expected to be; a terminal gets what
+    it can show, and the rest spelt out.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:  # somebody may have put another object there
+            encoding = None if stream.isatty() else "utf-8"
+            reconfigure(encoding=encoding, errors="backslashreplace")

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from zipflm.cli.common import app, say
+from zipflm.cli.command import command
+from zipflm.cli.common import say
 
 
-@app.command()
+@command("zipflm bands data/words", "zipflm bands data/words --dim 64 --tails 2 --json")
 def bands(
     data: Annotated[
         str, typer.Argument(help="A data folder, or a file of words and counts (dict.txt).")
@@ -31,8 +32,12 @@ def bands(
         float, typer.Option(help="Share of the text that the head must hold, 0 to 1.")
     ] = 0.0,
     device: Annotated[
-        str, typer.Option(help="Whose measured speeds to count with: h200 or cpu.")
-    ] = "h200",
+        str | None,
+        typer.Option(
+            help="Whose measured speeds to count with: h200 (for any GPU) or cpu; unless given, "
+            "h200 if there is a GPU here."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
     """Suggest where to cut the vocabulary of a text into bands."""
@@ -47,10 +52,17 @@ def bands(
         budget=None if budget is None else parse_count("--budget", budget),
         tails=tails,
         coverage=coverage,
-        device=device,
+        device=device or _device_at_hand(),
     )
     if as_json:
         say(report.as_json())
         return
     Console(width=None if sys.stdout.isatty() else 160).print(report.table())
     say(report.notes())
+
+
+def _device_at_hand() -> str:
+    """Of the devices whose speeds were measured, the one that this machine is most like."""
+    import torch
+
+    return "h200" if torch.cuda.is_available() else "cpu"

@@ -25,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Word-level and large-vocabulary language models.",
+    help="Word-level and large-vocabulary language models. `zipflm presets` lists what to train.",
 )
 
 

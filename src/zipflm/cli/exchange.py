@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from zipflm.cli.common import app, removing_what_is_unfinished, say
+from zipflm.cli.command import command
+from zipflm.cli.common import removing_what_is_unfinished, say
 from zipflm.cli.options import Checkpoint, Run
 
 
@@ -21,7 +22,11 @@ def _naming_what_is_not_installed() -> Iterator[None]:
         raise ValueError(str(error)) from None
 
 
-@app.command("export-hf")
+@command(
+    "zipflm export-hf runs/adp-t --out hf/adp-t",
+    "zipflm export-hf runs/adp-t --out hf/adp-t --checkpoint best --max-shard-size 500MB",
+    name="export-hf",
+)
 def export_hf(
     run: Run,
     *,
@@ -49,7 +54,10 @@ def export_hf(
     )
 
 
-@app.command("import-hf")
+@command(
+    "zipflm import-hf hf/adp-t --out runs/adp-t-again",
+    name="import-hf",
+)
 def import_hf(
     folder: Annotated[
         str, typer.Argument(help="Made by `zipflm export-hf`, or by save_pretrained.")

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from typer.core import TyperCommand
 
-from zipflm.cli.common import INTERRUPTED, app, removing_what_is_unfinished, say
-from zipflm.cli.options import Device, Errors, Lowercase, Split
+from zipflm.cli.command import Command, command
+from zipflm.cli.common import INTERRUPTED, complain, removing_what_is_unfinished, say
+from zipflm.cli.options import Device, Encoding, Errors, Lowercase, Overrides, Split
+from zipflm.cli.settings import expanded
 
 if TYPE_CHECKING:
     from zipflm.config import Splitting
 
 
-class _HeldOutTextsAreNamedOneByOne(TyperCommand):
+class _HeldOutTextsAreNamedOneByOne(Command):
     """Refuses `--valid a.txt b.txt`, which a shell makes of `--valid *.txt`.
 
     `b.txt` would be a training text, and the model would be tested on what it was trained on.
@@ -44,7 +45,13 @@ def _training_text(texts: list[str] | None, ids: list[str] | None) -> list[str]:
     return ids or texts or []
 
 
-@app.command(cls=_HeldOutTextsAreNamedOneByOne)
+@command(
+    "zipflm prepare train.txt --valid valid.txt --test test.txt --out data/words",
+    "zipflm prepare 'articles/*.txt.gz' --valid held-out.txt --split words --out data/prose",
+    "zipflm prepare --corpus state-of-the-union --out data/union",
+    "zipflm prepare old.txt --encoding latin-1 --out data/old",
+    cls=_HeldOutTextsAreNamedOneByOne,
+)
 def prepare(
     texts: Annotated[
         list[str] | None,
@@ -88,6 +95,7 @@ def prepare(
     split: Split = "whitespace",
     lowercase: Lowercase = False,
     errors: Errors = "strict",
+    encoding: Encoding = "utf-8",
     processes: Annotated[
         int | None, typer.Option(help="Processes that read text; all cores unless given.")
     ] = None,
@@ -99,7 +107,7 @@ def prepare(
     """Make a data folder from text, from a corpus by name, or from sequences of integers."""
     from zipflm.data.prepare import Options, prepare_by_name
     from zipflm.data.prepare import prepare as make
-    from zipflm.data.progress import progress_bar, summary
+    from zipflm.data.progress import doubts, progress_bar, summary
     from zipflm.data.scan import default_processes
 
     options = Options(
@@ -110,6 +118,7 @@ def prepare(
         bpe_codes=bpe_codes,
         splitting=_splitting(split, lowercase),
         errors=errors,  # type: ignore[arg-type]  # checked there
+        encoding=encoding,
         ids=bool(ids),
         names=names,
     )
@@ -125,14 +134,21 @@ def prepare(
                 out, corpus, options, cache=cache, processes=processes, report=report
             )
     say(summary(folder))
+    for doubt in doubts(folder):
+        complain(f"warning: {doubt}")
 
 
-@app.command()
+@command(
+    "zipflm train tiny/ADP-T --data data/words --out runs/first",
+    "zipflm train demo/ADP-T --data data/words --out runs/short training.max_updates=100",
+    "zipflm train tiny/ADP-T --data data/words --out runs/first --resume",
+    "torchrun --nproc-per-node 8 -m zipflm train wikitext-103/ADP-T --data ... --out ...",
+)
 def train(
-    preset: Annotated[str, typer.Argument(help="What to train, e.g. wikitext-103/ADP-T.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to it, e.g. decoder.num_layers=8.")
-    ] = None,
+    preset: Annotated[
+        str, typer.Argument(help="What to train, e.g. tiny/ADP-T; zipflm presets lists them.")
+    ],
+    overrides: Overrides = None,
     *,
     data: Annotated[str, typer.Option(help="The data folder, from `zipflm prepare`.")],
     out: Annotated[str, typer.Option(help="The run folder to make, or to continue.")],
@@ -140,7 +156,15 @@ def train(
         str, typer.Option(help="paper (as published) or modern (Muon, bfloat16, rotary ...).")
     ] = "paper",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest checkpoint, if any.")
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run in --out.")
+    ] = False,
+    resume_if_any: Annotated[
+        bool,
+        typer.Option(
+            "--resume-if-any",
+            help="The same, and start where there is no run yet: for torchrun --max-restarts, and "
+            "queues that give a command again.",
+        ),
     ] = False,
     keep: Annotated[
         int, typer.Option(min=0, help="Checkpoints to keep besides the best; 0 keeps all.")
@@ -153,21 +177,27 @@ def train(
 ) -> None:
     """Train a model; with torchrun, on many devices.
 
-    A signal saves and stops it: exit status 130.
+    Ctrl-C or SIGTERM saves and stops it: exit status 130. A second Ctrl-C leaves at once.
     """
     from pathlib import Path
 
     from zipflm.data.folder import DataFolder
     from zipflm.recipes import resolve
+    from zipflm.runs.folder import RunFolder
     from zipflm.training.trainer import train as run
 
+    if resume and not resume_if_any and not RunFolder(Path(out)).holds_a_run:
+        raise ValueError(
+            f"--resume: there is no run in {out}; check --out, or start one without --resume (or "
+            "with --resume-if-any, which does either)"
+        )
     folder = DataFolder.open(data)
-    config = resolve(preset, recipe, overrides or [], len(folder.vocabulary))
+    config = resolve(preset, recipe, expanded(overrides), len(folder.vocabulary))
     is_finished = run(
         config,
         folder,
         Path(out),
-        resume=resume,
+        resume=resume or resume_if_any,
         keep=keep,
         device=device,
         other_text=other_text,
@@ -176,7 +206,10 @@ def train(
         raise typer.Exit(INTERRUPTED)
 
 
-@app.command()
+@command(
+    "zipflm plot runs/first",
+    "zipflm plot runs/first runs/second --x seconds --out curves.svg",
+)
 def plot(
     runs: Annotated[list[str], typer.Argument(help="Run folders.")],
     *,
@@ -192,7 +225,10 @@ def plot(
     say(out)
 
 
-@app.command("import-fairseq")
+@command(
+    "zipflm import-fairseq model.pt --dict dict.txt --out runs/published",
+    name="import-fairseq",
+)
 def import_fairseq(
     checkpoint: Annotated[str, typer.Argument(help="A fairseq language model, *.pt.")],
     *,

@@ -7,30 +7,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zipflm.cli.command import command
 from zipflm.cli.common import (
     INTERRUPTED,
     MEMBER_FAILED,
-    app,
     complain,
     numbers,
     parts,
     removing_what_is_unfinished,
     say,
 )
-from zipflm.cli.options import Block, Checkpoint, Device, Run
+from zipflm.cli.options import Block, Checkpoint, Device, Encoding, Overrides, Run
+from zipflm.cli.settings import expanded
 
 if TYPE_CHECKING:
     from zipflm.comparison.compare import FinishedStudy
 
 
-@app.command()
+@command(
+    "zipflm params", "zipflm params tiny/ADP-T", "zipflm params tiny/ADP-T decoder.num_layers=8"
+)
 def params(
     preset: Annotated[
-        str | None, typer.Argument(help="One model to break down, e.g. wikitext-103/ADP-T.")
+        str | None,
+        typer.Argument(help="One model to break down, e.g. tiny/ADP-T; all unless given."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to it, e.g. decoder.num_layers=8.")
-    ] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Count parameters: every row of the paper, or one model part by part."""
     from rich.console import Console
@@ -41,7 +43,7 @@ def params(
 
     console = Console(width=None if sys.stdout.isatty() else 160)
     if preset is not None:
-        console.print(parts_table(override(from_name(preset), overrides or [])))
+        console.print(parts_table(override(from_name(preset), expanded(overrides))))
         return
     rows = paper_sizes()
     console.print(sizes_table(rows))
@@ -51,7 +53,11 @@ def params(
         raise typer.Exit(1)
 
 
-@app.command()
+@command(
+    "zipflm evaluate runs/first --data data/words",
+    "zipflm evaluate runs/first --data data/words --split valid --checkpoint best --json",
+    "zipflm evaluate runs/first --text article.txt --block 256 --context 128",
+)
 def evaluate(
     run: Run,
     *,
@@ -62,16 +68,25 @@ def evaluate(
     text: Annotated[
         str | None, typer.Option(help="Instead of a data folder: a text, or - for stdin.")
     ] = None,
+    encoding: Encoding = "utf-8",
     block: Block = None,
     context: Annotated[
-        int | None, typer.Option(help="Of these, how many are context and not scored.")
+        int | None,
+        typer.Option(
+            help="Of these, how many are context and not scored; the run's own unless given."
+        ),
     ] = None,
     break_mode: Annotated[
         str | None,
-        typer.Option("--break", help="Cut at: none, complete (whole lines) or sentence (lines)."),
+        typer.Option(
+            "--break",
+            help="Cut at: none, complete (whole lines) or sentence (lines); the run's own unless "
+            "given.",
+        ),
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="Tokens in one pass; bounds the memory.")
+        int | None,
+        typer.Option(help="Tokens in one pass; bounds the memory; what suits it unless given."),
     ] = None,
     device: Device = None,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
@@ -79,8 +94,10 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
     """Perplexity of a run on a split or a text, with any block and context."""
+    from zipflm.data.progress import progress_bar
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.evaluation.evaluate import evaluate as score
+    from zipflm.evaluation.watching import watched_by
     from zipflm.runs.folder import parse_choice
 
     options = ScoringOptions(
@@ -92,12 +109,24 @@ def evaluate(
         precision=precision,  # type: ignore[arg-type]  # checked there
     )
     choice = parse_choice(checkpoint)
-    with removing_what_is_unfinished():
-        found = score(run, data=data, split=split, text=text, checkpoint=choice, options=options)
+    with removing_what_is_unfinished(), progress_bar("tokens") as report, watched_by(report):
+        found = score(
+            run,
+            data=data,
+            split=split,
+            text=text,
+            checkpoint=choice,
+            options=options,
+            encoding=encoding,
+        )
     say(found.as_json() if as_json else found.as_text())
 
 
-@app.command()
+@command(
+    "zipflm compare --data data/words --preset demo --out study",
+    "zipflm compare --data data/words --preset tiny --out small --factorizations ADP-T,SM",
+    "zipflm compare --data data/words --preset tiny --out seeds --seeds 3 decoder.num_layers=1",
+)
 def compare(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Changes to every member, e.g. decoder.num_layers=8.")
@@ -154,7 +183,7 @@ def compare(
         ),
         seeds=seeds,
         recipe=recipe,
-        overrides=tuple(overrides or ()),
+        overrides=tuple(expanded(overrides)),
         bands=parts(bands),
         tail_dropout=numbers("--tail-dropout", tail_dropout, float),
         equal=equal,
@@ -163,7 +192,10 @@ def compare(
     _conclude(run(request, device=device))
 
 
-@app.command()
+@command(
+    "zipflm analyse runs/a runs/b --data data/words --out report",
+    "zipflm analyse runs/a --data data/words --out contexts --context-sizes 0,256",
+)
 def analyse(
     runs: Annotated[
         list[str],
@@ -199,7 +231,9 @@ def analyse(
     from zipflm.comparison import analyse as library
     from zipflm.comparison.progress import print_table
     from zipflm.comparison.redraw import is_study, redraw
+    from zipflm.data.progress import progress_bar
     from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.evaluation.watching import watched_by
     from zipflm.runs.folder import parse_choice
 
     paths, choice = [Path(run) for run in runs], parse_choice(checkpoint)
@@ -229,14 +263,15 @@ def analyse(
             )
         )
         return
-    study = library.analyse(
-        paths,
-        Path(data),
-        Path(out),
-        checkpoint=choice,
-        context_sizes=numbers("--context-sizes", context_sizes, int),
-        options=ScoringOptions(block=block, device=device),
-    )
+    with progress_bar("tokens") as report, watched_by(report):
+        study = library.analyse(
+            paths,
+            Path(data),
+            Path(out),
+            checkpoint=choice,
+            context_sizes=numbers("--context-sizes", context_sizes, int),
+            options=ScoringOptions(block=block, device=device),
+        )
     print_table(study)
     say(f"report: {Path(out) / 'report.html'}")
 

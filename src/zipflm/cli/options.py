@@ -6,6 +6,12 @@ from typing import Annotated
 
 import typer
 
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Changes to it, e.g. decoder.num_layers=8, or @file with such lines (zipflm config)."
+    ),
+]
 Run = Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")]
 Checkpoint = Annotated[
     str | None,
@@ -18,9 +24,18 @@ Context = Annotated[
     int | None,
     typer.Option(help="Tokens before each part of a text that is longer than the block."),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:N or mps; unless given, a CUDA GPU if there is one."),
+]
 Dtype = Annotated[str, typer.Option(help="Of weights and products: float32, bfloat16 or float16.")]
-Errors = Annotated[str, typer.Option(help="On NUL or invalid UTF-8: strict (stop) or replace.")]
+Errors = Annotated[
+    str, typer.Option(help="On NUL or bytes that are no text: strict (stop) or replace.")
+]
+Encoding = Annotated[
+    str,
+    typer.Option(help="Of the text: utf-8, latin-1, cp1252, utf-16 or another that Python has."),
+]
 Split = Annotated[
     str,
     typer.Option(

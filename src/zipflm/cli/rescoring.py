@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zipflm.cli.command import command
 from zipflm.cli.common import (
-    app,
     ending_quietly_where_nobody_reads,
     numbers,
     parts,
     removing_what_is_unfinished,
     say,
 )
-from zipflm.cli.options import Checkpoint, Device, Dtype, Run
+from zipflm.cli.options import Checkpoint, Device, Dtype, Encoding, Run
 from zipflm.terminal import lines
 
 if TYPE_CHECKING:
+    from zipflm.language.nbest_formats import Entry
     from zipflm.language.rescore import HypothesisScorer
 
 
-@app.command()
+@command(
+    "zipflm rescore runs/first nbest.tsv --weights lm=0.7,words=-0.2 --out rescored.tsv",
+    "zipflm rescore runs/first nbest.jsonl --tune references.txt --out tuned.jsonl",
+    "zipflm rescore runs/first nbest.txt --format kaldi --costs ac=1.acwts --one-best",
+)
 def rescore(
     run: Run,
     nbest: Annotated[
@@ -58,6 +66,7 @@ def rescore(
         str | None,
         typer.Option(help="The same with the other sign, as Kaldi writes them, e.g. ac=1.acwts."),
     ] = None,
+    encoding: Encoding = "utf-8",
     name: Annotated[str, typer.Option(help="What the run's score is called.")] = "lm",
     out: Annotated[
         str | None, typer.Option(help="The sorted list goes into this file, not to stdout.")
@@ -76,6 +85,7 @@ def rescore(
 
     With --tune the weights are chosen on these lists, and told on stderr.
     """
+    from zipflm.data.progress import progress_bar
     from zipflm.language.nbest import NBest
     from zipflm.language.output import check_destination
     from zipflm.language.rescore import Results, open_lists, write
@@ -87,7 +97,7 @@ def rescore(
     tables = _files("--scores", scores), _files("--costs", costs)
     read = [nbest, tune, *tables[0].values(), *tables[1].values()]
     _read_stdin_once(read)
-    source = NBest(nbest, format, scores=tables[0], costs=tables[1])
+    source = NBest(nbest, format, scores=tables[0], costs=tables[1], encoding=encoding)
     given = {} if weights is None else parse_weights(weights)
     check_name(name)
     names = _names_to_tune(tune, tune_names, given)
@@ -96,20 +106,32 @@ def rescore(
     for option, place in (("--out", out), ("--scores-out", scores_out)):
         check_destination(option, place, read)
     results = Results(out=out, scores_out=scores_out, one_best=one_best)
-    with removing_what_is_unfinished(), ending_quietly_where_nobody_reads():
+    # Lines and a bar on one terminal would write over each other.
+    to_terminal = out in (None, "-") and sys.stdout.isatty()
+    bar = nullcontext(_say_nothing) if to_terminal else progress_bar("hypotheses")
+    with removing_what_is_unfinished(), ending_quietly_where_nobody_reads(), bar as report:
         if tune is None:
             lists = open_lists(source, given, name)
             scorer = _scorer(run, checkpoint, device, dtype)
-            rescore_lists(lists, scorer, results)
+            total = _number_of_lines(nbest)
+            watched = _counted(lists.utterances, lambda number: report("rescoring", number, total))
+            rescore_lists(replace(lists, utterances=watched), scorer, results)
             return
         development = read_development(source, given, tune, names, lm=name)
         scorer = _scorer(run, checkpoint, device, dtype)
-        found, utterances = tune_on(development, scorer)
+        total = sum(map(len, development.utterances))
+        counted = _counted(
+            development.utterances, lambda number: report("rescoring", number, total)
+        )
+        found, utterances = tune_on(replace(development, utterances=counted), scorer)
         _tell(found.as_text())
         write(source, utterances, found.weights, lm=name, results=results)
 
 
-@app.command()
+@command(
+    "zipflm ensemble first.tsv second.tsv",
+    "zipflm ensemble first.tsv second.tsv --weights 0.6,0.4 --out both.tsv --json",
+)
 def ensemble(
     files: Annotated[
         list[str],
@@ -141,6 +163,27 @@ def ensemble(
         found = average(files, given, best_weights=tune_weights, out=out)
         # The scores themselves may go to standard output.
         (_tell if out == STDIN else say)(found.as_json() if as_json else found.as_text())
+
+
+def _say_nothing(what: str, done: int, total: int | None) -> None:
+    pass
+
+
+def _counted(
+    utterances: Iterable[list[Entry]], report: Callable[[int], None]
+) -> Iterator[list[Entry]]:
+    """The same utterances; how many hypotheses one has is reported when the next one is wanted."""
+    for entries in utterances:
+        yield entries
+        report(len(entries))
+
+
+def _number_of_lines(name: str) -> int | None:
+    """Of a plain file, which is about its number of hypotheses; None for others."""
+    if not os.path.isfile(name) or name.endswith((".gz", ".bz2", ".xz", ".zst")):
+        return None
+    with open(name, "rb") as file:
+        return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
 
 
 def _scorer(run: str, checkpoint: str | None, device: str | None, dtype: str) -> HypothesisScorer:

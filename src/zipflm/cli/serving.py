@@ -6,11 +6,16 @@ from typing import Annotated
 
 import typer
 
-from zipflm.cli.common import app, complain
+from zipflm.cli.command import command
+from zipflm.cli.common import complain
 from zipflm.cli.options import Checkpoint, Device, Dtype
 
 
-@app.command()
+@command(
+    "zipflm serve runs/adp-t",
+    "zipflm serve runs/adp-t runs/sm --port 9000",
+    "zipflm serve runs/adp-t --host 0.0.0.0 --api-key-file keys.txt",
+)
 def serve(
     runs: Annotated[
         list[str], typer.Argument(help="Run folders or checkpoints; the first is the default.")
@@ -32,11 +37,14 @@ def serve(
         int, typer.Option(help="Requests that may wait; more are refused for now.")
     ] = 256,
     api_key_file: Annotated[
-        str | None, typer.Option(help="Keys, one per line, of which every request needs one.")
+        str | None,
+        typer.Option(
+            help="Keys, one per line, of which every request needs one; if not given, none."
+        ),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(help="A site whose pages may use this service; may be given again."),
+        typer.Option(help="A site whose pages may use this service; can be repeated."),
     ] = None,
     checkpoint: Checkpoint = None,
     device: Device = None,

@@ -9,13 +9,27 @@ from typing import Annotated
 
 import typer
 
-from zipflm.cli.common import app, complain, ending_quietly_where_nobody_reads, say
-from zipflm.cli.options import Block, Checkpoint, Context, Device, Dtype, Errors, Run
+from zipflm.cli.command import command
+from zipflm.cli.common import complain, ending_quietly_where_nobody_reads, say
+from zipflm.cli.options import (
+    Block,
+    Checkpoint,
+    Context,
+    Device,
+    Dtype,
+    Encoding,
+    Errors,
+    Run,
+)
 from zipflm.terminal import lines as printable_lines
 from zipflm.terminal import one_line
 
 
-@app.command()
+@command(
+    "zipflm score runs/first article.txt > scores.tsv",
+    "zipflm score runs/first 'articles/*.txt' --per document",
+    "echo the state of the union | zipflm score runs/first --format surprisal --bits",
+)
 def score(
     run: Run,
     texts: Annotated[
@@ -45,6 +59,7 @@ def score(
         bool, typer.Option("--ends/--no-ends", help="Rows for line ends, which are scored too.")
     ] = True,
     errors: Errors = "strict",
+    encoding: Encoding = "utf-8",
     block: Block = None,
     context: Context = None,
     checkpoint: Checkpoint = None,
@@ -72,6 +87,7 @@ def score(
         prefix=prefix,
         top=top,
         errors=errors,  # type: ignore[arg-type]  # checked there
+        encoding=encoding,
     )
     lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
     # Rows and a bar on one terminal would write over each other.
@@ -81,7 +97,10 @@ def score(
             _write_rows(rows)
 
 
-@app.command()
+@command(
+    'zipflm generate runs/first --prompt "the state of" --temperature 0.8',
+    "zipflm generate runs/first --num 5 --seed 1 --top-p 0.95 --jsonl",
+)
 def generate(
     run: Run,
     *,
@@ -94,7 +113,9 @@ def generate(
     top_p: Annotated[
         float, typer.Option(help="Draw among the most likely words that make up this mass.")
     ] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="The same seed, the same texts.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed, the same texts; others unless given.")
+    ] = None,
     num: Annotated[int, typer.Option(help="Texts to write.")] = 1,
     lines: Annotated[int, typer.Option(help="Lines after which a text ends; 0: no limit.")] = 1,
     forbid_unknown: Annotated[

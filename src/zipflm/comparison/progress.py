@@ -1,7 +1,8 @@
 """What a person sees of a study: a table of all members on a terminal, plain lines elsewhere.
 
 The trainer's own lines go into each member's `output.txt`. How far a member is, is read from its
-log, which every run writes; so nothing here needs the trainer's help.
+log, which every run writes; so nothing here needs the trainer's help. How far scoring is, scoring
+tells whoever watches.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import IO
 
 from rich.console import Console, JustifyMethod, RenderableType
@@ -23,12 +25,16 @@ from rich.text import Text
 from zipflm.analysis.study import NOT_COMPILED, Study
 from zipflm.analysis.tables import Column, columns, duration, number
 from zipflm.comparison.plan import Plan
+from zipflm.evaluation.watching import watched_by
 from zipflm.runs.records import Report, Validation
 from zipflm.terminal import one_line
+from zipflm.training import advice
 
 _QUARTERS = 4
+_OVER = ("done", "failed", "stopped", "not trained")
+"""Stages after which a member does not go on."""
 _LINES_AROUND = 3
-"""Of a terminal, besides the members: titles, the line on members out of sight, the cursor's."""
+"""Of a terminal, besides the members: titles, the line below the table, the cursor's."""
 _UNLIMITED = 1_000
 """Columns of an output that is no terminal."""
 
@@ -45,6 +51,10 @@ class State:
     perplexity: float | None = None
     tokens_per_second: float | None = None
     seconds: float | None = None
+    task: str = ""
+    """What is being scored."""
+    scored: int = 0
+    to_score: int = 0
 
     def read(self) -> None:
         """Take in what the member's log says by now."""
@@ -55,6 +65,30 @@ class State:
                     self.perplexity = line.perplexity
                 case Report():
                     self.loss, self.tokens_per_second = line.nats_per_word, line.tokens_per_second
+
+    def see_scoring(self, task: str, done: int, total: int | None) -> None:
+        """Take in that so many more tokens are scored."""
+        if task != self.task or self.scored >= self.to_score:
+            self.task, self.scored = task, 0
+        self.scored, self.to_score = self.scored + done, total or 0
+
+    @property
+    def shown_stage(self) -> str:
+        if self.stage != "scoring" or not self.to_score:
+            return self.stage
+        return f"{self.task} {min(self.scored / self.to_score, 1):.0%}"
+
+    @cached_property
+    def work(self) -> float:
+        """Operations of the whole training."""
+        return advice.work(self.plan.config, self.plan.data.vocabulary.counts)
+
+    @property
+    def work_left(self) -> float:
+        """Of these, those of the updates that are not done; none of one that will not go on."""
+        if self.stage in _OVER:
+            return 0.0
+        return self.work * max(1 - self.update / _max_updates(self.plan), 0.0)
 
 
 class Display:
@@ -71,6 +105,29 @@ class Display:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Draw a table twice a second on a terminal; elsewhere look for news of a line's worth."""
+        if not self._is_silent:
+            for line in self.forewarnings():
+                print(one_line(line), file=self._console.file, flush=True)
+        with self._drawn(), watched_by(self._see_scoring):
+            yield
+
+    def forewarnings(self) -> list[str]:
+        """What to know before hours go by: of the members' schedules, and of the time it takes."""
+        states = list(self.states.values())
+        for state in states:
+            state.read()
+        found = [doubt for state in states for doubt in advice.doubts(state.plan.config)]
+        what = "this study" if len(states) > 1 else "this member"
+        slow = advice.slowness(sum(state.work_left for state in states), what)
+        lines = [*dict.fromkeys(found), *([] if slow is None else [slow])]
+        return [f"warning: {line}" for line in lines]
+
+    def _see_scoring(self, task: str, done: int, total: int | None) -> None:
+        if self._current is not None and self._current.stage == "scoring":
+            self._current.see_scoring(task, done, total)
+
+    @contextmanager
+    def _drawn(self) -> Iterator[None]:
         if self._is_silent:
             yield
         elif self._console.is_terminal:
@@ -120,6 +177,8 @@ class Display:
             parts.append(f"valid perplexity {number(state.perplexity)}")
         if state.seconds is not None:
             parts.append(duration(state.seconds))
+        if (left := self.left()) is not None and state.stage not in _OVER:
+            parts.append(f"about {left} of training left in all")
         print(one_line(", ".join(parts)), file=self._console.file, flush=True)
 
     def table(self) -> Table:
@@ -135,10 +194,30 @@ class Display:
         table = _fitting(found, ("", "tokens/s", "loss", "time"), self._console)
         for row, state in zip(table.rows, states, strict=True):
             row.style = None if state.update else "dim"
-        if len(states) < len(self.states):
-            done = sum(state.stage == "done" for state in self.states.values())
-            table.caption = f"{len(states)} of {len(self.states)} members; {done} are done"
+        table.caption, table.caption_justify = self._caption(len(states)), "left"
         return table
+
+    def _caption(self, shown: int) -> str | None:
+        """What does not fit into the table: the members out of sight, and the time left."""
+        parts = []
+        if shown < len(self.states):
+            done = sum(state.stage == "done" for state in self.states.values())
+            parts.append(f"{shown} of {len(self.states)} members; {done} are done")
+        if (left := self.left()) is not None:
+            parts.append(f"about {left} of training left in all")
+        return "; ".join(parts) or None
+
+    def left(self) -> str | None:
+        """How long the members still have to train, by the operations that they need and the time
+        that those took which are done; None before anything is known, and when all have trained."""
+        states = list(self.states.values())
+        measured = [state for state in states if state.seconds and state.update]
+        done = sum(s.work * s.update / _max_updates(s.plan) for s in measured)
+        work_left = sum(state.work_left for state in states)
+        if not done or not work_left:
+            return None
+        seconds = sum(state.seconds or 0.0 for state in measured)
+        return advice.in_words(work_left / done * seconds)
 
     def _in_sight(self) -> list[State]:
         """All members, or as many as the terminal has lines for, the current one among them."""
@@ -159,7 +238,7 @@ def _cells(state: State) -> dict[str, RenderableType]:
         "valid": number(state.perplexity, 1),
         "tokens/s": number(state.tokens_per_second, 0),
         "time": duration(state.seconds),
-        "stage": state.stage,
+        "stage": state.shown_stage,
     }
 
 

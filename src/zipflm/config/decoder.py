@@ -13,12 +13,17 @@ class DecoderConfig:
     """The Transformer decoder (section 4.1); the defaults are the paper's for WikiText-103."""
 
     dim: int = 1024
+    """Width of what a word becomes, from layer to layer."""
     num_layers: int = 16
+    """Layers, each of attention and a feed-forward."""
     num_heads: int = 16
+    """Of attention; they share `dim` among them."""
     ffn_dim: int = 4096
+    """Width inside the feed-forward."""
     dropout: float = 0.3
     """On the input, and on what attention and feed-forward add to the residual."""
     attention_dropout: float = 0.1
+    """On the weights that attention gives to earlier words."""
     relu_dropout: float = 0.1
     """Inside the feed-forward, after its activation."""
     final_norm: bool = False
@@ -27,11 +32,13 @@ class DecoderConfig:
     """`paper`: Xavier everywhere, no bias. `fairseq`: that code's later rules, with PyTorch's own
     for the feed-forward. `zero-output`: as `paper`, but what adds to the residual starts at 0."""
     positions: Literal["sinusoidal", "rotary"] = "sinusoidal"
+    """How a word knows its place: something added to the input, or a rotation in attention."""
     qk_norm: bool = False
     """Normalise queries and keys per head."""
     activation: Literal["relu", "relu_squared"] = "relu"
+    """Inside the feed-forward."""
     norm: Literal["layer", "rms"] = "layer"
-    """`rms` has no weights."""
+    """Before attention and before the feed-forward; `rms` has no weights."""
     bias: bool = True
     """Biases in attention and feed-forward."""
 

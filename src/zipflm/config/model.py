@@ -25,6 +25,7 @@ class ModelConfig:
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     output: OutputConfig
     tie: Tie = Tie.NONE
+    """Which weights the output layer shares with the input layer."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tie", Tie(self.tie))  # its value is welcome too

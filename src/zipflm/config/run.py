@@ -35,7 +35,9 @@ class BatchConfig:
     tokens: int = 4096
     """At most this many tokens, padding included, go through a device at once."""
     eval_break_mode: BreakMode = "complete"
+    """Where text is cut that is scored; the same choices."""
     eval_block: int = 512
+    """Tokens seen at once where text is scored."""
     eval_context: int = 0
     """Of `eval_block`, how many tokens are context that is not scored."""
 
@@ -72,7 +74,9 @@ class Nesterov:
     """The paper's optimizer (section 4.5); the schedule gives its learning rate."""
 
     momentum: float = 0.99
+    """How much of the last step goes on in the next."""
     weight_decay: float = 0.0
+    """On all weights."""
 
     def __post_init__(self) -> None:
         require(0 <= self.momentum < 1, "momentum", self.momentum, "must lie in [0, 1)")
@@ -88,8 +92,11 @@ class AdamW:
     table_lr: float = 1e-3
     """Of the embedding tables, bands included."""
     beta1: float = 0.9
+    """Of the running mean of gradients."""
     beta2: float = 0.95
+    """Of the running mean of their squares."""
     eps: float = 1e-8
+    """Added to the root of that mean."""
     weight_decay: float = 0.0
     """On matrices and tables, not on biases and norms."""
 
@@ -107,7 +114,9 @@ class Muon(AdamW):
     matrix_lr: float = 2e-3
     """Of Muon, in AdamW's units (`match_rms_adamw`)."""
     momentum: float = 0.95
+    """Of Muon."""
     matrix_weight_decay: float = 0.0
+    """On the matrices of the decoder's layers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,11 +130,15 @@ class CosineCycles:
     """Linear warm-up, then cosine cycles that grow longer and lower (section 4.5)."""
 
     warmup_updates: int = 16_000
+    """Updates until the learning rate is at its height."""
     warmup_from: float = 1e-7
+    """The learning rate of the first update."""
     first_cycle: int = 18_000
     """Updates of the first cycle, after the warm-up; each further one is twice as long."""
     max_lr: float = 1.0
+    """The learning rate at the height of the first cycle."""
     min_lr: float = 1e-5
+    """The learning rate at its end."""
     shrink: float = 0.75
     """Both ends of the learning rate are multiplied by this from one cycle to the next."""
 
@@ -151,6 +164,7 @@ class WarmupDecay:
     decay: float = 0.7
     """Fraction of the updates, at the end; 1 - warmup decays from the start."""
     shape: Literal["linear", "cosine"] = "linear"
+    """Of the decay."""
     final: float = 0.0
     """Where the decay ends, as a fraction of the full height."""
 
@@ -178,6 +192,7 @@ class TrainingConfig:
     optimizer: OptimizerConfig = field(default_factory=Nesterov)
     schedule: ScheduleConfig = field(default_factory=CosineCycles)
     max_updates: int = 286_000
+    """Updates of the whole run."""
     tokens_per_update: int = 65_536
     """Reached with all devices together, by accumulating gradients where needed."""
     clip_norm: float = 0.1
@@ -192,6 +207,7 @@ class TrainingConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With several processes: a whole copy of the model on each device, or a part of it."""
     seed: int = 1
+    """Of the first weights, the order of the text and dropout."""
     report_every: int = 100
     """Updates between two lines of the log."""
     validate_every: int = 2_000

@@ -34,7 +34,15 @@ from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.items import ARRAYS, load_names, scan_items
 from zipflm.data.scan import Errors, Scan, scan
 from zipflm.data.sources import corpus_texts
-from zipflm.data.text import STDIN, chunks, expand, stored_size
+from zipflm.data.text import (
+    CHUNK_BYTES,
+    STDIN,
+    UTF_8,
+    check_encoding,
+    chunks,
+    expand,
+    stored_size,
+)
 from zipflm.data.tokens import TokenWriter
 from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.files import file_hash
@@ -64,6 +72,8 @@ class Options:
     splitting: Splitting = PLAIN
     """How raw text becomes words."""
     errors: Errors = "strict"
+    encoding: str = UTF_8
+    """Of the texts; the folder is in UTF-8, whatever they are in."""
     ids: bool = False
     """The files hold sequences of integers instead of text (`data.items`)."""
     names: Text | None = None
@@ -72,6 +82,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.errors not in get_args(Errors):
             raise ValueError(f"--errors {self.errors}: choose from {', '.join(get_args(Errors))}")
+        if check_encoding(self.encoding) != UTF_8 and self.ids:
+            raise ValueError(f"--encoding {self.encoding}: --ids are numbers, in UTF-8 or arrays")
         if self.bpe is not None and self.bpe_codes is not None:
             raise ValueError("give --bpe to learn codes or --bpe-codes to import some, not both")
         if self.vocabulary is not None and (self.min_count or self.max_size or self.bpe):
@@ -217,11 +229,18 @@ def _scan(
     if options.ids:
         read = partial(scan_items, names=item_names)
     else:
-        read = partial(scan, errors=options.errors, splitting=options.splitting)
+        read = partial(
+            scan,
+            errors=options.errors,
+            encoding=options.encoding,
+            splitting=options.splitting,
+        )
+    # What is one chunk has work for one process, and starting others takes seconds.
+    is_small = total is not None and total <= CHUNK_BYTES
     result = read(
         names,
         place,
-        processes=processes,
+        processes=1 if is_small else processes,
         progress=lambda done: report(f"reading {split}", done, total),
     )
     if result.num_tokens == result.num_sentences:

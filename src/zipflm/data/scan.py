@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from zipflm.config import PLAIN, Splitting
 from zipflm.data.encoding import concatenated
 from zipflm.data.splitting import Splitter
-from zipflm.data.text import Chunk, chunks
+from zipflm.data.text import UTF_8, Chunk, chunks, encoding_hint
 
 Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
@@ -117,13 +117,16 @@ def scan(
     *,
     processes: int,
     errors: Errors = "strict",
+    encoding: str = UTF_8,
     splitting: Splitting = PLAIN,
     progress: Progress = lambda stored_bytes: None,
 ) -> Scan:
     """Scan sources in order; `spool` holds the chunks' ids until they are encoded."""
     result = Scan()
     task = partial(scan_chunk, errors=errors, splitting=splitting)
-    numbered = enumerate(chunk for name in names for chunk in chunks(name))
+    numbered = enumerate(
+        chunk for name in names for chunk in chunks(name, encoding=encoding, errors=errors)
+    )
     jobs = ((chunk, spool / f"{number:06d}.ids") for number, chunk in numbered)
     for chunk, scanned in _ordered(task, jobs, processes):
         result.add(scanned)
@@ -202,7 +205,7 @@ def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
     it and of what is not UTF-8.
     """
     if (nul := data.find(0)) >= 0 and errors == "strict":
-        raise _bad(chunk, nul, "a NUL byte")
+        raise _bad(chunk, data, nul, "a NUL byte")
     if errors == "replace":
         data = data.decode("utf-8", "replace").replace(LINE_END, "\ufffd").encode()
     if chunk.start == 0:
@@ -214,16 +217,16 @@ def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
 
 def _invalid(chunk: Chunk) -> ValueError:
     try:
-        chunk.read().decode("utf-8")
+        (data := chunk.read()).decode("utf-8")
     except UnicodeDecodeError as error:
-        return _bad(chunk, error.start, "not UTF-8")
+        return _bad(chunk, data, error.start, "not UTF-8")
     raise AssertionError("words are invalid in a valid text")
 
 
-def _bad(chunk: Chunk, position: int, what: str) -> ValueError:
+def _bad(chunk: Chunk, data: bytes, position: int, what: str) -> ValueError:
     return ValueError(
-        f"{chunk.source}: {what} at byte {chunk.start + position}; mend the text, or go on with "
-        "zipflm prepare --errors replace"
+        f"{chunk.source}: {what} at byte {chunk.start + position}; {encoding_hint(data)}, mend the "
+        "text, or go on with zipflm prepare --errors replace"
     )
 
 

@@ -1,7 +1,8 @@
 """Reading text: files, globs, standard input, compressed or not, as chunks of whole lines.
 
 A chunk is bytes or, for a plain file, the range of bytes that a worker reads for itself. Refuses
-empty files and endless lines; leaves decoding to whoever turns a chunk into words.
+empty files and endless lines; leaves decoding to whoever turns a chunk into words. Text in another
+encoding than UTF-8 is UTF-8 from here on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import IO, Any
 
+from zipflm.quoting import unquoted
+
 CHUNK_BYTES = 1 << 22
 MAX_LINE_BYTES = 1 << 24
 """No sentence is that long: such a file is not text, or has no line ends.
@@ -29,7 +32,11 @@ Counted from the end of a chunk, so that a line that begins inside one may have 
 """
 
 STDIN = "-"
-_STORED_BYTES = 1 << 16
+UTF_8 = "utf-8"
+_STORED_BYTES = 1 << 12
+"""Of a .zst file, taken at once: a block of four bytes may stand for 128 KiB, so that this is
+what bounds the memory that a file made on purpose can ask for."""
+_READ_BYTES = 1 << 16
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -84,30 +91,55 @@ def stored_size(names: Iterable[str]) -> int | None:
     return sum(os.path.getsize(name) for name in names)
 
 
-def chunks(name: str, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
-    """All of one source, in order, cut behind line ends."""
+def check_encoding(encoding: str) -> str:
+    """The encoding's own name, `utf-8` for every spelling of that; ValueError if there is no such.
+
+    >>> check_encoding("UTF8"), check_encoding("latin1")
+    ('utf-8', 'iso8859-1')
+    """
+    try:
+        "".encode(encoding)  # which refuses codecs that are not of text
+        return codecs.lookup(encoding).name
+    except (LookupError, ValueError):
+        raise ValueError(
+            f"--encoding {unquoted(encoding)}: there is no such; try latin-1, cp1252 or utf-16"
+        ) from None
+
+
+def chunks(
+    name: str, size: int = CHUNK_BYTES, *, encoding: str = UTF_8, errors: str = "strict"
+) -> Iterator[Chunk]:
+    """All of one source, in order, cut behind line ends.
+
+    Bytes that are not of the encoding are a ValueError, or U+FFFD if `errors` is `replace`; those
+    that are not UTF-8 are left to whoever decodes the chunks.
+    """
+    encoding = check_encoding(encoding)
     empty = True
     plain = name != STDIN and not name.endswith(_SUFFIXES) and os.path.isfile(name)
-    for chunk in _ranges(name, size) if plain else _pieces(name, size):
+    plain = plain and encoding == UTF_8
+    for chunk in _ranges(name, size) if plain else _pieces(name, size, encoding, errors):
         empty = False
         yield chunk
     if empty:
         raise ValueError(f"{shown(name)}: empty")
 
 
-def line_groups(name: str, size: int = 1 << 20) -> Iterator[tuple[list[bytes], int]]:
+def line_groups(
+    name: str, size: int = 1 << 20, *, encoding: str = UTF_8, errors: str = "strict"
+) -> Iterator[tuple[list[bytes], int]]:
     """Lines without their ends, as many at a time as are there, and the bytes they took as stored.
 
     Unlike `chunks`, which wait until they are full: whoever writes into a pipe line by line may be
     waiting for an answer. Lines end at line feeds, carriage returns, or both, as everywhere.
     """
     rest, before, position, is_first = b"", 0, 0, True
-    with _open(name) as (file, raw):
+    with _open(name, check_encoding(encoding), errors) as (file, raw):
         while True:
             try:
                 data = file.read1(size)  # type: ignore[attr-defined]
             except _reading_errors() as error:
-                raise ValueError(f"{shown(name)}: damaged or cut short: {error}") from None
+                raise _unreadable(name, error) from None
             position += len(data)
             held = rest + data
             cut = _last_line_end(held) if data else len(held)
@@ -149,15 +181,15 @@ def _ranges(name: str, size: int) -> Iterator[Chunk]:
             start = end
 
 
-def _pieces(name: str, size: int) -> Iterator[Chunk]:
-    with _open(name) as (file, raw):
+def _pieces(name: str, size: int, encoding: str, errors: str) -> Iterator[Chunk]:
+    with _open(name, encoding, errors) as (file, raw):
         start = before = 0
         while True:
             try:
                 data = file.read(size)
                 data += _rest_of_line(file, name, start) if data else b""
             except _reading_errors() as error:
-                raise ValueError(f"{shown(name)}: damaged or cut short: {error}") from None
+                raise _unreadable(name, error) from None
             if not data:
                 return
             now = raw.tell() if raw is not None else start + len(data)
@@ -179,19 +211,71 @@ def _endless_line(name: str, start: int) -> ValueError:
     )
 
 
+def _unreadable(name: str, error: Exception) -> Exception:
+    if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the file
+        return OSError(error.errno, error.strerror, shown(name))
+    return ValueError(f"{shown(name)}: damaged or cut short: {error}")
+
+
 def _reading_errors() -> tuple[type[Exception], ...]:
     """What damaged files make their readers raise."""
     return EOFError, OSError, zlib.error, lzma.LZMAError, _zstd_error()
 
 
 @contextmanager
-def _open(name: str) -> Iterator[tuple[IO[bytes], IO[bytes] | None]]:
-    """The uncompressed stream, and the stored one if its position tells the progress."""
+def _open(name: str, encoding: str, errors: str) -> Iterator[tuple[IO[bytes], IO[bytes] | None]]:
+    """The uncompressed stream in UTF-8, and the stored one if its position tells the progress."""
     if name == STDIN:
-        yield sys.stdin.buffer, None
+        yield _in_utf_8(name, sys.stdin.buffer, encoding, errors), None
         return
     with open(name, "rb") as raw, _decompressed(name, raw) as file:
-        yield file, raw if raw.seekable() else None
+        yield _in_utf_8(name, file, encoding, errors), raw if raw.seekable() else None
+
+
+def _in_utf_8(name: str, file: Any, encoding: str, errors: str) -> IO[bytes]:
+    if encoding == UTF_8:
+        found: IO[bytes] = file
+        return found
+    return io.BufferedReader(_Recoded(name, file, encoding, errors), CHUNK_BYTES)
+
+
+class _Recoded(io.RawIOBase):
+    """A stream of text in another encoding, as UTF-8."""
+
+    def __init__(self, name: str, file: Any, encoding: str, errors: str) -> None:
+        self._name, self._file, self._encoding = name, file, encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)(errors)
+        self._before = 0
+        """Bytes that were read before those that are being decoded."""
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = None
+        while not self._ready and data != b"":
+            # As much as is there: whoever writes into a pipe may be waiting for an answer.
+            data = self._file.read1(_READ_BYTES)
+            self._ready = self._decoded(data).encode()
+            self._before += len(data)
+        taken = min(len(buffer), len(self._ready))
+        buffer[:taken], self._ready = self._ready[:taken], self._ready[taken:]
+        return taken
+
+    def _decoded(self, data: bytes) -> str:
+        # The decoder holds back the beginning of a character, and counts from there.
+        held = len(self._decoder.getstate()[0])
+        try:
+            text = self._decoder.decode(data, final=not data)
+            text.encode()  # some codecs let halves of characters pass
+        except UnicodeError as error:
+            place = self._before - held + getattr(error, "start", 0)
+            raise ValueError(
+                f"{shown(self._name)}: not {self._encoding} near byte {place}; give another "
+                "--encoding, or mend the text"
+            ) from None
+        return text
 
 
 def _decompressed(name: str, raw: IO[bytes]) -> Any:
@@ -246,6 +330,17 @@ def _zstd_error() -> type[Exception]:
     # Only a reader that was opened can fail, so the module is loaded if it is needed.
     module = sys.modules.get("zstandard")
     return module.ZstdError if module is not None else EOFError
+
+
+def encoding_hint(data: bytes) -> str:
+    """What to try for text that is not UTF-8, by how it begins."""
+    # Windows writes UTF-16 with a mark in front; without one, every other byte of most text is 0.
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "it begins as UTF-16 does: give --encoding utf-16"
+    if data[:200:2].count(0) > 80 or data[1:200:2].count(0) > 80:
+        big = data[:200:2].count(0) > 80
+        return f"it looks like UTF-16: give --encoding utf-16-{'be' if big else 'le'}"
+    return "give its --encoding (latin-1, cp1252, utf-16 ...)"
 
 
 def shown(name: str) -> str:

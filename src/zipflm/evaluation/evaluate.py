@@ -24,10 +24,12 @@ from zipflm.config import Blocks, BreakMode, Config, Splitting
 from zipflm.data.batches import Batches
 from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.prepare import Options, prepare
+from zipflm.data.text import UTF_8, check_encoding
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.evaluation.device import usable_device
 from zipflm.evaluation.scores import TokenScores
 from zipflm.evaluation.scoring import score
+from zipflm.evaluation.watching import named
 from zipflm.files import TEMPORARY_REMEDY, naming_full_disk
 from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
@@ -203,10 +205,11 @@ def evaluate(
     text: Source | None = None,
     checkpoint: Choice | None = None,
     options: ScoringOptions | None = None,
+    encoding: str = UTF_8,
 ) -> Evaluation:
     """Score a split of a data folder, or a text, with a run's newest or chosen checkpoint.
 
-    The split is `test` unless given.
+    The split is `test` unless given; `encoding` is that of the text.
     """
     if (data is None) == (text is None):
         raise ValueError("give either --data, a data folder, or --text, a file to score")
@@ -214,11 +217,13 @@ def evaluate(
         raise ValueError(f"--split {split}: of a data folder; --text is scored as a whole")
     if split is not None and split not in SPLITS:
         raise ValueError(f"--split {split}: choose from {', '.join(SPLITS)}")
+    if check_encoding(encoding) != UTF_8 and text is None:
+        raise ValueError(f"--encoding {encoding}: of --text; a data folder is in UTF-8")
     options = options or ScoringOptions()
     loaded = run if isinstance(run, LoadedRun) else load_run(run, checkpoint)
     options.resolved(loaded.config)  # an error, if it is one, before a long text is prepared
     if text is not None:
-        with _prepared(loaded, text) as folder:
+        with _prepared(loaded, text, encoding) as folder:
             return score_split(loaded, folder, "test", options, source=str(text))
     assert data is not None
     folder = data if isinstance(data, DataFolder) else DataFolder.open(data)
@@ -243,13 +248,14 @@ def score_split(
     folder.verify(split)
     chosen = options.resolved(run.config)
     started = time.perf_counter()
-    scores = score(
-        run.model,
-        _batches(folder, split, chosen),
-        device=chosen.device,
-        ends_word=_ends_word(run.config, folder),
-        precision=chosen.precision,
-    )
+    with named(f"scoring {split if source is None else source}"):
+        scores = score(
+            run.model,
+            _batches(folder, split, chosen),
+            device=chosen.device,
+            ends_word=_ends_word(run.config, folder),
+            precision=chosen.precision,
+        )
     return Evaluation(
         scores=scores,
         seconds=time.perf_counter() - started,
@@ -273,9 +279,14 @@ def _batches(folder: DataFolder, split: str, options: ResolvedOptions) -> Batche
 
 
 @contextmanager
-def _prepared(run: LoadedRun, text: Source) -> Iterator[DataFolder]:
+def _prepared(run: LoadedRun, text: Source, encoding: str) -> Iterator[DataFolder]:
     """A passing data folder of a text, made as the run's own data was."""
-    options = Options(vocabulary=run.vocabulary, bpe_codes=run.codes, splitting=run.splitting)
+    options = Options(
+        vocabulary=run.vocabulary,
+        bpe_codes=run.codes,
+        splitting=run.splitting,
+        encoding=encoding,
+    )
     with tempfile.TemporaryDirectory(prefix="zipflm-") as place:
         with naming_full_disk(Path(place), TEMPORARY_REMEDY):
             folder = prepare(Path(place) / "data", {"test": [text]}, options)

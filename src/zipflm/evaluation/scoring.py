@@ -26,8 +26,9 @@ from torch import Tensor
 from zipflm.data.batches import Batch, Batches, Windows, batch_of
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol, TokenScores, count_words
+from zipflm.evaluation.watching import tell
 from zipflm.model.language_model import LanguageModel
-from zipflm.model.precision import Precision, autocast
+from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.runs.records import Sums
 
 # Batches that are queued before the oldest result is looked at.
@@ -91,6 +92,7 @@ def start_scoring(
     pending: deque[_Underway] = deque()
     for windows in plan:
         places = _scored_places(windows)
+        tell(len(places), len(ids))
         positions += int((windows.end - windows.first).sum())
         scored += len(places)
         with autocast(precision, torch.device(device)):
@@ -208,13 +210,15 @@ def score_sums(
     `ends_word` [V] tells which ids end a word; without it all do. The caller puts the model into
     evaluation mode.
     """
-    totals = torch.zeros(3, dtype=torch.float64, device=device)
+    dtype = dtype_of_sums(device)
+    totals = torch.zeros(3, dtype=dtype, device=device)
     if ends_word is not None:
         ends_word = ends_word.to(device)
     for batch in batches:
+        tell(batch.words.numel(), None)
         batch = batch.to(device, non_blocking=True)
         ends = batch.scored if ends_word is None else batch.scored & ends_word[batch.targets]
-        totals[0] += nll(batch.inputs, batch.targets, batch.scored).sum(dtype=torch.float64)
+        totals[0] += nll(batch.inputs, batch.targets, batch.scored).sum(dtype=dtype)
         totals[1] += batch.scored.sum()
         totals[2] += ends.sum()
     total, tokens, words = totals.tolist()

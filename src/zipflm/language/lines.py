@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from zipflm.data.text import STDIN, line_groups, shown
+from zipflm.data.text import STDIN, UTF_8, encoding_hint, line_groups, shown
 
 
-def numbered_lines(name: str) -> Iterator[tuple[int, str]]:
+def numbered_lines(name: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
     """Every line of a plain or compressed file, or of `-`, without its line end, from number 1 on.
 
-    Raises ValueError for what is not UTF-8 text, and OSError if there is no such file.
+    Raises ValueError for what is not text of that encoding, and OSError if there is no such file.
     """
     if name != STDIN and not os.path.exists(name):
         raise FileNotFoundError(f"{name}: no such file")
     if os.path.isdir(name):
         raise IsADirectoryError(f"{name}: a folder, not a file")
-    lines = (line for group, _ in line_groups(name) for line in group)
+    lines = (line for group, _ in line_groups(name, encoding=encoding) for line in group)
     for number, line in enumerate(lines, start=1):
         yield number, decoded(name, number, line)
 
@@ -25,11 +25,13 @@ def numbered_lines(name: str) -> Iterator[tuple[int, str]]:
 def decoded(name: str, number: int, line: bytes) -> str:
     """The text of a line; ValueError, naming file and line, if it is none."""
     if b"\0" in line:
-        raise ValueError(f"{shown(name)}: line {number}: a NUL byte; mend the text")
+        raise ValueError(
+            f"{shown(name)}: line {number}: a NUL byte; {encoding_hint(line)}, or mend the text"
+        )
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{shown(name)}: line {number}: not UTF-8 at byte {error.start} of the line; convert "
-            "the text (iconv -t utf-8)"
+            f"{shown(name)}: line {number}: not UTF-8 at byte {error.start} of the line; "
+            f"{encoding_hint(line)}, or convert the text (iconv -t utf-8)"
         ) from None

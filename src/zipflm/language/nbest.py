@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import assert_never, get_args
 
-from zipflm.data.text import shown
+from zipflm.data.text import UTF_8, check_encoding, shown
 from zipflm.language.lines import numbered_lines
 from zipflm.language.nbest_formats import (
     WORDS,
@@ -42,10 +42,11 @@ class NBest:
         *,
         scores: Mapping[str, str] | None = None,
         costs: Mapping[str, str] | None = None,
+        encoding: str = UTF_8,
     ) -> None:
         """`format` may be left out where the file's name tells it. `scores` and `costs` are the
         companion files of a Kaldi list, by the names of what they hold."""
-        self.name = name
+        self.name, self.encoding = name, check_encoding(encoding)
         self.format_name = _checked_format(name, format)
         self.format = _new_format(self.format_name, scores or {}, costs or {})
 
@@ -75,7 +76,7 @@ class NBest:
         yield together
 
     def _entries(self) -> Iterator[Entry]:
-        for number, line in numbered_lines(self.name):
+        for number, line in numbered_lines(self.name, self.encoding):
             try:
                 if number == 1 and self.format.take_header(line):
                     continue
@@ -90,7 +91,9 @@ class NBest:
         self.format.finish()
 
 
-def read_references(name: str, format_name: FormatName) -> dict[str, list[str]]:
+def read_references(
+    name: str, format_name: FormatName, encoding: str = UTF_8
+) -> dict[str, list[str]]:
     """The words that were really said, by utterance.
 
     A file that ends in .jsonl or .tsv has the ids and texts of such a list. Any other has one
@@ -98,7 +101,8 @@ def read_references(name: str, format_name: FormatName) -> dict[str, list[str]]:
     from 0, the words alone, in that order.
     """
     references: dict[str, list[str]] = {}
-    for number, utterance, words in _references(name, numbered=format_name == "moses"):
+    is_numbered = format_name == "moses"
+    for number, utterance, words in _references(name, encoding, numbered=is_numbered):
         if utterance in references:
             raise ValueError(
                 f"{shown(name)}: line {number}: utterance {unquoted(utterance)} is there twice"
@@ -109,13 +113,15 @@ def read_references(name: str, format_name: FormatName) -> dict[str, list[str]]:
     return references
 
 
-def _references(name: str, *, numbered: bool) -> Iterator[tuple[int, str, list[str]]]:
+def _references(
+    name: str, encoding: str, *, numbered: bool
+) -> Iterator[tuple[int, str, list[str]]]:
     ending = _ending(name)
     if ending is not None:
-        for entries in NBest(name, ending).utterances():
+        for entries in NBest(name, ending, encoding=encoding).utterances():
             yield from ((entry.line, entry.utterance, entry.words) for entry in entries)
         return
-    for number, line in numbered_lines(name):
+    for number, line in numbered_lines(name, encoding):
         words = line.split()
         if numbered:
             yield number, str(number - 1), words

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.text import expand, line_groups, shown, stored_size
+from zipflm.data.text import UTF_8, check_encoding, expand, line_groups, shown, stored_size
 from zipflm.language.lines import decoded
 from zipflm.language.next_words import LikelyWord, most_likely_instead, require_k
 from zipflm.language.reading_ahead import ScoredDocument, scored_documents
@@ -39,6 +39,8 @@ class ScoreOptions:
     prefix: str = ""
     top: int = 0
     errors: Errors = "strict"
+    encoding: str = UTF_8
+    """Of the texts."""
 
     def __post_init__(self) -> None:
         for option, value, choices in (
@@ -47,6 +49,7 @@ class ScoreOptions:
         ):
             if value not in get_args(choices):
                 raise ValueError(f"--{option} {value}: choose from {', '.join(get_args(choices))}")
+        check_encoding(self.encoding)
         if self.top < 0:
             raise ValueError(f"--top {self.top}: must be 0 (none) or more")
         if self.top and (self.table.per != "word" or self.table.format == "surprisal"):
@@ -105,7 +108,7 @@ class _File:
     def independent(self) -> Iterator[tuple[list[ScoredLine], int]]:
         """Every line on its own, behind `</s>` and the prefix; many are scored together."""
         number = 1
-        for lines, consumed in line_groups(self._name):
+        for lines, consumed in self._groups():
             encoded = self._encoded(number, lines)
             for documents in scored_documents(self._lm.engine, encoded, self._prefix):
                 yield [self._row(number + place, each) for place, each in enumerate(documents)], 0
@@ -118,7 +121,7 @@ class _File:
         stream = RunningLines(lm.engine, lm.running_blocks, self._prefix)
         waiting: deque[tuple[int, EncodedText]] = deque()
         number = 1
-        for lines, consumed in line_groups(self._name):
+        for lines, consumed in self._groups():
             done = []
             for line in self._encoded(number, lines):
                 waiting.append((number, line))
@@ -126,6 +129,11 @@ class _File:
                 done += [self._scored(*waiting.popleft(), nll) for nll in stream.add(line.ids)]
             yield done, consumed
         yield [self._scored(*waiting.popleft(), nll) for nll in stream.finish()], 0
+
+    def _groups(self) -> Iterator[tuple[list[bytes], int]]:
+        """Lines, as many as are there, and the bytes they took as stored."""
+        options = self._options
+        return line_groups(self._name, encoding=options.encoding, errors=options.errors)
 
     def _encoded(self, first: int, lines: list[bytes]) -> Iterator[EncodedText]:
         """Lines as words, one by one; `first` is the number of the first."""

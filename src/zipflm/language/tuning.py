@@ -11,7 +11,7 @@ The errors of every hypothesis are counted once; a point of the grid costs a wei
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,7 +151,7 @@ class Development:
     """A list in memory with what was really said, and the weights to choose."""
 
     lists: OpenLists
-    utterances: list[list[Entry]]
+    utterances: Iterable[list[Entry]]
     references: Mapping[str, list[str]]
     names: Sequence[str]
     given: Sequence[str]
@@ -173,7 +173,7 @@ def read_development(
     """
     wanted = [name for name in (lm, WORDS) if name not in given] if names is None else names
     check_names(wanted, given)
-    said = read_references(references, nbest.format_name)
+    said = read_references(references, nbest.format_name, nbest.encoding)
     # Any weight but 0, so that their scores are required to be there.
     lists = open_lists(nbest, dict(given) | dict.fromkeys(wanted, 1.0), lm)
     utterances = list(lists.utterances)

@@ -19,3 +19,8 @@ def autocast(precision: Precision, device: torch.device | str) -> torch.autocast
     # torch wants a 16-bit type even where autocast is off.
     dtype = torch.float16 if precision == "float16" else torch.bfloat16
     return torch.autocast(torch.device(device).type, dtype=dtype, enabled=precision != "float32")
+
+
+def dtype_of_sums(device: torch.device | str) -> torch.dtype:
+    """What long sums are added up in: float64, which Apple's GPUs do not have."""
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64

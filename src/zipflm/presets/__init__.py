@@ -27,14 +27,22 @@ class Dataset:
     """Its cutoffs are part of the models; those of other datasets follow the vocabulary."""
     is_for_a_cpu: bool = False
     """A CPU trains its models in less time than compiling them takes."""
+    purpose: str = ""
+    """What its models are for, in a few words."""
 
 
 DATASETS = {
-    "wikitext-103": Dataset(is_of_the_paper=True),
-    "billion-word": Dataset(is_of_the_paper=True),
-    "wikitext-2": Dataset(),
-    "tiny": Dataset(is_for_a_cpu=True),
-    "demo": Dataset(is_for_a_cpu=True),
+    "wikitext-103": Dataset(
+        is_of_the_paper=True, purpose="the paper's, for 100 million words and 8 GPUs"
+    ),
+    "billion-word": Dataset(
+        is_of_the_paper=True, purpose="the paper's, for a billion words and 32 or 64 GPUs"
+    ),
+    "wikitext-2": Dataset(purpose="a few million words; minutes on a GPU"),
+    "tiny": Dataset(is_for_a_cpu=True, purpose="to try things out; a minute on a CPU"),
+    "demo": Dataset(
+        is_for_a_cpu=True, purpose="a first comparison on a small text; minutes on a CPU"
+    ),
 }
 FACTORIZATIONS = tuple(BY_LABEL)
 

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.evaluation.device import usable_device
 from zipflm.training.team import Team
+from zipflm.troubles import in_words
 
 Parallel = Literal["ddp", "fsdp"]
 
@@ -177,7 +178,7 @@ def let_first(work: Callable[[], object], process: Process) -> None:
         try:
             work()
         except (ValueError, OSError) as error:
-            problem = str(error)
+            problem = in_words(error) if isinstance(error, OSError) else str(error)
     raise_together(problem, process)
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import math
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,7 +19,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TextColumn,
-    TimeRemainingColumn,
 )
 
 from zipflm.records import to_dict
@@ -44,17 +46,41 @@ class Log:
 
     def begin(self, update: int) -> None:
         """On a terminal, a bar below the lines, which stands at `update`."""
+        self._pace = _Pace(update)
         if sys.stdout.isatty() and not self._is_silent:
-            left = TextColumn("left"), TimeRemainingColumn()
-            columns = TextColumn("update"), MofNCompleteColumn(), BarColumn(), *left
+            columns = (
+                TextColumn("update"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.fields[left]}{task.fields[stage]}"),
+            )
             self._bar = Progress(*columns, console=Console())
-            self._task = self._bar.add_task("", total=self._max_updates, completed=update)
+            total = self._max_updates
+            self._task = self._bar.add_task("", total=total, completed=update, left="", stage="")
             self._bar.start()
 
     def advance(self, update: int) -> None:
         """So many updates are done."""
+        self._pace.see(update)
         if self._bar is not None:
-            self._bar.update(self._task, completed=update)
+            left = self._pace.seconds_left(self._max_updates)
+            shown = "" if left is None else f"left {_duration(left)}"
+            self._bar.update(self._task, completed=update, left=shown)
+
+    @contextmanager
+    def doing(self, what: str, line: str = "") -> Iterator[None]:
+        """While it lasts the bar says what is being done; where there is no bar, `line` is said
+        before."""
+        if self._bar is None:
+            if line:
+                self.say(line)
+            yield
+            return
+        self._bar.update(self._task, stage=f"  {what} ...", refresh=True)
+        try:
+            yield
+        finally:
+            self._bar.update(self._task, stage="", refresh=True)
 
     def __exit__(
         self,
@@ -98,6 +124,27 @@ class Log:
             append_line(self._run.log_path, line)
         except OSError as error:
             self.say(f"could not write to {self._run.log_path} ({error}); the run goes on")
+
+
+class _Pace:
+    """How long an update takes, by the clock: validation and checkpoints are part of it. The first
+    one is left out as soon as there are others, since the model may be compiled in it."""
+
+    def __init__(self, update: int) -> None:
+        self._start = self._last = (update, time.monotonic())
+        self._second: tuple[int, float] | None = None
+
+    def see(self, update: int) -> None:
+        self._last = (update, time.monotonic())
+        self._second = self._second or self._last
+
+    def seconds_left(self, max_updates: int) -> float | None:
+        """None before the first update."""
+        update, now = self._last
+        for done, since in (self._second or self._start, self._start):
+            if update > done:
+                return (max_updates - update) * (now - since) / (update - done)
+        return None
 
 
 def as_text(line: LogLine, max_updates: int) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from zipflm.config import Config
 from zipflm.data.batches import Batch
+from zipflm.model.precision import dtype_of_sums
 from zipflm.training import optimizers, step
 from zipflm.training.step import Learner
 
@@ -88,7 +89,8 @@ class Updates:
 
     def _record(self, batches: Sequence[Batch]) -> _Recording:
         copies = [batch.map(torch.clone) for batch in batches]
-        stop = torch.zeros(1, dtype=torch.float64, device=self._learner.process.device)
+        device = self._learner.process.device
+        stop = torch.zeros(1, dtype=dtype_of_sums(device), device=device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         # What the loader's thread does meanwhile, pinning memory, is no part of it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
@@ -28,3 +28,5 @@ class Run:
     log: Log
     update: int
     """Updates done."""
+    compiled_blocks: set[int] = field(default_factory=set)
+    """Lengths of blocks for which the model was compiled, or is about to be."""

@@ -1,20 +1,30 @@
-"""SIGTERM and SIGINT as a request to stop, which the training loop grants between two updates."""
+"""SIGTERM and Ctrl-C as a request to stop, which the training loop grants between two updates."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ANSWER = (
+    "zipflm: stopping after this update, then saving; Ctrl-C again leaves at once, without what "
+    "was not saved"
+)
 
 
 class StopSignal:
-    """A context in which a signal sets `is_requested`. From then on, and outside the context,
-    signals do what they did before, so a second one ends the process."""
+    """A context in which a signal sets `is_requested`, and says so. From then on, and outside the
+    context, signals do what they did before, so a second one ends the process."""
 
     is_requested = False
+
+    def __init__(self, is_silent: bool = False) -> None:
+        """`is_silent` is for all processes but one, which get the same signal."""
+        self._is_silent = is_silent
 
     def __enter__(self) -> Self:
         self._before: dict[int, Any] = {}
@@ -26,6 +36,8 @@ class StopSignal:
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.is_requested = True
         self._restore()
+        if not self._is_silent:
+            _answer()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
@@ -38,3 +50,15 @@ class StopSignal:
         traceback: TracebackType | None,
     ) -> None:
         self._restore()
+
+
+def _answer() -> None:
+    """Now, whatever the program is in the midst of: `print` may be what was interrupted, and its
+    buffer cannot be entered twice."""
+    try:
+        descriptor = sys.__stderr__.fileno()  # type: ignore[union-attr]
+        # On a terminal a bar may stand on the line, and behind it the ^C.
+        start = "\n" if os.isatty(descriptor) else ""
+        os.write(descriptor, f"{start}{_ANSWER}\n".encode())
+    except (OSError, ValueError, AttributeError):  # closed, or there is none
+        pass

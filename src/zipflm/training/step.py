@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from zipflm.data.batches import Batch
 from zipflm.distinct_words import DistinctWords
 from zipflm.model.language_model import LanguageModel
-from zipflm.model.precision import Precision, autocast
+from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.training import distributed, optimizers
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
@@ -126,9 +126,10 @@ class Learner:
 def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = False) -> Tensor:
     """Learn from the micro-batches of one update; an `UpdateResult` as a tensor on the device.
 
-    `stop`, whether this process was asked to stop, may be a float64 [1] on the device.
+    `stop`, whether this process was asked to stop, may be a tensor [1] on the device.
     """
-    sums = torch.zeros(3, dtype=torch.float64, device=learner.process.device)
+    device = learner.process.device
+    sums = torch.zeros(3, dtype=dtype_of_sums(device), device=device)
     for index, batch in enumerate(batches):
         with distributed.accumulating(learner.scorer, index == len(batches) - 1):
             nll = forward(learner, batch)
@@ -154,7 +155,8 @@ def sums_of(learner: Learner, batch: Batch, nll: Tensor) -> Tensor:
     ends = batch.scored
     if learner.ends_word is not None:
         ends = ends & learner.ends_word[batch.targets]
-    return torch.stack([nll.detach().double(), batch.scored.sum().double(), ends.sum().double()])
+    dtype = dtype_of_sums(nll.device)
+    return torch.stack([each.to(dtype) for each in (nll.detach(), batch.scored.sum(), ends.sum())])
 
 
 @torch.no_grad()
@@ -175,7 +177,7 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
         divisor = divisor / (learner.clip_norm / (norm + _CLIP_EPS)).clamp(max=1)
     optimizers.step(learner.optimizers, divisor, bad)
     learner.scale.adapt(bad)
-    return torch.stack([nll, tokens, words, norm, bad.double(), stops])
+    return torch.stack([nll, tokens, words, norm, bad.to(nll.dtype), stops])
 
 
 def _norm(grads: Sequence[Tensor]) -> Tensor:

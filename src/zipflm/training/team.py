@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from zipflm.terminal import one_line
+from zipflm.troubles import in_words
 
 PATIENCE = 10.0
 """Seconds that a process has to answer after another one has failed."""
@@ -177,7 +178,7 @@ class Team:
 
 def described(error: BaseException) -> str:
     """An error as a reason on one line."""
-    text = " ".join(str(error).split())
+    text = " ".join((in_words(error) if isinstance(error, OSError) else str(error)).split())
     if isinstance(error, ValueError | OSError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

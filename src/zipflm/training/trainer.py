@@ -7,7 +7,8 @@ One process or many run the same code; the first one alone writes. What an updat
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -16,12 +17,13 @@ from safetensors.torch import save_file
 from zipflm.config import Config
 from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
+from zipflm.evaluation.watching import watched_by
 from zipflm.runs import resume as resuming
 from zipflm.runs.building import untrained_model
 from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.records import Place, Report, TrainingState
-from zipflm.training import distributed, memory, optimizers, step, throughput
+from zipflm.runs.records import Place, Report, TrainingState, Validation
+from zipflm.training import advice, distributed, memory, optimizers, step, throughput
 from zipflm.training.distributed import Process
 from zipflm.training.limits import require_trainable
 from zipflm.training.log import Log
@@ -60,7 +62,7 @@ def train(
     folder = RunFolder(out)
     with (
         distributed.started(device) as process,
-        StopSignal() as stop,
+        StopSignal(is_silent=not process.is_first) as stop,
         distributed.held_by_first(folder.lock(), process),
     ):
         accumulation(config, process)  # an error if no whole number of batches makes an update
@@ -70,6 +72,7 @@ def train(
         )
         found = folder.newest_contents(log.say) if resume else None
         done = found.state.update if found else None
+        held = folder.config() if found else None
         # All have looked at the folder before the first process changes it, and after.
         distributed.require_same("the newest checkpoint's update", done, process, _SHARE)
         if done is not None and done >= config.training.max_updates:
@@ -90,6 +93,8 @@ def train(
         with log:
             for line in overview(config, process):
                 log.say(line)
+            for line in _warnings(config, data, process, done or 0, held):
+                log.say(f"warning: {line}")
             with memory.model_explained(config):
                 run = _start(config, data, folder, process, log, found)
             try:
@@ -102,20 +107,36 @@ def train(
                 run.stream.close()
 
 
+def _warnings(
+    config: Config, data: DataFolder, process: Process, done: int, held: Config | None
+) -> Iterator[str]:
+    """What to know before the first update, while it is early enough to do otherwise."""
+    yield from advice.doubts(config, done, held)
+    if process.is_first and process.device.type == "cpu":
+        operations = advice.work(config, data.vocabulary.counts, done)
+        slow = advice.slowness(operations, config.name)
+        if slow is not None:
+            yield slow
+
+
 def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     training, tally = run.config.training, run.tally
+    # Several processes stop together, after an update in which one of them has told the others.
+    is_alone = run.process.world_size == 1
     updates, results = Updates(run.learner, run.config), step.ResultReader()
     batches: list[Batch] = []
     run.log.begin(run.update)
     tally.go_on()
     while run.update < training.max_updates and not tally.stop:
+        if is_alone and stop.is_requested:
+            break
         run.stream.use_block(block_at(run.config, run.update))
         rate = learning_rate(training.schedule, run.update, training.max_updates)
         optimizers.set_rates(run.learner.optimizers, rate)
         # Dropout is a function of the update, not of the past: nothing to save, nothing to lose.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
         previous, batches = batches, _next_batches(run)
-        with tally.compiling(run.learner):
+        with _compiling(run), tally.compiling(run.learner):
             result = updates(batches, stop.is_requested)
         run.update += 1
         run.log.advance(run.update)
@@ -134,9 +155,11 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
             _stop_if_bad(run, saver, batches)
             if reports:
                 run.log.report(_report(run, rate))
-            valid = validate(run, whole=saves) if validates else None
+            may_stop = is_alone and not is_last
+            valid = _validated(run, stop, whole=saves, may_stop=may_stop) if validates else None
             if saves:
-                saver.save(valid, must=is_last)
+                with run.log.doing("saving"):
+                    saver.save(valid, must=is_last)
             tally.go_on()
     tally.pause()
     tally.see(results.drain())
@@ -145,11 +168,39 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         saver.save(None, must=True)
     is_finished = run.update >= training.max_updates
     if not is_finished:
+        saved = f"after update {run.update} and saved in" if run.update else "before update 1 in"
         run.log.say(
-            f"stopped after update {run.update} and saved in {run.folder.path}; to go on, give the "
-            "same command with --resume"
+            f"stopped {saved} {run.folder.path}; to go on, give the same command with --resume"
         )
     return is_finished
+
+
+def _compiling(run: Run) -> AbstractContextManager[None]:
+    """Around an update: says so if the model is compiled in it, which may take minutes."""
+    if run.learner.compilation is None or run.stream.block in run.compiled_blocks:
+        return nullcontext()
+    run.compiled_blocks.add(run.stream.block)
+    line = f"compiling the model for blocks of {run.stream.block}, which may take minutes"
+    return run.log.doing("compiling", line)
+
+
+class _Stopped(Exception):
+    """A pass over the valid set was given up."""
+
+
+def _validated(run: Run, stop: StopSignal, *, whole: bool, may_stop: bool) -> Validation | None:
+    """What `validate` gives; None as well if a signal came meanwhile."""
+
+    def see(what: str, tokens: int, total: int | None) -> None:
+        if may_stop and stop.is_requested:
+            raise _Stopped
+
+    try:
+        with watched_by(see), run.log.doing("validating"):
+            return validate(run, whole=whole)
+    except _Stopped:
+        run.learner.model.train()
+        return None
 
 
 def _next_batches(run: Run) -> list[Batch]:

@@ -9,7 +9,7 @@ from zipflm.data.batches import Batches
 from zipflm.data.loader import Loader
 from zipflm.data.tokens import TokenArray, Tokens
 from zipflm.evaluation.scoring import score_sums
-from zipflm.model.precision import autocast
+from zipflm.model.precision import autocast, dtype_of_sums
 from zipflm.runs.records import Sums, Validation
 from zipflm.training import distributed
 from zipflm.training.distributed import Process
@@ -97,5 +97,6 @@ def _scored(run: Run, tokens: Tokens) -> Sums:
 
 def _over_processes(sums: Sums, process: Process) -> Sums:
     own = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)
-    nll, tokens, words = distributed.add_up(own.to(process.device), process).tolist()
+    own = own.to(process.device, dtype_of_sums(process.device))
+    nll, tokens, words = distributed.add_up(own, process).tolist()
     return Sums(nll, int(tokens), int(words))

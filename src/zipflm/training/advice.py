@@ -1,0 +1,144 @@
+"""What a person should hear before a run begins, though nothing forbids it.
+
+A run that needs a week on this machine, one that ends while its learning rate is still high, one
+that goes on where the schedule sets out anew: each is what was asked for, and hardly ever what was
+meant.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from zipflm.config import Config, CosineCycles
+from zipflm.training.schedule import learning_rate
+from zipflm.training.throughput import flops_per_token
+
+_LONG = 3600.0
+"""Seconds that nobody should wait for without having been told."""
+_SHARE_OF_PEAK = 0.25
+"""What a training step reaches of the speed of a plain matrix product. Rough: on the one machine
+that was tried, busy with other work, models of `tiny` and `demo` reached 0.08 to 0.24 of it with
+one thread, and less with two."""
+_SIDE = 1024
+_STILL_HIGH = 0.2
+"""Of the height of a cycle: below this a learning rate has come down."""
+_LOW = 0.01
+"""A learning rate that changes little any more, in the unit of the schedule."""
+_RISE = 1.5
+"""By which a learning rate may grow from one update to the next without being a new start."""
+
+
+def work(config: Config, counts: NDArray[np.int64], done: int = 0) -> float:
+    """Operations of the updates that are left; `counts` [V] says how common each id is."""
+    training = config.training
+    left = max(training.max_updates - done, 0) * training.tokens_per_update
+    return left * flops_per_token(config, counts, config.batches.block)
+
+
+def slowness(operations: float, what: str) -> str | None:
+    """Words about what takes more than an hour on a machine without a GPU; None otherwise."""
+    if torch.cuda.is_available():
+        return None
+    seconds = operations / (_SHARE_OF_PEAK * cpu_speed())
+    if seconds < _LONG:
+        return None
+    return (
+        f"no GPU: {what} needs about {in_words(seconds)} here; try the presets tiny or demo, which "
+        "are made for a CPU, or fewer updates (training.max_updates)"
+    )
+
+
+@cache
+def cpu_speed() -> float:
+    """Operations per second of a matrix product on this CPU, now: the best of a few."""
+    one, other = torch.ones(_SIDE, _SIDE), torch.ones(_SIDE, _SIDE)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        _ = one @ other
+        seconds.append(time.perf_counter() - start)
+    return 2 * _SIDE**3 / max(min(seconds), 1e-9)
+
+
+def in_words(seconds: float) -> str:
+    """A time of which only the size is known.
+
+    >>> in_words(7), in_words(70), in_words(400), in_words(6_000), in_words(400_000), in_words(4e6)
+    ('10 seconds', '1 minute', '7 minutes', '1.7 hours', '110 hours', '46 days')
+    """
+    if seconds < 55:
+        return f"{max(round(seconds, -1), 10):.0f} seconds"
+    if seconds < 90:
+        return "1 minute"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    hours = seconds / 3600
+    if hours >= 200:
+        return f"{float(f'{hours / 24:.2g}'):,.0f} days"
+    return f"{float(f'{hours:.2g}'):g} hours"
+
+
+def doubts(config: Config, done: int = 0, held: Config | None = None) -> Iterator[str]:
+    """What is doubtful about a run's schedule. `held` is the config with which its first `done`
+    updates were made, if there were any."""
+    training = config.training
+    if done and held is not None:
+        yield from _new_start(config, held, done)
+    if isinstance(training.schedule, CosineCycles):
+        yield from _end_of_cycles(training.schedule, training.max_updates)
+
+
+def _end_of_cycles(schedule: CosineCycles, max_updates: int) -> Iterator[str]:
+    warmup = schedule.warmup_updates
+    if max_updates <= warmup:
+        yield (
+            f"training.max_updates={max_updates}: the run ends within the warm-up, which takes "
+            f"{warmup:,} updates, before the learning rate is as high as it should be; raise it, "
+            "or lower training.schedule.warmup_updates"
+        )
+        return
+    start, length = warmup, schedule.first_cycle
+    while start + length < max_updates:
+        start, length = start + length, 2 * length
+    height = learning_rate(schedule, start, max_updates)
+    last = learning_rate(schedule, max_updates - 1, max_updates)
+    if height > 0 and last > _STILL_HIGH * height:
+        before = f"{start:,} or " if start > warmup else ""
+        yield (
+            f"training.max_updates={max_updates}: the run ends inside a cycle, with the learning "
+            f"rate at {last / height:.0%} of that cycle's height; a cycle ends after "
+            f"{before}{start + length:,} updates; to end sooner, lower "
+            "training.schedule.first_cycle"
+        )
+
+
+def _new_start(config: Config, held: Config, done: int) -> Iterator[str]:
+    new, old = config.training, held.training
+    before = learning_rate(old.schedule, done - 1, old.max_updates)
+    after = learning_rate(new.schedule, done, new.max_updates)
+    # A run that was interrupted may have been about to begin a cycle, or to warm up further.
+    planned = learning_rate(old.schedule, done, old.max_updates) if done < old.max_updates else 0.0
+    if after <= _RISE * max(before, planned):
+        return
+    end = _first_as_low(config, before, done)
+    when = "not before the end of the run" if end is None else f"at update {end:,}"
+    yield (
+        f"going on after update {done:,} raises the learning rate again, to {after:.2g} of its "
+        f"full height from {before:.2g}: the schedule sets out anew, and the loss gets worse "
+        f"until the rate has come down ({when})"
+    )
+
+
+def _first_as_low(config: Config, rate: float, update: int) -> int | None:
+    """The first update from `update` on with about as low a learning rate."""
+    training = config.training
+    for later in range(update, training.max_updates):
+        if learning_rate(training.schedule, later, training.max_updates) <= max(rate, _LOW):
+            return later
+    return None

@@ -1,0 +1,74 @@
+"""A text in another encoding gives what the same text in UTF-8 gives, in every command."""
+
+import pytest
+from typer.testing import CliRunner
+
+import zipflm.cli
+from zipflm.data.folder import DataFolder
+
+TEXT = "le caf\u00e9 est l\u00e0\nune \u00eele\n"
+
+
+def run(*arguments, given=None):
+    result = CliRunner().invoke(
+        zipflm.cli.app, [*map(str, arguments)], input=given, catch_exceptions=False
+    )
+    assert result.exit_code == 0
+    return result.stdout
+
+
+@pytest.fixture(params=["latin-1", "utf-16"])
+def encoded(request, tmp_path):
+    (tmp_path / "utf-8").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "other").write_text(TEXT, encoding=request.param)
+    return tmp_path / "utf-8", tmp_path / "other", request.param
+
+
+def test_a_data_folder_is_the_same_but_for_the_name_of_its_source(encoded, tmp_path):
+    plain, other, encoding = encoded
+    run("prepare", plain, "--min-count", 1, "--out", tmp_path / "a")
+    run("prepare", other, "--min-count", 1, "--out", tmp_path / "b", "--encoding", encoding)
+    one, two = DataFolder.open(tmp_path / "a"), DataFolder.open(tmp_path / "b")
+    assert one.split("train").sha256 == two.split("train").sha256
+    assert one.vocabulary.hash == two.vocabulary.hash
+    assert encoding not in (tmp_path / "b" / "data.json").read_text()
+
+
+def test_scores_and_perplexities_are_the_same(encoded, imported_run):
+    plain, other, encoding = encoded
+    how = ["--encoding", encoding]
+    assert run("score", imported_run, other, *how) == run("score", imported_run, plain)
+    given = other.read_bytes()
+    assert run("score", imported_run, *how, given=given) == run("score", imported_run, plain)
+    ours, theirs = (
+        run("evaluate", imported_run, "--text", *arguments).splitlines()[0]
+        for arguments in ([other, *how], [plain])
+    )
+    assert ours == theirs
+
+
+def test_lists_are_rescored_alike(encoded, imported_run, tmp_path):
+    *_, encoding = encoded
+    nbest = f"id\ttext\tac\na\t{TEXT.split(chr(10))[0]}\t-3.5\na\tune \u00eele\t-3.25\n"
+    for name, how in (("plain.tsv", "utf-8"), ("other.tsv", encoding)):
+        (tmp_path / name).write_text(nbest, encoding=how)
+        run(
+            "rescore",
+            imported_run,
+            tmp_path / name,
+            "--encoding",
+            how,
+            "--out",
+            tmp_path / f"{how}.out",
+        )
+    assert (tmp_path / "utf-8.out").read_bytes() == (tmp_path / f"{encoding}.out").read_bytes()
+
+
+def test_the_encoding_of_what_is_no_text_is_refused(word_data, imported_run, tmp_path):
+    (tmp_path / "ids").write_text("1 2 3\n")
+    for arguments in (
+        ["prepare", "--ids", tmp_path / "ids", "--out", tmp_path / "x"],
+        ["evaluate", imported_run, "--data", word_data.path],
+    ):
+        with pytest.raises(ValueError, match="--encoding latin-1: "):
+            run(*arguments, "--encoding", "latin-1")
