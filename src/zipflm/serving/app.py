@@ -33,9 +33,9 @@ from zipflm.serving.tokenizer import detokenized, tokenized, tokenizer_info
 from zipflm.serving.worker import Scored, Ticket, Worker, Written
 
 WARNING_HEADER = "X-Zipflm-Warning"
-_BODY_SECONDS = 30
+_BODY_SECONDS = 20
 """In which a request's body must be here."""
-_SEND_SECONDS = 60
+_SEND_SECONDS = 20
 """In which a client must take a part of a stream; one that does not read is as good as gone."""
 _MOST_DISCARDED = 1 << 24
 """Bytes beyond the limit that are read, so that a client gets to hear why it was refused."""
