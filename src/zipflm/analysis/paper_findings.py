@@ -130,8 +130,8 @@ def _finding(
 def percent(nats: float) -> str:
     """A difference in nats as the change of the perplexity.
 
-    >>> percent(math.log(0.9))
-    '\u221210.0\\u00a0%'
+    >>> percent(math.log(0.9)).replace("\\u00a0", " ")
+    '\u221210.0 %'
     """
     change = 100 * math.expm1(min(nats, 50.0))
     return f"{change:+.1f}\u00a0%".replace("-", "\u2212")
