@@ -65,3 +65,19 @@ def test_starting_does_not_wait_for_the_device(word_data):
     assert not asleep.query()
     for found, wanted in zip(result(), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 5, 40, 99])
+def test_texts_before_one_that_cannot_be_read_are_given_out_first(lm, bad):
+    texts = texts_of(lm, 100)
+
+    def reading():
+        yield from texts[:bad]
+        raise ValueError("a line that is no text")
+
+    given = []
+    engine = replace(lm.engine, batch_tokens=16)
+    with pytest.raises(ValueError, match="no text"):
+        for group in scored_documents(engine, reading(), lm.reader.prefix("")):
+            given += [document.text for document in group]
+    assert len(given) == bad and all(one is other for one, other in zip(given, texts, strict=False))

@@ -37,29 +37,39 @@ def scored_documents(
 ) -> Iterator[list[ScoredDocument]]:
     """Texts that know nothing of each other, each behind a `</s>` and the prefix, in order.
 
-    Every list is what was scored together; the device has the next one when it is given out.
+    Every list is what was scored together; the device has the next one when it is given out. If a
+    text cannot be read, those before it are given out first.
     """
+    reading, room = iter(texts), engine.batch_tokens
     before: _Group | None = None
-    for group in _groups(engine, texts, prefix):
+    error: Exception | None = None
+    while error is None:
+        together, error = _read(reading, room, len(prefix))
+        group = _started(engine, together, prefix) if together else None
         if before is not None:
             yield _scored(before)
         before = group
+        if group is None:
+            break
+        room = _BATCHES * engine.batch_tokens
     if before is not None:
         yield _scored(before)
+    if error is not None:
+        raise error
 
 
-def _groups(engine: Engine, texts: Iterable[EncodedText], prefix: Ids) -> Iterator[_Group]:
-    """Started, not waited for."""
+def _read(
+    reading: Iterator[EncodedText], room: int, num_before: int
+) -> tuple[list[EncodedText], Exception | None]:
+    """As many texts as fill the room, or are left, and what prevented more from being read."""
     together: list[EncodedText] = []
-    tokens, room = 0, engine.batch_tokens
-    for text in texts:
-        together.append(text)
-        tokens += len(prefix) + len(text.ids)
-        if tokens >= room:
-            yield _started(engine, together, prefix)
-            together, tokens, room = [], 0, _BATCHES * engine.batch_tokens
-    if together:
-        yield _started(engine, together, prefix)
+    try:
+        while room > 0 and (text := next(reading, None)) is not None:
+            together.append(text)
+            room -= num_before + len(text.ids)
+    except Exception as error:
+        return together, error
+    return together, None
 
 
 def _started(engine: Engine, texts: list[EncodedText], prefix: Ids) -> _Group:
