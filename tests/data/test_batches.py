@@ -191,6 +191,20 @@ def test_groups_are_greedy(lengths, max_tokens):
         assert end == len(lengths) or max(lengths[start : end + 1]) * (end + 1 - start) > max_tokens
 
 
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 30)), max_size=8), st.integers(1, 60))
+def test_rows_of_one_length_are_grouped_as_one_by_one(runs, max_tokens):
+    lengths = [length for length, number in runs for _ in range(number)]
+    expected, first = [0], 0
+    for row in range(1, len(lengths) + 1):
+        is_full = row == len(lengths) or (
+            max(lengths[first : row + 1]) * (row + 1 - first) > max_tokens
+        )
+        if is_full:
+            expected.append(row)
+            first = row
+    assert group(np.array(lengths, dtype=np.uint16), max_tokens).tolist() == expected
+
+
 def test_groups_are_those_of_the_published_code():
     golden = json.loads((GOLDEN / "dataset.json").read_text())["batch_by_size"]
     lengths = np.array(golden["sizes"])[golden["order"]]

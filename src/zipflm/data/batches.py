@@ -115,14 +115,24 @@ def group(lengths: NDArray[Any], max_tokens: int) -> Positions:
 
     As many rows as fit into `max_tokens` padded to the longest; a row that is longer goes alone.
     """
-    bounds, row = [0], 0
+    bounds, row, run = [np.zeros(1, dtype=np.int64)], 0, 0
+    # Rows of one length fill batches of one size, however many: almost all of a text in blocks, or
+    # of one whose rows are sorted.
+    run_ends = np.append(np.flatnonzero(np.diff(lengths)) + 1, len(lengths))
     while row < len(lengths):
         most = max(1, max_tokens // int(lengths[row]))
+        while run_ends[run] <= row:
+            run += 1
+        full = (int(run_ends[run]) - row) // most
+        if full:
+            bounds.append(row + most * np.arange(1, full + 1))
+            row += full * most
+            continue
         longest = np.maximum.accumulate(lengths[row : row + most].astype(np.int64))
         fitting = np.count_nonzero(longest * np.arange(1, len(longest) + 1) <= max_tokens)
         row += max(1, int(fitting))
-        bounds.append(row)
-    return np.array(bounds, dtype=np.int64)
+        bounds.append(np.array([row]))
+    return np.concatenate(bounds)
 
 
 def batch_of(ids: NDArray[Any], windows: Windows) -> Batch:
