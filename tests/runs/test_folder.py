@@ -112,7 +112,7 @@ def test_a_checkpoint_that_cannot_be_read_from_its_disk_is_passed_over(copy, mon
 def test_a_checkpoint_under_another_name_is_refused(copy):
     moved = copy.checkpoints_path / "update-00000099"
     copy.choose(6).path.rename(moved)
-    with pytest.raises(ValueError, match="was saved after update 6"):
+    with pytest.raises(ValueError, match="was saved after update 6, as its state.json says"):
         Checkpoint(moved).read()
 
 
