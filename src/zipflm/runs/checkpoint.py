@@ -144,8 +144,8 @@ class Checkpoint:
         state = self.state()
         if state.update != self.update:
             raise ValueError(
-                f"{self.path}: was saved after update {state.update}, as its {_STATE} says; give it "
-                "its name again"
+                f"{self.path}: was saved after update {state.update}, as its {_STATE} says; give "
+                "it its name again"
             )
         return Contents(
             weights=weights,
