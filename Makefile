@@ -20,9 +20,9 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# A file stays with one worker, so that its costly fixtures are made once.
+# A file stays with one worker, so that its costly fixtures are made once; files come in our order.
 test: install
-	$(BIN)/pytest --numprocesses auto --dist loadfile
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # The paper's comparison in a few minutes on two CPU cores, on the text that comes with the package.
 demo: install demo/data/bpe/data.json

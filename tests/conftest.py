@@ -36,6 +36,9 @@ def fuzz_seed(request):
 
 
 def pytest_collection_modifyitems(items):
+    # Files with long tests first: of several workers, none is left with them at the end.
+    long = {item.path for item in items if {"slow", "multi_process"} & set(item.keywords)}
+    items.sort(key=lambda item: item.path not in long)
     if torch.cuda.is_available():
         return
     for item in items:

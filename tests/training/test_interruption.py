@@ -99,7 +99,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_keeps_what_was_saved(word_data, tmp_
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
     said = log.read_text()
-    assert said.endswith("train was interrupted\n") and "Traceback" not in said
+    assert said.endswith("zipflm: interrupted\n") and "Traceback" not in said
     (checkpoint,) = RunFolder(out).checkpoints()
     checkpoint.verify()
     assert checkpoint.update == 4

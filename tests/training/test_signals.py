@@ -1,6 +1,8 @@
 """A signal is a request; the handlers that were there before come back."""
 
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -74,6 +76,29 @@ def test_a_request_is_answered_at_once_and_once(seen, capfd):
     with StopSignal(is_silent=True):
         signal.raise_signal(signal.SIGINT)
     assert capfd.readouterr().err == ""
+
+
+LOST = """
+import signal, sys
+from zipflm.training.signals import StopSignal
+{prompt}
+class Loses:
+    def __del__(self):  # an exception in here is told and forgotten
+        signal.raise_signal(signal.SIGINT)
+with StopSignal(is_silent=True):
+    signal.raise_signal(signal.SIGINT)
+    Loses()
+    print("still there")
+"""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "status", "said"), [("", 130, ""), ("sys.ps1 = '>>> '", 0, "still there")]
+)
+def test_a_second_ctrl_c_cannot_get_lost_in_a_program(prompt, status, said):
+    code = [sys.executable, "-c", LOST.format(prompt=prompt)]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (status, said), done.stderr
 
 
 def test_a_closed_stderr_does_not_keep_it_from_stopping(seen, monkeypatch):

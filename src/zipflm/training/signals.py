@@ -18,7 +18,12 @@ _ANSWER = (
 
 class StopSignal:
     """A context in which a signal sets `is_requested`, and says so. From then on, and outside the
-    context, signals do what they did before, so a second one ends the process."""
+    context, signals do what they did before, so a second one ends the process.
+
+    A second Ctrl-C that would be Python's own exception ends a program there and then: raised in
+    the midst of whatever runs, as in a destructor, an exception may be lost. In an interactive
+    session, which holds more than this run, it stays an exception.
+    """
 
     is_requested = False
 
@@ -36,6 +41,9 @@ class StopSignal:
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.is_requested = True
         self._restore()
+        is_pythons = self._before.get(signal.SIGINT) is signal.default_int_handler
+        if is_pythons and not hasattr(sys, "ps1"):
+            signal.signal(signal.SIGINT, _leave)
         if not self._is_silent:
             _answer()
 
@@ -53,12 +61,24 @@ class StopSignal:
 
 
 def _answer() -> None:
+    # On a terminal a bar may stand on the line, and behind it the ^C.
+    _write(f"{_ANSWER}\n", before_on_terminal="\n")
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Whatever moment a process ends at, what it saved before is whole."""
+    # A bar may have hidden the cursor.
+    _write("zipflm: interrupted\n", before_on_terminal="\n\x1b[?25h")
+    os._exit(128 + number)
+
+
+def _write(text: str, before_on_terminal: str) -> None:
     """Now, whatever the program is in the midst of: `print` may be what was interrupted, and its
     buffer cannot be entered twice."""
     try:
         descriptor = sys.__stderr__.fileno()  # type: ignore[union-attr]
-        # On a terminal a bar may stand on the line, and behind it the ^C.
-        start = "\n" if os.isatty(descriptor) else ""
-        os.write(descriptor, f"{start}{_ANSWER}\n".encode())
+        if os.isatty(descriptor):
+            text = before_on_terminal + text
+        os.write(descriptor, text.encode())
     except (OSError, ValueError, AttributeError):  # closed, or there is none
         pass
