@@ -93,11 +93,15 @@ def test_a_second_ctrl_c_leaves_at_once_and_keeps_what_was_saved(word_data, tmp_
     endless = ["training.max_updates=100", "training.tokens_per_update=128000000"]
     with log.open("w") as file:
         process = start([*train_command(word_data, out, *endless), "--resume"], file)
-        wait_for(lambda: "resuming after update 4" in log.read_text(), process)
-        process.send_signal(signal.SIGINT)
-        wait_for(lambda: "stopping after this update" in log.read_text(), process)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        try:
+            wait_for(lambda: "resuming after update 4" in log.read_text(), process)
+            time.sleep(2)  # before its first update a run that is asked to stop just stops
+            process.send_signal(signal.SIGINT)
+            wait_for(lambda: "stopping after this update" in log.read_text(), process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+        finally:
+            process.kill()
     said = log.read_text()
     assert said.endswith("zipflm: interrupted\n") and "Traceback" not in said
     (checkpoint,) = RunFolder(out).checkpoints()

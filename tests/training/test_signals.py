@@ -81,7 +81,7 @@ def test_a_request_is_answered_at_once_and_once(seen, capfd):
 LOST = """
 import signal, sys
 from zipflm.training.signals import StopSignal
-{prompt}
+{before}
 class Loses:
     def __del__(self):  # an exception in here is told and forgotten
         signal.raise_signal(signal.SIGINT)
@@ -93,10 +93,15 @@ with StopSignal(is_silent=True):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "status", "said"), [("", 130, ""), ("sys.ps1 = '>>> '", 0, "still there")]
+    ("before", "status", "said"),
+    [
+        ("signal.signal(signal.SIGINT, signal.default_int_handler)", 130, ""),
+        ("signal.signal(signal.SIGINT, signal.SIG_IGN)", 130, ""),
+        ("sys.ps1 = '>>> '", 0, "still there"),
+    ],
 )
-def test_a_second_ctrl_c_cannot_get_lost_in_a_program(prompt, status, said):
-    code = [sys.executable, "-c", LOST.format(prompt=prompt)]
+def test_a_second_ctrl_c_cannot_get_lost_in_a_program(before, status, said):
+    code = [sys.executable, "-c", LOST.format(before=before)]
     done = subprocess.run(code, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (status, said), done.stderr
 

@@ -41,8 +41,9 @@ class StopSignal:
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.is_requested = True
         self._restore()
-        is_pythons = self._before.get(signal.SIGINT) is signal.default_int_handler
-        if is_pythons and not hasattr(sys, "ps1"):
+        # Ignored, as in what a script starts in the background, it would be no way to leave.
+        usual = (signal.default_int_handler, signal.SIG_IGN)
+        if self._before.get(signal.SIGINT) in usual and not hasattr(sys, "ps1"):
             signal.signal(signal.SIGINT, _leave)
         if not self._is_silent:
             _answer()
