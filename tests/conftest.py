@@ -51,6 +51,16 @@ def _same_numbers_every_time():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def one_thread_of_a_cpu(monkeypatch):
+    """As documents were written: several threads, where others are busy, only wait."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def word_data(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("data"), "words")

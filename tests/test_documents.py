@@ -6,23 +6,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 from fairseq_checkpoints import DICT, OLDEST
 from shell_blocks import Block, blocks_of, require_shown_output, run_blocks
 
 import zipflm
 
 DOCS = Path(__file__).parents[1] / "docs"
-
-
-@pytest.fixture
-def one_thread_of_a_cpu(monkeypatch):
-    """As the pages were written: several threads, where others are busy, only wait."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.slow

@@ -3,21 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 from shell_blocks import blocks_of, require_shown_output, run_blocks
 from transformers.utils import logging
 
 PAGE = Path(__file__).parents[1] / "docs" / "huggingface.md"
-
-
-@pytest.fixture
-def one_thread_of_a_cpu(monkeypatch):
-    """As the page was written: several threads, where others are busy, only wait."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.slow

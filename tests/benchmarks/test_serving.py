@@ -10,7 +10,7 @@ from benchmark_scripts import load
 from serving.services import Running
 
 from zipflm.serving.models import load_models
-from zipflm.serving.worker import Limits
+from zipflm.serving.tickets import Limits
 
 
 @pytest.fixture

@@ -102,8 +102,12 @@ class Browser:
         height: int = 900,
         dark: bool = False,
         touch: bool = False,
+        password: str = "",
     ) -> None:
-        """A fresh page that remembers nothing of those before it."""
+        """A fresh page that remembers nothing of those before it.
+
+        A `password` is sent with all requests, as after a prompt, which would need a screen.
+        """
         self._session = None
         if self._context:
             self.call("Target.disposeBrowserContext", browserContextId=self._context)
@@ -115,6 +119,10 @@ class Browser:
             self.call(f"{domain}.enable")
         self.resize(width, height, touch=touch)
         self.prefer("prefers-color-scheme", "dark" if dark else "light")
+        if password:
+            basic = base64.b64encode(f":{password}".encode()).decode()
+            headers = {"Authorization": f"Basic {basic}"}
+            self.call("Network.setExtraHTTPHeaders", headers=headers)
         self.problems.clear()
         self.requests.clear()
         self.call("Page.navigate", url=url)

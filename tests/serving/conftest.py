@@ -7,7 +7,7 @@ from loaded_models import loaded
 from serving.services import Running
 
 from zipflm.serving.models import served
-from zipflm.serving.worker import Limits
+from zipflm.serving.tickets import Limits
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -10,7 +10,7 @@ from contextlib import closing
 import httpx
 
 from zipflm.serving.server import bound, run
-from zipflm.serving.worker import Limits
+from zipflm.serving.tickets import Limits
 
 
 class Running:

@@ -4,7 +4,7 @@ import pytest
 from zipflm.serving.answers import models_answer, score_answer
 from zipflm.serving.requests import score_request
 from zipflm.serving.scoring import DocumentScores
-from zipflm.serving.worker import Limits, Scored
+from zipflm.serving.tickets import Limits, Scored
 
 
 def answer(models, nll, **fields):

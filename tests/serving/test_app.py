@@ -1,5 +1,6 @@
 """The HTTP side: answers against the library's own, errors in OpenAI's shape, keys and origins."""
 
+import base64
 import json
 import math
 import socket
@@ -10,7 +11,7 @@ import openai
 import pytest
 from serving.services import Running
 
-from zipflm.serving.worker import Limits
+from zipflm.serving.tickets import Limits
 
 ROUNDED = 1.5e-6
 
@@ -337,7 +338,7 @@ def test_a_body_that_is_too_large_is_refused_with_the_limit(service):
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(models, monkeypatch):
-    monkeypatch.setattr("zipflm.serving.app._BODY_SECONDS", 0.2)
+    monkeypatch.setattr("zipflm.serving.messages._BODY_SECONDS", 0.2)
     with Running(models) as service:
         head = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
         with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
@@ -408,20 +409,30 @@ def test_health_and_readiness(service):
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
 
 
-def test_with_keys_every_path_but_health_and_the_page_needs_one(models):
+def basic(password):
+    """What a browser sends after it has asked for a password."""
+    return "Basic " + base64.b64encode(f"anybody:{password}".encode()).decode()
+
+
+def test_with_keys_every_path_but_health_needs_one(models):
     with Running(models, keys=[b"secret", b"other"]) as service:
         assert service.client.get("/health").status_code == 200
-        assert service.client.get("/").status_code == 200
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
-            for path in ("/ready", "/metrics", "/v1/models", "/nothing"):
+        wrong = ("Bearer wrong", "Basic secret", "Basic %", basic("wrong"), basic(""), "secret")
+        for headers in ({}, *({"Authorization": each} for each in wrong)):
+            for path in ("/", "/ready", "/metrics", "/v1/models", "/nothing"):
                 answer = service.client.get(path, headers=headers)
                 assert answer.status_code == 401
                 assert answer.json()["error"]["code"] == "invalid_api_key"
             answer = service.client.post("/score", json={"text": "ba"}, headers=headers)
             assert answer.status_code == 401
-        for key in ("secret", "other"):
-            headers = {"Authorization": f"Bearer {key}"}
-            assert service.client.get("/v1/models", headers=headers).status_code == 200
+        for key in ("Bearer secret", "Bearer other", basic("secret")):
+            for path in ("/", "/v1/models"):
+                answer = service.client.get(path, headers={"Authorization": key})
+                assert answer.status_code == 200
+        # A browser asks for a password where the page is refused, and nowhere else.
+        asked = service.client.get("/").headers["www-authenticate"]
+        assert asked.startswith("Basic realm=")
+        assert service.client.get("/v1/models").headers["www-authenticate"] == "Bearer"
         with openai.OpenAI(base_url=f"{service.url}/v1", api_key="wrong") as client:
             with pytest.raises(openai.AuthenticationError):
                 client.models.list()
@@ -450,7 +461,7 @@ def test_a_browser_may_ask_whether_it_may_ask_without_a_key(models):
 
 
 def test_a_client_that_does_not_read_is_not_waited_for(models, monkeypatch):
-    monkeypatch.setattr("zipflm.serving.app._SEND_SECONDS", 0.3)
+    monkeypatch.setattr("zipflm.serving.messages._SEND_SECONDS", 0.3)
     fields = {"prompt": ["ba"] * 100, "max_tokens": 999, "lines": 0, "stream": True, "logprobs": 1}
     with Running(models) as service, closing(service.begin("/v1/completions", fields)):
         service.until(lambda: service.worker.num_writing > 0)

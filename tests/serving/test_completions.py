@@ -3,7 +3,7 @@ import pytest
 from zipflm.serving.completions import CompletionAnswer, completion_request
 from zipflm.serving.continuation import Delta
 from zipflm.serving.errors import Refusal
-from zipflm.serving.worker import Limits
+from zipflm.serving.tickets import Limits
 
 
 def request(models, **fields):

@@ -620,14 +620,11 @@ def _plain(name: str) -> str:
     return "</s>" if name.startswith("\u21b5") else name.removesuffix(" any unknown word")
 
 
-def test_the_page_opens_a_service_that_has_a_key(
+def test_the_page_works_in_a_browser_that_was_asked_for_the_key(
     browser: Browser, models: dict[str, ServedModel]
 ) -> None:
     with Running(models, keys=[b"sesame"]) as service:
-        browser.open(f"{service.url}/#text=ba+bila")
-        browser.wait_for("byId('key') !== null")
-        browser.type("sesame")
-        browser.press("Enter")
+        browser.open(f"{service.url}/#text=ba+bila", password="sesame")
         browser.wait_for(SETTLED)
         assert browser.problems == []
 

@@ -2,7 +2,7 @@ import pytest
 
 from zipflm.serving.errors import Refusal
 from zipflm.serving.requests import score_request
-from zipflm.serving.worker import Limits
+from zipflm.serving.tickets import Limits
 
 LIMITS = Limits(max_words=20)
 

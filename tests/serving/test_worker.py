@@ -9,7 +9,7 @@ from serving.services import Running, slowed
 
 from zipflm.serving import worker as module
 from zipflm.serving.steps import Row
-from zipflm.serving.worker import Limits
+from zipflm.serving.tickets import Limits
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def serve(
     except ImportError as error:
         raise ValueError(f"zipflm serve needs {error.name}: pip install 'zipflm[serve]'") from None
     from zipflm.serving.server import serve as serve_runs
-    from zipflm.serving.worker import Limits
+    from zipflm.serving.tickets import Limits
 
     limits = Limits(max_batch_words=max_batch_words, max_words=max_words, max_waiting=max_waiting)
     serve_runs(

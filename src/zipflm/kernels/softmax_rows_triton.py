@@ -14,9 +14,8 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _lse_kernel(logits_ptr, lse_ptr, num_words, stride, BLOCK: tl.constexpr):
-    """logits [R, stride] float32 -> lse [R] float32 over the first `num_words` columns."""
-    row = tl.program_id(0).to(tl.int64)
+def _row_lse(logits_ptr, row, num_words, stride, BLOCK: tl.constexpr):
+    """Log-sum-exp of one row of logits [R, stride] over its first `num_words` columns."""
     columns = tl.arange(0, BLOCK)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -32,7 +31,14 @@ def _lse_kernel(logits_ptr, lse_ptr, num_words, stride, BLOCK: tl.constexpr):
         total = total * tl.exp(top - base) + tl.exp(logits - base)
         top = new_top
     highest = tl.max(top, 0)
-    tl.store(lse_ptr + row, highest + tl.log(tl.sum(total * tl.exp(top - highest), 0)))
+    return highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
+
+
+@triton.jit
+def _lse_kernel(logits_ptr, lse_ptr, num_words, stride, BLOCK: tl.constexpr):
+    """logits [R, stride] float32 -> lse [R] float32."""
+    row = tl.program_id(0).to(tl.int64)
+    tl.store(lse_ptr + row, _row_lse(logits_ptr, row, num_words, stride, BLOCK))
 
 
 @triton.jit
@@ -68,20 +74,7 @@ def _nll_and_gradient_kernel(
     columns = tl.arange(0, BLOCK)
     is_active = tl.load(active_ptr + row) != 0
     target = tl.load(targets_ptr + row)
-    # As in `_lse_kernel`.
-    top = tl.full([BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, num_words, BLOCK):
-        words = start + columns
-        logits = tl.load(
-            logits_ptr + row * stride + words, mask=words < num_words, other=float("-inf")
-        )
-        new_top = tl.maximum(top, logits)
-        base = tl.where(new_top > float("-inf"), new_top, 0.0)
-        total = total * tl.exp(top - base) + tl.exp(logits - base)
-        top = new_top
-    highest = tl.max(top, 0)
-    lse = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
+    lse = _row_lse(logits_ptr, row, num_words, stride, BLOCK)
     nll = lse - tl.load(logits_ptr + row * stride + target)
     tl.store(nll_ptr + row, tl.where(is_active, nll, 0.0))
     # The row was read a moment ago and comes out of the cache where it fits.

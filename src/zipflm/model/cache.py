@@ -124,14 +124,8 @@ class KeyValueCache:
         self._length = length
 
     def admit(self, hidden_BTD: Tensor) -> None:
-        rows, number = hidden_BTD.shape[:2]
-        if hidden_BTD.requires_grad:
-            raise ValueError(
-                "cache: it keeps no gradients; call the model under torch.no_grad() or "
-                "torch.inference_mode()"
-            )
-        if rows != self.rows:
-            raise ValueError(f"words: {rows} rows do not fit a cache of {self.rows}")
+        require_rows(hidden_BTD, self.rows)
+        number = hidden_BTD.shape[1]
         if self._length + number > self.capacity:
             raise ValueError(
                 f"words: {number} more do not fit a cache of capacity={self.capacity} that holds "
@@ -161,3 +155,14 @@ class KeyValueCache:
         held = buffer_LBHCK[:, :, :, : self._length].index_select(1, rows)
         selected_LBHCK[:, :, :, : self._length] = held
         return selected_LBHCK
+
+
+def require_rows(hidden_BTD: Tensor, rows: int) -> None:
+    """ValueError unless these are new words of so many rows, and nothing is to be learned."""
+    if hidden_BTD.requires_grad:
+        raise ValueError(
+            "cache: it keeps no gradients; call the model under torch.no_grad() or "
+            "torch.inference_mode()"
+        )
+    if len(hidden_BTD) != rows:
+        raise ValueError(f"words: {len(hidden_BTD)} rows do not fit a cache of {rows}")

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from zipflm.model.cache import KeyValueCache
+from zipflm.model.cache import KeyValueCache, require_rows
 
 
 class RaggedCache:
@@ -114,14 +114,8 @@ class RaggedCache:
         return (slots_S <= self._places_BT.unsqueeze(-1)).unsqueeze(1)
 
     def admit(self, hidden_BTD: Tensor) -> None:
-        rows, number = hidden_BTD.shape[:2]
-        if hidden_BTD.requires_grad:
-            raise ValueError(
-                "cache: it keeps no gradients; call the model under torch.no_grad() or "
-                "torch.inference_mode()"
-            )
-        if rows != self.rows:
-            raise ValueError(f"words: {rows} rows do not fit a cache of {self.rows}")
+        require_rows(hidden_BTD, self.rows)
+        number = hidden_BTD.shape[1]
         if max(self._lengths) + number > self.capacity:
             raise ValueError(
                 f"words: {number} more do not fit a cache of capacity={self.capacity} whose "

@@ -8,7 +8,7 @@ from typing import Any
 from zipflm.language.scored import ScoredWord, nll_per_word, scored_words
 from zipflm.serving.models import ServedModel
 from zipflm.serving.requests import ScoreRequest
-from zipflm.serving.worker import Scored
+from zipflm.serving.tickets import Scored
 from zipflm.units import bits, perplexity
 
 

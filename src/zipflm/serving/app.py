@@ -1,4 +1,4 @@
-"""The HTTP side: paths, keys, bodies and errors. Everything else is called from here.
+"""The HTTP side: which path does what. Everything else is called from here.
 
 Handlers read JSON themselves, because every mistake of a client gets an answer in OpenAI's error
 shape with the reason in it.
@@ -7,9 +7,6 @@ shape with the reason in it.
 from __future__ import annotations
 
 import asyncio
-import hmac
-import json
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -17,42 +14,36 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from zipflm.quoting import quoted
 from zipflm.serving.answers import models_answer, score_answer
 from zipflm.serving.completions import CompletionAnswer, CompletionRequest, completion_request
+from zipflm.serving.door import Door
 from zipflm.serving.errors import Refusal
 from zipflm.serving.fields import parse_object, require_known_model
+from zipflm.serving.messages import (
+    WARNING_HEADER,
+    ClientLeft,
+    json_answer,
+    read_body,
+    refused,
+    send_event,
+    warning_headers,
+)
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel
 from zipflm.serving.page import page
 from zipflm.serving.requests import score_request
+from zipflm.serving.tickets import Scored, Ticket, Written
 from zipflm.serving.tokenizer import detokenized, tokenized, tokenizer_info
-from zipflm.serving.worker import Scored, Ticket, Worker, Written
+from zipflm.serving.worker import Worker
 
-WARNING_HEADER = "X-Zipflm-Warning"
-_BODY_SECONDS = 20
-"""In which a request's body must be here."""
-_SEND_SECONDS = 20
-"""In which a client must take a part of a stream; one that does not read is as good as gone."""
-_MOST_DISCARDED = 1 << 24
-"""Bytes beyond the limit that are read, so that a client gets to hear why it was refused."""
-
-
-_OPEN = ("/", "/health")
-"""Paths that need no key. A browser has none to send for the page, which holds nothing but itself
-and asks for the key that its questions need."""
 _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-
-
-class ClientLeft(Exception):
-    """Nobody is there to read an answer."""
 
 
 class Service:
@@ -71,24 +62,24 @@ class Service:
         return HTMLResponse(made.html, headers=headers)
 
     async def list_models(self, request: Request) -> Response:
-        return _json(models_answer(list(self.models.values())))
+        return json_answer(models_answer(list(self.models.values())))
 
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
         require_known_model(name, self.models)
-        return _json(self.models[name].facts)
+        return json_answer(self.models[name].facts)
 
     async def health(self, request: Request) -> Response:
         """Whether the process is alive and can compute."""
         if not self.worker.is_alive:
             raise Refusal(503, "the model thread has ended", code="dead")
-        return _json({"status": "ok"})
+        return json_answer({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
         """Whether new requests are taken."""
         if self.is_ending or not self.worker.is_alive:
             raise Refusal(503, "the service is about to end", code="ending")
-        return _json({"status": "ready", "models": list(self.models)})
+        return json_answer({"status": "ready", "models": list(self.models)})
 
     async def measurements(self, request: Request) -> Response:
         gauges = {
@@ -113,7 +104,7 @@ class Service:
 
         await self._unless_left(request, collect(), ticket)
         in_order = [scored[place] for place in range(len(asked.texts))]
-        return _json(score_answer(asked, in_order), _warnings(asked.warnings))
+        return json_answer(score_answer(asked, in_order), warning_headers(asked.warnings))
 
     async def completions(self, request: Request) -> Response:
         asked = completion_request(await self._object(request), self.models, self.limits)
@@ -135,7 +126,7 @@ class Service:
                 answer.add(*await writing.next())
 
         await self._unless_left(request, collect(), scoring, writing)
-        return _json(answer.whole(), _warnings(asked.warnings))
+        return json_answer(answer.whole(), warning_headers(asked.warnings))
 
     def _begun(
         self, asked: CompletionRequest
@@ -157,13 +148,13 @@ class Service:
     # --- What a harness asks to count tokens. ---
 
     async def tokenizer_info(self, request: Request) -> Response:
-        return _json(tokenizer_info())
+        return json_answer(tokenizer_info())
 
     async def tokenize(self, request: Request) -> Response:
-        return _json(tokenized(await self._object(request), self.models, self.limits))
+        return json_answer(tokenized(await self._object(request), self.models, self.limits))
 
     async def detokenize(self, request: Request) -> Response:
-        return _json(detokenized(await self._object(request), self.models))
+        return json_answer(detokenized(await self._object(request), self.models))
 
     # --- What handlers share. ---
 
@@ -173,7 +164,7 @@ class Service:
                 self.worker.finish(ticket)
 
     async def _object(self, request: Request) -> dict[str, Any]:
-        return parse_object(await _body(request, self.limits.max_body))
+        return parse_object(await read_body(request, self.limits.max_body))
 
     async def _unless_left(
         self, request: Request, work: Coroutine[Any, Any, None], *tickets: Ticket[Any] | None
@@ -218,7 +209,7 @@ class _Stream(Response):
     ) -> None:
         # Proxies must not collect parts of the answer.
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        headers |= _warnings(asked.warnings)
+        headers |= warning_headers(asked.warnings)
         super().__init__(headers=headers)
         del self.headers["content-length"]
         self._service, self._answer, self._score = service, answer, score
@@ -240,108 +231,22 @@ class _Stream(Response):
         try:
             await self._score()
             for chunk in answer.first_chunks():
-                await _send_event(send, chunk)
+                await send_event(send, chunk)
             while self._writing and not answer.is_complete:
                 index, delta = await self._writing.next()
                 answer.add(index, delta)
                 if (part := answer.chunk(index, delta)) is not None:
-                    await _send_event(send, part)
+                    await send_event(send, part)
             for chunk in answer.last_chunks():
-                await _send_event(send, chunk)
+                await send_event(send, chunk)
         except Refusal as refusal:  # too late for another status
-            await _send_event(send, refusal.as_dict())
+            await send_event(send, refusal.as_dict())
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
-
-
-async def _send_event(send: Send, value: Any) -> None:
-    body = b"data: " + json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
-    async with asyncio.timeout(_SEND_SECONDS):
-        await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    too_large = Refusal(413, f"the body has more than {limit} bytes", code="body_too_large")
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(_BODY_SECONDS):
-            async for part in request.stream():
-                size += len(part)
-                if size <= limit:
-                    parts.append(part)
-                elif size > limit + _MOST_DISCARDED:
-                    raise too_large
-    except ClientDisconnect:
-        raise ClientLeft from None
-    except TimeoutError:
-        raise Refusal(
-            408, f"the body did not come within {_BODY_SECONDS} seconds", code="too_slow"
-        ) from None
-    if size > limit:
-        raise too_large
-    return b"".join(parts)
-
-
-def _json(value: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
-    # ASCII: half of a UTF-16 pair, which a refused request may hold, has no UTF-8.
-    text = json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n"
-    return Response(text, status, dict(headers or {}), media_type="application/json")
-
-
-def _warnings(warnings: Sequence[str]) -> dict[str, str]:
-    return {WARNING_HEADER: "; ".join(warnings)} if warnings else {}
-
-
-def _refused(refusal: Refusal) -> Response:
-    headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
-    if refusal.status == 413:
-        headers["Connection"] = "close"
-    if refusal.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return _json(refusal.as_dict(), headers, refusal.status)
-
-
-class _Door:
-    """Around all paths: the key, the count, and an answer in the right shape whatever happens."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics, keys: Sequence[bytes], paths: set[str]):
-        self._app, self._metrics, self._keys, self._paths = app, metrics, keys, paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begun, status = time.perf_counter(), 499  # nobody waited for an answer
-
-        async def sent(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            if self._is_locked(scope):
-                refusal = Refusal(401, "no valid API key was given", code="invalid_api_key")
-                await _refused(refusal)(scope, receive, sent)
-            else:
-                await self._app(scope, receive, sent)
-        finally:
-            path = scope["path"] if scope["path"] in self._paths else "other"
-            self._metrics.request(path, status, time.perf_counter() - begun)
-
-    def _is_locked(self, scope: Scope) -> bool:
-        if not self._keys or scope["path"] in _OPEN:
-            return False
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        kind, _, key = given.partition(b" ")
-        # All of them, so that the time says nothing about which is alike.
-        found = [hmac.compare_digest(key.strip(), each) for each in self._keys]
-        return kind.lower() != b"bearer" or not any(found)
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -371,7 +276,7 @@ def make_app(
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientLeft, _on_client_left)
     app.add_exception_handler(Exception, _on_failure)
-    door = _Door(app, service.metrics, keys, {path for _, path, _ in routes})
+    door = Door(app, service.metrics, keys, {path for _, path, _ in routes})
     if not origins:
         return door
     # Outside, because a browser asks whether it may ask without showing a key.
@@ -386,13 +291,13 @@ def make_app(
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    return _refused(error)
+    return refused(error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {quoted(request.url.path)}: {error.detail}"
-    return _refused(Refusal(error.status_code, message, code="no_such_path"))
+    return refused(Refusal(error.status_code, message, code="no_such_path"))
 
 
 async def _on_client_left(request: Request, error: Exception) -> Response:
@@ -400,4 +305,4 @@ async def _on_client_left(request: Request, error: Exception) -> Response:
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:
-    return _refused(Refusal(500, "the service failed; its log says why", code="failed"))
+    return refused(Refusal(500, "the service failed; its log says why", code="failed"))

@@ -30,7 +30,7 @@ from zipflm.serving.requests import (
 )
 from zipflm.serving.scoring import Document, DocumentScores, Likely
 from zipflm.serving.steps import Choice, Row, generator_of
-from zipflm.serving.worker import Limits
+from zipflm.serving.tickets import Limits
 
 _MOST_STOPS = 16
 _LONGEST_STOP = 1_000

@@ -14,7 +14,7 @@ from zipflm.serving.errors import bad_request
 from zipflm.serving.fields import Fields, is_integer, require_known_model
 from zipflm.serving.models import ServedModel
 from zipflm.serving.scoring import Document
-from zipflm.serving.worker import Limits
+from zipflm.serving.tickets import Limits
 
 MOST_TEXTS = 256
 """Of one request."""

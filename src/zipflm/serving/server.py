@@ -19,7 +19,8 @@ import uvicorn
 from zipflm.serving.app import Service, make_app
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel, load_models
-from zipflm.serving.worker import Limits, Worker
+from zipflm.serving.tickets import Limits
+from zipflm.serving.worker import Worker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -15,7 +15,7 @@ from zipflm.serving.fields import Fields
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import encoded_or_refused, read_prompts, spelled
 from zipflm.serving.requests import chosen_model
-from zipflm.serving.worker import Limits
+from zipflm.serving.tickets import Limits
 
 
 def tokenizer_info() -> dict[str, Any]:

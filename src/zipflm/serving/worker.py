@@ -16,87 +16,22 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 
 from zipflm.language.next_words import LikelyWord, most_likely_instead
-from zipflm.serving.continuation import Delta
 from zipflm.serving.errors import Refusal
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel, with_batch_words
 from zipflm.serving.scoring import Document, DocumentScores, score_documents
 from zipflm.serving.steps import Row, Steps
+from zipflm.serving.tickets import Limits, Scored, Ticket, Written
 
 _LONGEST_WAIT = 30
 """Seconds after which a refused client is told to come back, at most."""
 
 _log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How much is taken on."""
-
-    max_batch_words: int = 8192
-    """Words that go through a model together, padding included; a longer text goes alone."""
-    max_words: int = 4096
-    """Of one text, with what is to be written behind it."""
-    max_waiting: int = 256
-    """Requests that may wait for their turn."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch_words", "max_words", "max_waiting"):
-            if getattr(self, name) < 1:
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option} {getattr(self, name)}: must be at least 1")
-
-    @property
-    def max_body(self) -> int:
-        """Bytes of a request: enough for so many words, and no more to read than that."""
-        return 65_536 + 64 * self.max_words
-
-
-class Ticket(Generic[_T]):
-    """A request's place in the service, from when it is accepted until it is answered or left."""
-
-    def __init__(self) -> None:
-        self.events: asyncio.Queue[_T | Exception] = asyncio.Queue()
-        """What the model thread has to say; read by the event loop."""
-        self.is_left = False
-        """The client went away: whatever is not computed yet need not be."""
-        self.has_begun = False
-        self.accepted = time.monotonic()
-
-    def tell(self, event: _T | Exception) -> None:
-        """For the event loop's thread."""
-        if not self.is_left:
-            self.events.put_nowait(event)
-
-    async def next(self) -> _T:
-        event = await self.events.get()
-        if isinstance(event, Exception):
-            raise event
-        return event
-
-
-class Scored(NamedTuple):
-    """One text of a request is scored."""
-
-    place: int
-    """Among the request's texts."""
-    scores: DocumentScores
-    searched: list[list[LikelyWord]]
-    """Per place that was asked about, the words that a search found."""
-
-
-class Written(NamedTuple):
-    """There is more of one text of a request."""
-
-    place: int
-    delta: Delta
 
 
 @dataclass(eq=False)
