@@ -112,6 +112,49 @@ def test_one_who_is_stuck_is_ended_by_a_thread_that_looks_out(monkeypatch, capsy
     assert set(ended) == {(0, "process 1: no room")}
 
 
+TERMINATED = """
+import os, signal, sys, time
+import torch.distributed as dist
+from zipflm.training import team as module
+
+module._connect, module._GRACE = dist.HashStore, 1.0
+moment = sys.argv[1]
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+team = module.Team(0, 2)
+with team.leaving_together():
+    if moment == "well":
+        terminate()
+        time.sleep(60)
+    try:
+        raise RuntimeError("connection closed by peer")
+    except RuntimeError as error:
+        problem = str(error)
+    if moment == "failed":
+        terminate()
+    else:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        signal.signal(signal.SIGALRM, lambda *_: terminate())
+    team.agree(problem)
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "status", "said"),
+    [
+        ("failed", 1, "zipflm: process 0: connection closed by peer\n"),
+        ("telling the others", 1, "zipflm: process 0: connection closed by peer\n"),
+        ("well", 143, ""),
+    ],
+)
+def test_a_process_says_what_went_wrong_before_sigterm_ends_it(moment, status, said):
+    """Whatever moment torchrun's SIGTERM comes at; one that is well ends soon, too."""
+    done = call([sys.executable, "-c", TERMINATED, moment])
+    assert (done.returncode, done.stderr) == (status, said)
+
+
 def leave(team, error=None):
     with team.leaving_together():
         if error is not None:

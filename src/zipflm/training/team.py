@@ -36,6 +36,8 @@ PATIENCE = 10.0
 """Seconds that a process has to answer after another one has failed."""
 _LONGER = 5.0
 """Seconds more that the one that failed waits, so that the first process can say so itself."""
+_GRACE = 2.0
+"""Seconds that a process has, after SIGTERM, to say what went wrong in it."""
 _PAUSE = 0.2
 """Seconds between two looks at the store."""
 
@@ -60,12 +62,20 @@ class Team:
         self._store = _connect()
         self._round = 0
         """Number of the next agreement; the watching thread reads it too."""
+        self._problem = ""
+        """What went wrong here, while the others are being told."""
+        self._is_terminated = False
         self._is_over = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
     @contextmanager
     def leaving_together(self) -> Iterator[None]:
         """At the end wait for the others: FailedElsewhere if one of them did not get there."""
+        with self._speaking_before_it_ends(), self._leaving():
+            yield
+
+    @contextmanager
+    def _leaving(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -98,12 +108,15 @@ class Team:
         """Tell the others; theirs and our own in the order of the processes."""
         number, self._round = self._round, self._round + 1
         keys = [f"{number}/{rank}" for rank in range(self._world_size)]
+        self._problem = own.problem
+        if own.problem and self._is_terminated:
+            self._end(_named(self._rank, own))
         try:
             if own.problem:
                 self._store.set(f"{number}/failed", _named(self._rank, own))
             self._store.set(keys[self._rank], json.dumps(asdict(own)))
-            with self._speaking_up(own.problem):
-                self._wait(keys, own.problem)
+            self._wait(keys, own.problem)
+            self._problem = ""
             return [_Outcome(**json.loads(self._store.get(key))) for key in keys]
         except RuntimeError as error:  # the process that kept the store has gone
             self._end(own.problem or f"the other processes cannot be reached ({error})")
@@ -129,21 +142,25 @@ class Team:
             time.sleep(_PAUSE)
 
     @contextmanager
-    def _speaking_up(self, problem: str) -> Iterator[None]:
-        """SIGTERM, by which torchrun ends us because of another process, does not silence what we
-        have to say."""
-        if not problem or threading.current_thread() is not threading.main_thread():
+    def _speaking_before_it_ends(self) -> Iterator[None]:
+        """torchrun ends all processes with SIGTERM as soon as it sees that one is gone. One that
+        fails because of that may not have said so yet, and is the only one that can. After an error
+        this holds to the end of the process: the error is still to be printed."""
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def end(number: int, frame: FrameType | None) -> None:
-            self._end(f"process {self._rank}: {problem}")
+            if self._problem:
+                self._end(f"process {self._rank}: {self._problem}")
+            self._is_terminated = True
+            timer = threading.Timer(_GRACE, os._exit, (128 + number,))
+            timer.daemon = True
+            timer.start()
 
         before = signal.signal(signal.SIGTERM, end)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        yield
+        signal.signal(signal.SIGTERM, before)
 
     def _watch(self) -> None:
         """End this process if another one has failed and the main thread does not get to answer."""
