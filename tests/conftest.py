@@ -11,8 +11,8 @@ if not torch.cuda.is_available():
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: no test uses a network
 
-collect_ignore = ["training/failing_run.py", "interop/huggingface/ten_steps.py"]
-"""Scripts that tests start; the search for doctests would run them."""
+collect_ignore = ["interop/huggingface/ten_steps.py"]
+"""A script that a test starts; the search for doctests would run it."""
 
 # Tests are small; more threads than this only wait for each other, and for other workers' threads.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1))

@@ -95,14 +95,14 @@ def call(arguments, **options):
 
 def child(path, out, overrides):
     """A process that resumes a run."""
-    return _forked(_run_quietly, path, out, overrides)
+    return forked(_run_quietly, path, out, overrides)
 
 
-def _forked(target, *arguments):
+def forked(target, *arguments):
     """A process for a function of a module. Importing torch takes seconds, so it is forked from
-    one that has done it."""
+    one that has done so."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["zipflm.comparison.compare", "torch._dynamo"])
+    context.set_forkserver_preload(["zipflm.comparison.compare", "zipflm.cli", "torch._dynamo"])
     return context.Process(target=target, args=arguments)
 
 
@@ -139,7 +139,7 @@ def in_processes(count, target, *arguments):
         port = free.getsockname()[1]
     place = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     children = [
-        _forked(_in_place, place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, target, arguments)
+        forked(_in_place, place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, target, arguments)
         for rank in range(count)
     ]
     for process in children:

@@ -1,15 +1,16 @@
-"""Processes succeed or fail together: in threads that share a store, and under torchrun."""
+"""Processes succeed or fail together: as threads that share a store, and as real processes."""
 
 import json
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from training_runs import SMALL, call
+from started_together import run_together
+from training_runs import SMALL
 
+from tests.training import failing_run
 from zipflm.training import team as module
 from zipflm.training.team import FailedElsewhere, Team, described
 
@@ -112,35 +113,6 @@ def test_one_who_is_stuck_is_ended_by_a_thread_that_looks_out(monkeypatch, capsy
     assert set(ended) == {(0, "process 1: no room")}
 
 
-TERMINATED = """
-import os, signal, sys, time
-import torch.distributed as dist
-from zipflm.training import team as module
-
-module._connect, module._GRACE = dist.HashStore, 1.0
-moment = sys.argv[1]
-
-def terminate():
-    os.kill(os.getpid(), signal.SIGTERM)
-
-team = module.Team(0, 2)
-with team.leaving_together():
-    if moment == "well":
-        terminate()
-        time.sleep(60)
-    try:
-        raise RuntimeError("connection closed by peer")
-    except RuntimeError as error:
-        problem = str(error)
-    if moment == "failed":
-        terminate()
-    else:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        signal.signal(signal.SIGALRM, lambda *_: terminate())
-    team.agree(problem)
-"""
-
-
 @pytest.mark.parametrize(
     ("moment", "status", "said"),
     [
@@ -149,10 +121,10 @@ with team.leaving_together():
         ("well", 143, ""),
     ],
 )
-def test_a_process_says_what_went_wrong_before_sigterm_ends_it(moment, status, said):
+def test_a_process_says_what_went_wrong_before_sigterm_ends_it(tmp_path, moment, status, said):
     """Whatever moment torchrun's SIGTERM comes at; one that is well ends soon, too."""
-    done = call([sys.executable, "-c", TERMINATED, moment])
-    assert (done.returncode, done.stderr) == (status, said)
+    (ended,) = run_together(tmp_path, 1, failing_run.terminated, moment)
+    assert (ended.status, ended.stderr) == (status, said)
 
 
 def leave(team, error=None):
@@ -199,19 +171,18 @@ def test_an_error_is_described_on_one_line(error, text):
     assert described(error) == text
 
 
-# --- Real processes. ---
+# --- Real processes, watched over as torchrun does it. ---
 
-SCRIPT = Path(__file__).with_name("failing_run.py")
 BOUND = 60.0
 """Seconds in which all processes are gone, start included."""
-SHORT = [*SMALL, "training.max_updates=6", "training.report_every=1", "training.checkpoint_every=2"]
+SHORT = [*SMALL, "training.max_updates=4", "training.report_every=1", "training.checkpoint_every=2"]
 
 
-def torchrun(rank, place, fault, *arguments):
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+def started(place, rank, where, fault, *arguments):
+    """What became of two processes, one of which may fail; and after how many seconds."""
     begun = time.monotonic()
-    done = call([*start, str(SCRIPT), rank, place, fault, *map(str, arguments)])
-    return done, time.monotonic() - begun
+    ended = run_together(place, 2, failing_run.run, rank, where, fault, *map(str, arguments))
+    return ended, time.monotonic() - begun
 
 
 def compare_arguments(data, out):
@@ -219,29 +190,30 @@ def compare_arguments(data, out):
     return ["compare", *options, "--factorizations", "ADP,ADP-T", *SHORT]
 
 
-def complaints(done):
-    return [line for line in done.stderr.splitlines() if line.startswith("zipflm: ")]
+def complaints(ended):
+    lines = [line for each in ended for line in each.stderr.splitlines()]
+    return [line for line in lines if line.startswith("zipflm: ")]
 
 
 @pytest.mark.slow
 @pytest.mark.multi_process
 @pytest.mark.parametrize(
-    ("rank", "fault", "said"),
+    ("fault", "said"),
     [
-        ("1", "error", "zipflm: process 1: a fault in process 1"),
-        ("1", "kill", "zipflm: process 0: RuntimeError: "),
+        ("error", "zipflm: process 1: a fault in process 1"),
+        ("kill", "zipflm: process 0: RuntimeError: "),
     ],
 )
 def test_a_study_ends_if_a_process_fails_and_the_same_command_goes_on(
-    word_data, tmp_path, rank, fault, said
+    word_data, tmp_path, fault, said
 ):
     arguments = compare_arguments(word_data, tmp_path / "study")
-    done, seconds = torchrun(rank, "train", fault, *arguments)
-    assert done.returncode != 0 and seconds < BOUND
-    assert any(line.startswith(said) for line in complaints(done)), done.stderr
-    assert "[2/2]" not in done.stdout  # nothing is carried over to the next member
-    again, _ = torchrun("none", "train", fault, *arguments)
-    assert again.returncode == 0, again.stderr
+    ended, seconds = started(tmp_path / "first", "1", "train", fault, *arguments)
+    assert all(each.status for each in ended) and seconds < BOUND
+    assert any(line.startswith(said) for line in complaints(ended)), ended
+    assert "[2/2]" not in ended[0].stdout  # nothing is carried over to the next member
+    again, _ = started(tmp_path / "again", "none", "train", fault, *arguments)
+    assert [each.status for each in again] == [0, 0], again
     rows = json.loads((tmp_path / "study" / "table.json").read_text())["rows"]
     assert [row["problem"] for row in rows] == ["", ""]
 
@@ -250,12 +222,13 @@ def test_a_study_ends_if_a_process_fails_and_the_same_command_goes_on(
 @pytest.mark.multi_process
 def test_a_failure_in_scoring_is_the_members_and_the_study_goes_on(word_data, tmp_path):
     arguments = compare_arguments(word_data, tmp_path / "study")
-    done, seconds = torchrun("0", "score", "error", *arguments)
-    assert done.returncode != 0 and seconds < BOUND
-    assert complaints(done) == ["zipflm: without a result: ADP: a fault in process 0"]
-    assert "[1/2] ADP: failed" in done.stdout and "[2/2] ADP-T: done" in done.stdout
-    again, _ = torchrun("none", "score", "error", *arguments)
-    assert again.returncode == 0, again.stderr
+    ended, seconds = started(tmp_path / "first", "0", "score", "error", *arguments)
+    assert [each.status for each in ended] == [1, 1] and seconds < BOUND
+    assert complaints(ended) == ["zipflm: without a result: ADP: a fault in process 0"]
+    said = ended[0].stdout
+    assert "[1/2] ADP: failed" in said and "[2/2] ADP-T: done" in said
+    again, _ = started(tmp_path / "again", "none", "score", "error", *arguments)
+    assert [each.status for each in again] == [0, 0], again
 
 
 @pytest.mark.slow
@@ -263,13 +236,13 @@ def test_a_failure_in_scoring_is_the_members_and_the_study_goes_on(word_data, tm
 def test_a_run_ends_if_a_process_fails_and_the_same_command_goes_on(word_data, tmp_path):
     options = ["--data", word_data.path, "--out", tmp_path / "run", "--device", "cpu"]
     arguments = ["train", "tiny/ADP-T", *options, "--resume-if-any", *SHORT]
-    done, seconds = torchrun("1", "train", "bug", *arguments)
-    assert done.returncode != 0 and seconds < BOUND
-    assert "zipflm: process 1: KeyError: 'a fault in process 1'" in complaints(done)
-    assert "in faulty_update" in done.stderr  # a bug comes with its traceback
-    again, _ = torchrun("none", "train", "bug", *arguments)
-    assert again.returncode == 0, again.stderr
-    assert "resuming after update 2" in again.stdout
+    ended, seconds = started(tmp_path / "first", "1", "train", "bug", *arguments)
+    assert all(each.status for each in ended) and seconds < BOUND
+    assert "zipflm: process 1: KeyError: 'a fault in process 1'" in complaints(ended)
+    assert "in faulty_update" in ended[1].stderr  # a bug comes with its traceback
+    again, _ = started(tmp_path / "again", "none", "train", "bug", *arguments)
+    assert [each.status for each in again] == [0, 0], again
+    assert "resuming after update 2" in again[0].stdout
 
 
 @pytest.mark.slow
@@ -279,10 +252,11 @@ def test_a_run_that_diverges_is_the_same_problem_in_all_processes(word_data, tmp
     arguments = compare_arguments(word_data, tmp_path / "study")
     hot = [f"training.{n}=1e18" for n in ("schedule.max_lr", "optimizer.weight_decay")]
     hot += ["training.schedule.warmup_from=1e18", "training.max_bad_updates=1"]
-    done, seconds = torchrun("none", "train", "error", *arguments, *hot)
-    assert done.returncode != 0 and seconds < BOUND
-    assert "[1/2] ADP: failed" in done.stdout and "[2/2] ADP-T: failed" in done.stdout
-    (said,) = complaints(done)
+    ended, seconds = started(tmp_path / "first", "none", "train", "error", *arguments, *hot)
+    assert [each.status for each in ended] == [1, 1] and seconds < BOUND
+    said = ended[0].stdout
+    assert "[1/2] ADP: failed" in said and "[2/2] ADP-T: failed" in said
+    (said,) = complaints(ended)
     assert "ADP: training.max_bad_updates=1" in said and "bad-batch-*.safetensors" in said
 
 

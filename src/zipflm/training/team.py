@@ -36,8 +36,8 @@ PATIENCE = 10.0
 """Seconds that a process has to answer after another one has failed."""
 _LONGER = 5.0
 """Seconds more that the one that failed waits, so that the first process can say so itself."""
-_GRACE = 2.0
-"""Seconds that a process has, after SIGTERM, to say what went wrong in it."""
+_GRACE = 5.0
+"""Seconds that a process has, after SIGTERM, to say what went wrong in it, or what it found."""
 _PAUSE = 0.2
 """Seconds between two looks at the store."""
 
@@ -143,9 +143,10 @@ class Team:
 
     @contextmanager
     def _speaking_before_it_ends(self) -> Iterator[None]:
-        """torchrun ends all processes with SIGTERM as soon as it sees that one is gone. One that
-        fails because of that may not have said so yet, and is the only one that can. After an error
-        this holds to the end of the process: the error is still to be printed."""
+        """torchrun ends all processes with SIGTERM as soon as it sees that one has ended with an
+        error. One that fails because of that may not have said so yet, and is the only one that
+        can. This holds to the end of the process: an error, or the table of a study in which a
+        member failed, is printed after the processes have parted."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -160,7 +161,8 @@ class Team:
 
         before = signal.signal(signal.SIGTERM, end)
         yield
-        signal.signal(signal.SIGTERM, before)
+        if before != signal.SIG_DFL:  # of a program that has its own idea
+            signal.signal(signal.SIGTERM, before)
 
     def _watch(self) -> None:
         """End this process if another one has failed and the main thread does not get to answer."""
