@@ -29,8 +29,9 @@ from zipflm.data.folder import DataFolder
 from zipflm.runs import sharded
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.loaded import load_run
+from zipflm.training import sharded_saving
 from zipflm.training.distributed import Process
-from zipflm.training.sharded_saving import own_part
+from zipflm.training.sharded_saving import BackgroundSaving, own_part
 from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi_process]
@@ -251,6 +252,19 @@ def test_the_last_save_must_not_fail(word_data, tmp_path):
     assert [checkpoint.update for checkpoint in RunFolder(out).checkpoints()] == [4, 2]
     said = [(tmp_path / f"said-{rank}").read_text() for rank in range(2)]
     assert all("could not save update 6" in each and "and resume the run" in each for each in said)
+
+
+def test_no_room_for_a_copy_is_said_with_a_remedy(copy, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(sharded_saving.dist, "new_group", lambda **options: None)
+    monkeypatch.setattr(sharded_saving, "async_save", fail)
+    saving = BackgroundSaving(Process(1, 3, torch.device("cpu")))
+    with pytest.raises(
+        ValueError, match="no room .* 0.0 GB that process 1 is to save; start fewer"
+    ):
+        saving.start(copy.checkpoints_path, copy.choose(4).read())
 
 
 def test_plain_tensors_are_spread_over_the_processes():
