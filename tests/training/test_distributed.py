@@ -32,6 +32,9 @@ CASES = {
     "fsdp": ["training.parallel=fsdp"],
     # Not Muon: torch orthogonalises in bfloat16, where sharded products round differently.
     "fsdp, AdamW": ["training.parallel=fsdp", "training.optimizer=AdamW", *ADAMW],
+    "ddp, tables": ["training.tables=sharded"],
+    "ddp, tables, AdamW": ["training.tables=sharded", "training.optimizer=AdamW", *ADAMW],
+    "fsdp, tables": ["training.parallel=fsdp", "training.tables=sharded"],
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,16 +17,19 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.evaluation.device import usable_device
+from zipflm.model.language_model import LanguageModel
+from zipflm.model.sharded_tables import TableShards, shard_tables
 from zipflm.training.team import Team
 from zipflm.troubles import in_words
 
 Parallel = Literal["ddp", "fsdp"]
+Tables = Literal["replicated", "sharded"]
 
 
 @dataclass(frozen=True)
@@ -81,17 +84,31 @@ def shards(process: Process, parallel: Parallel) -> bool:
     return process.world_size > 1 and parallel == "fsdp"
 
 
+def share_tables(model: LanguageModel, process: Process, tables: Tables) -> list[nn.Parameter]:
+    """Leave this process its own rows of the model's tables if they are to be sharded and there is
+    anybody to share them with; those of which it has a part from now on."""
+    if process.world_size == 1 or tables == "replicated":
+        return []
+    return shard_tables([model.input, model.output], TableShards(_mesh(process)))
+
+
 def wrap(
-    scorer: nn.Module, layers: nn.ModuleList, process: Process, parallel: Parallel
+    scorer: nn.Module,
+    layers: nn.ModuleList,
+    process: Process,
+    parallel: Parallel,
+    tables: Sequence[nn.Parameter] = (),
 ) -> nn.Module:
     """`scorer` on its device and in step with the other processes.
 
-    `layers` are the parts that FSDP shards and gathers one by one.
+    `layers` are the parts that FSDP shards and gathers one by one. `tables` are shared already, and
+    take care of themselves.
     """
     scorer.to(process.device)
     if process.world_size == 1:
         return scorer
     if not shards(process, parallel):
+        _hide(tables, scorer)
         ids = [process.device.index] if process.device.type == "cuda" else None
         with warnings.catch_warnings():
             # torch 2.13 renames `broadcast_buffers`; 2.11 knows only this name. Our buffers are
@@ -100,11 +117,23 @@ def wrap(
             return DistributedDataParallel(
                 scorer, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
             )
-    mesh = init_device_mesh(process.device.type, (process.world_size,))
+    mesh = _mesh(process)
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(scorer, mesh=mesh)
+    fully_shard(scorer, mesh=mesh, ignored_params=set(tables))
     return scorer
+
+
+def _mesh(process: Process) -> DeviceMesh:
+    """All processes in a row."""
+    return init_device_mesh(process.device.type, (process.world_size,))
+
+
+def _hide(tables: Sequence[nn.Parameter], scorer: nn.Module) -> None:
+    """Have DDP leave these alone."""
+    hidden = set(tables)
+    names = [name for name, param in scorer.named_parameters() if param in hidden]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(scorer, names)
 
 
 def is_sharded(scorer: nn.Module) -> bool:

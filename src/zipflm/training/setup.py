@@ -104,17 +104,19 @@ def build_learner(
     `ends_word` [V] tells which ids end a word; without it, all do.
     """
     training, layers = config.training, model.decoder.layers
+    tables = distributed.share_tables(model, process, training.tables)
     scorer = step.Scorer(model)
     compilation = None
     if training.compile:
-        # FSDP gathers the weights of one layer at a time, between layers: not inside compiled code.
-        shards = distributed.shards(process, training.parallel)
+        # FSDP gathers the weights of one layer at a time, between layers, and tokens come to
+        # sharded tables before and behind them: not inside compiled code.
+        shards = distributed.shards(process, training.parallel) or bool(tables)
         compilation = Compilation(
             layers if shards else [scorer], config.batches.break_mode == "none"
         )
     return Learner(
         model=model,
-        scorer=distributed.wrap(scorer, layers, process, training.parallel),
+        scorer=distributed.wrap(scorer, layers, process, training.parallel, tables),
         optimizers=optimizers.build(training.optimizer, model),
         scale=step.LossScale(training.precision == "float16", process.device),
         process=process,
@@ -122,4 +124,5 @@ def build_learner(
         clip_norm=training.clip_norm,
         ends_word=None if ends_word is None else ends_word.to(process.device),
         compilation=compilation,
+        tables=tables,
     )
