@@ -1,7 +1,5 @@
 """Several processes, each with some rows of every table, compute what one process computes."""
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +9,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from training_runs import in_processes
 
-from zipflm.kernels import linear_nll_chunked
 from zipflm.model.bands import Bands
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax

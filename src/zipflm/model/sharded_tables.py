@@ -45,7 +45,10 @@ from torch.nn import functional as F
 
 from zipflm.kernels import Impl, Rows, autocast, linear_nll_sum
 from zipflm.kernels.linear_nll_part import part_gradients, part_statistics
+from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
+from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
+_LAYERS = FixedEmbedding | AdaptiveEmbedding | FullSoftmax | AdaptiveSoftmax
 _TABLES = ("table", "embeddings", "clusters")
 """Names of what has one row per word or class, in input and output layers."""
 
@@ -111,7 +114,8 @@ class TableShards:
             rows_AE = F.embedding(place_A.where(here_A, 0), rows_VE, padding)
             slices.append(rows_AE.masked_fill(~here_A.unsqueeze(1), 0.0))
         # In the precision in which the product behind would take them.
-        vectors_MF: Tensor = _SumOfOwn.apply(autocast(torch.cat(slices, dim=1)), self)
+        shares_AF = autocast(torch.cat(slices, dim=1))
+        vectors_MF: Tensor = _SumOfOwn.apply(shares_AF, self)  # type: ignore[no-untyped-call]
         vectors_NF = vectors_MF[: words.numel()]
         return vectors_NF.view(*words.shape, vectors_NF.shape[1])
 
@@ -135,9 +139,10 @@ class TableShards:
             *,
             rows: Rows = "most",
         ) -> Tensor:
-            hidden_NE, tables = autocast(hidden_NE), (table,) if isinstance(table, Tensor) else table
-            weights = [_local(table).to(hidden_NE.dtype) for table in tables]
-            nll_N: Tensor = _Nll.apply(
+            hidden_NE = autocast(hidden_NE)
+            tables = (table,) if isinstance(table, Tensor) else table
+            weights = [_local(each).to(hidden_NE.dtype) for each in tables]
+            nll_N: Tensor = _Nll.apply(  # type: ignore[no-untyped-call]
                 hidden_NE,
                 weights[0] if len(weights) == 1 else torch.cat(weights),
                 self._own_targets(tables, targets_A),
@@ -191,9 +196,9 @@ def shard_tables(layers: Sequence[nn.Module], shards: TableShards) -> list[nn.Pa
 
     Layers that have no table of words, such as one that spells them, stay as they are.
     """
-    sharded = []
+    sharded: list[nn.Parameter] = []
     for layer in layers:
-        if not hasattr(layer, "table_shards"):
+        if not isinstance(layer, _LAYERS):
             continue
         layer.table_shards = shards
         for name, table in list(layer.named_parameters()):
@@ -215,7 +220,7 @@ class _SumOfOwn(torch.autograd.Function):
         return shards.sum_of_own(shares)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.shards.gather(grad), None
 
@@ -250,7 +255,7 @@ class _Nll(torch.autograd.Function):
         return nll_M[:num_tokens]
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         num_tokens, shards, impl, rows = ctx.rest
         hidden_AE, weight_VE, targets_A, active_A, lse_A = ctx.saved_tensors

@@ -133,7 +133,8 @@ def _hide(tables: Sequence[nn.Parameter], scorer: nn.Module) -> None:
     """Have DDP leave these alone."""
     hidden = set(tables)
     names = [name for name, param in scorer.named_parameters() if param in hidden]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(scorer, names)
+    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(scorer, names)  # type: ignore[no-untyped-call]
 
 
 def is_sharded(scorer: nn.Module) -> bool:

@@ -172,9 +172,9 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
     params = [p for p in learner.model.parameters() if p.grad is not None]
     grads = [p.grad for p in params if p.grad is not None]
     if learner.tables:
-        # These are sums over all processes already; from here on all gradients are alike.
-        sums_of_all = [distributed.local_shard(p.grad) for p in learner.tables if p.grad is not None]
-        torch._foreach_div_(sums_of_all, learner.process.world_size)
+        # Theirs are sums over the processes: averages, too, so that all can be treated alike.
+        sums_here = [distributed.local_shard(p.grad) for p in learner.tables if p.grad is not None]
+        torch._foreach_div_(sums_here, learner.process.world_size)
     # DDP and FSDP average over the processes what was meant to be a sum.
     divisor = tokens.clamp(min=1) * learner.scale.value / learner.process.world_size
     norm = _norm(grads) / divisor
