@@ -43,7 +43,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
-from zipflm.kernels import Impl, Rows, autocast, linear_nll_sum
+from zipflm.kernels import Impl, Rows, autocast, linear_nll_sum, statistics_dtype
 from zipflm.kernels.linear_nll_part import part_gradients, part_statistics
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
@@ -51,6 +51,11 @@ from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 _LAYERS = FixedEmbedding | AdaptiveEmbedding | FullSoftmax | AdaptiveSoftmax
 _TABLES = ("table", "embeddings", "clusters")
 """Names of what has one row per word or class, in input and output layers."""
+
+# torch 2.13 renames it; 2.11 knows only the old name.
+_all_gather: Callable[..., object] = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
 
 
 class TableShards:
@@ -174,19 +179,19 @@ class TableShards:
     def gather(self, own: Tensor) -> Tensor:
         """[M, ...] of every process, one after the other: [A, ...]."""
         gathered = own.new_empty(self.size * len(own), *own.shape[1:])
-        dist.all_gather_into_tensor(gathered, own.contiguous(), self._group)
+        _all_gather(gathered, own.contiguous(), group=self._group)
         return gathered
 
     def sum_of_own(self, shares: Tensor) -> Tensor:
         """[A, ...] of every process added up, of which this process gets its own [M, ...]."""
-        own = shares.new_empty(len(shares) // self.size, *shares.shape[1:])
-        dist.reduce_scatter_tensor(own, shares.contiguous(), group=self._group)
-        return own
+        of_each = self.exchange(shares.view(self.size, -1, *shares.shape[1:]))
+        # As much is sent as by a reduce-scatter, which would round once for every process.
+        return of_each.sum(0, dtype=statistics_dtype(shares.dtype)).to(shares.dtype)
 
     def exchange(self, for_each: Tensor) -> Tensor:
         """[P, ...], the p-th of which is for process p; in its place comes the one from there."""
         received = torch.empty_like(for_each)
-        dist.all_to_all_single(received, for_each, group=self._group)
+        dist.all_to_all_single(received, for_each.contiguous(), group=self._group)
         return received
 
 
