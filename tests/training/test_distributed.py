@@ -1,10 +1,17 @@
 """Two processes do what one does, through gloo on the CPU."""
 
+import os
+from contextlib import redirect_stdout
+
 import pytest
 import torch
 from training_runs import (
+    SMALL,
     assert_close,
     call,
+    config_of,
+    in_processes,
+    reports,
     run,
     run_apart,
     run_together,
@@ -13,8 +20,10 @@ from training_runs import (
     weights,
 )
 
+from zipflm.data.folder import DataFolder
 from zipflm.runs.folder import RunFolder
 from zipflm.training.distributed import Process, add_up, started
+from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 
@@ -32,9 +41,6 @@ CASES = {
     "fsdp": ["training.parallel=fsdp"],
     # Not Muon: torch orthogonalises in bfloat16, where sharded products round differently.
     "fsdp, AdamW": ["training.parallel=fsdp", "training.optimizer=AdamW", *ADAMW],
-    "ddp, tables": ["training.tables=sharded"],
-    "ddp, tables, AdamW": ["training.tables=sharded", "training.optimizer=AdamW", *ADAMW],
-    "fsdp, tables": ["training.parallel=fsdp", "training.tables=sharded"],
 }
 
 
@@ -59,6 +65,62 @@ def test_a_run_goes_on_with_another_number_of_processes(word_data, tmp_path, par
     run(word_data, tmp_path / "mixed", *short)
     run_together(word_data, tmp_path / "mixed", *middle)
     run(word_data, tmp_path / "mixed", *long, resume=True)
+    assert_close(weights(tmp_path / "mixed"), weights(tmp_path / "one"), **TOLERANCE)
+
+
+TABLES = "training.tables=sharded"
+# One process accumulates six batches an update. Sentences make batches of other sizes: no two
+# processes have the same number of tokens.
+SHARDED = {
+    "ddp": ("tiny/ADP-T", []),
+    "ddp, AdamW": ("tiny/ADP", ["training.optimizer=AdamW", *ADAMW]),
+    "ddp, spelt words": ("tiny/CNN", ["training.optimizer=AdamW", "input.max_bytes=8", *ADAMW]),
+    "ddp, sentences": ("tiny/SM-T", ["batches.break_mode=sentence"]),
+    "fsdp": ("tiny/ADP-T", ["training.parallel=fsdp"]),
+    "fsdp, one table": ("tiny/SM", ["training.parallel=fsdp"]),
+}
+
+
+def run_sharded_cases(path, root, names, *overrides):
+    """Runs one after the other; nothing more is drawn, and nothing more is said, than in one."""
+    torch.set_num_threads(1)
+    data = DataFolder.open(path)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), started("cpu"):
+        for name in names:
+            preset, own = SHARDED[name]
+            base = [line for line in SMALL if preset != "tiny/CNN" or not line.startswith("input.")]
+            settings = [*SAME, "training.tokens_per_update=384", *own, *overrides]
+            if "output.tail_dropout=0" in settings and "/SM" in preset:
+                settings.remove("output.tail_dropout=0")
+            config = config_of(data, *settings, preset=preset, base=base)
+            train(config, data, root / name, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("processes", "names"), [(2, ["ddp", "fsdp"]), (3, list(SHARDED))], ids=["two", "three"]
+)
+def test_sharded_tables_change_nothing(word_data, tmp_path, processes, names):
+    one, many = tmp_path / "one", tmp_path / "many"
+    run_sharded_cases(word_data.path, one, names)
+    codes = in_processes(processes, run_sharded_cases, word_data.path, many, names, TABLES)
+    assert codes == [0] * processes
+    for name in names:
+        assert_close(weights(many / name), weights(one / name), **TOLERANCE)
+        ours, theirs = (reports(root / name)[-1] for root in (many, one))
+        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-3), name
+        ours, theirs = (validations(root / name)[-1] for root in (many, one))
+        assert (ours.tokens, ours.words) == (theirs.tokens, theirs.words)
+        assert ours.nats_per_word == pytest.approx(theirs.nats_per_word, rel=1e-5)
+
+
+def test_tables_may_be_sharded_for_a_part_of_a_run(word_data, tmp_path):
+    updates = "training.max_updates={}".format
+    settings = [*SAME, "training.tokens_per_update=384"]
+    run(word_data, tmp_path / "one", *settings, updates(9))
+    run_together(word_data, tmp_path / "mixed", *settings, updates(3), TABLES, processes=3)
+    run_together(word_data, tmp_path / "mixed", *settings, updates(5), processes=2)
+    run_together(word_data, tmp_path / "mixed", *settings, updates(7), TABLES, processes=2)
+    run(word_data, tmp_path / "mixed", *settings, updates(9), TABLES, resume=True)
     assert_close(weights(tmp_path / "mixed"), weights(tmp_path / "one"), **TOLERANCE)
 
 
