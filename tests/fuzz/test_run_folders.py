@@ -190,7 +190,7 @@ def test_what_is_no_file_of_a_checkpoint_is_refused_at_once(copy, name, method, 
         getattr(newest, method)()
     # So the one before it is used, for going on as for the best.
     with limited_time():
-        assert copy.newest_contents(warn=str).state.update == 2
+        assert copy.newest_good(warn=str).update == 2
         if name == "state.json":
             assert copy.choose("best").update == 2
 

@@ -92,7 +92,7 @@ def compare(name, shards, ask, highest=VOCABULARY):
     whole = Pair(name).double()
     torch.manual_seed(0)
     part = Pair(name).double()
-    shard_tables([part.input, part.output], shards)
+    shard_tables(part, shards)
     expected = [run(whole, *tokens(each, highest), ask) for each in range(size)][rank]
     ours = run(part, *tokens(rank, highest), ask)
     for what, mine, theirs in zip(("embedded", "hidden", "nll"), ours, expected, strict=True):

@@ -97,15 +97,15 @@ def test_unknown_fields_of_a_config_are_named(copy):
 
 
 def test_a_checkpoint_that_cannot_be_read_from_its_disk_is_passed_over(copy, monkeypatch):
-    read, said = Checkpoint.read, []
+    check, said = Checkpoint.check, []
 
-    def fail_once(self):
+    def fail_once(self, share):
         if self.update == 6:
             raise OSError(5, "Input/output error")
-        return read(self)
+        return check(self, share)
 
-    monkeypatch.setattr(Checkpoint, "read", fail_once)
-    assert copy.newest_contents(said.append).state.update == 4
+    monkeypatch.setattr(Checkpoint, "check", fail_once)
+    assert copy.newest_good(said.append).update == 4
     assert "Input/output error" in said[0]
 
 

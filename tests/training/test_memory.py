@@ -111,10 +111,17 @@ def test_another_error_while_trying_is_not_hidden(word_data, monkeypatch):
 
 def test_a_model_without_room_is_explained_and_other_errors_are_left_alone(word_data):
     config = replace(config_of(word_data), name="mine")
-    with (
-        pytest.raises(ValueError, match="mine: no room for its 2,864 parameters"),
-        memory.model_explained(config),
+    sharded = replace(config, training=replace(config.training, parallel="fsdp"))
+    three, full = Process(0, 3, CPU.device), "[enforce fail] DefaultCPUAllocator: no memory"
+    for asked, process, message in (
+        (config, CPU, "2,864 parameters; lower .* or use several devices with training.parallel"),
+        (config, three, "2,864 parameters; lower .* or use several devices with training.parallel"),
+        (sharded, three, "2,864 parameters over 3 processes; lower .* or use more of them"),
     ):
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
-    with pytest.raises(RuntimeError, match="shapes differ"), memory.model_explained(config):
+        with (
+            pytest.raises(ValueError, match=f"mine: no room for its {message}"),
+            memory.model_explained(asked, process),
+        ):
+            raise RuntimeError(full)
+    with pytest.raises(RuntimeError, match="shapes differ"), memory.model_explained(config, CPU):
         raise RuntimeError("shapes differ")

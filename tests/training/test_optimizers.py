@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from training_runs import assert_same, config_of
 
 from zipflm.config import AdamW, CharacterInput, Muon, Nesterov
 from zipflm.model.language_model import LanguageModel
 from zipflm.presets import FACTORIZATIONS, preset
+from zipflm.runs.stored_tensors import StoredTensors
 from zipflm.training import optimizers
 from zipflm.training.muon import StackedMuon
 from zipflm.training.nesterov import NesterovMomentum
@@ -97,23 +99,30 @@ def learn(model, built, updates):
         optimizers.step(built, torch.tensor(1.0), torch.tensor(False))
 
 
+def stored(tensors, folder):
+    save_file(tensors, folder / "optimizer.safetensors")
+    return StoredTensors([folder / "optimizer.safetensors"])
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=name_of)
-def test_what_is_dumped_and_loaded_goes_on_bit_for_bit(word_data, config):
+def test_what_is_dumped_and_loaded_goes_on_bit_for_bit(word_data, tmp_path, config):
     model, resumed = (LanguageModel(config_of(word_data)) for _ in range(2))
     built, again = optimizers.build(config, model), optimizers.build(config, resumed)
     learn(model, built, range(3))
     saved = optimizers.dump_tensors(built, model)
     assert {place.rpartition("/")[0] for place in saved} == set(names_of(model).values())
     resumed.load_state_dict(model.state_dict())
-    optimizers.load_tensors(again, resumed, {place: t.clone() for place, t in saved.items()})
+    optimizers.load_tensors(again, resumed, stored(saved, tmp_path))
     for each, its in ((model, built), (resumed, again)):
         learn(each, its, range(3, 6))
     assert_same(dict(resumed.state_dict()), dict(model.state_dict()))
     assert_same(optimizers.dump_tensors(again, resumed), optimizers.dump_tensors(built, model))
 
 
-def test_the_state_of_another_version_is_refused():
+def test_the_state_of_another_version_is_refused(tmp_path):
     model = torch.nn.Linear(2, 3)
     built = optimizers.build(Nesterov(), model)
     with pytest.raises(ValueError, match="weight/momentum: unknown; the checkpoint is of another"):
-        optimizers.load_tensors(built, model, {"weight/momentum": torch.zeros(3, 2)})
+        optimizers.load_tensors(
+            built, model, stored({"weight/momentum": torch.zeros(3, 2)}, tmp_path)
+        )

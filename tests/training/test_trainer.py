@@ -23,7 +23,7 @@ from training_runs import (
 
 from zipflm.runs import provenance
 from zipflm.runs.folder import RunFolder
-from zipflm.training import step
+from zipflm.training import filling, step
 from zipflm.training.log import Log
 from zipflm.training.trainer import train
 
@@ -229,7 +229,7 @@ def test_a_damaged_checkpoint_does_not_outlive_good_ones(word_data, tmp_path, ca
     aside = out / "checkpoints" / ".damaged-update-00000006"
     assert aside.is_dir() and str(aside) in capsys.readouterr().out
     assert [checkpoint.update for checkpoint in RunFolder(out).checkpoints()] == [5]
-    assert RunFolder(out).newest_contents(pytest.fail).state.update == 5
+    assert RunFolder(out).newest_good(pytest.fail).update == 5
 
 
 def test_an_unfinished_checkpoint_is_not_seen_and_removed(word_data, tmp_path):
@@ -287,10 +287,10 @@ def test_no_room_names_the_setting_and_a_size_that_fits(
 
 
 def test_no_room_for_the_model_itself_is_said(word_data, tmp_path, monkeypatch):
-    def fail(self, *device):
+    def fail(model, device):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(step.Scorer, "to", fail)
+    monkeypatch.setattr(filling, "allocate", fail)
     with pytest.raises(ValueError, match="no room for its 2,864 parameters; lower decoder"):
         run(word_data, tmp_path / "run", "training.max_updates=1")
 

@@ -22,7 +22,7 @@ from zipflm.evaluation.scores import ScoringProtocol
 from zipflm.files import written_whole
 from zipflm.reading import require_file
 from zipflm.records import as_json, from_dict, load_object
-from zipflm.runs.checkpoint import WEIGHTS, Checkpoint, has_checkpoint_name
+from zipflm.runs.checkpoint import Checkpoint, has_checkpoint_name
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.loaded import LoadedRun, load_run
 from zipflm.runs.log import curve_of
@@ -105,7 +105,7 @@ def score_checkpoint(
         data.verify(split)
         key = _Key(
             checkpoint=checkpoint.name,
-            weights=checkpoint.checksums[WEIGHTS],
+            weights=checkpoint.weights_hash,
             vocabulary=data.vocabulary.hash,
             text=data.split(split).sha256,
             options=replace(options, device=None),

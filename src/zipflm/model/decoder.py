@@ -11,7 +11,7 @@ positions including earlier ones that a cache holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, assert_never
 
 import torch
@@ -21,7 +21,9 @@ from torch.nn import functional as F
 from zipflm.config import DecoderConfig
 from zipflm.kernels import autocast
 from zipflm.kernels.dropout import dropout, relu_dropout
+from zipflm.model import initial
 from zipflm.model.cache import Past
+from zipflm.model.initial import Fill
 
 FIRST_POSITION = 2
 """fairseq numbers positions from padding_idx + 1; the published weights expect it."""
@@ -48,6 +50,9 @@ class Decoder(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.final_norm = _norm(config) if config.final_norm else nn.Identity()
+
+    def initial_values(self) -> Iterator[tuple[str, Fill]]:
+        yield from _initial_norm("final_norm", self.final_norm)
 
     def forward(self, embedded_BTD: Tensor, cache: Past | None = None) -> Tensor:
         config = self.config
@@ -99,28 +104,28 @@ class DecoderLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        # Queries, keys and values were one 3D x D matrix to the paper's code, hence the gain.
-        for projection in (self.query, self.key, self.value):
-            nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
-        nn.init.xavier_uniform_(self.attention_out.weight)
-        _zero_bias(self.attention_out)
-        match self.config.init:
-            case "fairseq":
-                pass  # feed-forward and the other biases keep PyTorch's own initialisation
-            case "paper":
-                self._reset_all_as_the_paper()
-            case "zero-output":
-                self._reset_all_as_the_paper()
-                nn.init.zeros_(self.attention_out.weight)
-                nn.init.zeros_(self.ffn_out.weight)
-            case _:
-                assert_never(self.config.init)
+        initial.reset(self)
 
-    def _reset_all_as_the_paper(self) -> None:
-        for linear in (self.query, self.key, self.value, self.ffn_in, self.ffn_out):
-            _zero_bias(linear)
-        for linear in (self.ffn_in, self.ffn_out):
-            nn.init.xavier_uniform_(linear.weight)
+    def initial_values(self) -> Iterator[tuple[str, Fill]]:
+        how = self.config.init
+        xavier, is_paper = initial.xavier_uniform(), how in ("paper", "zero-output")
+        # Queries, keys and values were one 3D x D matrix to the paper's code, hence the gain.
+        joint = initial.xavier_uniform(gain=1 / math.sqrt(2))
+        out = initial.zeros if how == "zero-output" else xavier
+        weights = {"query": joint, "key": joint, "value": joint, "attention_out": out}
+        if is_paper:
+            weights |= {"ffn_in": xavier, "ffn_out": out}
+        for name in ("query", "key", "value", "attention_out", "ffn_in", "ffn_out"):
+            linear = self.get_submodule(name)
+            assert isinstance(linear, nn.Linear)
+            # To fairseq, feed-forward and most biases keep PyTorch's own initialisation.
+            default = initial.torch_linear(linear.in_features)
+            yield f"{name}.weight", weights.get(name, default)
+            if linear.bias is not None:
+                starts_at_zero = is_paper or name == "attention_out"
+                yield f"{name}.bias", initial.zeros if starts_at_zero else default
+        for name in ("attention_norm", "ffn_norm"):
+            yield from _initial_norm(name, self.get_submodule(name))
 
     def forward(
         self,
@@ -252,11 +257,6 @@ def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def _zero_bias(linear: nn.Linear) -> None:
-    if linear.bias is not None:
-        nn.init.zeros_(linear.bias)
-
-
 def _norm(config: DecoderConfig) -> nn.Module:
     match config.norm:
         case "layer":
@@ -265,3 +265,9 @@ def _norm(config: DecoderConfig) -> nn.Module:
             return nn.RMSNorm(config.dim, elementwise_affine=False)
         case _:
             assert_never(config.norm)
+
+
+def _initial_norm(name: str, norm: nn.Module) -> Iterator[tuple[str, Fill]]:
+    """Whatever parameters it has: it begins by changing nothing."""
+    for part, _ in norm.named_parameters():
+        yield f"{name}.{part}", initial.ones if part == "weight" else initial.zeros

@@ -9,16 +9,19 @@ N flattened words.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from zipflm.config.layers import NUM_BYTES
 from zipflm.distinct_words import DistinctWords
 from zipflm.kernels import checked_ids, statistics_dtype
+from zipflm.model import initial
 from zipflm.model.bands import Bands
+from zipflm.model.initial import Fill
 
 if TYPE_CHECKING:
     from zipflm.model.sharded_tables import TableShards
@@ -38,9 +41,12 @@ class FixedEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        init_table(self.table, self.padding_idx)
+        initial.reset(self)
+
+    def initial_values(self) -> Iterator[tuple[str, Fill]]:
+        yield "table", initial.table(self.padding_idx)
         if self.projection is not None:
-            nn.init.xavier_uniform_(self.projection.weight)
+            yield "projection.weight", initial.xavier_uniform()
 
     def forward(self, words: Tensor) -> Tensor:
         words = checked_ids("words", words, self.vocab_size)
@@ -80,11 +86,12 @@ class AdaptiveEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for band, (table, projection) in enumerate(
-            zip(self.embeddings, self.projections, strict=True)
-        ):
-            init_table(table, self.padding_idx if band == 0 else None)
-            nn.init.xavier_uniform_(projection)
+        initial.reset(self)
+
+    def initial_values(self) -> Iterator[tuple[str, Fill]]:
+        for band in range(self.bands.num_bands):
+            yield f"embeddings.{band}", initial.table(self.padding_idx if band == 0 else None)
+            yield f"projections.{band}", initial.xavier_uniform()
 
     def band_weights(self, band: int) -> tuple[Tensor, Tensor]:
         """What an output layer may share: embedding [size, width], projection [out_dim, width]."""
@@ -158,21 +165,21 @@ class CharacterEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.xavier_normal_(self.bytes)
-        nn.init.xavier_normal_(self.symbols)
-        with torch.no_grad():
-            self.bytes[0].zero_()
-        for convolution in self.convolutions:
-            convolution.reset_parameters()  # type: ignore[operator]
-        for layer in self.highway:
-            assert isinstance(layer, nn.Linear)
-            nn.init.xavier_normal_(layer.weight)
-            # Gates start towards carrying: sigmoid(1) of the input passes unchanged.
-            transform, gate = layer.bias.chunk(2)
-            nn.init.zeros_(transform)
-            nn.init.ones_(gate)
-        nn.init.xavier_uniform_(self.projection.weight)
-        nn.init.zeros_(self.projection.bias)
+        initial.reset(self)
+
+    def initial_values(self) -> Iterator[tuple[str, Fill]]:
+        yield "bytes", initial.xavier_normal(zero_row=0)
+        yield "symbols", initial.xavier_normal()
+        for index, convolution in enumerate(self.convolutions):
+            assert isinstance(convolution, nn.Conv1d)
+            fill = initial.torch_linear(convolution.in_channels * convolution.kernel_size[0])
+            yield f"convolutions.{index}.weight", fill
+            yield f"convolutions.{index}.bias", fill
+        for index in range(len(self.highway)):
+            yield f"highway.{index}.weight", initial.xavier_normal()
+            yield f"highway.{index}.bias", _carrying
+        yield "projection.weight", initial.xavier_uniform()
+        yield "projection.bias", initial.zeros
 
     def forward(self, words: Tensor | DistinctWords) -> Tensor:
         if isinstance(words, DistinctWords):
@@ -204,9 +211,8 @@ class CharacterEmbedding(nn.Module):
         return hidden_ND
 
 
-def init_table(table: Tensor, padding_idx: int | None) -> None:
-    """Normal with variance 1 / width; the padding word starts at zero."""
-    nn.init.normal_(table, std=table.shape[1] ** -0.5)
-    if padding_idx is not None:
-        with torch.no_grad():
-            table[padding_idx].zero_()
+def _carrying(tensor: Tensor, generator: Generator | None = None) -> None:
+    """Gates start towards carrying: sigmoid(1) of the input passes unchanged."""
+    transform, gate = tensor.chunk(2)
+    nn.init.zeros_(transform)
+    nn.init.ones_(gate)

@@ -9,7 +9,7 @@ Shapes: ... any leading dimensions, N flattened tokens, D model width, V words, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,8 +19,10 @@ from torch.nn import functional as F
 from zipflm.config import Tie
 from zipflm.kernels import Impl, checked_ids, linear_nll, linear_nll_sum, statistics_dtype
 from zipflm.kernels.dropout import dropout
+from zipflm.model import initial
 from zipflm.model.bands import Bands
-from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding, init_table
+from zipflm.model.initial import Fill
+from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
 
 if TYPE_CHECKING:
     from zipflm.model.sharded_tables import TableShards
@@ -57,10 +59,13 @@ class FullSoftmax(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        initial.reset(self)
+
+    def initial_values(self) -> Iterator[tuple[str, Fill]]:
         if self.table is not None:
-            init_table(self.table, None)
+            yield "table", initial.table()
         if self.projection is not None:
-            nn.init.xavier_uniform_(self.projection.weight)
+            yield "projection.weight", initial.xavier_uniform()
 
     @property
     def weight(self) -> Tensor:
@@ -192,20 +197,21 @@ class AdaptiveSoftmax(nn.Module):
         )
 
     def reset_parameters(self) -> None:
+        initial.reset(self)
+
+    def initial_values(self) -> Iterator[tuple[str, Fill]]:
         # Head words and clusters are one matrix to the softmax; Xavier's bound counts both.
         fan = self.bands.sizes[0] + self.bands.num_tails + self.bands.dim
-        bound = (6 / fan) ** 0.5
-        if not self.tie.shares_embeddings:
-            nn.init.uniform_(self.embeddings[0], -bound, bound)
-            for table in self.embeddings[1:]:
-                nn.init.xavier_uniform_(table)
-            nn.init.uniform_(self.clusters, -bound, bound)
-        elif self.bands.num_tails:
-            nn.init.xavier_uniform_(self.clusters)
-        for projection in self.tail_projections:
-            nn.init.xavier_uniform_(projection)
+        head = initial.uniform((6 / fan) ** 0.5)
+        for band in range(len(self.embeddings)):
+            yield f"embeddings.{band}", head if band == 0 else initial.xavier_uniform()
+        # Without tails there are no clusters, and Xavier's bound would divide by zero.
+        alone = initial.xavier_uniform() if self.bands.num_tails else initial.zeros
+        yield "clusters", alone if self.tie.shares_embeddings else head
+        for index in range(len(self.tail_projections)):
+            yield f"tail_projections.{index}", initial.xavier_uniform()
         if self.projection is not None:
-            nn.init.xavier_uniform_(self.projection.weight)
+            yield "projection.weight", initial.xavier_uniform()
 
     def extra_repr(self) -> str:
         return (

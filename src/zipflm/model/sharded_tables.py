@@ -195,24 +195,24 @@ class TableShards:
         return received
 
 
-def shard_tables(layers: Sequence[nn.Module], shards: TableShards) -> list[nn.Parameter]:
-    """Leave each process its own rows of every table of a model's input and output layer; the
-    parameters that are parts from now on, under the names they had.
+def shard_tables(model: nn.Module, shards: TableShards) -> list[str]:
+    """Leave each process its own rows of every table of words in a model; the names of these
+    parameters, which are parts from now on.
 
-    Layers that have no table of words, such as one that spells them, stay as they are.
+    Layers without such a table, as the one that spells words, stay as they are.
     """
-    sharded: list[nn.Parameter] = []
-    for layer in layers:
+    sharded = []
+    for path, layer in list(model.named_modules()):
         if not isinstance(layer, _LAYERS):
             continue
         layer.table_shards = shards
         for name, table in list(layer.named_parameters()):
             if name.split(".")[0] not in _TABLES:
                 continue
-            path, _, own_name = name.rpartition(".")
+            owner, _, own_name = name.rpartition(".")
             part = nn.Parameter(shards.shard(table.detach()), table.requires_grad)
-            layer.get_submodule(path).register_parameter(own_name, part)
-            sharded.append(part)
+            layer.get_submodule(owner).register_parameter(own_name, part)
+            sharded.append(f"{path}.{name}")
     return sharded
 
 

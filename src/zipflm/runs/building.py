@@ -1,7 +1,9 @@
-"""Models from configs and vocabularies: with their first weights, or with those of a checkpoint."""
+"""Models from configs and vocabularies: without weights yet, with their first ones, or with those
+of a checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -10,17 +12,47 @@ from torch import Tensor
 from zipflm.config import CharacterInput, Config
 from zipflm.data.characters import spellings
 from zipflm.data.vocabulary import Vocabulary
+from zipflm.model.initial import fills, first_value
 from zipflm.model.language_model import LanguageModel
 
 _LONGEST_REASON = 1_000
 """Characters; of a model of another size, every weight would be listed."""
 
 
+Part = tuple[slice, ...]
+"""Which part of a tensor: one slice for each dimension, with start and stop; () is all of it."""
+
+Values = Callable[[str, Part], Tensor]
+"""Part of a parameter, by its name."""
+
+
+def empty_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
+    """The model on the meta device: its parameters have shapes, but neither memory nor values.
+
+    Whatever else it knows, such as how words are spelt, is there.
+    """
+    table = _spellings(config, vocabulary)
+    with torch.device("meta"):
+        return LanguageModel(config, table)
+
+
+def first_values(model: LanguageModel, seed: int) -> Values:
+    """A model's first weights, which follow from the seed and the name of each parameter alone."""
+    how, params = fills(model), dict(model.named_parameters())
+
+    def read(name: str, part: Part) -> Tensor:
+        return first_value(seed, name, how[name], params[name])[part]
+
+    return read
+
+
 def untrained_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
-    """The model with its first weights, which follow from the config's seed."""
-    # On the CPU and from the same seed everywhere, so that all processes start alike.
-    torch.manual_seed(config.training.seed)
-    return LanguageModel(config, _spellings(config, vocabulary))
+    """The model with its first weights, on the CPU."""
+    model = empty_model(config, vocabulary)
+    values = first_values(model, config.training.seed)
+    weights = {name: values(name, ()) for name, _ in model.named_parameters()}
+    model.load_state_dict(weights, assign=True)
+    return model
 
 
 def model_with(weights: dict[str, Tensor], config: Config, vocabulary: Vocabulary) -> LanguageModel:
@@ -32,9 +64,7 @@ def model_with(weights: dict[str, Tensor], config: Config, vocabulary: Vocabular
     # Before it is built: a model of a million layers takes hours for that, even without memory.
     if needed > 2 * held:
         _refuse(f"they are {held:,} numbers, and a model of this config has {needed:,}")
-    table = _spellings(config, vocabulary)
-    with torch.device("meta"):
-        model = LanguageModel(config, table)
+    model = empty_model(config, vocabulary)
     types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     for name, tensor in weights.items():
         if tensor.dtype != types.get(name, tensor.dtype):

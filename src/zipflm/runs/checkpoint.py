@@ -8,6 +8,11 @@
         [splitting.json]        how raw text becomes words, where white space alone does not do it
         checksums.json          SHA-256 of every other file
 
+Several processes save one of their own for each of the first two, with the shards they hold:
+shard-00001-model-00001-of-00002.safetensors has weights of the first process, and -00002-of-00002
+its part of the optimizer's state (`sharded`). The names in checksums.json tell which of the two
+forms a checkpoint has.
+
 Everything needed to score text is in it. It is written under a name with a leading dot, flushed to
 disk and renamed, so a folder with the final name is complete, whatever moment the process or the
 machine died. One that was damaged later is renamed to .damaged-update-... when a run is resumed
@@ -17,6 +22,7 @@ from (seed, update, rank).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -38,13 +44,16 @@ from zipflm.quoting import quoted, unquoted
 from zipflm.reading import require_file
 from zipflm.records import read_record, read_value, write_record
 from zipflm.runs.records import State, TrainingState
+from zipflm.runs.stored_tensors import StoredTensors
 
 WEIGHTS = "weights.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
 _CONFIG = "config.json"
-_NEEDED = (WEIGHTS, _STATE, _CONFIG, VOCABULARY_FILE)
-_OPTIONAL = (_OPTIMIZER, CODES_FILE, SPLITTING_FILE)
+_NEEDED = (_STATE, _CONFIG, VOCABULARY_FILE)
+_OPTIONAL = (CODES_FILE, SPLITTING_FILE)
+# As torch names them. The second number tells weights from the optimizer's state.
+_SHARD = re.compile(r"shard-([0-9]{5,})-model-0000([12])-of-00002\.safetensors")
 _NAME = re.compile(r"update-([0-9]{8,})")
 _LONGEST_FILE_NAME = 255
 
@@ -88,16 +97,65 @@ class Checkpoint:
                 raise ValueError(
                     f"{self.path / CHECKSUMS}: {quoted(name)} is no file of the folder"
                 )
+        if not any(map(_SHARD.fullmatch, sums)):
+            there = [_OPTIMIZER] if os.path.lexists(self.path / _OPTIMIZER) else []
+            read_checksums(self.path, (WEIGHTS, *there))
         return sums
 
-    def verify(self, *, optimizer: bool = True) -> None:
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it is as several processes saved it."""
+        return any(map(_SHARD.fullmatch, self.checksums))
+
+    def _shards(self, number: str) -> list[str]:
+        """The files with shards of the weights, number 1, or of the optimizer's state, 2."""
+        found = map(_SHARD.fullmatch, sorted(self.checksums))
+        return [match[0] for match in found if match and match[2] == number]
+
+    @property
+    def weights_files(self) -> list[str]:
+        return self._shards("1") if self.is_sharded else [WEIGHTS]
+
+    @property
+    def optimizer_files(self) -> list[str]:
+        return self._shards("2") if self.is_sharded else [_OPTIMIZER]
+
+    @property
+    def weights_hash(self) -> str:
+        """By which other things know that they belong to these weights: SHA-256 of their file, or
+        of the checksums of all of them."""
+        sums = [self.checksums[name] for name in self.weights_files]
+        return sums[0] if len(sums) == 1 else hashlib.sha256(" ".join(sums).encode()).hexdigest()
+
+    def verify(self, *, optimizer: bool = True, share: tuple[int, int] = (0, 1)) -> None:
         """Compare every file with its checksum; ValueError names the first that differs.
 
-        The optimizer's state, twice the size of the weights, may be left out.
+        The optimizer's state, twice the size of the weights, may be left out. A `share` of (1, 3)
+        is the second of three, for processes that verify a checkpoint together.
         """
-        for name in self.checksums:
-            if optimizer or name != _OPTIMIZER:
+        first, step = share
+        for name in sorted(self.checksums)[first::step]:
+            if optimizer or name not in self.optimizer_files:
+                self._require_shard(name)
                 require_unchanged(self.path, name, self.checksums)
+
+    def _require_shard(self, name: str) -> None:
+        if _SHARD.fullmatch(name) and not (self.path / name).exists():
+            raise ValueError(
+                f"{self.path / name}: missing; the {len(self.weights_files)} processes of the run "
+                "saved their shards of the model side by side, and it is of no use without one of "
+                "them; copy it back, or choose another checkpoint"
+            )
+
+    def check(self, share: tuple[int, int] = (0, 1)) -> None:
+        """ValueError unless a run can be resumed from it; a `share` as for `verify`."""
+        self.verify(share=share)
+        state = self.state()
+        if state.update != self.update:
+            raise ValueError(
+                f"{self.path}: was saved after update {state.update}, as its {_STATE} says; give "
+                "it its name again"
+            )
 
     def state(self) -> State:
         state: State = read_value(State, self.path / _STATE)
@@ -107,8 +165,20 @@ class Checkpoint:
         return read_record(Config, self.path / _CONFIG)
 
     def weights(self) -> dict[str, Tensor]:
-        """Mapped from the file: nothing is copied before it is used."""
-        return _read_tensors(self.path / WEIGHTS)
+        """All of them, whole. Those in one file are mapped from it: nothing is copied before it is
+        used."""
+        if not self.is_sharded:
+            return _mapped_tensors(self.path / WEIGHTS)
+        stored = self.stored_weights()
+        return {name: stored.read(name) for name in stored.names}
+
+    def stored_weights(self) -> StoredTensors:
+        """To be read part by part."""
+        return StoredTensors([self.path / name for name in self.weights_files])
+
+    def stored_optimizer(self) -> StoredTensors:
+        """The optimizer's state, to be read part by part."""
+        return StoredTensors([self.path / name for name in self.optimizer_files])
 
     def vocabulary(self) -> Vocabulary:
         """ValueError if it is not the one that the model was trained with."""
@@ -137,20 +207,12 @@ class Checkpoint:
 
     def read(self) -> Contents:
         """All of it, checked; ValueError names the file that is damaged or missing."""
-        self.verify()
-        # Copies: what safetensors gives lies in the file, which may be removed while a run goes on.
-        weights = {name: tensor.clone() for name, tensor in self.weights().items()}
-        tensors = _read_tensors(self.path / _OPTIMIZER).items()
-        state = self.state()
-        if state.update != self.update:
-            raise ValueError(
-                f"{self.path}: was saved after update {state.update}, as its {_STATE} says; give "
-                "it its name again"
-            )
+        self.check()
+        weights, optimizer = self.stored_weights(), self.stored_optimizer()
         return Contents(
-            weights=weights,
-            optimizer={name: tensor.clone() for name, tensor in tensors},
-            state=state,
+            weights={name: weights.read(name) for name in weights.names},
+            optimizer={name: optimizer.read(name) for name in optimizer.names},
+            state=self.state(),
             config=self.config(),
             vocabulary=self.vocabulary(),
             codes=self.codes(),
@@ -172,7 +234,9 @@ class Checkpoint:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    return (folder / WEIGHTS).is_file()
+    if (folder / WEIGHTS).is_file():
+        return True
+    return folder.is_dir() and any(_SHARD.fullmatch(path.name) for path in folder.iterdir())
 
 
 def has_checkpoint_name(folder: Path) -> bool:
@@ -207,7 +271,7 @@ def _write_files(folder: Path, contents: Contents) -> None:
     seal(folder)
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def _mapped_tensors(path: Path) -> dict[str, Tensor]:
     require_file(path)
     try:
         return load_file(path)

@@ -106,17 +106,25 @@ class RunFolder:
             return checkpoint
         return None
 
-    def newest_contents(self, warn: Callable[[str], None]) -> Contents | None:
+    def newest_good(
+        self,
+        warn: Callable[[str], None],
+        problem_of: Callable[[Checkpoint | None], str | None] | None = None,
+    ) -> Checkpoint | None:
         """The newest checkpoint that is not damaged, or None if the run has none at all.
 
-        Each damaged one is reported by name; ValueError if there is no other.
+        Each damaged one is reported by name; ValueError if there is no other. `problem_of` says
+        what is wrong with one; processes that look at them together are asked about None after the
+        last, to notice that they do not see the same ones.
         """
         found = self.checkpoints()
+        problem_of = problem_of or problem_alone
         for checkpoint in found:
-            try:
-                return checkpoint.read()
-            except (ValueError, OSError) as error:
-                warn(f"{error}; falling back to the checkpoint before it")
+            problem = problem_of(checkpoint)
+            if problem is None:
+                return checkpoint
+            warn(f"{problem}; falling back to the checkpoint before it")
+        problem_of(None)
         if found:
             raise ValueError(
                 f"{self.path}: none of its {len(found)} checkpoints can be read; restore one of "
@@ -194,6 +202,16 @@ class RunFolder:
                 shutil.rmtree(path)
             else:  # a lock
                 path.unlink()
+
+
+def problem_alone(checkpoint: Checkpoint | None, share: tuple[int, int] = (0, 1)) -> str | None:
+    """What is wrong with a checkpoint, or with a share of its files; None if nothing is."""
+    try:
+        if checkpoint is not None:
+            checkpoint.check(share)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return None
 
 
 def write_imported(out: Path, contents: Contents) -> None:

@@ -12,7 +12,7 @@ from zipflm.data.folder import VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.building import model_with
-from zipflm.runs.checkpoint import WEIGHTS, Checkpoint
+from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import Choice, RunFolder, locate
 
 
@@ -58,7 +58,7 @@ def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedR
     try:
         model = model_with(weights, config, vocabulary)
     except ValueError as error:
-        raise ValueError(f"{checkpoint.path / WEIGHTS}: {error}") from None
+        raise ValueError(f"{checkpoint.path / checkpoint.weights_files[0]}: {error}") from None
     return LoadedRun(
         folder=folder,
         checkpoint=checkpoint,
@@ -67,5 +67,5 @@ def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedR
         vocabulary=vocabulary,
         codes=checkpoint.codes(),
         splitting=checkpoint.splitting(),
-        weights_hash=checkpoint.checksums[WEIGHTS],
+        weights_hash=checkpoint.weights_hash,
     )

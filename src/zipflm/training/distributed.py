@@ -18,12 +18,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from zipflm.config import Tie
 from zipflm.evaluation.device import usable_device
 from zipflm.model.language_model import LanguageModel
+from zipflm.model.precision import Precision
 from zipflm.model.sharded_tables import TableShards, shard_tables
 from zipflm.training.team import Team
 from zipflm.troubles import in_words
@@ -84,44 +91,43 @@ def shards(process: Process, parallel: Parallel) -> bool:
     return process.world_size > 1 and parallel == "fsdp"
 
 
-def share_tables(model: LanguageModel, process: Process, tables: Tables) -> list[nn.Parameter]:
-    """Leave this process its own rows of the model's tables if they are to be sharded and there is
-    anybody to share them with; those of which it has a part from now on."""
+def share_tables(model: LanguageModel, process: Process, tables: Tables) -> list[str]:
+    """Leave this process its own rows of the model's tables, if they are to be sharded and there is
+    somebody to share them with; the names of those of which it has a part from now on."""
     if process.world_size == 1 or tables == "replicated":
         return []
-    return shard_tables([model.input, model.output], TableShards(_mesh(process)))
+    return shard_tables(model, TableShards(_mesh(process)))
 
 
 def wrap(
     scorer: nn.Module,
-    layers: nn.ModuleList,
+    model: LanguageModel,
     process: Process,
     parallel: Parallel,
-    tables: Sequence[nn.Parameter] = (),
+    policy: MixedPrecisionPolicy,
+    fill: Callable[[], None],
+    tables: Sequence[str] = (),
 ) -> nn.Module:
-    """`scorer` on its device and in step with the other processes.
+    """`scorer`, which scores with `model`, on its device and in step with the other processes.
 
-    `layers` are the parts that FSDP shards and gathers one by one. `tables` are shared already, and
-    take care of themselves.
+    `fill` gives the model memory and values: after it was sharded, so that there never is a whole
+    one, and before copies are compared. `policy` is FSDP's. `tables` of the model are shared in
+    another way (`share_tables`), so nobody else touches them.
     """
-    scorer.to(process.device)
-    if process.world_size == 1:
+    if shards(process, parallel):
+        _shard(scorer, model, process, policy, {model.get_parameter(name) for name in tables})
+    fill()
+    if process.world_size == 1 or shards(process, parallel):
         return scorer
-    if not shards(process, parallel):
-        _hide(tables, scorer)
-        ids = [process.device.index] if process.device.type == "cuda" else None
-        with warnings.catch_warnings():
-            # torch 2.13 renames `broadcast_buffers`; 2.11 knows only this name. Our buffers are
-            # constants, such as the spelling of every word, too large to send at every step.
-            warnings.simplefilter("ignore", FutureWarning)
-            return DistributedDataParallel(
-                scorer, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
-    mesh = _mesh(process)
-    for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(scorer, mesh=mesh, ignored_params=set(tables))
-    return scorer
+    _hide({model.get_parameter(name) for name in tables}, scorer)
+    ids = [process.device.index] if process.device.type == "cuda" else None
+    with warnings.catch_warnings():
+        # torch 2.13 renames `broadcast_buffers`; 2.11 knows only this name. Our buffers are
+        # constants, such as the spelling of every word, too large to send at every step.
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(
+            scorer, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
 
 
 def _mesh(process: Process) -> DeviceMesh:
@@ -129,12 +135,62 @@ def _mesh(process: Process) -> DeviceMesh:
     return init_device_mesh(process.device.type, (process.world_size,))
 
 
-def _hide(tables: Sequence[nn.Parameter], scorer: nn.Module) -> None:
+def _hide(tables: set[nn.Parameter], scorer: nn.Module) -> None:
     """Have DDP leave these alone."""
-    hidden = set(tables)
-    names = [name for name, param in scorer.named_parameters() if param in hidden]
+    names = [name for name, param in scorer.named_parameters() if param in tables]
     ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
     ignore(scorer, names)  # type: ignore[no-untyped-call]
+
+
+def _shard(
+    scorer: nn.Module,
+    model: LanguageModel,
+    process: Process,
+    policy: MixedPrecisionPolicy,
+    tables: set[nn.Parameter],
+) -> None:
+    """Shard every layer of the decoder by itself, the tables by themselves, then what is left;
+    `tables` are sharded already, and the rest of their layers is small."""
+    mesh = _mesh(process)
+    for layer in model.decoder.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    if not tables:
+        _shard_tables(model, mesh, policy)
+    fully_shard(scorer, mesh=mesh, mp_policy=policy, ignored_params=tables)
+
+
+def _shard_tables(model: LanguageModel, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """Have FSDP shard the layers that have the tables."""
+    # The backward pass begins with the output layer: its tables stay until then. Tied ones are
+    # the input layer's, so that both layers are one unit, gathered once.
+    if model.config.tie == Tie.NONE:
+        fully_shard(model.input, mesh=mesh, mp_policy=policy)
+        fully_shard(model.output, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    else:
+        both: list[nn.Module] = [model.input, model.output]
+        fully_shard(both, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    # It is asked for these, never for a forward.
+    for method in ("nll", "nll_sum"):
+        register_fsdp_forward_method(model.output, method)
+
+
+def sharded_precision(precision: Precision, accumulates: bool) -> MixedPrecisionPolicy:
+    """How FSDP exchanges weights and gradients; the weights that the optimizer changes, and its
+    state, are float32 in any case.
+
+    Autocast goes on deciding in which type each operation computes. It would round the weights of
+    every product to bfloat16, so they may as well travel like that. Gradients travel like that
+    too, unless those of several batches are accumulated first: FSDP accumulates in the type in
+    which it exchanges, and small addends would be lost in bfloat16. float16 has too narrow a range
+    for sums of gradients over processes: there only autocast is used.
+    """
+    if precision != "bfloat16":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16,
+        reduce_dtype=torch.float32 if accumulates else torch.bfloat16,
+        cast_forward_inputs=False,
+    )
 
 
 def is_sharded(scorer: nn.Module) -> bool:
@@ -189,15 +245,20 @@ def require_same(name: str, value: int | None, process: Process, remedy: str) ->
             )
 
 
-def raise_together(problem: str | None, process: Process) -> None:
-    """ValueError in every process if any of them has a problem; waits for all of them."""
+def problem_anywhere(problem: str | None, process: Process) -> str | None:
+    """The problem of the first process that has one, in every process; waits for all of them."""
     problems: list[str | None] = [problem]
     if process.world_size > 1:
         problems = [None] * process.world_size
         dist.all_gather_object(problems, problem)
-    for found in problems:
-        if found is not None:
-            raise ValueError(found)
+    return next((found for found in problems if found is not None), None)
+
+
+def raise_together(problem: str | None, process: Process) -> None:
+    """ValueError in every process if any of them has a problem; waits for all of them."""
+    found = problem_anywhere(problem, process)
+    if found is not None:
+        raise ValueError(found)
 
 
 def let_first(work: Callable[[], object], process: Process) -> None:
@@ -220,24 +281,8 @@ def held_by_first(context: AbstractContextManager[object], process: Process) -> 
         yield
 
 
-def local_shard(tensor: Tensor) -> Tensor:
-    """This process's part of a sharded tensor, or all of a tensor that is not sharded.
-
-    Element-wise work can be done on the parts, which saves dispatching through the sharded type.
-    """
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, sharded or not, on the CPU; every process must call this."""
     if isinstance(tensor, DTensor):
         tensor = tensor.full_tensor()
     return tensor.detach().cpu()
-
-
-def placed_like(full: Tensor, other: Tensor) -> Tensor:
-    """`full` on the device of `other`, sharded if `other` is."""
-    if isinstance(other, DTensor):
-        full = full.to(other.device)
-        return distribute_tensor(full, other.device_mesh, other.placements)
-    return full.to(other.device)

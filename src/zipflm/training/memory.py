@@ -12,7 +12,7 @@ import torch
 from zipflm.config import Config
 from zipflm.data.batches import Batch
 from zipflm.training import step
-from zipflm.training.distributed import Process
+from zipflm.training.distributed import Process, shards
 from zipflm.training.setup import accumulation
 from zipflm.training.step import Learner
 
@@ -25,16 +25,21 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 @contextmanager
-def model_explained(config: Config) -> Iterator[None]:
+def model_explained(config: Config, process: Process) -> Iterator[None]:
     """While the model is put on its device: ValueError if it does not fit there."""
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
+        share = f"{config.num_params():,} parameters"
+        remedy = "use several devices with training.parallel=fsdp"
+        if shards(process, config.training.parallel):
+            share += f" over {process.world_size} processes"
+            remedy = "use more of them"
         raise ValueError(
-            f"{config.name}: no room for its {config.num_params():,} parameters; lower "
-            "decoder.num_layers or decoder.dim, or use several devices with training.parallel=fsdp"
+            f"{config.name}: no room for its {share}; lower decoder.num_layers or decoder.dim, or "
+            f"{remedy}"
         ) from None
 
 

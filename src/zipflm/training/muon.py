@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from zipflm.training.distributed import local_shard
+from zipflm.training.filling import local_shard
 
 
 class StackedMuon(torch.optim.Muon):

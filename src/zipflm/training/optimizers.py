@@ -17,7 +17,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from zipflm.config import AdamW, Muon, Nesterov, OptimizerConfig
-from zipflm.training.distributed import placed_like, whole
+from zipflm.runs.stored_tensors import StoredTensors
+from zipflm.training.distributed import whole
+from zipflm.training.filling import like_shard, part_here
 from zipflm.training.muon import StackedMuon
 from zipflm.training.nesterov import NesterovMomentum
 
@@ -143,12 +145,10 @@ def dump_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str,
     }
 
 
-def load_tensors(
-    optimizers: Sequence[Optimizer], model: nn.Module, tensors: Mapping[str, Tensor]
-) -> None:
-    """Restore what `dump_tensors` returned."""
+def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: StoredTensors) -> None:
+    """Restore what `dump_tensors` returned, of sharded weights only what belongs to our shards."""
     owners, params = _owners(optimizers), dict(model.named_parameters())
-    for place, tensor in tensors.items():
+    for place in stored.names:
         name, _, key = place.rpartition("/")
         if key not in _STATE:
             raise ValueError(
@@ -156,8 +156,10 @@ def load_tensors(
                 "package, with which the run can be resumed; here it can be used and evaluated"
             )
         param = params[name]
-        like_param = tensor.shape == param.shape and tensor.ndim > 0
-        value = placed_like(tensor, param) if like_param else tensor.to(param.device)
+        if param.ndim > 0 and stored.shape(place) == tuple(param.shape):
+            value = like_shard(stored.read(place, part_here(param)), param)
+        else:
+            value = stored.read(place).to(param.device)
         owners[param].state[param][key] = value
 
 

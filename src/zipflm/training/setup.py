@@ -11,7 +11,8 @@ from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.model.language_model import LanguageModel
-from zipflm.training import distributed, optimizers, step
+from zipflm.runs.building import Values
+from zipflm.training import distributed, filling, optimizers, step
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.step import Learner
@@ -97,26 +98,43 @@ def _update_line(config: Config, process: Process, block: int) -> str:
 
 
 def build_learner(
-    config: Config, model: LanguageModel, process: Process, ends_word: Tensor | None = None
+    config: Config,
+    model: LanguageModel,
+    process: Process,
+    ends_word: Tensor | None = None,
+    values: Values | None = None,
 ) -> Learner:
     """The model on its device, with everything that trains it.
 
-    `ends_word` [V] tells which ids end a word; without it, all do.
+    `values` are for a model on the meta device, which gets memory and values where it is to be
+    trained; any other model is moved there. `ends_word` [V] tells which ids end a word; without
+    it, all do.
     """
-    training, layers = config.training, model.decoder.layers
+    training = config.training
     tables = distributed.share_tables(model, process, training.tables)
     scorer = step.Scorer(model)
     compilation = None
     if training.compile:
         # FSDP gathers the weights of one layer at a time, between layers, and tokens come to
-        # sharded tables before and behind them: not inside compiled code.
+        # sharded tables before the first and behind the last: not inside compiled code.
         shards = distributed.shards(process, training.parallel) or bool(tables)
         compilation = Compilation(
-            layers if shards else [scorer], config.batches.break_mode == "none"
+            model.decoder.layers if shards else [scorer], config.batches.break_mode == "none"
         )
+    accumulates = max(accumulation(config, process, block) for block in blocks_of(config)) > 1
+
+    def fill() -> None:
+        if values is None:
+            model.to(process.device)
+            return
+        filling.allocate(model, process.device)
+        filling.fill(model, values)
+
+    policy = distributed.sharded_precision(training.precision, accumulates)
+    wrapped = distributed.wrap(scorer, model, process, training.parallel, policy, fill, tables)
     return Learner(
         model=model,
-        scorer=distributed.wrap(scorer, layers, process, training.parallel, tables),
+        scorer=wrapped,
         optimizers=optimizers.build(training.optimizer, model),
         scale=step.LossScale(training.precision == "float16", process.device),
         process=process,
@@ -124,5 +142,5 @@ def build_learner(
         clip_norm=training.clip_norm,
         ends_word=None if ends_word is None else ends_word.to(process.device),
         compilation=compilation,
-        tables=tables,
+        tables=[model.get_parameter(name) for name in tables],
     )

@@ -31,6 +31,7 @@ from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.training import distributed, optimizers
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
+from zipflm.training.filling import local_shard
 
 _CLIP_EPS = 1e-6  # fairseq's
 _SCALE_START = 128.0  # fairseq's; the loss is a sum over tokens, so no large factor is needed
@@ -173,7 +174,7 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
     grads = [p.grad for p in params if p.grad is not None]
     if learner.tables:
         # Theirs are sums over the processes: averages, too, so that all can be treated alike.
-        sums_here = [distributed.local_shard(p.grad) for p in learner.tables if p.grad is not None]
+        sums_here = [local_shard(p.grad) for p in learner.tables if p.grad is not None]
         torch._foreach_div_(sums_here, learner.process.world_size)
     # DDP and FSDP average over the processes what was meant to be a sum.
     divisor = tokens.clamp(min=1) * learner.scale.value / learner.process.world_size

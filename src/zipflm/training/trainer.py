@@ -19,11 +19,9 @@ from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.watching import watched_by
 from zipflm.runs import resume as resuming
-from zipflm.runs.building import untrained_model
-from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.records import Place, Report, TrainingState, Validation
-from zipflm.training import advice, distributed, memory, optimizers, step, throughput
+from zipflm.runs.records import Report, Validation
+from zipflm.training import advice, distributed, memory, optimizers, start, step, throughput
 from zipflm.training.distributed import Process
 from zipflm.training.limits import require_trainable
 from zipflm.training.log import Log
@@ -31,13 +29,10 @@ from zipflm.training.recorded_update import Updates
 from zipflm.training.run import Run
 from zipflm.training.saving import Saver
 from zipflm.training.schedule import learning_rate
-from zipflm.training.setup import accumulation, build_learner, check_data, overview
+from zipflm.training.setup import accumulation, check_data, overview
 from zipflm.training.signals import StopSignal
-from zipflm.training.stream import Stream, block_at
-from zipflm.training.tally import Tally
+from zipflm.training.stream import block_at
 from zipflm.training.validation import validate
-
-_SHARE = "--out must be a folder that all machines share"
 
 
 def train(
@@ -70,11 +65,10 @@ def train(
         log = Log(
             folder, config.training.max_updates, not process.is_first, config.training.tensorboard
         )
-        found = folder.newest_contents(log.say) if resume else None
-        done = found.state.update if found else None
+        # All look at the folder before the first process changes it, and after.
+        found = start.newest_good(folder, process, log.say) if resume else None
+        done = found.update if found else None
         held = folder.config() if found else None
-        # All have looked at the folder before the first process changes it, and after.
-        distributed.require_same("the newest checkpoint's update", done, process, _SHARE)
         if done is not None and done >= config.training.max_updates:
             log.say(
                 f"{out}: already finished (update {done} of {config.training.max_updates}); to go "
@@ -95,8 +89,8 @@ def train(
                 log.say(line)
             for line in _warnings(config, data, process, done or 0, held):
                 log.say(f"warning: {line}")
-            with memory.model_explained(config):
-                run = _start(config, data, folder, process, log, found)
+            with memory.model_explained(config, process):
+                run = start.begin(config, data, folder, process, log, found)
             try:
                 return _loop(run, Saver(run, keep), stop)
             except RuntimeError as error:
@@ -217,46 +211,6 @@ def _is_due(update: int, every: int) -> bool:
 
 def _seed(seed: int, update: int, rank: int) -> int:
     return ((seed * 1_000_003 + update) * 65_537 + rank) % (1 << 62)
-
-
-# --- Before the first update. ---
-
-
-def _start(
-    config: Config,
-    data: DataFolder,
-    folder: RunFolder,
-    process: Process,
-    log: Log,
-    found: Contents | None,
-) -> Run:
-    """A run at its beginning, or where a checkpoint left it."""
-    model = untrained_model(config, data.vocabulary)
-    if found is not None:
-        model.load_state_dict(found.weights)
-    ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
-    learner = build_learner(config, model, process, ends_word)
-    update, place, tally = 0, Place(), Tally()
-    if found is not None:
-        state = found.state
-        assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
-        optimizers.load_tensors(learner.optimizers, model, found.optimizer)
-        learner.scale.load(state.loss_scale)
-        update, place, tally = state.update, state.place, _tally(state)
-        log.say(f"resuming after update {update}")
-    stream = Stream(config, data.tokens("train"), process, place, block_at(config, update))
-    return Run(config, data, folder, process, learner, stream, tally, log, update)
-
-
-def _tally(state: TrainingState) -> Tally:
-    return Tally(
-        state.seconds,
-        state.skipped,
-        update=state.update,
-        skipped_in_a_row=state.skipped_in_a_row,
-        since_report=state.since_report,
-        compile_seconds=state.compile_seconds,
-    )
 
 
 # --- Between two updates. ---

@@ -1,0 +1,97 @@
+"""A run at its beginning, or where a checkpoint left it; each process reads only its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+
+from zipflm.config import Config
+from zipflm.data.folder import DataFolder
+from zipflm.model.language_model import LanguageModel
+from zipflm.runs.building import Values, empty_model, first_values
+from zipflm.runs.checkpoint import Checkpoint
+from zipflm.runs.folder import RunFolder, problem_alone
+from zipflm.runs.records import Place, TrainingState
+from zipflm.training import distributed, optimizers
+from zipflm.training.distributed import Process
+from zipflm.training.log import Log
+from zipflm.training.run import Run
+from zipflm.training.setup import build_learner
+from zipflm.training.stream import Stream, block_at
+from zipflm.training.tally import Tally
+
+_SHARE = "--out must be a folder that all machines share"
+
+
+def newest_good(
+    folder: RunFolder, process: Process, warn: Callable[[str], None]
+) -> Checkpoint | None:
+    """The checkpoint to resume from: each process verifies some of its files.
+
+    ValueError in all of them if they do not see the same checkpoints.
+    """
+
+    def problem_of(checkpoint: Checkpoint | None) -> str | None:
+        update = None if checkpoint is None else checkpoint.update
+        distributed.require_same("the newest checkpoint's update", update, process, _SHARE)
+        problem = problem_alone(checkpoint, (process.rank, process.world_size))
+        return distributed.problem_anywhere(problem, process)
+
+    return folder.newest_good(warn, problem_of)
+
+
+def begin(
+    config: Config,
+    data: DataFolder,
+    folder: RunFolder,
+    process: Process,
+    log: Log,
+    found: Checkpoint | None,
+) -> Run:
+    """The run, ready for its next update."""
+    model = empty_model(config, data.vocabulary)
+    seed = config.training.seed
+    values = first_values(model, seed) if found is None else _stored_values(model, found)
+    ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
+    learner = build_learner(config, model, process, ends_word, values)
+    update, place, tally = 0, Place(), Tally()
+    if found is not None:
+        state = found.state()
+        assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
+        optimizers.load_tensors(learner.optimizers, model, found.stored_optimizer())
+        learner.scale.load(state.loss_scale)
+        update, place, tally = state.update, state.place, _tally(state)
+        log.say(f"resuming after update {update}")
+    stream = Stream(config, data.tokens("train"), process, place, block_at(config, update))
+    return Run(config, data, folder, process, learner, stream, tally, log, update)
+
+
+def _stored_values(model: LanguageModel, checkpoint: Checkpoint) -> Values:
+    """The weights of a checkpoint; ValueError if they are those of another model."""
+    stored = checkpoint.stored_weights()
+    shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
+    held = {name: stored.shape(name) for name in stored.names}
+    for name in sorted(shapes.keys() | held.keys()):
+        if shapes.get(name) != held.get(name):
+            _refuse(checkpoint, name, held.get(name), shapes.get(name))
+    return stored.read
+
+
+def _refuse(checkpoint: Checkpoint, name: str, held: object, needed: object) -> NoReturn:
+    raise ValueError(
+        f"{checkpoint.path}: its {name} is {held or 'missing'}, and the model's {needed or 'none'};"
+        " resume from a checkpoint of this run"
+    )
+
+
+def _tally(state: TrainingState) -> Tally:
+    return Tally(
+        state.seconds,
+        state.skipped,
+        update=state.update,
+        skipped_in_a_row=state.skipped_in_a_row,
+        since_report=state.since_report,
+        compile_seconds=state.compile_seconds,
+    )
