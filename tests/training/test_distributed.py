@@ -20,9 +20,14 @@ from training_runs import (
     weights,
 )
 
+from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
+from zipflm.runs.building import empty_model, first_values
 from zipflm.runs.folder import RunFolder
+from zipflm.training import step
 from zipflm.training.distributed import Process, add_up, started
+from zipflm.training.filling import local_shard
+from zipflm.training.setup import build_learner
 from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
@@ -122,6 +127,38 @@ def test_tables_may_be_sharded_for_a_part_of_a_run(word_data, tmp_path):
     run_together(word_data, tmp_path / "mixed", *settings, updates(7), TABLES, processes=2)
     run(word_data, tmp_path / "mixed", *settings, updates(9), TABLES, resume=True)
     assert_close(weights(tmp_path / "mixed"), weights(tmp_path / "one"), **TOLERANCE)
+
+
+def hold_own_rows(path):
+    """Train for one update, and assert that nothing in it is larger than this process's rows."""
+    data = DataFolder.open(path)
+    config = config_of(
+        data, TABLES, "training.optimizer=AdamW", "training.tokens_per_update=192", *SAME
+    )
+    with started("cpu") as process:
+        model = empty_model(config, data.vocabulary)
+        learner = build_learner(config, model, process, values=first_values(model, seed=1))
+        words = torch.arange(32).view(2, 16) + process.rank
+        batch = Batch(words, words + 1, torch.ones_like(words, dtype=torch.bool))
+        nll = step.forward(learner, batch)
+        step.backward(learner, nll)
+        held = {p: [local_shard(p), local_shard(p.grad)] for p in learner.tables}
+        step.apply_gradients(learner, step.sums_of(learner, batch, nll))
+        (optimizer,) = learner.optimizers
+        names = {name for name, p in model.named_parameters() if p in held}
+        assert names == {f"input.embeddings.{band}" for band in range(3)} | {"output.clusters"}
+        for p, tensors in held.items():
+            state = optimizer.state[p]
+            tensors += [local_shard(state[key]) for key in ("exp_avg", "exp_avg_sq")]
+            most = -(-len(p) // process.world_size) * p.shape[1]
+            for tensor in tensors:
+                assert tensor.untyped_storage().nbytes() <= most * tensor.itemsize
+            number = torch.tensor([tensor.numel() for tensor in tensors])
+            assert add_up(number, process).tolist() == [p.numel()] * len(tensors)
+
+
+def test_a_process_holds_its_own_rows_their_gradients_and_their_state_alone(word_data):
+    assert in_processes(3, hold_own_rows, word_data.path) == [0] * 3
 
 
 def test_machines_that_do_not_share_the_run_folder_are_told(word_data, tmp_path):

@@ -146,15 +146,10 @@ class TableShards:
         ) -> Tensor:
             hidden_NE = autocast(hidden_NE)
             tables = (table,) if isinstance(table, Tensor) else table
+            own_A = self._own_targets(tables, targets_A)
             weights = [_local(each).to(hidden_NE.dtype) for each in tables]
             nll_N: Tensor = _Nll.apply(  # type: ignore[no-untyped-call]
-                hidden_NE,
-                weights[0] if len(weights) == 1 else torch.cat(weights),
-                self._own_targets(tables, targets_A),
-                active_A,
-                self,
-                impl,
-                rows,
+                hidden_NE, own_A, active_A, self, impl, rows, *weights
             )
             return nll_N.sum() if nll is linear_nll_sum else nll_N
 
@@ -237,13 +232,14 @@ class _Nll(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden_NE: Tensor,
-        weight_VE: Tensor,
         targets_A: Tensor,
         active_A: Tensor,
         shards: TableShards,
         impl: Impl,
         rows: Rows,
+        *weights: Tensor,
     ) -> Tensor:
+        weight_VE = weights[0] if len(weights) == 1 else torch.cat(weights)
         num_tokens, most = len(hidden_NE), len(targets_A) // shards.size
         hidden_AE = shards.gather(_padded(hidden_NE, most))
         statistics = part_statistics(hidden_AE, weight_VE, targets_A, active_A, impl, rows=rows)
@@ -256,20 +252,24 @@ class _Nll(torch.autograd.Function):
         if any(ctx.needs_input_grad):
             lse_A = shards.gather(lse_M)
             ctx.save_for_backward(hidden_AE, weight_VE, targets_A, active_A, lse_A)
-            ctx.rest = num_tokens, shards, impl, rows
+            ctx.sizes = num_tokens, [len(weight) for weight in weights]
+            ctx.how = shards, impl, rows
         return nll_M[:num_tokens]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
-        num_tokens, shards, impl, rows = ctx.rest
+        (num_tokens, sizes), (shards, impl, rows) = ctx.sizes, ctx.how
         hidden_AE, weight_VE, targets_A, active_A, lse_A = ctx.saved_tensors
         grad_A = shards.gather(_padded(grad_N, len(lse_A) // shards.size))
         d_hidden_AE, d_weight_VE = part_gradients(
             grad_A, hidden_AE, weight_VE, targets_A, active_A, lse_A, impl, rows=rows
         )
         d_hidden_NE = shards.sum_of_own(d_hidden_AE)[:num_tokens]
-        return d_hidden_NE, d_weight_VE, None, None, None, None, None
+        first, *others = d_weight_VE.split(sizes)
+        # A part of the whole would keep all of it in memory; these are few rows.
+        copies = [other.clone() for other in others]
+        return d_hidden_NE, None, None, None, None, None, first, *copies
 
 
 def _local(table: Tensor) -> Tensor:
