@@ -49,14 +49,19 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
         try:
             yield unfinished
             unfinished.chmod(0o777 & ~_umask())
-            flush_tree(unfinished)
-            if os.name == "nt" and final.exists():
-                final.rmdir()  # empty, as was checked; Windows renames onto nothing that is there
-            os.rename(unfinished, final)
+            give_its_name(unfinished, final)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        flush_rename(final.parent)
+
+
+def give_its_name(unfinished: Path, final: Path) -> None:
+    """Rename a folder that is complete, once all of it is on the disk."""
+    flush_tree(unfinished)
+    if os.name == "nt" and final.exists():
+        final.rmdir()  # empty, as was checked; Windows renames onto nothing that is there
+    os.rename(unfinished, final)
+    flush_rename(final.parent)
 
 
 def clear_abandoned(out: str | PathLike[str]) -> None:

@@ -109,14 +109,14 @@ def test_what_is_dumped_and_loaded_goes_on_bit_for_bit(word_data, tmp_path, conf
     model, resumed = (LanguageModel(config_of(word_data)) for _ in range(2))
     built, again = optimizers.build(config, model), optimizers.build(config, resumed)
     learn(model, built, range(3))
-    saved = optimizers.dump_tensors(built, model)
+    saved = optimizers.state_tensors(built, model)
     assert {place.rpartition("/")[0] for place in saved} == set(names_of(model).values())
     resumed.load_state_dict(model.state_dict())
     optimizers.load_tensors(again, resumed, stored(saved, tmp_path))
     for each, its in ((model, built), (resumed, again)):
         learn(each, its, range(3, 6))
     assert_same(dict(resumed.state_dict()), dict(model.state_dict()))
-    assert_same(optimizers.dump_tensors(again, resumed), optimizers.dump_tensors(built, model))
+    assert_same(optimizers.state_tensors(again, resumed), optimizers.dump_tensors(built, model))
 
 
 def test_the_state_of_another_version_is_refused(tmp_path):

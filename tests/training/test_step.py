@@ -51,7 +51,7 @@ def learn(learner, batches):
 
 def snapshot(learner):
     tensors = {k: v.clone() for k, v in learner.model.state_dict().items()}
-    return tensors | optimizers.dump_tensors(learner.optimizers, learner.model)
+    return tensors | optimizers.state_tensors(learner.optimizers, learner.model)
 
 
 def test_accumulating_equals_one_large_batch(word_data):

@@ -249,18 +249,24 @@ def save(root: Path, contents: Contents) -> Checkpoint:
 
     OSError if that fails, after which everything saved before is as it was.
     """
-    final = root / f"update-{contents.state.update:08d}"
+    final = checkpoint_path(root, contents.state.update)
     try:
         with new_folder(final) as folder:
-            _write_files(folder, contents)
+            save_file(contents.weights, folder / WEIGHTS)
+            save_file(contents.optimizer, folder / _OPTIMIZER)
+            write_all_but_tensors(folder, contents)
+            seal(folder)
     except SafetensorError as error:  # its way of saying "disk full"
         raise OSError(f"{final}: {error}") from error
     return Checkpoint(final)
 
 
-def _write_files(folder: Path, contents: Contents) -> None:
-    save_file(contents.weights, folder / WEIGHTS)
-    save_file(contents.optimizer, folder / _OPTIMIZER)
+def checkpoint_path(root: Path, update: int) -> Path:
+    """Where the folder `root` has the checkpoint of that update."""
+    return root / f"update-{update:08d}"
+
+
+def write_all_but_tensors(folder: Path, contents: Contents) -> None:
     write_record(folder / _STATE, contents.state, State)
     write_record(folder / _CONFIG, contents.config)
     contents.vocabulary.save(folder / VOCABULARY_FILE)
@@ -268,7 +274,6 @@ def _write_files(folder: Path, contents: Contents) -> None:
         contents.codes.save(folder / CODES_FILE)
     if not contents.splitting.is_plain:
         write_record(folder / SPLITTING_FILE, contents.splitting)
-    seal(folder)
 
 
 def _mapped_tensors(path: Path) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from zipflm.config import AdamW, Muon, Nesterov, OptimizerConfig
 from zipflm.runs.stored_tensors import StoredTensors
-from zipflm.training.distributed import whole
 from zipflm.training.filling import like_shard, part_here
 from zipflm.training.muon import StackedMuon
 from zipflm.training.nesterov import NesterovMomentum
@@ -132,21 +131,21 @@ def step(optimizers: Sequence[Optimizer], divisor: Tensor, bad: Tensor) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def dump_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str, Tensor]:
-    """The state of all optimizers, keyed `weight/state`; every process must call this.
+def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str, Tensor]:
+    """The state of all optimizers, keyed `weight/state`, sharded where the weights are.
 
-    On the CPU these are the optimizers' own tensors: save them before the next update.
+    These are the optimizers' own tensors: save them before the next update.
     """
     owners = _owners(optimizers)
     return {
-        f"{name}/{key}": whole(value)
+        f"{name}/{key}": value
         for name, param in model.named_parameters()
         for key, value in owners[param].state[param].items()
     }
 
 
 def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: StoredTensors) -> None:
-    """Restore what `dump_tensors` returned, of sharded weights only what belongs to our shards."""
+    """Restore what `state_tensors` returned, of sharded weights only what belongs to our shards."""
     owners, params = _owners(optimizers), dict(model.named_parameters())
     for place in stored.names:
         name, _, key = place.rpartition("/")

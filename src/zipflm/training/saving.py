@@ -7,18 +7,19 @@ the valid set; until then the ones before it stay, however few are to be kept.
 
 from __future__ import annotations
 
-import torch
+from dataclasses import replace
 
 from zipflm.runs.checkpoint import Contents
 from zipflm.runs.records import TrainingState, Validation
-from zipflm.training import distributed, optimizers
+from zipflm.training import optimizers
 from zipflm.training.run import Run
+from zipflm.training.sharded_saving import BackgroundSaving
 
 
 class Saver:
-    """Writes the checkpoints of a run and removes those it no longer needs, in the first process.
+    """Writes the checkpoints of a run and removes those it no longer needs.
 
-    The other processes come along: they hold parts of what is saved, and know what was.
+    A process alone writes all of it and then goes on; several write their shards while they go on.
     """
 
     def __init__(self, run: Run, keep: int) -> None:
@@ -26,12 +27,16 @@ class Saver:
         checkpoint that has yet to be proven."""
         self._run, self._keep = run, keep
         self.newest = run.update
-        """The update of the newest checkpoint, 0 if there is none."""
+        """The update of the newest checkpoint that is known to be there, 0 if there is none."""
         self._is_proven = run.update == 0
+        is_alone = run.process.world_size == 1
+        self._background = None if is_alone else BackgroundSaving(run.process)
+        self._saving: TrainingState | None = None
+        """Of the checkpoint that is being saved in the background."""
 
-    @property
     def doubtful(self) -> int | None:
         """The update of the newest checkpoint, if it is not known to be good."""
+        self.wait()
         return None if self._is_proven else self.newest
 
     def save(self, valid: Validation | None, must: bool) -> None:
@@ -47,41 +52,54 @@ class Saver:
                 "had a non-finite loss or gradient"
             )
             return
+        self.wait()
         state = _state(run, self._keep, valid)
-        if self._write(state, must):
-            self.newest, self._is_proven = run.update, state.is_proven
-            if self._is_proven:
-                self._prune()
+        if self._background is None:
+            self._conclude(state, _failure(run, state), must)
+            return
+        self._background.start(run.folder.checkpoints_path, _contents(run, state))
+        self._saving = state
+        if must:
+            self.wait(must=True)
+
+    def wait(self, must: bool = False) -> None:
+        """Until nothing is being saved in the background; OSError if it failed and must not."""
+        if self._background is None or self._saving is None:
+            return
+        state, self._saving = self._saving, None
+        self._conclude(state, self._background.wait(), must)
 
     def see(self, last_good: int | None) -> None:
         """Remove old checkpoints if this update, the last that was not skipped, proves the newest:
         it started from it, or from what became of it."""
+        if self._background is not None and self._background.is_done:
+            self.wait()
         if not self._is_proven and last_good is not None and last_good > self.newest:
             self._is_proven = True
             self._prune()
 
-    def _write(self, state: TrainingState, must: bool) -> bool:
-        """Whether it was written, in every process."""
+    def close(self) -> None:
+        """For the end of a run, whatever ended it: what is being saved is worth waiting for."""
+        if self._background is not None:
+            self.wait()
+            self._background.close()
+
+    def _conclude(self, state: TrainingState, failure: OSError | None, must: bool) -> None:
+        """A checkpoint was saved, or was not."""
         run = self._run
-        contents = _contents(run, state)
-        failure = None
-        if run.process.is_first:
-            try:
-                run.folder.save(contents)
-            except OSError as error:
-                failure = error
-        failures = torch.tensor(float(failure is not None), device=run.process.device)
-        has_failed = distributed.add_up(failures, run.process).item() > 0
-        if failure is not None:
-            good = run.folder.checkpoints()
-            message = (
-                f"could not save update {run.update} ({failure}); the last good checkpoint is "
-                f"{good[0].path if good else 'none'}; make room there"
-            )
-            if must:
-                raise OSError(f"{message} and resume the run") from failure
-            run.log.say(f"{message}, the run goes on and will try again")
-        return not has_failed
+        if failure is None:
+            self.newest, self._is_proven = state.update, state.is_proven
+            if self._is_proven:
+                self._prune()
+            return
+        good = run.folder.checkpoints()
+        message = (
+            f"could not save update {state.update} ({failure}); the last good checkpoint is "
+            f"{good[0].path if good else 'none'}; make room there"
+        )
+        if must:
+            raise OSError(f"{message} and resume the run") from failure
+        run.log.say(f"{message}, the run goes on and will try again")
 
     def _prune(self) -> None:
         if not self._run.process.is_first:
@@ -90,6 +108,20 @@ class Saver:
             self._run.folder.prune(self._keep)
         except OSError as error:
             self._run.log.say(f"could not remove an old checkpoint ({error}); the run goes on")
+
+
+def _failure(run: Run, state: TrainingState) -> OSError | None:
+    """Save here and now; why that failed, if it did."""
+    contents = _contents(run, state)
+    weights, optimizer = (
+        {name: tensor.cpu() for name, tensor in tensors.items()}
+        for tensors in (contents.weights, contents.optimizer)
+    )
+    try:
+        run.folder.save(replace(contents, weights=weights, optimizer=optimizer))
+    except OSError as error:
+        return error
+    return None
 
 
 def _state(run: Run, keep: int, valid: Validation | None) -> TrainingState:
@@ -113,10 +145,10 @@ def _state(run: Run, keep: int, valid: Validation | None) -> TrainingState:
 
 
 def _contents(run: Run, state: TrainingState) -> Contents:
-    """All of a checkpoint; sharded tensors are gathered, so every process takes part."""
+    """All of a checkpoint, with the tensors of the run itself, sharded where they are."""
     model, data = run.learner.model, run.data
-    weights = {k: distributed.whole(v) for k, v in model.state_dict().items()}
-    tensors = optimizers.dump_tensors(run.learner.optimizers, model)
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    tensors = optimizers.state_tensors(run.learner.optimizers, model)
     return Contents(
         weights, tensors, state, run.config, data.vocabulary, data.codes, data.splitting
     )

@@ -19,6 +19,7 @@ from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.watching import watched_by
 from zipflm.runs import resume as resuming
+from zipflm.runs.checkpoint import checkpoint_path
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Validation
 from zipflm.training import advice, distributed, memory, optimizers, start, step, throughput
@@ -91,14 +92,16 @@ def train(
                 log.say(f"warning: {line}")
             with memory.model_explained(config, process):
                 run = start.begin(config, data, folder, process, log, found)
+            saver = Saver(run, keep)
             try:
-                return _loop(run, Saver(run, keep), stop)
+                return _loop(run, saver, stop)
             except RuntimeError as error:
                 if not memory.is_out_of_memory(error):
                     raise
                 raise ValueError(memory.explanation(error, config, run.learner)) from None
             finally:
                 run.stream.close()
+                saver.close()
 
 
 def _warnings(
@@ -158,8 +161,10 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     tally.pause()
     tally.see(results.drain())
     saver.see(tally.last_good)
-    if saver.newest < run.update:
-        saver.save(None, must=True)
+    with run.log.doing("saving"):
+        saver.wait()
+        if saver.newest < run.update:
+            saver.save(None, must=True)
     is_finished = run.update >= training.max_updates
     if not is_finished:
         saved = f"after update {run.update} and saved in" if run.update else "before update 1 in"
@@ -269,8 +274,9 @@ def _stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
     save_file(tensors, run.folder.path / f"bad-batch-{run.process.rank}.safetensors")
     numbers = "0" if run.process.world_size == 1 else "*"
     remedy = "lower the learning rate, or use training.precision=bfloat16 or float32"
-    if saver.doubtful:
-        newest = run.folder.checkpoints_path / f"update-{saver.doubtful:08d}"
+    doubtful = saver.doubtful()
+    if doubtful:
+        newest = checkpoint_path(run.folder.checkpoints_path, doubtful)
         remedy += f"; {newest} may be spoilt already: remove it to resume from the one before"
     raise ValueError(
         f"training.max_bad_updates={run.config.training.max_bad_updates}: so many updates in a row "
