@@ -266,7 +266,7 @@ class _Nll(torch.autograd.Function):
             grad_A, hidden_AE, weight_VE, targets_A, active_A, lse_A, impl, rows=rows
         )
         d_hidden_NE = shards.sum_of_own(d_hidden_AE)[:num_tokens]
-        first, *others = d_weight_VE.split(sizes)
+        first, *others = torch.split(d_weight_VE, sizes)
         # A part of the whole would keep all of it in memory; these are few rows.
         copies = [other.clone() for other in others]
         return d_hidden_NE, None, None, None, None, None, first, *copies

@@ -83,6 +83,9 @@ def overview(config: Config, process: Process) -> Iterator[str]:
     for part, count in parts.items():
         yield f"  {part:{width}}  {count:>13,}"
     yield from dict.fromkeys(_update_line(config, process, block) for block in blocks_of(config))
+    if config.training.tables == "sharded" and process.world_size > 1:
+        rest = "; of the model, the decoder alone is compiled" if config.training.compile else ""
+        yield f"each of {process.world_size} devices has its own rows of the tables{rest}"
 
 
 def _update_line(config: Config, process: Process, block: int) -> str:
