@@ -117,12 +117,39 @@ def work(function, *arguments):
     dist.destroy_process_group()
 
 
+def count_bytes(shards):
+    """Assert that a process sends what the module says: float64 vectors, one tied adaptive pair."""
+    sent = 0
+
+    class Counting(TableShards):
+        def gather(self, own):
+            nonlocal sent
+            sent += (self.size - 1) * own.nbytes
+            return super().gather(own)
+
+        def exchange(self, for_each):
+            nonlocal sent
+            sent += (self.size - 1) * for_each.nbytes // self.size
+            return super().exchange(for_each)
+
+    shards.__class__, size = Counting, shards.size
+    pair = Pair("ADP-T").double()
+    shard_tables(pair, shards)
+    words, targets, scored = tokens(0)
+    run(pair, words, targets, scored, "nll_sum")
+    total, widths, bands = size * words.numel(), sum(BANDS.widths), BANDS.num_bands
+    # Statistics of float64 vectors are of 8 bytes, too.
+    expected = 2 * total * widths * 8 + 2 * total * widths * 8 + total * (16 + 32 * bands)
+    assert sent == expected * (size - 1) // size
+
+
 def compare_all(shards):
     for name in PAIRS:
         compare(name, shards, "nll")
         compare(name, shards, "nll_sum")
     compare("ADP-T", shards, "nll", highest=100)  # all but one band empty
     compare("SM", shards, "nll", highest=5)  # one process owns all there is
+    count_bytes(shards)
 
 
 @pytest.mark.parametrize("processes", [2, 3])

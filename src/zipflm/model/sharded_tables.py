@@ -12,19 +12,25 @@ of its own, so for every table the tokens must come to the rows.
               (`kernels.linear_nll_part`); two numbers per token and process go back to the token's
               process, which makes nll of them.
 
-The backward pass is the transpose: gathered gradients and summed shares. A process has the whole
-gradient of its own rows, over the tokens of all processes: nothing about a table is averaged or
-exchanged afterwards. Results are those of one process, up to the order in which floats are added.
+The backward pass is the transpose: gathered gradients and summed shares. A process then has the
+whole gradient of its own rows, over the tokens of all processes; nothing more is exchanged. Results
+are those of one process, up to the order in which floats are added.
 
-A process may have fewer tokens than another, or none that counts; rows are padded to the largest
+A process may have fewer tokens than another, or none that is scored: all are padded to the largest
 number, which the hosts tell each other, so that no device is waited for. Rows are cut as
-`torch.chunk` cuts them: the last processes have fewer, or none. The rows of the classes in an
-adaptive softmax are spread like words.
+`torch.chunk` cuts them, so the last processes may have fewer, or none. The rows of the classes in
+an adaptive softmax are spread like words.
 
-What is sent per token and process, with P processes and in elements of the products' dtype: (P - 1)
-times the width of all bands together for the input, as much for its gradient, and the same again
-twice for each band of the output; besides that (P - 1) times a few numbers. It grows with P and
-does not depend on the number of words, whereas gradients of replicated tables grow with the words.
+For an update of T tokens, over all P processes, each process sends, and receives, (P - 1) / P times
+
+    2 T x F x s     bytes of looked-up vectors and their gradients
+    2 T x E x s     bytes of hidden vectors and their gradients, for each band of the output
+    T x (16 + 16B)  bytes besides: ids and targets (8 each), and for each of the B bands of the output
+                    two statistics, a log-sum-exp and a gradient (4 each)
+
+where s is the size of a number in the products' dtype. This depends neither on P nor on the number
+of words. (The gradients of replicated tables cost each process about twice their size instead.)
+What it takes in memory are the vectors of all tokens that the processes have at a time.
 
 Shapes: N tokens of this process, M tokens padded to the most that a process has, A = P x M tokens
 of all processes, E width of a band, F width of all bands together, V rows of this process.
@@ -116,10 +122,10 @@ class TableShards:
             padding = None if padding_idx is None else padding_idx - first
             if padding is not None and not 0 <= padding < len(local_VE):
                 padding = None
-            rows_AE = F.embedding(place_A.where(here_A, 0), rows_VE, padding)
+            # In the precision in which the product behind would take them.
+            rows_AE = autocast(F.embedding(place_A.where(here_A, 0), rows_VE, padding))
             slices.append(rows_AE.masked_fill(~here_A.unsqueeze(1), 0.0))
-        # In the precision in which the product behind would take them.
-        shares_AF = autocast(torch.cat(slices, dim=1))
+        shares_AF = torch.cat(slices, dim=1)
         vectors_MF: Tensor = _SumOfOwn.apply(shares_AF, self)  # type: ignore[no-untyped-call]
         vectors_NF = vectors_MF[: words.numel()]
         return vectors_NF.view(*words.shape, vectors_NF.shape[1])
