@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,20 @@ _VERIFIED = ".verified.json"
 _YOUNG_SECONDS = 2.0
 
 
-def seal(folder: Path, known: Mapping[str, str] | None = None) -> None:
-    """Write the checksums of all files of a folder, of which some may be `known` already."""
+def seal(
+    folder: Path,
+    known: Mapping[str, str] | None = None,
+    leaving_out: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Write the checksums of all files of a folder, of which some may be `known` already.
+
+    Files whose names are to be left out, such as those that are about to be removed, are none of
+    the folder from now on.
+    """
     known = known or {}
     others = (CHECKSUMS, _VERIFIED)
-    names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in others)
+    there = [p.name for p in folder.iterdir() if p.is_file() and p.name not in others]
+    names = sorted(name for name in there if not leaving_out(name))
     sums = {name: known.get(name) or file_hash(folder / name) for name in names}
     write_whole(folder / CHECKSUMS, json.dumps(sums, indent=1) + "\n")
 

@@ -15,6 +15,7 @@ import sys
 # Importing a module of commands registers them with the app.
 from zipflm.cli import (
     bands,
+    checkpoints,
     discovery,
     exchange,
     making,
@@ -29,6 +30,7 @@ from zipflm.troubles import in_words
 __all__ = [
     "app",
     "bands",
+    "checkpoints",
     "discovery",
     "exchange",
     "main",

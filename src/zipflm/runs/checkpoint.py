@@ -47,7 +47,7 @@ from zipflm.runs.records import State, TrainingState
 from zipflm.runs.stored_tensors import StoredTensors
 
 WEIGHTS = "weights.safetensors"
-_OPTIMIZER = "optimizer.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
 _CONFIG = "config.json"
 _NEEDED = (_STATE, _CONFIG, VOCABULARY_FILE)
@@ -97,15 +97,15 @@ class Checkpoint:
                 raise ValueError(
                     f"{self.path / CHECKSUMS}: {quoted(name)} is no file of the folder"
                 )
-        if not any(map(_SHARD.fullmatch, sums)):
-            there = [_OPTIMIZER] if os.path.lexists(self.path / _OPTIMIZER) else []
+        if not any(map(is_shard, sums)):
+            there = [OPTIMIZER] if os.path.lexists(self.path / OPTIMIZER) else []
             read_checksums(self.path, (WEIGHTS, *there))
         return sums
 
     @property
     def is_sharded(self) -> bool:
         """Whether it is as several processes saved it."""
-        return any(map(_SHARD.fullmatch, self.checksums))
+        return any(map(is_shard, self.checksums))
 
     def _shards(self, number: str) -> list[str]:
         """The files with shards of the weights, number 1, or of the optimizer's state, 2."""
@@ -118,7 +118,7 @@ class Checkpoint:
 
     @property
     def optimizer_files(self) -> list[str]:
-        return self._shards("2") if self.is_sharded else [_OPTIMIZER]
+        return self._shards("2") if self.is_sharded else [OPTIMIZER]
 
     @property
     def weights_hash(self) -> str:
@@ -140,7 +140,7 @@ class Checkpoint:
                 require_unchanged(self.path, name, self.checksums)
 
     def _require_shard(self, name: str) -> None:
-        if _SHARD.fullmatch(name) and not (self.path / name).exists():
+        if is_shard(name) and not (self.path / name).exists():
             raise ValueError(
                 f"{self.path / name}: missing; the {len(self.weights_files)} processes of the run "
                 "saved their shards of the model side by side, and it is of no use without one of "
@@ -233,10 +233,15 @@ class Checkpoint:
         return aside
 
 
+def is_shard(name: str) -> bool:
+    """Whether a file of that name has the shards of one process."""
+    return _SHARD.fullmatch(name) is not None
+
+
 def is_checkpoint(folder: Path) -> bool:
     if (folder / WEIGHTS).is_file():
         return True
-    return folder.is_dir() and any(_SHARD.fullmatch(path.name) for path in folder.iterdir())
+    return folder.is_dir() and any(is_shard(path.name) for path in folder.iterdir())
 
 
 def has_checkpoint_name(folder: Path) -> bool:
@@ -253,7 +258,7 @@ def save(root: Path, contents: Contents) -> Checkpoint:
     try:
         with new_folder(final) as folder:
             save_file(contents.weights, folder / WEIGHTS)
-            save_file(contents.optimizer, folder / _OPTIMIZER)
+            save_file(contents.optimizer, folder / OPTIMIZER)
             write_all_but_tensors(folder, contents)
             seal(folder)
     except SafetensorError as error:  # its way of saying "disk full"
