@@ -1,7 +1,6 @@
 """Every run is compiled, however many a process trains; what is not compiled is known."""
 
 import multiprocessing
-from dataclasses import replace
 
 import pytest
 import torch
@@ -204,7 +203,10 @@ def _train_together(rank, folder, config: Config, parallel, answers):
     rendezvous = f"file://{folder}/rendezvous"
     torch.distributed.init_process_group("gloo", rendezvous, rank=rank, world_size=2)
     backend = compilation.BACKEND = CountingBackend()
-    config = replace(config, training=replace(config.training, parallel=parallel))
+    if parallel == "tables":
+        config = override(config, ["training.tables=sharded"])
+    else:
+        config = override(config, [f"training.parallel={parallel}"])
     process = Process(rank, 2, torch.device("cpu"))
     learner = build_learner(config, LanguageModel(config), process)
     calls = []
@@ -222,9 +224,10 @@ def _train_together(rank, folder, config: Config, parallel, answers):
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize(("parallel", "calls"), [("ddp", 1), ("fsdp", 3)])
+@pytest.mark.parametrize(("parallel", "calls"), [("ddp", 1), ("fsdp", 3), ("tables", 3)])
 def test_validation_leaves_training_compiled_in_two_processes(word_data, tmp_path, parallel, calls):
-    """FSDP compiles layer by layer, and all three layers share a version for each length."""
+    """With FSDP and with sharded tables it is the layers that are compiled, and all three share a
+    version for each length."""
     config = config_of(word_data, "decoder.num_layers=3", "training.compile=true")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["zipflm.training.trainer", "torch._dynamo"])

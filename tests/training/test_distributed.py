@@ -1,10 +1,17 @@
 """Two processes do what one does, through gloo on the CPU."""
 
+import os
+from contextlib import redirect_stdout
+
 import pytest
 import torch
 from training_runs import (
+    SMALL,
     assert_close,
     call,
+    config_of,
+    in_processes,
+    reports,
     run,
     run_apart,
     run_together,
@@ -13,8 +20,15 @@ from training_runs import (
     weights,
 )
 
+from zipflm.data.batches import Batch
+from zipflm.data.folder import DataFolder
+from zipflm.runs.building import empty_model, first_values
 from zipflm.runs.folder import RunFolder
+from zipflm.training import step
 from zipflm.training.distributed import Process, add_up, started
+from zipflm.training.filling import local_shard
+from zipflm.training.setup import build_learner
+from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 
@@ -67,6 +81,94 @@ def test_a_run_goes_on_with_another_number_of_processes(word_data, tmp_path, par
     run_together(word_data, tmp_path / "mixed", *middle)
     run(word_data, tmp_path / "mixed", *long, resume=True)
     assert_close(weights(tmp_path / "mixed"), weights(tmp_path / "one"), **TOLERANCE)
+
+
+TABLES = "training.tables=sharded"
+# One process accumulates six batches an update. Sentences make batches of other sizes: no two
+# processes have the same number of tokens.
+SHARDED = {
+    "ddp": ("tiny/ADP-T", []),
+    "ddp, AdamW": ("tiny/ADP", ["training.optimizer=AdamW", *ADAMW]),
+    "ddp, spelt words": ("tiny/CNN", ["training.optimizer=AdamW", "input.max_bytes=8", *ADAMW]),
+    "ddp, sentences": ("tiny/SM-T", ["batches.break_mode=sentence"]),
+    "fsdp": ("tiny/ADP-T", ["training.parallel=fsdp"]),
+    "fsdp, one table": ("tiny/SM", ["training.parallel=fsdp"]),
+}
+
+
+def run_sharded_cases(path, root, names, *overrides):
+    """Runs one after the other; nothing more is drawn, and nothing more is said, than in one."""
+    torch.set_num_threads(1)
+    data = DataFolder.open(path)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), started("cpu"):
+        for name in names:
+            preset, own = SHARDED[name]
+            base = [line for line in SMALL if preset != "tiny/CNN" or not line.startswith("input.")]
+            settings = [*SAME, "training.tokens_per_update=384", *own, *overrides]
+            if "output.tail_dropout=0" in settings and "/SM" in preset:
+                settings.remove("output.tail_dropout=0")
+            config = config_of(data, *settings, preset=preset, base=base)
+            train(config, data, root / name, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("processes", "names"), [(2, ["ddp", "fsdp"]), (3, list(SHARDED))], ids=["two", "three"]
+)
+def test_sharded_tables_change_nothing(word_data, tmp_path, processes, names):
+    one, many = tmp_path / "one", tmp_path / "many"
+    run_sharded_cases(word_data.path, one, names)
+    codes = in_processes(processes, run_sharded_cases, word_data.path, many, names, TABLES)
+    assert codes == [0] * processes
+    for name in names:
+        assert_close(weights(many / name), weights(one / name), **TOLERANCE)
+        ours, theirs = (reports(root / name)[-1] for root in (many, one))
+        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-3), name
+        ours, theirs = (validations(root / name)[-1] for root in (many, one))
+        assert (ours.tokens, ours.words) == (theirs.tokens, theirs.words)
+        assert ours.nats_per_word == pytest.approx(theirs.nats_per_word, rel=1e-5)
+
+
+def test_tables_may_be_sharded_for_a_part_of_a_run(word_data, tmp_path):
+    updates = "training.max_updates={}".format
+    settings = [*SAME, "training.tokens_per_update=384"]
+    run(word_data, tmp_path / "one", *settings, updates(9))
+    run_together(word_data, tmp_path / "mixed", *settings, updates(3), TABLES, processes=3)
+    run_together(word_data, tmp_path / "mixed", *settings, updates(5), processes=2)
+    run_together(word_data, tmp_path / "mixed", *settings, updates(7), TABLES, processes=2)
+    run(word_data, tmp_path / "mixed", *settings, updates(9), TABLES, resume=True)
+    assert_close(weights(tmp_path / "mixed"), weights(tmp_path / "one"), **TOLERANCE)
+
+
+def hold_own_rows(path):
+    """Train for one update, and assert that nothing in it is larger than this process's rows."""
+    data = DataFolder.open(path)
+    config = config_of(
+        data, TABLES, "training.optimizer=AdamW", "training.tokens_per_update=192", *SAME
+    )
+    with started("cpu") as process:
+        model = empty_model(config, data.vocabulary)
+        learner = build_learner(config, model, process, values=first_values(model, seed=1))
+        words = torch.arange(32).view(2, 16) + process.rank
+        batch = Batch(words, words + 1, torch.ones_like(words, dtype=torch.bool))
+        nll = step.forward(learner, batch)
+        step.backward(learner, nll)
+        held = {p: [local_shard(p), local_shard(p.grad)] for p in learner.tables}
+        step.apply_gradients(learner, step.sums_of(learner, batch, nll))
+        (optimizer,) = learner.optimizers
+        names = {name for name, p in model.named_parameters() if p in held}
+        assert names == {f"input.embeddings.{band}" for band in range(3)} | {"output.clusters"}
+        for p, tensors in held.items():
+            state = optimizer.state[p]
+            tensors += [local_shard(state[key]) for key in ("exp_avg", "exp_avg_sq")]
+            most = -(-len(p) // process.world_size) * p.shape[1]
+            for tensor in tensors:
+                assert tensor.untyped_storage().nbytes() <= most * tensor.itemsize
+            number = torch.tensor([tensor.numel() for tensor in tensors])
+            assert add_up(number, process).tolist() == [p.numel()] * len(tensors)
+
+
+def test_a_process_holds_its_own_rows_their_gradients_and_their_state_alone(word_data):
+    assert in_processes(3, hold_own_rows, word_data.path) == [0] * 3
 
 
 def test_machines_that_do_not_share_the_run_folder_are_told(word_data, tmp_path):

@@ -76,6 +76,17 @@ def test_the_parts_in_the_overview_add_up_to_the_model(word_data):
     assert rest[len(parts) :] == ["128 tokens per update = 2 device(s) x 64 tokens x 1 accumulated"]
 
 
+def test_the_overview_says_that_tables_are_sharded(word_data):
+    config = config_of(word_data, "training.tables=sharded")
+    *_, last = overview(config, processes(2))
+    assert last == "each of 2 devices has its own rows of the tables"
+    compiled = config_of(word_data, "training.tables=sharded", "training.compile=true")
+    *_, last = overview(compiled, processes(2))
+    assert last.endswith("; of the model, the decoder alone is compiled")
+    *_, last = overview(config, processes(1))
+    assert "1 device(s)" in last
+
+
 def test_a_text_of_pieces_does_not_pass_for_words(tmp_path):
     (tmp_path / "train.txt").write_text("th@@ e c@@ at s@@ at\n" * 20)
     data = prepare(tmp_path / "d", {"train": [tmp_path / "train.txt"]})

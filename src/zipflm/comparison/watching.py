@@ -36,6 +36,7 @@ def watched_alike(config: Config, other: Config) -> Config:
             config.training,
             compile=theirs.compile,
             parallel=theirs.parallel,
+            tables=theirs.tables,
             report_every=theirs.report_every,
             validate_every=theirs.validate_every,
             validate_share=theirs.validate_share,

@@ -206,6 +206,10 @@ class TrainingConfig:
     """Compile the model with `torch.compile`."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With several processes: a whole copy of the model on each device, or a part of it."""
+    tables: Literal["replicated", "sharded"] = "replicated"
+    """With several processes: `sharded` leaves each of them its own rows of every table of words,
+    for vocabularies that fit no single device; `replicated` treats tables like the other weights.
+    The result is the same, and so is a run that changes it when it is resumed."""
     seed: int = 1
     """Of the first weights, the order of the text and dropout."""
     report_every: int = 100

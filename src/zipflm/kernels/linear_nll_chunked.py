@@ -175,15 +175,18 @@ def _gradient(
     grad_R: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """(softmax - onehot) times the gradient of each row; `logits_RV` may be overwritten."""
+    """(softmax - onehot) times the gradient of each row; `logits_RV` may be overwritten.
+
+    A target of -1 is a word that is not among these: it has no one in its row.
+    """
     if _has_row_kernels(logits_RV):
         from zipflm.kernels.softmax_rows_triton import row_gradient
 
         return row_gradient(logits_RV, num_words, lse_R, targets_R, grad_R, dtype)
     logits_RV.sub_(lse_R.unsqueeze(1)).exp_()
     logits_RV[:, num_words:] = 0.0
-    minus_one = logits_RV.new_full((1, 1), -1.0).expand(len(logits_RV), 1)
-    logits_RV.scatter_add_(1, targets_R.unsqueeze(1), minus_one)
+    minus_one_R = -(targets_R >= 0).to(logits_RV.dtype)
+    logits_RV.scatter_add_(1, targets_R.clamp(min=0).unsqueeze(1), minus_one_R.unsqueeze(1))
     return logits_RV.mul_(grad_R.unsqueeze(1)).to(dtype)
 
 

@@ -10,6 +10,7 @@ N flattened words.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor, nn
@@ -22,9 +23,15 @@ from zipflm.model import initial
 from zipflm.model.bands import Bands
 from zipflm.model.initial import Fill
 
+if TYPE_CHECKING:
+    from zipflm.model.sharded_tables import TableShards
+
 
 class FixedEmbedding(nn.Module):
     """One table, projected without bias if its width is not the decoder's."""
+
+    table_shards: TableShards | None = None
+    """Set where each process has a part of the rows (`model.sharded_tables`)."""
 
     def __init__(self, vocab_size: int, dim: int, out_dim: int, padding_idx: int | None = None):
         super().__init__()
@@ -43,7 +50,10 @@ class FixedEmbedding(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         words = checked_ids("words", words, self.vocab_size)
-        hidden: Tensor = F.embedding(words, self.table, self.padding_idx)
+        if self.table_shards is not None:
+            hidden = self.table_shards.look_up(words, [self.table], [0], self.padding_idx)
+        else:
+            hidden = F.embedding(words, self.table, self.padding_idx)
         return hidden if self.projection is None else self.projection(hidden)
 
 
@@ -54,6 +64,9 @@ class AdaptiveEmbedding(nn.Module):
     >>> AdaptiveEmbedding(bands)(torch.tensor([[3, 150, 999]])).shape
     torch.Size([1, 3, 64])
     """
+
+    table_shards: TableShards | None = None
+    """Set where each process has a part of the rows (`model.sharded_tables`)."""
 
     def __init__(self, bands: Bands, out_dim: int | None = None, *, padding_idx: int | None = None):
         """`out_dim` is the width of the result, `bands.dim` by default; `padding_idx`, a word of
@@ -91,6 +104,16 @@ class AdaptiveEmbedding(nn.Module):
         words = checked_ids("words", words, self.bands.vocab_size)
         # Each word's vector fills its band's slice of one long row, zeros elsewhere, so that
         # one product with all projections side by side serves every band.
+        if self.table_shards is not None:
+            rows = self.table_shards.look_up(
+                words, list(self.embeddings), self.bands.edges, self.padding_idx
+            )
+        else:
+            rows = self._rows(words)
+        hidden: Tensor = F.linear(rows, torch.cat(list(self.projections), 1))
+        return hidden
+
+    def _rows(self, words: Tensor) -> Tensor:
         slices = []
         for band, table in enumerate(self.embeddings):
             place = words - self.bands.edges[band]
@@ -98,8 +121,7 @@ class AdaptiveEmbedding(nn.Module):
             padding_idx = self.padding_idx if band == 0 else None
             rows = F.embedding(place.where(in_band, 0), table, padding_idx)
             slices.append(rows.masked_fill(~in_band.unsqueeze(-1), 0.0))
-        hidden: Tensor = F.linear(torch.cat(slices, dim=-1), torch.cat(list(self.projections), 1))
-        return hidden
+        return torch.cat(slices, dim=-1)
 
 
 class CharacterEmbedding(nn.Module):

@@ -10,7 +10,7 @@ Shapes: ... any leading dimensions, N flattened tokens, D model width, V words, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,18 @@ from zipflm.model.bands import Bands
 from zipflm.model.initial import Fill
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
 
+if TYPE_CHECKING:
+    from zipflm.model.sharded_tables import TableShards
+
 _Nll = Callable[..., Tensor]
 """`linear_nll` or `linear_nll_sum`."""
 
 
 class FullSoftmax(nn.Module):
     """One softmax over all words, behind a projection without bias if its table is not D wide."""
+
+    table_shards: TableShards | None = None
+    """Set where each process has a part of the rows (`model.sharded_tables`)."""
 
     def __init__(
         self,
@@ -79,6 +85,8 @@ class FullSoftmax(nn.Module):
     def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
         _require_width(hidden, self.in_dim)
         hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.vocab_size)
+        if self.table_shards is not None:
+            nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
         return nll(self._project(hidden_ND), self.weight, targets_N, scored_N, self.impl)
 
     @property
@@ -110,6 +118,9 @@ class AdaptiveSoftmax(nn.Module):
     >>> softmax(torch.randn(2, 5, 64), torch.randint(1000, (2, 5))).shape
     torch.Size([])
     """
+
+    table_shards: TableShards | None = None
+    """Set where each process has a part of the rows (`model.sharded_tables`)."""
 
     def __init__(
         self,
@@ -233,15 +244,16 @@ class AdaptiveSoftmax(nn.Module):
         _require_width(hidden, self.in_dim)
         hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.bands.vocab_size)
         hidden_ND = self._enter(hidden_ND)
+        if self.table_shards is not None:
+            nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
         edges = self.bands.edges
         # The head's target is the word itself or, behind the words, the class of its band.
         head_targets_N = targets_N
         for band in range(1, self.bands.num_bands):
             cluster = edges[1] + band - 1
             head_targets_N = head_targets_N.where(targets_N < edges[band], cluster)
-        total = nll(
-            self._project_head(hidden_ND), self._head_weight(), head_targets_N, scored_N, self.impl
-        )
+        head = self._head_weight() if self.table_shards is None else self._head_tables()
+        total = nll(self._project_head(hidden_ND), head, head_targets_N, scored_N, self.impl)
         for band in range(1, self.bands.num_bands):
             in_band_N = scored_N & (targets_N >= edges[band]) & (targets_N < edges[band + 1])
             tail_targets_N = (targets_N - edges[band]).where(in_band_N, 0)
@@ -297,7 +309,10 @@ class AdaptiveSoftmax(nn.Module):
         return dropout(F.linear(hidden, projection), self.tail_dropout, self.training)
 
     def _head_weight(self) -> Tensor:
-        return torch.cat([self._table(0), self.clusters])
+        return torch.cat(self._head_tables())
+
+    def _head_tables(self) -> tuple[Tensor, Tensor]:
+        return self._table(0), self.clusters
 
     def _table(self, band: int) -> Tensor:
         (tied_to,) = self._tied_to

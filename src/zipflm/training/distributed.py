@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
@@ -31,10 +31,12 @@ from zipflm.config import Tie
 from zipflm.evaluation.device import usable_device
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision
+from zipflm.model.sharded_tables import TableShards, shard_tables
 from zipflm.training.team import Team
 from zipflm.troubles import in_words
 
 Parallel = Literal["ddp", "fsdp"]
+Tables = Literal["replicated", "sharded"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,14 @@ def shards(process: Process, parallel: Parallel) -> bool:
     return process.world_size > 1 and parallel == "fsdp"
 
 
+def share_tables(model: LanguageModel, process: Process, tables: Tables) -> list[str]:
+    """Leave this process its own rows of the model's tables, if they are to be sharded and there is
+    somebody to share them with; the names of those of which it has a part from now on."""
+    if process.world_size == 1 or tables == "replicated":
+        return []
+    return shard_tables(model, TableShards(_mesh(process)))
+
+
 def wrap(
     scorer: nn.Module,
     model: LanguageModel,
@@ -96,17 +106,20 @@ def wrap(
     parallel: Parallel,
     policy: MixedPrecisionPolicy,
     fill: Callable[[], None],
+    tables: Sequence[str] = (),
 ) -> nn.Module:
     """`scorer`, which scores with `model`, on its device and in step with the other processes.
 
     `fill` gives the model memory and values: after it was sharded, so that there never is a whole
-    one, and before copies are compared. `policy` is FSDP's.
+    one, and before copies are compared. `policy` is FSDP's. `tables` of the model are shared in
+    another way (`share_tables`), so nobody else touches them.
     """
     if shards(process, parallel):
-        _shard(scorer, model, process, policy)
+        _shard(scorer, model, process, policy, {model.get_parameter(name) for name in tables})
     fill()
     if process.world_size == 1 or shards(process, parallel):
         return scorer
+    _hide({model.get_parameter(name) for name in tables}, scorer)
     ids = [process.device.index] if process.device.type == "cuda" else None
     with warnings.catch_warnings():
         # torch 2.13 renames `broadcast_buffers`; 2.11 knows only this name. Our buffers are
@@ -117,13 +130,37 @@ def wrap(
         )
 
 
+def _mesh(process: Process) -> DeviceMesh:
+    """All processes in a row."""
+    return init_device_mesh(process.device.type, (process.world_size,))
+
+
+def _hide(tables: set[nn.Parameter], scorer: nn.Module) -> None:
+    """Have DDP leave these alone."""
+    names = [name for name, param in scorer.named_parameters() if param in tables]
+    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(scorer, names)  # type: ignore[no-untyped-call]
+
+
 def _shard(
-    scorer: nn.Module, model: LanguageModel, process: Process, policy: MixedPrecisionPolicy
+    scorer: nn.Module,
+    model: LanguageModel,
+    process: Process,
+    policy: MixedPrecisionPolicy,
+    tables: set[nn.Parameter],
 ) -> None:
-    """Shard every layer of the decoder by itself, the tables by themselves, then what is left."""
-    mesh = init_device_mesh(process.device.type, (process.world_size,))
+    """Shard every layer of the decoder by itself, the tables by themselves, then what is left;
+    `tables` are sharded already, and the rest of their layers is small."""
+    mesh = _mesh(process)
     for layer in model.decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
+    if not tables:
+        _shard_tables(model, mesh, policy)
+    fully_shard(scorer, mesh=mesh, mp_policy=policy, ignored_params=tables)
+
+
+def _shard_tables(model: LanguageModel, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """Have FSDP shard the layers that have the tables."""
     # The backward pass begins with the output layer: its tables stay until then. Tied ones are
     # the input layer's, so that both layers are one unit, gathered once.
     if model.config.tie == Tie.NONE:
@@ -135,7 +172,6 @@ def _shard(
     # It is asked for these, never for a forward.
     for method in ("nll", "nll_sum"):
         register_fsdp_forward_method(model.output, method)
-    fully_shard(scorer, mesh=mesh, mp_policy=policy)
 
 
 def sharded_precision(precision: Precision, accumulates: bool) -> MixedPrecisionPolicy:

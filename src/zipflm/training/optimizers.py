@@ -13,6 +13,7 @@ from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from zipflm.config import AdamW, Muon, Nesterov, OptimizerConfig
@@ -58,7 +59,13 @@ def _muon(config: Muon, matrices: list[nn.Parameter]) -> Optimizer:
 
 
 def _adamw(config: AdamW, kinds: Mapping[str, list[nn.Parameter]]) -> Optimizer:
-    groups = [_adamw_group(config, kind, params) for kind, params in kinds.items() if params]
+    # An operator on many weights takes either sharded ones or whole ones.
+    groups = [
+        _adamw_group(config, kind, alike)
+        for kind, params in kinds.items()
+        for is_sharded in (False, True)
+        if (alike := [p for p in params if isinstance(p, DTensor) == is_sharded])
+    ]
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=True)
 

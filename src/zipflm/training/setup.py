@@ -83,6 +83,9 @@ def overview(config: Config, process: Process) -> Iterator[str]:
     for part, count in parts.items():
         yield f"  {part:{width}}  {count:>13,}"
     yield from dict.fromkeys(_update_line(config, process, block) for block in blocks_of(config))
+    if config.training.tables == "sharded" and process.world_size > 1:
+        rest = "; of the model, the decoder alone is compiled" if config.training.compile else ""
+        yield f"each of {process.world_size} devices has its own rows of the tables{rest}"
 
 
 def _update_line(config: Config, process: Process, block: int) -> str:
@@ -111,11 +114,13 @@ def build_learner(
     it, all do.
     """
     training = config.training
+    tables = distributed.share_tables(model, process, training.tables)
     scorer = step.Scorer(model)
     compilation = None
     if training.compile:
-        # FSDP gathers the weights of one layer at a time, between layers: not inside compiled code.
-        shards = distributed.shards(process, training.parallel)
+        # FSDP gathers the weights of one layer at a time, between layers, and tokens come to
+        # sharded tables before the first and behind the last: not inside compiled code.
+        shards = distributed.shards(process, training.parallel) or bool(tables)
         compilation = Compilation(
             model.decoder.layers if shards else [scorer], config.batches.break_mode == "none"
         )
@@ -129,9 +134,10 @@ def build_learner(
         filling.fill(model, values)
 
     policy = distributed.sharded_precision(training.precision, accumulates)
+    wrapped = distributed.wrap(scorer, model, process, training.parallel, policy, fill, tables)
     return Learner(
         model=model,
-        scorer=distributed.wrap(scorer, model, process, training.parallel, policy, fill),
+        scorer=wrapped,
         optimizers=optimizers.build(training.optimizer, model),
         scale=step.LossScale(training.precision == "float16", process.device),
         process=process,
@@ -139,4 +145,5 @@ def build_learner(
         clip_norm=training.clip_norm,
         ends_word=None if ends_word is None else ends_word.to(process.device),
         compilation=compilation,
+        tables=[model.get_parameter(name) for name in tables],
     )

@@ -31,6 +31,7 @@ from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.training import distributed, optimizers
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
+from zipflm.training.filling import local_shard
 
 _CLIP_EPS = 1e-6  # fairseq's
 _SCALE_START = 128.0  # fairseq's; the loss is a sum over tokens, so no large factor is needed
@@ -111,6 +112,8 @@ class Learner:
     """[V] on the device: whether an id ends a word. None if every id does."""
     compilation: Compilation | None = None
     """None if nothing is to be compiled."""
+    tables: Sequence[nn.Parameter] = ()
+    """Those of which each process has its own rows (`model.sharded_tables`)."""
 
     @property
     def compiled(self) -> bool | None:
@@ -169,6 +172,10 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
     nll, tokens, words, stops = distributed.add_up(totals, learner.process)
     params = [p for p in learner.model.parameters() if p.grad is not None]
     grads = [p.grad for p in params if p.grad is not None]
+    if learner.tables:
+        # Theirs are sums over the processes: averages, too, so that all can be treated alike.
+        sums_here = [local_shard(p.grad) for p in learner.tables if p.grad is not None]
+        torch._foreach_div_(sums_here, learner.process.world_size)
     # DDP and FSDP average over the processes what was meant to be a sum.
     divisor = tokens.clamp(min=1) * learner.scale.value / learner.process.world_size
     norm = _norm(grads) / divisor
@@ -181,8 +188,11 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
 
 
 def _norm(grads: Sequence[Tensor]) -> Tensor:
-    norm = torch.nn.utils.get_total_norm(grads, foreach=True)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    """Of all gradients together, in which every element counts once, whoever has it."""
+    kinds = [[g for g in grads if isinstance(g, DTensor) == is_sharded] for is_sharded in (0, 1)]
+    norms = [torch.nn.utils.get_total_norm(kind, foreach=True) for kind in kinds if kind]
+    each = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each))
 
 
 class ResultReader:

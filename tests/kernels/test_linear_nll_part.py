@@ -1,0 +1,72 @@
+"""Parts of the words, put together, are the whole."""
+
+import pytest
+import torch
+from nll_problems import NAMES, losses_and_gradients, problem, truth_of
+from numerics import assert_close
+
+from zipflm.kernels import linear_nll_part
+from zipflm.kernels.linear_nll_part import part_gradients, part_statistics
+
+# Of 131 words: an even cut, one that leaves a part without a word, and no cut at all.
+CUTS = {"three": (50, 50, 31), "an empty one": (131, 0), "one": (131,), "one word": (130, 1)}
+GRADIENT = (-1, 2)
+
+
+def in_parts(sizes, hidden, weight, targets, active):
+    """What `losses_and_gradients` gives, each part computed for itself."""
+    parts = weight.detach().split(sizes)
+    firsts = [sum(sizes[:index]) for index in range(len(sizes))]
+    locals_ = [
+        (targets - first).where((targets >= first) & (targets < first + size), -1)
+        for first, size in zip(firsts, sizes, strict=True)
+    ]
+    hidden = hidden.detach()
+    statistics = [
+        part_statistics(hidden, part, mine, active)
+        for part, mine in zip(parts, locals_, strict=True)
+    ]
+    lse = torch.stack([each[0] for each in statistics]).logsumexp(0)
+    nll = (lse - sum(each[1] for each in statistics)).where(active, 0.0)
+    grad = torch.linspace(*GRADIENT, len(nll), dtype=nll.dtype)
+    gradients = [
+        part_gradients(grad, hidden, part, mine, active, lse)
+        for part, mine in zip(parts, locals_, strict=True)
+    ]
+    d_hidden, d_weight = zip(*gradients, strict=True)
+    return nll, sum(d_hidden), torch.cat(d_weight)
+
+
+@pytest.mark.parametrize("share", [0.4, 0.0, 1.1], ids=["some", "none", "all"])
+@pytest.mark.parametrize("cut", CUTS)
+def test_parts_put_together_equal_the_whole(cut, share):
+    arguments = problem(70, 24, 131, share, torch.float64)
+    ours = in_parts(CUTS[cut], *arguments)
+    for name, mine, exact in zip(NAMES, ours, truth_of(*arguments), strict=True):
+        assert_close(mine, exact, 1e-12, name)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_so_do_the_parts_of_the_gpu_kernels(cut, monkeypatch):
+    pytest.importorskip("triton")
+    from zipflm.kernels import linear_nll_triton
+
+    monkeypatch.setattr(linear_nll_part, "_form", lambda *_: linear_nll_triton)
+    monkeypatch.setattr(linear_nll_part, "_MOST_ROWS", 32)
+    arguments = problem(70, 24, 131, 0.6)
+    ours = in_parts(CUTS[cut], *arguments)
+    for name, mine, exact in zip(NAMES, ours, truth_of(*arguments), strict=True):
+        assert_close(mine, exact, 3e-6, name)
+
+
+def test_one_part_is_what_the_operator_gives():
+    arguments = problem(33, 16, 40, 0.7)
+    whole = losses_and_gradients(linear_nll_part.linear_nll_chunked.linear_nll, *arguments)
+    for mine, theirs in zip(in_parts((40,), *arguments), whole, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_an_unknown_form_is_refused_here_too():
+    hidden, weight, targets, active = problem(2, 4, 5, 1.1)
+    with pytest.raises(ValueError, match="impl='quick': choose from"):
+        part_statistics(hidden, weight, targets, active, "quick")

@@ -1,0 +1,157 @@
+"""Several processes, each with some rows of every table, compute what one process computes."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from numerics import assert_close
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from training_runs import in_processes
+
+from zipflm.model.bands import Bands
+from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
+from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
+from zipflm.model.sharded_tables import TableShards, shard_tables
+
+pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
+
+VOCABULARY, DIM = 1003, 12
+# The second band has two words, fewer than there are processes; no width divides another.
+BANDS = Bands(VOCABULARY, (100, 102, 400), DIM, factor=1.5)
+
+
+def adaptive(tie, dim=DIM):
+    embedding = AdaptiveEmbedding(BANDS, dim, padding_idx=1)
+    tied_to = None if tie == "none" else embedding
+    return embedding, AdaptiveSoftmax(BANDS, dim, tied_to=tied_to, tie=tie)
+
+
+def fixed(tied, width=DIM):
+    embedding = FixedEmbedding(VOCABULARY, width, DIM, padding_idx=1)
+    return embedding, FullSoftmax(VOCABULARY, width, DIM, tied_to=embedding if tied else None)
+
+
+def plain_band(tie):
+    bands = Bands(VOCABULARY, (), DIM)
+    embedding = AdaptiveEmbedding(bands)
+    return embedding, AdaptiveSoftmax(bands, tied_to=embedding, tie=tie)
+
+
+PAIRS = {
+    "ADP-T": lambda: adaptive("projections"),
+    "ADP-T, embeddings": lambda: adaptive("embeddings"),
+    "ADP-T, head": lambda: adaptive("head", dim=8),
+    "ADP": lambda: adaptive("none"),
+    "ADP, projected": lambda: adaptive("none", dim=8),
+    "ASM": lambda: (FixedEmbedding(VOCABULARY, DIM, DIM, 1), adaptive("none")[1]),
+    "SM": lambda: fixed(tied=False),
+    "SM-T, BPE-T": lambda: fixed(tied=True),
+    "SM-T, projected": lambda: fixed(tied=True, width=7),
+    "one band": lambda: plain_band("projections"),
+    "CNN": lambda: (nn.Embedding(VOCABULARY, DIM), adaptive("none")[1]),
+}
+
+
+class Pair(nn.Module):
+    """A model with nothing between its layers but a matrix."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.input, self.output = PAIRS[name]()
+        with torch.random.fork_rng():
+            width = self.output.in_dim
+        self.middle = nn.Linear(width, width)
+
+
+def tokens(rank, highest=VOCABULARY):
+    """Words, targets and mask of a process: each has another number of them."""
+    generator = torch.Generator().manual_seed(rank)
+    words, targets = torch.randint(highest, (2, 2, 7 + rank), generator=generator)
+    words[0, 0] = 1  # padding
+    return words, targets, torch.rand(targets.shape, generator=generator) < 0.7
+
+
+def run(pair, words, targets, scored, ask):
+    """The hidden vectors and nll of a batch, whose gradients are left in the pair; `ask` is
+    `nll`, with a gradient of its own for every token, or `nll_sum`."""
+    embedded = pair.input(words)
+    hidden = pair.middle(embedded).tanh()
+    hidden.retain_grad()
+    nll = getattr(pair.output, ask)(hidden, targets, scored)
+    weight = torch.cos(targets.to(nll.dtype)) if ask == "nll" else torch.tensor(0.5)
+    (nll * weight).sum().backward()
+    return embedded, hidden, nll
+
+
+def compare(name, shards, ask, highest=VOCABULARY):
+    """Assert that this process's results, and the sum or its rows of gradients, are those of one
+    process with all tokens."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    whole = Pair(name).double()
+    torch.manual_seed(0)
+    part = Pair(name).double()
+    shard_tables(part, shards)
+    expected = [run(whole, *tokens(each, highest), ask) for each in range(size)][rank]
+    ours = run(part, *tokens(rank, highest), ask)
+    for what, mine, theirs in zip(("embedded", "hidden", "nll"), ours, expected, strict=True):
+        assert_close(mine, theirs, 1e-12, f"{name}, {what}")
+    assert_close(ours[1].grad, expected[1].grad, 1e-12, f"{name}, gradient of hidden")
+    gradients = {n: p.grad for n, p in whole.named_parameters()}
+    for parameter_name, parameter in part.named_parameters():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor):
+            first, end = shards.rows(len(parameter))
+            assert parameter.to_local().shape[0] == end - first
+            gradient = gradient.full_tensor()
+        else:  # of the own tokens, which DDP would add up
+            dist.all_reduce(gradient)
+        assert_close(gradient, gradients[parameter_name], 1e-12, f"{name}, {parameter_name}")
+
+
+def work(function, *arguments):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    function(TableShards(init_device_mesh("cpu", (dist.get_world_size(),))), *arguments)
+    dist.destroy_process_group()
+
+
+def count_bytes(shards):
+    """Assert that a process sends what the module says: float64 vectors, one tied adaptive pair."""
+    sent = 0
+
+    class Counting(TableShards):
+        def gather(self, own):
+            nonlocal sent
+            sent += (self.size - 1) * own.nbytes
+            return super().gather(own)
+
+        def exchange(self, for_each):
+            nonlocal sent
+            sent += (self.size - 1) * for_each.nbytes // self.size
+            return super().exchange(for_each)
+
+    shards.__class__, size = Counting, shards.size
+    pair = Pair("ADP-T").double()
+    shard_tables(pair, shards)
+    words, targets, scored = tokens(0)
+    run(pair, words, targets, scored, "nll_sum")
+    total, widths, bands = size * words.numel(), sum(BANDS.widths), BANDS.num_bands
+    # Statistics of float64 vectors are of 8 bytes, too.
+    expected = 2 * total * widths * 8 + 2 * total * widths * 8 + total * (16 + 32 * bands)
+    assert sent == expected * (size - 1) // size
+
+
+def compare_all(shards):
+    for name in PAIRS:
+        compare(name, shards, "nll")
+        compare(name, shards, "nll_sum")
+    compare("ADP-T", shards, "nll", highest=100)  # all but one band empty
+    compare("SM", shards, "nll", highest=5)  # one process owns all there is
+    count_bytes(shards)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_losses_and_gradients_are_those_of_one_process(processes):
+    assert in_processes(processes, work, compare_all) == [0] * processes
