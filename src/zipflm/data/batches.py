@@ -177,8 +177,7 @@ class Batches:
         if len(tokens.ids) == 0:
             raise ValueError("cannot cut batches from a split with no token")
         self.tokens, self.blocks = tokens, blocks
-        # A plain view of the mapped file, for which NumPy indexes without detours.
-        self._ids = np.asarray(tokens.ids)
+        self._ids = tokens.ids
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
         self._bounds = cut(tokens, blocks.break_mode, blocks.block - blocks.context)
