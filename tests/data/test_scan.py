@@ -43,22 +43,19 @@ def kinds(folder):
 
 
 def counts_of(result):
-    return {w: n for words, counts in result.word_counts() for w, n in zip(words, counts.tolist())}
+    pairs = (zip(words, counts.tolist(), strict=True) for words, counts in result.word_counts())
+    return {word: count for block in pairs for word, count in block}
 
 
 def running_words(result):
     """The text, from the ids of a vocabulary of all its words."""
-    words = ["\0", *counts_of(result)]
-    vocabulary = Vocabulary.ranked(((word, 1) for word in words[1:]), min_count=1)
-    found = [
-        vocabulary.words[i] for chunk in result.encoded(vocabulary, None) for i in chunk.ids()[0]
-    ]
-    ends = [
-        i for chunk in result.encoded(vocabulary, None) for i in np.flatnonzero(chunk.places == 0)
-    ]
-    assert len(ends) == result.num_sentences
-    is_end = np.concatenate([chunk.places == 0 for chunk in result.encoded(vocabulary, None)])
-    return ["\0" if end else word for word, end in zip(found, is_end, strict=True)]
+    vocabulary = Vocabulary.ranked(((word, 1) for word in counts_of(result)), min_count=1)
+    found = []
+    for chunk in result.encoded(vocabulary, None):
+        words = [vocabulary.words[id] for id in chunk.ids()[0]]
+        places = chunk.places.tolist()
+        found += ["\0" if p == 0 else word for word, p in zip(words, places, strict=True)]
+    return found
 
 
 @settings(max_examples=60)

@@ -184,7 +184,6 @@ class ClusterScan:
         splitting: Splitting,
         names_of_items: Sequence[str] | None = None,
         rename: Rename | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
         progress: Progress = lambda stored_bytes: None,
     ) -> None:
         """Count all words; `folder` takes what does not fit into `budget` bytes of memory.
@@ -197,7 +196,7 @@ class ClusterScan:
         self._cluster, self._counts = cluster, WordCounts(folder, budget)
         self._text = {"encoding": encoding, "errors": errors}
         self._how = errors, splitting
-        self._chunk_bytes, self._names_of_items = chunk_bytes, names_of_items
+        self._names_of_items = names_of_items
         # Workers are elsewhere: in another folder, too.
         self._names = [name if is_url(name) else os.path.abspath(name) for name in names]
         self._ranges: dict[str, list[Chunk]] = {}
@@ -243,7 +242,7 @@ class ClusterScan:
                 yield from self._ranges[name]
                 continue
             found: list[Chunk] = []
-            for chunk in chunks(name, self._chunk_bytes, **self._text):
+            for chunk in chunks(name, CHUNK_BYTES, **self._text):
                 # A stream, such as a compressed file, is read here from its beginning to its end,
                 # and is too much to be kept for the second time.
                 if chunk.data is None:

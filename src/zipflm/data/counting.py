@@ -34,6 +34,8 @@ _MOST_RUNS = 64
 """More would be too many open files, and too little memory for each."""
 _BLOCK_BYTES = 1 << 18
 _LEAST_BLOCK_BYTES = 1 << 12
+_WRITTEN = 1 << 12
+"""Words at a time: memory is short whenever any are written."""
 _WORDS_PER_BYTE_READ = 24
 """Bytes of memory that a byte of a run takes as part of a list of words, with room for merging."""
 
@@ -115,13 +117,11 @@ class WordCounts:
     def _spill(self) -> None:
         if not self._table.index:
             return
-        words, counts = sorted(self._table.index), self._table.counts
-        index = self._table.index
-        size = 1 << 16
-        blocks = (words[at : at + size] for at in range(0, len(words), size))
-        self._runs.append(
-            self._new_run((part, counts[[index[word] for word in part]]) for part in blocks)
-        )
+        index, counts = self._table.index, self._table.counts
+        words = sorted(index)
+        parts = (words[at : at + _WRITTEN] for at in range(0, len(words), _WRITTEN))
+        blocks = ((part, counts[[index[word] for word in part]]) for part in parts)
+        self._runs.append(self._new_run(blocks))
         self._table, self._object_bytes = WordTable(), 0
         if len(self._runs) == _MOST_RUNS:
             self._merge_runs()
