@@ -137,7 +137,7 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
                 threads_per_worker=1,  # splitting text keeps Python's one lock
                 processes=True,
                 host="127.0.0.1",
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",
                 silence_logs=logging.CRITICAL,
             ) as local,
             distributed.Client(local, set_as_default=False) as client,
