@@ -191,6 +191,24 @@ def test_groups_are_greedy(lengths, max_tokens):
         assert end == len(lengths) or max(lengths[start : end + 1]) * (end + 1 - start) > max_tokens
 
 
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=60),
+    st.integers(1, 90),
+    st.sampled_from([0, 1000]),
+    st.sampled_from([1, 2, 7, 1000]),
+    st.sampled_from([2, 5, 256]),
+)
+def test_rows_are_grouped_alike_run_by_run_and_many_at_once(
+    lengths, max_tokens, short_run, rows, most_rows
+):
+    whole = group(np.array(lengths, dtype=np.uint16), max_tokens).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches_module, "_SHORT_RUN", short_run)
+        patch.setattr(batches_module, "_ROWS", rows)
+        patch.setattr(batches_module, "_MOST_ROWS", most_rows)
+        assert group(np.array(lengths, dtype=np.uint16), max_tokens).tolist() == whole
+
+
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 30)), max_size=8), st.integers(1, 60))
 def test_rows_of_one_length_are_grouped_as_one_by_one(runs, max_tokens):
     lengths = [length for length, number in runs for _ in range(number)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.data.bpe import Codes
-from zipflm.data.encoding import Encoding, TextHash
+from zipflm.data.encoding import Encoding, TextHash, word_digests
 from zipflm.data.scan import LINE_END
 from zipflm.data.vocabulary import END, PAD, SPECIALS, UNKNOWN, Vocabulary
 
@@ -80,9 +80,9 @@ def naive_hash(text):
 
 def hashed(text, cut=0):
     index, places = numbered(text)
-    found = TextHash(index)
+    found, digests = TextHash(), word_digests(index)
     for numbers, part in chunked(places, cut):
-        found.add(numbers, part)
+        found.add(digests[numbers], part)
     return found.hexdigest()
 
 

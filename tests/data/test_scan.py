@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zipflm.config import Splitting
-from zipflm.data import text
-from zipflm.data.scan import _ordered, clean, scan
+from zipflm.data.scan import Scan, SpooledScan, _ordered, clean, scan
 from zipflm.data.splitting import Splitter
 from zipflm.data.text import Chunk
+from zipflm.data.vocabulary import Vocabulary
 
 # All that split() takes for white space, line ends apart, and a few words.
 PARTS = st.sampled_from([" ", "\t", "\u00a0", "\u2028", "\x85", "\x1c", "\n", "\r\n", "\r", "a",
@@ -31,32 +31,62 @@ def plain_words(content):
     return [[*line.split(), "\0"] for line in (lines if lines[-1] else lines[:-1])]
 
 
+def kinds(folder):
+    """Scans that keep words in memory, on the disk, and on the disk as soon as there are some."""
+    for name in ("runs", "many-runs"):
+        (folder / name).mkdir()
+    return {
+        "memory": Scan(),
+        "disk": SpooledScan(folder / "runs", None),
+        "runs on disk": SpooledScan(folder / "many-runs", 0),
+    }
+
+
+def counts_of(result):
+    pairs = (zip(words, counts.tolist(), strict=True) for words, counts in result.word_counts())
+    return {word: count for block in pairs for word, count in block}
+
+
+def running_words(result):
+    """The text, from the ids of a vocabulary of all its words."""
+    vocabulary = Vocabulary.ranked(((word, 1) for word in counts_of(result)), min_count=1)
+    found = []
+    for chunk in result.encoded(vocabulary, None):
+        words = [vocabulary.words[id] for id in chunk.ids()[0]]
+        places = chunk.places.tolist()
+        found += ["\0" if p == 0 else word for word, p in zip(words, places, strict=True)]
+    return found
+
+
 @settings(max_examples=60)
 @given(st.lists(PARTS, min_size=1).map("".join))
 def test_scan_agrees_with_a_plain_loop(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("scan")
     (folder / "x.txt").write_text(content, encoding="utf-8", newline="")
-    result = scan([str(folder / "x.txt")], folder, processes=1)
-    wanted = [word for line in plain_words(content) for word in line]
-    words = list(result.index)
-    found = [words[numbers[i]] for ids, numbers in result.provisional() for i in ids]
-    assert found == wanted
-    assert result.words() == Counter(word for word in wanted if word != "\0")
-    assert result.num_tokens == len(wanted)
+    for kind, result in kinds(folder).items():
+        spool = folder / kind
+        spool.mkdir()
+        scan([str(folder / "x.txt")], spool, result, processes=1)
+        wanted = [word for line in plain_words(content) for word in line]
+        assert running_words(result) == wanted
+        assert counts_of(result) == Counter(word for word in wanted if word != "\0")
+        assert result.num_tokens == len(wanted)
+        assert result.num_sentences == wanted.count("\0")
 
 
-def test_chunks_and_processes_do_not_change_the_result(tmp_path, monkeypatch):
+def test_chunks_and_processes_do_not_change_the_result(tmp_path):
     lines = [f"w{number % 97} v{number % 31} {'x' * (number % 7)}" for number in range(3000)]
     path = tmp_path / "x.txt"
     path.write_text("\n".join(lines))
     results = []
     for processes, size in ((1, 1 << 20), (1, 999), (2, 999)):
-        monkeypatch.setattr(text.chunks, "__defaults__", (size,))
         spool = tmp_path / f"{processes}-{size}"
         spool.mkdir()
-        result = scan([str(path)] * 2, spool, processes=processes)
-        ids = [numbers[ids] for ids, numbers in result.provisional()]
-        results.append((len(ids), np.concatenate(ids), result.words()))
+        result = Scan()
+        scan([str(path)] * 2, spool, result, processes=processes, chunk_bytes=size)
+        vocabulary = Vocabulary.ranked(counts_of(result).items(), min_count=1)
+        ids = [chunk.ids()[0] for chunk in result.encoded(vocabulary, None)]
+        results.append((len(ids), np.concatenate(ids), counts_of(result)))
     assert [result[0] for result in results[1:]] == [results[1][0]] * 2
     assert results[0][0] == 2 < results[1][0]
     for _, ids, words in results[1:]:
@@ -69,7 +99,7 @@ def test_invalid_text_is_named_by_file_and_byte(tmp_path, processes):
     path = tmp_path / "x.txt"
     path.write_bytes(b"good line\n" * 10 + b"bad \xff byte\n")
     with pytest.raises(ValueError, match="x.txt: not UTF-8 at byte 104; .*--errors replace"):
-        scan([str(path)], tmp_path, processes=processes)
+        scan([str(path)], tmp_path, Scan(), processes=processes)
 
 
 def die(chunk, path):
@@ -85,7 +115,7 @@ def test_invalid_text_in_a_stream_is_named_by_byte_too(tmp_path):
     path = tmp_path / "x.txt.gz"
     path.write_bytes(gzip.compress(b"good line\r\n\xef\xbb\xbf \xff\n"))
     with pytest.raises(ValueError, match="x.txt.gz: not UTF-8 at byte 15"):
-        scan([str(path)], tmp_path, processes=1)
+        scan([str(path)], tmp_path, Scan(), processes=1)
 
 
 def test_position_counts_from_the_start_of_the_source():
@@ -113,12 +143,12 @@ def test_byte_order_mark_is_no_part_of_the_first_word():
 def test_tokens_are_split_as_line_by_line(tmp_path_factory, text, rule, lowercase):
     folder, splitting = tmp_path_factory.mktemp("scan"), Splitting(rule, lowercase)
     (folder / "x.txt").write_text(text, encoding="utf-8", newline="")
-    result = scan([str(folder / "x.txt")], folder, processes=1, splitting=splitting)
+    result = Scan()
+    scan([str(folder / "x.txt")], folder, result, processes=1, splitting=splitting)
     lines = [" ".join(line[:-1]) for line in plain_words(text)]
     splitter = Splitter(splitting)
     wanted = [[*(piece.word for piece in splitter.words(line)), "\0"] for line in lines]
-    words = list(result.index)
-    found = [words[numbers[i]] for ids, numbers in result.provisional() for i in ids]
+    found = running_words(result)
     assert found == [word for line in wanted for word in line]
     assert result.num_tokens == len(found)
     assert result.num_unsplit == sum(map(len, plain_words(text)))

@@ -39,6 +39,15 @@ def _splitting(split: str, lowercase: bool) -> Splitting:
     return Splitting(split, lowercase)  # type: ignore[arg-type]  # just checked
 
 
+def _scheduler(engine: str, scheduler: str | None) -> str | None:
+    """The scheduler that the texts are read by, if not by processes of ours."""
+    if engine not in ("processes", "dask"):
+        raise ValueError(f"--engine {engine}: choose from processes, dask")
+    if engine == "processes" and scheduler is not None:
+        raise ValueError(f"--scheduler {scheduler}: goes with --engine dask")
+    return None if engine == "processes" else scheduler or "local"
+
+
 def _training_text(texts: list[str] | None, ids: list[str] | None) -> list[str]:
     if ids and texts:
         raise ValueError(f"{texts[0]}: text or --ids, not both; repeat --ids for several files")
@@ -50,12 +59,15 @@ def _training_text(texts: list[str] | None, ids: list[str] | None) -> list[str]:
     "zipflm prepare 'articles/*.txt.gz' --valid held-out.txt --split words --out data/prose",
     "zipflm prepare --corpus state-of-the-union --out data/union",
     "zipflm prepare old.txt --encoding latin-1 --out data/old",
+    "zipflm prepare 's3://bucket/*.txt' --engine dask --scheduler tcp://10.0.0.1:8786 --out ...",
     cls=_HeldOutTextsAreNamedOneByOne,
 )
 def prepare(
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="Training text: files, quoted globs or -, also .gz .bz2 .xz .zst."),
+        typer.Argument(
+            help="Training text: files, quoted globs, URLs or -, also .gz .bz2 .xz .zst."
+        ),
     ] = None,
     *,
     out: Annotated[str, typer.Option(help="The data folder to make.")],
@@ -99,12 +111,33 @@ def prepare(
     processes: Annotated[
         int | None, typer.Option(help="Processes that read text; all cores unless given.")
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for all of them together, e.g. 2G: what does not fit waits on the disk; "
+            "no bound unless given. With dask, that of this process."
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="Who reads the texts: processes, or dask (a cluster).")
+    ] = "processes",
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            help="With dask: a scheduler's address, e.g. tcp://10.0.0.1:8786, or local (if not "
+            "given): a cluster of --processes here."
+        ),
+    ] = None,
+    shard_size: Annotated[
+        str, typer.Option(help="Tokens in a file at most; more become several files.")
+    ] = "4G",
     cache: Annotated[
         str | None,
         typer.Option(help="Where downloads are kept; .cache/zipflm at home unless given."),
     ] = None,
 ) -> None:
     """Make a data folder from text, from a corpus by name, or from sequences of integers."""
+    from zipflm.data.memory import parse_size
     from zipflm.data.prepare import Options, prepare_by_name
     from zipflm.data.prepare import prepare as make
     from zipflm.data.progress import doubts, progress_bar, summary
@@ -121,18 +154,21 @@ def prepare(
         encoding=encoding,
         ids=bool(ids),
         names=names,
+        shard_tokens=parse_size("--shard-size", shard_size, base=1000),
     )
     splits = {"train": _training_text(texts, ids), "valid": valid or [], "test": test or []}
-    processes = default_processes() if processes is None else processes
+    means: dict[str, Any] = {
+        "processes": default_processes() if processes is None else processes,
+        "memory": None if memory is None else parse_size("--memory", memory),
+        "scheduler": _scheduler(engine, scheduler),
+    }
     with removing_what_is_unfinished(), progress_bar() as report:
         if corpus is None:
-            folder = make(out, splits, options, processes=processes, report=report)
+            folder = make(out, splits, options, report=report, **means)
         elif any(splits.values()):
             raise ValueError("--corpus brings its own texts: leave out the others")
         else:
-            folder = prepare_by_name(
-                out, corpus, options, cache=cache, processes=processes, report=report
-            )
+            folder = prepare_by_name(out, corpus, options, cache=cache, report=report, **means)
     say(summary(folder))
     for doubt in doubts(folder):
         complain(f"warning: {doubt}")

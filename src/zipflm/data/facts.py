@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zipflm.config import Splitting, Unit, require
 from zipflm.config.checks import require_positive
+from zipflm.data.shards import shard_names
 from zipflm.quoting import quoted
 from zipflm.records import from_dict, load_object
 
@@ -37,8 +39,9 @@ class SplitFacts:
     """One split: its token file and counts of its text."""
 
     file: str
+    """The token file; where there are several shards, what their names are made of."""
     tokens: int
-    """Ids in the file, `</s>` included."""
+    """Ids in all, `</s>` included."""
     words: int
     """Words of the text and line ends, each of which is one `</s>`."""
     sentences: int
@@ -54,14 +57,17 @@ class SplitFacts:
     types: int
     """Different words, `</s>` included."""
     sha256: str
-    """Of the token file."""
+    """Of the token file; of several, `joint_hash` of theirs."""
     words_sha256: str
     """Of the words and line ends in order, whatever ids they became: two folders hold the same
     text where this is equal."""
     sources: tuple[str, ...]
     """Names of the files the text came from."""
+    shards: int = 1
+    """Files that the tokens are cut into; `files` are their names."""
 
     def __post_init__(self) -> None:
+        require(1 <= self.shards <= self.tokens, "shards", self.shards, "must be 1 to `tokens`")
         require(_is_plain_name(self.file), "file", self.file, "names no file of the folder")
         require(self.tokens >= 1, "tokens", self.tokens, "must be at least 1")
         require(self.bytes >= 0, "bytes", self.bytes, "must be 0 or more")
@@ -74,6 +80,16 @@ class SplitFacts:
             continued=self.continued,
             types=self.types,
         )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The token file, or its shards in order."""
+        return shard_names(self.file, self.shards)
+
+
+def joint_hash(sums: Sequence[str]) -> str:
+    """SHA-256 of a split from those of its files: its only one's, or that of them all."""
+    return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

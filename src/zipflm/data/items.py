@@ -1,6 +1,6 @@
 """Sequences of integers instead of text: a catalogue, tokens of code, any symbols with a number.
 
-What comes out is a `Scan`, as of a text whose words are the numbers and whose lines are the
+What comes out is a scan, as of a text whose words are the numbers and whose lines are the
 sequences, so that the vocabulary, encoding and everything behind them are the same for both.
 
 A file is one of:
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -24,8 +23,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.scan import LINE_END, Progress, Scan, ScannedChunk, numbering, scan
-from zipflm.data.text import STDIN, chunks
+from zipflm.data.scan import LINE_END, ChunkScan, Progress, Rename, ScannedChunk, scan
+from zipflm.data.text import CHUNK_BYTES, STDIN, chunks
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.quoting import quoted
 
@@ -48,27 +47,52 @@ _WHOLE = "ids are whole numbers from 0 on"
 def scan_items(
     sources: Sequence[str],
     spool: Path,
-    *,
-    names: Sequence[str] | None = None,
+    into: ChunkScan,
     processes: int = 1,
+    chunk_bytes: int = CHUNK_BYTES,
     progress: Progress = lambda stored_bytes: None,
-) -> Scan:
-    """Scan files of ids in order; `names[i]` is the word for id i, its number unless given.
+) -> None:
+    """Scan files of ids in order, into a scan that calls them what `item_names` says.
 
     Raises ValueError or OSError, naming the file and the place, for what is no id.
     """
-    are_arrays = [source.endswith(ARRAYS) for source in sources]
-    if all(are_arrays):
-        result = _scan_arrays(sources, spool, progress)
-    elif not any(are_arrays):
-        result = scan(sources, spool, processes=processes, progress=progress)
-        _require_numbers(result, sources)
+    if are_arrays(sources):
+        _scan_arrays(sources, spool, into, progress)
     else:
+        scan(
+            sources,
+            spool,
+            into,
+            processes=processes,
+            chunk_bytes=chunk_bytes,
+            progress=progress,
+        )
+
+
+def are_arrays(sources: Sequence[str]) -> bool:
+    """Whether the ids are arrays, not text; ValueError where some are."""
+    arrays = [source.endswith(ARRAYS) for source in sources]
+    if any(arrays) and not all(arrays):
         raise ValueError(
-            f"{sources[are_arrays.index(False)]} and {sources[are_arrays.index(True)]}: text and "
+            f"{sources[arrays.index(False)]} and {sources[arrays.index(True)]}: text and "
             "arrays in one split; give files of one kind"
         )
-    return result if names is None else _renamed(result, names)
+    return all(arrays)
+
+
+def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
+    """What the ids of these files are called: `names[i]`, or as they are.
+
+    Raises ValueError, naming file and line, for a word of a text that is no id.
+    """
+    checks = not are_arrays(sources)
+
+    def rename(words: list[str]) -> list[str]:
+        if checks:
+            _require_numbers(words, sources)
+        return words if names is None else _renamed(words, names)
+
+    return rename
 
 
 def load_names(path: str) -> list[str]:
@@ -94,25 +118,21 @@ def load_names(path: str) -> list[str]:
     return names
 
 
-def _renamed(scanned: Scan, names: Sequence[str]) -> Scan:
-    _, *numbers = scanned.index
-    ids = list(map(int, numbers))
+def _renamed(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    ids = list(map(int, words))
     if ids and max(ids) >= len(names):
         raise ValueError(
             f"--names has {len(names):,} lines, but id {max(ids):,} occurs, whose name would be in "
             f"line {max(ids) + 1:,}; give a name to every id"
         )
-    index = numbering(LINE_END)
-    for id in ids:
-        index[names[id]]  # takes the next number, which is that of the id
-    return replace(scanned, index=index)
+    return [names[id] for id in ids]
 
 
-def _require_numbers(scanned: Scan, sources: Sequence[str]) -> None:
+def _require_numbers(words: Iterable[str], sources: Sequence[str]) -> None:
     """Every word of a text is a number, in its one proper spelling."""
-    for word in scanned.index:
+    for word in words:
         is_number = word.isascii() and word.isdigit() and len(word) <= 18
-        if word != LINE_END and not (is_number and str(int(word)) == word):
+        if not (is_number and str(int(word)) == word):
             raise ValueError(
                 f"{_place(word, sources)}: {quoted(word)} is no id; {_WHOLE}, without a sign or "
                 "leading zeros"
@@ -134,14 +154,11 @@ def _place(word: str, sources: Sequence[str]) -> str:
     return ", ".join(sources)
 
 
-def _scan_arrays(sources: Iterable[str], spool: Path, progress: Progress) -> Scan:
-    result = Scan()
-    for source in sources:
-        for ids, ends in _stretches(source, _load(source)):
-            path = spool / f"{len(result.pieces):06d}.ids"
-            result.add(_scan_stretch(ids, ends, path))
-            progress(ids.nbytes)
-    return result
+def _scan_arrays(sources: Iterable[str], spool: Path, into: ChunkScan, progress: Progress) -> None:
+    stretches = (stretch for source in sources for stretch in _stretches(source, _load(source)))
+    for number, (ids, ends) in enumerate(stretches):
+        into.add(_scan_stretch(ids, ends, spool / f"{number:06d}.ids"))
+        progress(ids.nbytes)
 
 
 def _load(source: str) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]:

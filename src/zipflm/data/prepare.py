@@ -1,14 +1,14 @@
 """Text to data folder: scan every split once, settle the vocabulary, then write final ids.
 
-Composes the other modules; what a chunk, a vocabulary, a token file or a folder is, they know.
+Composes the other modules; what a chunk, a vocabulary, a token file or a folder is, they know, and
+who reads the texts, with how much memory, is the engine's affair.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -20,7 +20,9 @@ import numpy as np
 from zipflm.checksums import seal
 from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data.bpe import Codes
-from zipflm.data.encoding import Encoding, TextHash
+from zipflm.data.counting import Totals, WordBlock
+from zipflm.data.encoding import TextHash
+from zipflm.data.engine import Engine, Reading, engine
 from zipflm.data.facts import (
     FACTS_FILE,
     FORMAT,
@@ -29,22 +31,17 @@ from zipflm.data.facts import (
     OptionFacts,
     SplitFacts,
     VocabularyFacts,
+    joint_hash,
 )
 from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
-from zipflm.data.items import ARRAYS, load_names, scan_items
-from zipflm.data.scan import Errors, Scan, scan
+from zipflm.data.items import ARRAYS, load_names
+from zipflm.data.memory import MemoryPlan
+from zipflm.data.remote import is_url, same_file
+from zipflm.data.scan import Errors, SplitScan
+from zipflm.data.shards import SHARD_TOKENS, ShardWriter
 from zipflm.data.sources import corpus_texts
-from zipflm.data.text import (
-    CHUNK_BYTES,
-    STDIN,
-    UTF_8,
-    check_encoding,
-    chunks,
-    expand,
-    stored_size,
-)
-from zipflm.data.tokens import TokenWriter
-from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.data.text import STDIN, UTF_8, check_encoding, chunks, expand, stored_size
+from zipflm.data.vocabulary import SPECIALS, UNKNOWN, Vocabulary
 from zipflm.files import file_hash
 from zipflm.folders import new_folder, refuse_existing
 from zipflm.records import write_record
@@ -78,6 +75,8 @@ class Options:
     """The files hold sequences of integers instead of text (`data.items`)."""
     names: Text | None = None
     """A file with the names of these integers, a line each."""
+    shard_tokens: int = SHARD_TOKENS
+    """A split with more tokens becomes several files of no more than so many each."""
 
     def __post_init__(self) -> None:
         if self.errors not in get_args(Errors):
@@ -94,6 +93,8 @@ class Options:
         if self.ids and (self.unit == "bpe" or not self.splitting.is_plain):
             raise ValueError("--ids are not split any further: leave out --bpe, --bpe-codes, "
                              "--split and --lowercase")  # fmt: skip
+        if self.shard_tokens < 1:
+            raise ValueError(f"--shard-size {self.shard_tokens}: must be at least 1")
         for name, least in (("min_count", 1), ("max_size", len(SPECIALS) + 1), ("bpe", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -115,42 +116,57 @@ def prepare(
     options: Options | None = None,
     *,
     processes: int = 1,
+    memory: int | None = None,
+    scheduler: str | None = None,
     expected: Mapping[str, int] | None = None,
     report: Report = lambda what, done, total: None,
 ) -> DataFolder:
     """Make a data folder from the texts of `train`, `valid` and `test`.
 
-    Only `train` shapes the vocabulary. `expected` holds tokens, `</s>` included, that splits must
-    have. Raises ValueError or OSError for bad input, and leaves nothing behind then.
+    Only `train` shapes the vocabulary. `memory` is a budget in bytes for all processes together;
+    `scheduler` is the address of a Dask scheduler whose workers read the texts, or `local`; neither
+    changes the folder. `expected` holds tokens, `</s>` included, that splits must have. Raises
+    ValueError or OSError for bad input, and leaves nothing behind then.
     """
     options = options or Options()
-    if processes < 1:
-        raise ValueError(f"--processes {processes}: must be at least 1")
     refuse_existing(out)
     sources = _sources(splits, options)
     given, codes = _given(options)
-    item_names = None if options.names is None else load_names(os.fspath(options.names))
-    with new_folder(out) as folder:
+    how = _reading(options)
+    with engine(processes, memory, scheduler) as reader, new_folder(out) as folder:
         with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
             scans = {
-                split: _scan(split, names, Path(spool), options, item_names, processes, report)
+                split: _scan(reader, split, names, Path(spool), how, report)
                 for split, names in sources.items()
             }
             _check_sizes(scans, expected or {})
+            totals = {split: Totals.of(scanned.word_counts()) for split, scanned in scans.items()}
             if options.bpe is not None:
+                if reader.budget is not None:
+                    reader.budget.require_room_for_learning(totals["train"].types)
                 report("learning sub-words", 0, None)
-                codes = Codes.learn(scans["train"].words(), options.bpe)
-            vocabulary = given or _vocabulary(options, codes, scans["train"].words())
+                codes = Codes.learn(dict(_pairs(scans["train"].word_counts())), options.bpe)
+            vocabulary = given or _vocabulary(
+                options, codes, scans["train"].word_counts(), reader.budget
+            )
             written = {
-                split: _encode(folder, split, sources[split], scanned, vocabulary, codes, report)
+                split: _write(folder, split, scanned, vocabulary, codes, options, report)
                 for split, scanned in scans.items()
             }
         vocabulary.save(folder / VOCABULARY_FILE)
         if codes is not None:
             codes.save(folder / CODES_FILE)
-        facts = _facts(options, vocabulary, codes, written)
+        told = {
+            split: _split_facts(
+                split, sources[split], scans[split], totals[split], vocabulary, tokens
+            )
+            for split, tokens in written.items()
+        }
+        facts = _facts(options, vocabulary, codes, told)
         write_record(folder / FACTS_FILE, facts)
-        seal(folder, {split.file: split.sha256 for split in written.values()})
+        seal(
+            folder, {name: sha for tokens in written.values() for name, sha in tokens.sums.items()}
+        )
     return DataFolder(Path(out), facts, vocabulary)
 
 
@@ -161,6 +177,8 @@ def prepare_by_name(
     *,
     cache: Text | None = None,
     processes: int = 1,
+    memory: int | None = None,
+    scheduler: str | None = None,
     report: Report = lambda what, done, total: None,
 ) -> DataFolder:
     """Make a data folder from an embedded or downloadable corpus; `cache` keeps downloads."""
@@ -168,7 +186,16 @@ def prepare_by_name(
     _given(options or Options())
     place = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
     with corpus_texts(corpus, place, report) as (splits, expected):
-        return prepare(out, splits, options, processes=processes, expected=expected, report=report)
+        return prepare(
+            out,
+            splits,
+            options,
+            processes=processes,
+            memory=memory,
+            scheduler=scheduler,
+            expected=expected,
+            report=report,
+        )
 
 
 def _given(options: Options) -> tuple[Vocabulary | None, Codes | None]:
@@ -207,48 +234,42 @@ def _require_disjoint(sources: Mapping[str, Sequence[str]]) -> None:
     split_of: dict[str, str] = {}
     for split, names in sources.items():
         for name in names:
-            path = name if name == STDIN else os.path.realpath(name)
+            path = same_file(name) if is_url(name) else name
+            path = path if path == STDIN or is_url(path) else os.path.realpath(path)
             if split_of.setdefault(path, split) != split:
                 raise ValueError(
                     f"{name}: both {split_of[path]} and {split} text; a text belongs to one split"
                 )
 
 
+def _reading(options: Options) -> Reading:
+    return Reading(
+        errors=options.errors,
+        encoding=options.encoding,
+        splitting=options.splitting,
+        ids=options.ids,
+        names=None if options.names is None else load_names(os.fspath(options.names)),
+    )
+
+
 def _scan(
+    reader: Engine,
     split: str,
     names: Sequence[str],
     spool: Path,
-    options: Options,
-    item_names: Sequence[str] | None,
-    processes: int,
+    how: Reading,
     report: Report,
-) -> Scan:
+) -> SplitScan:
     place = spool / split
     place.mkdir()
     total = stored_size(names)
-    if options.ids:
-        read = partial(scan_items, names=item_names)
-    else:
-        read = partial(
-            scan,
-            errors=options.errors,
-            encoding=options.encoding,
-            splitting=options.splitting,
-        )
-    # What is one chunk has work for one process, and starting others takes seconds.
-    is_small = total is not None and total <= CHUNK_BYTES
-    result = read(
-        names,
-        place,
-        processes=1 if is_small else processes,
-        progress=lambda done: report(f"reading {split}", done, total),
-    )
+    result = reader.scan(names, place, how, lambda done: report(f"reading {split}", done, total))
     if result.num_tokens == result.num_sentences:
         raise ValueError(f"{', '.join(names)}: no word in the {split} split")
     return result
 
 
-def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None:
+def _check_sizes(scans: Mapping[str, SplitScan], expected: Mapping[str, int]) -> None:
     for split, wanted in expected.items():
         if scans[split].num_unsplit != wanted:
             raise ValueError(
@@ -257,11 +278,24 @@ def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None
             )
 
 
-def _vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:
-    if codes is not None:
-        counts = _piece_counts(codes, counts)
+def _pairs(blocks: Iterable[WordBlock]) -> Iterator[tuple[str, int]]:
+    for words, counts in blocks:
+        yield from zip(words, counts.tolist(), strict=True)
+
+
+def _vocabulary(
+    options: Options,
+    codes: Codes | None,
+    blocks: Iterable[WordBlock],
+    budget: MemoryPlan | None,
+) -> Vocabulary:
     min_count = options.resolved_min_count
-    vocabulary = Vocabulary.from_counts(counts, min_count=min_count, max_size=options.max_size)
+    pairs: Iterable[tuple[str, int]] = (
+        _pairs(blocks) if codes is None else _piece_counts(codes, blocks).items()
+    )
+    if budget is not None:
+        pairs = budget.require_room(pairs, min_count, options.max_size)
+    vocabulary = Vocabulary.ranked(pairs, min_count=min_count, max_size=options.max_size)
     if not vocabulary.num_words:
         raise ValueError(
             f"no word occurs {min_count} times in the training text; lower --min-count"
@@ -269,65 +303,91 @@ def _vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -
     return vocabulary
 
 
-def _piece_counts(codes: Codes, counts: Mapping[str, int]) -> dict[str, int]:
+def _piece_counts(codes: Codes, blocks: Iterable[WordBlock]) -> dict[str, int]:
     total: dict[str, int] = {}
-    for pieces, count in zip(codes.split(counts), counts.values(), strict=True):
-        for piece in pieces:
-            total[piece] = total.get(piece, 0) + count
+    for words, counts in blocks:
+        for pieces, count in zip(codes.split(words), counts.tolist(), strict=True):
+            for piece in pieces:
+                total[piece] = total.get(piece, 0) + count
     return total
 
 
-def _encode(
+@dataclass(frozen=True)
+class _Written:
+    """The token files of a split."""
+
+    tokens: int
+    sentences: int
+    unknown: int
+    blank: int
+    """Lines without a word."""
+    words_sha256: str
+    sums: Mapping[str, str]
+    """SHA-256 of every file."""
+
+
+def _write(
     folder: Path,
     split: str,
-    sources: Sequence[str],
-    scanned: Scan,
+    scanned: SplitScan,
     vocabulary: Vocabulary,
     codes: Codes | None,
+    options: Options,
     report: Report,
-) -> SplitFacts:
-    """Write a split's token file; its entry in data.json."""
-    encoding = Encoding(scanned.index, vocabulary, codes)
-    words = TextHash(scanned.index)
-    path = folder / f"{split}.tokens"
+) -> _Written:
+    """Write a split's token files."""
+    words = TextHash()
+    path = folder / _token_file(split)
     unknown = blank = 0
-    with TokenWriter(path, len(vocabulary), vocabulary.hash) as writer:
-        for ids, numbers in scanned.provisional():
-            final, ends = encoding.apply(numbers, ids)
-            writer.write(final, ends)
-            words.add(numbers, ids)
-            unknown += int(np.count_nonzero(final == UNKNOWN))
+    with ShardWriter(path, len(vocabulary), vocabulary.hash, options.shard_tokens) as writer:
+        for chunk in scanned.encoded(vocabulary, codes):
+            ids, ends = chunk.ids()
+            writer.write(ids, ends)
+            chunk.add_to(words)
+            unknown += int(np.count_nonzero(ids == UNKNOWN))
             blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
-            report(f"writing {split}", 4 * len(ids), 4 * scanned.num_tokens)
-    counts = scanned.words()
-    return SplitFacts(
-        file=path.name,
+            report(f"writing {split}", 4 * len(chunk.places), 4 * scanned.num_tokens)
+    return _Written(
         tokens=writer.num_tokens,
-        words=scanned.num_tokens,
         sentences=writer.num_sentences,
         unknown=unknown,
-        out_of_vocabulary=_out_of_vocabulary(scanned, encoding),
-        bytes=_text_bytes(scanned, blank),
-        continued=sum(n for word, n in counts.items() if word.endswith(CONTINUES)),
-        types=len(scanned.index),
-        sha256=file_hash(path),
+        blank=blank,
         words_sha256=words.hexdigest(),
-        sources=tuple(Path(name).name for name in sources),
+        sums={name: file_hash(folder / name) for name in writer.files},
     )
 
 
-def _out_of_vocabulary(scanned: Scan, encoding: Encoding) -> int:
-    """Running words that became `<unk>` although they are spelt otherwise."""
-    counts = np.where(encoding.unknown, scanned.counts[: len(scanned.index)], 0)
-    literal = scanned.index.get(SPECIALS[UNKNOWN])
-    return int(counts.sum()) - (0 if literal is None else int(counts[literal]))
+def _token_file(split: str) -> str:
+    return f"{split}.tokens"
 
 
-def _text_bytes(scanned: Scan, blank: int) -> int:
-    """Bytes of the text in plain dress: one space between two words, one line end per line."""
-    words = sum(count * len(word.encode()) for word, count in scanned.words().items())
-    # Words and line ends are the tokens; the last word of a line has no space behind it.
-    return words + scanned.num_tokens - (scanned.num_sentences - blank)
+def _split_facts(
+    split: str,
+    sources: Sequence[str],
+    scanned: SplitScan,
+    totals: Totals,
+    vocabulary: Vocabulary,
+    written: _Written,
+) -> SplitFacts:
+    """The split's entry in data.json."""
+    # A word is one `<unk>` or none, and the text may spell that one itself.
+    spelt = totals.spelt_unknown if vocabulary.id(SPECIALS[UNKNOWN]) == UNKNOWN else 0
+    return SplitFacts(
+        file=_token_file(split),
+        tokens=written.tokens,
+        words=scanned.num_tokens,
+        sentences=written.sentences,
+        unknown=written.unknown,
+        out_of_vocabulary=written.unknown - spelt,
+        # Words and line ends are the tokens; the last word of a line has no space behind it.
+        bytes=totals.letters + scanned.num_tokens - (scanned.num_sentences - written.blank),
+        continued=totals.continued,
+        types=totals.types + 1,
+        sha256=joint_hash(list(written.sums.values())),
+        words_sha256=written.words_sha256,
+        sources=tuple(Path(name).name for name in sources),
+        shards=len(written.sums),
+    )
 
 
 def _facts(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zipflm.data.folder import DataFolder
 
@@ -13,6 +14,7 @@ _MOST_UNKNOWN = 0.05
 """Of the words of a held-out text: beyond that, a perplexity says little about the text."""
 _LONGEST_LINE = 1_000_000
 """Words; no sentence and no article has so many."""
+_COMPARED = 1 << 20
 
 
 @contextmanager
@@ -78,6 +80,12 @@ def summary(folder: DataFolder) -> str:
     return "\n".join(lines)
 
 
+def _longest(offsets: NDArray[np.uint64]) -> int:
+    """Tokens of the longest sentence; a few at a time, as there may be billions."""
+    starts = range(0, len(offsets) - 1, _COMPARED)
+    return max(int(np.diff(offsets[start : start + _COMPARED + 1]).max()) for start in starts)
+
+
 def doubts(folder: DataFolder) -> Iterator[str]:
     """What is probably not as it was meant."""
     for name, split in folder.facts.splits.items():
@@ -88,7 +96,7 @@ def doubts(folder: DataFolder) -> Iterator[str]:
                 "nothing about them; is it a text of the same kind, split alike? Otherwise lower "
                 "--min-count, raise --max-size, or use sub-words (--bpe)"
             )
-        longest = int(np.diff(folder.tokens(name).offsets.astype(np.int64)).max())
+        longest = _longest(folder.tokens(name).offsets)
         if longest > _LONGEST_LINE:
             yield (
                 f"the {name} text has a line of {longest:,} words; a line should be a sentence or "

@@ -5,6 +5,10 @@ provisional ids, counted from 0 in the order of sight, and its list of words; wh
 known, final ids are one NumPy gather away. A chunk's table is small enough for the processor's
 cache, and workers share nothing, so the result does not depend on their number.
 
+A `Scan` keeps all words of a split in memory, numbered. A `SpooledScan` keeps them on the disk, for
+whoever has less memory than words: each chunk's beside its ids, and all of them counted in runs
+(`data.counting`). Both give the same.
+
 Text is numbered by what white space separates, at the speed of compiled code on bytes. A rule that
 splits further (`data.splitting`) sees each of these tokens once per chunk at most, not every time
 it occurs; their numbers then become those of their words.
@@ -16,39 +20,43 @@ import codecs
 import os
 import signal
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import count
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import PLAIN, Splitting
-from zipflm.data.encoding import concatenated
+from zipflm.data.counting import WordBlock, WordCounts, WordTable, numbering
+from zipflm.data.encoding import (
+    EncodedChunk,
+    Encoding,
+    concatenated,
+    encode_chunk,
+    word_digests,
+)
 from zipflm.data.splitting import Splitter
-from zipflm.data.text import UTF_8, Chunk, chunks, encoding_hint
+from zipflm.data.text import CHUNK_BYTES, UTF_8, Chunk, chunks, encoding_hint
+from zipflm.data.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # not for processes that only scan, which would load the library behind it
+    from zipflm.data.bpe import Codes
 
 Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
 
-Word = TypeVar("Word", str, bytes)
+Rename = Callable[[list[str]], list[str]]
+"""What the words of a chunk are called, where that is not what the text has."""
 
 # The word that stands for the end of a line; NUL cannot come from a text, which is refused with it.
 LINE_END = "\0"
-
-
-def numbering(line_end: Word) -> defaultdict[Word, int]:
-    """A table that gives a word it has not seen the next number; the end of a line has 0."""
-    table = defaultdict[Word, int](count().__next__)
-    assert table[line_end] == 0
-    return table
 
 
 @dataclass(frozen=True)
@@ -65,73 +73,136 @@ class ScannedChunk:
     """Tokens and line ends as white space alone separates them."""
 
 
-@dataclass
-class Scan:
-    """One split: its words with counts, and its chunks as provisional ids."""
+class SplitScan(Protocol):
+    """One split that was read once: what its words are, and what its chunks become."""
 
-    index: defaultdict[str, int] = field(default_factory=lambda: numbering(LINE_END))
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
-    pieces: list[tuple[Path, int, Path]] = field(default_factory=list)
-    num_unsplit: int = 0
+    num_unsplit: int
     """Tokens, line ends among them, before a rule split them further; of published corpora these
     are counted."""
 
     @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def num_sentences(self) -> int: ...
+
+    def word_counts(self) -> Iterator[WordBlock]:
+        """The different words and their counts, line ends left out."""
+
+    def encoded(self, vocabulary: Vocabulary, codes: Codes | None) -> Iterator[EncodedChunk]:
+        """The chunks in order."""
+
+
+class ChunkScan(SplitScan, Protocol):
+    """One that is made chunk by chunk."""
+
+    def add(self, chunk: ScannedChunk) -> None:
+        """Take in the next chunk."""
+
+
+class Scan:
+    """All words of a split in memory, and its chunks as provisional ids on the disk."""
+
+    def __init__(self, rename: Rename | None = None) -> None:
+        self._table, self._rename = WordTable(LINE_END), rename
+        self._pieces: list[tuple[Path, int, Path]] = []
+        self.num_unsplit = 0
+
+    @property
     def num_tokens(self) -> int:
-        return int(self.counts.sum())
+        return int(self._table.counts.sum())
 
     @property
     def num_sentences(self) -> int:
-        return int(self.counts[0])
-
-    def words(self) -> dict[str, int]:
-        """Counts of the words, line ends left out."""
-        counts = self.counts[: len(self.index)].tolist()
-        words = dict(zip(self.index, counts, strict=True))
-        del words[LINE_END]
-        return words
+        return int(self._table.counts[0])
 
     def add(self, chunk: ScannedChunk) -> None:
         """Take in a chunk: number its words across the split and keep the numbers beside it."""
-        words = chunk.words.split(" ")
-        numbers = np.fromiter(map(self.index.__getitem__, words), np.uint32, len(words))
-        if len(self.index) > len(self.counts):
-            missing = 2 * len(self.index) - len(self.counts)
-            self.counts = np.append(self.counts, np.zeros(missing, dtype=np.int64))
-        self.counts[numbers] += chunk.counts
+        numbers = self._table.add(_words_of(chunk, self._rename), chunk.counts)
         self.num_unsplit += chunk.num_unsplit
         numbers_path = chunk.path.with_suffix(".words")
         numbers_path.write_bytes(numbers.tobytes())
-        self.pieces.append((chunk.path, chunk.width, numbers_path))
+        self._pieces.append((chunk.path, chunk.width, numbers_path))
 
-    def provisional(self) -> Iterator[tuple[NDArray[Any], NDArray[np.uint32]]]:
-        """Per chunk, ids into its words, and the split-wide number of each of those words."""
-        for path, width, numbers_path in self.pieces:
-            ids = np.fromfile(path, dtype=f"u{width}")
-            yield ids, np.fromfile(numbers_path, dtype=np.uint32)
+    def word_counts(self) -> Iterator[WordBlock]:
+        """In the order of sight, all at once."""
+        _, *words = self._table.index
+        yield words, self._table.counts[1:]
+
+    def encoded(self, vocabulary: Vocabulary, codes: Codes | None) -> Iterator[EncodedChunk]:
+        """Every different word is looked up once, whatever the number of chunks."""
+        encoding = Encoding(self._table.index, vocabulary, codes)
+        digests = word_digests(self._table.index)
+        for path, width, numbers_path in self._pieces:
+            places = np.fromfile(path, dtype=f"u{width}")
+            numbers = np.fromfile(numbers_path, dtype=np.uint32)
+            yield EncodedChunk(encoding, digests, numbers, places)
+
+
+class SpooledScan:
+    """The words of a split on the disk, so that memory does not grow with their number."""
+
+    def __init__(self, folder: Path, budget: int | None, rename: Rename | None = None) -> None:
+        """`folder` takes the runs; `budget` is what counting may take of the memory, in bytes."""
+        self._counts, self._rename = WordCounts(folder, budget), rename
+        self._pieces: list[tuple[Path, int, Path]] = []
+        self.num_tokens = self.num_sentences = self.num_unsplit = 0
+
+    def add(self, chunk: ScannedChunk) -> None:
+        """Take in a chunk: count its words and keep them beside it."""
+        words = _words_of(chunk, self._rename)
+        self._counts.add(words[1:], chunk.counts[1:])
+        self.num_tokens += int(chunk.counts.sum())
+        self.num_sentences += int(chunk.counts[0])
+        self.num_unsplit += chunk.num_unsplit
+        words_path = chunk.path.with_suffix(".words")
+        words_path.write_text(" ".join(words), encoding="utf-8", newline="")
+        self._pieces.append((chunk.path, chunk.width, words_path))
+
+    def settle(self) -> None:
+        """Leave the memory that counting takes to the next split."""
+        self._counts.settle()
+
+    def word_counts(self) -> Iterator[WordBlock]:
+        return self._counts.blocks()
+
+    def encoded(self, vocabulary: Vocabulary, codes: Codes | None) -> Iterator[EncodedChunk]:
+        """Words are looked up anew for every chunk."""
+        for path, width, words_path in self._pieces:
+            words = words_path.read_bytes().decode().split(" ")
+            places = np.fromfile(path, dtype=f"u{width}")
+            yield encode_chunk(words, places, vocabulary, codes)
+
+
+def _words_of(chunk: ScannedChunk, rename: Rename | None) -> list[str]:
+    """A chunk's words, the end of a line first."""
+    words = chunk.words.split(" ")
+    return words if rename is None else [LINE_END, *rename(words[1:])]
 
 
 def scan(
     names: Iterable[str],
     spool: Path,
+    into: ChunkScan,
     *,
     processes: int,
     errors: Errors = "strict",
     encoding: str = UTF_8,
     splitting: Splitting = PLAIN,
+    chunk_bytes: int = CHUNK_BYTES,
     progress: Progress = lambda stored_bytes: None,
-) -> Scan:
+) -> None:
     """Scan sources in order; `spool` holds the chunks' ids until they are encoded."""
-    result = Scan()
     task = partial(scan_chunk, errors=errors, splitting=splitting)
     numbered = enumerate(
-        chunk for name in names for chunk in chunks(name, encoding=encoding, errors=errors)
+        chunk
+        for name in names
+        for chunk in chunks(name, chunk_bytes, encoding=encoding, errors=errors)
     )
     jobs = ((chunk, spool / f"{number:06d}.ids") for number, chunk in numbered)
     for chunk, scanned in _ordered(task, jobs, processes):
-        result.add(scanned)
+        into.add(scanned)
         progress(chunk.consumed)
-    return result
 
 
 def scan_chunk(
@@ -141,6 +212,23 @@ def scan_chunk(
     splitting: Splitting = PLAIN,
 ) -> ScannedChunk:
     """Number a chunk's words and write the numbers to `path`."""
+    joined, numbers, num_unsplit = numbered_words(chunk, errors, splitting)
+    counts = np.bincount(numbers)
+    with open(path, "wb") as file:
+        file.write(numbers.astype(f"u{id_width(len(counts))}").tobytes())
+    return ScannedChunk(path, id_width(len(counts)), joined, counts, num_unsplit)
+
+
+def id_width(num_words: int) -> int:
+    """Bytes that the number of one of so many words takes."""
+    return 2 if num_words <= 1 << 16 else 4
+
+
+def numbered_words(
+    chunk: Chunk, errors: Errors, splitting: Splitting
+) -> tuple[str, NDArray[np.uint32], int]:
+    """A chunk's words, the end of a line first, joined by spaces; the chunk as their numbers; and
+    how many tokens and line ends white space alone separates."""
     data = clean(chunk, chunk.read(), errors)
     words, numbers = _number(data)
     try:
@@ -154,11 +242,7 @@ def scan_chunk(
     num_unsplit = len(numbers)
     if not splitting.is_plain:
         joined, numbers = _split_tokens(joined.split(" "), numbers, _splitter(splitting))
-    counts = np.bincount(numbers)
-    width = 2 if len(counts) <= 1 << 16 else 4
-    with open(path, "wb") as file:
-        file.write(numbers.astype(f"u{width}").tobytes())
-    return ScannedChunk(path, width, joined, counts, num_unsplit)
+    return joined, numbers, num_unsplit
 
 
 def _number(data: bytes) -> tuple[bytes, NDArray[np.uint32]]:

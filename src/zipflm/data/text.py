@@ -1,4 +1,4 @@
-"""Reading text: files, globs, standard input, compressed or not, as chunks of whole lines.
+"""Reading text: files, URLs, globs, standard input, compressed or not, as chunks of whole lines.
 
 A chunk is bytes or, for a plain file, the range of bytes that a worker reads for itself. Refuses
 empty files and endless lines; leaves decoding to whoever turns a chunk into words. Text in another
@@ -22,6 +22,14 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import IO, Any
 
+from zipflm.data.remote import (
+    expand_url,
+    is_folder,
+    is_url,
+    open_url,
+    read_range,
+    url_size,
+)
 from zipflm.quoting import unquoted
 
 CHUNK_BYTES = 1 << 22
@@ -48,35 +56,41 @@ class Chunk:
     start: int
     size: int
     data: bytes | None
-    """None for a plain file: read `size` bytes at `start`."""
+    """None for a plain file or object: read `size` bytes at `start`."""
     consumed: int
     """Bytes of the source as stored that this chunk took, for a progress bar."""
 
     def read(self) -> bytes:
         if self.data is not None:
             return self.data
-        with open(self.source, "rb", buffering=0) as file:
-            file.seek(self.start)
-            data = file.read(self.size)
+        if is_url(self.source):
+            data = read_range(self.source, self.start, self.size)
+        else:
+            with open(self.source, "rb", buffering=0) as file:
+                file.seek(self.start)
+                data = file.read(self.size)
         if len(data) != self.size:
             raise ValueError(f"{self.source}: became shorter while it was read")
         return data
 
 
 def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
-    """File names for names and globs, those of a glob sorted; `-` is standard input.
+    """File names for names, URLs and globs, those of a glob sorted; `-` is standard input.
 
     Raises FileNotFoundError for a name or glob that stands for no file.
     """
     names: list[str] = []
     for pattern in (os.fspath(pattern) for pattern in patterns):
-        found = [pattern] if pattern == STDIN or os.path.exists(pattern) else []
-        found = found or sorted(name for name in glob.glob(pattern, recursive=True))
+        if is_url(pattern):
+            found = expand_url(pattern)
+        else:
+            found = [pattern] if pattern == STDIN or os.path.exists(pattern) else []
+            found = found or sorted(name for name in glob.glob(pattern, recursive=True))
         if not found:
             raise FileNotFoundError(f"{pattern}: no such file")
         names += found
     for name in names:
-        if name != STDIN and os.path.isdir(name):
+        if name != STDIN and (is_folder(name) if is_url(name) else os.path.isdir(name)):
             raise IsADirectoryError(f"{name}: a folder; name its files, e.g. '{name}/*.txt'")
     if names.count(STDIN) > 1:
         raise ValueError("standard input can be read once only")
@@ -84,11 +98,18 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
 
 
 def stored_size(names: Iterable[str]) -> int | None:
-    """Bytes on disk in all; None if standard input or a pipe is among them."""
-    names = list(names)
-    if not all(os.path.isfile(name) for name in names):
-        return None
-    return sum(os.path.getsize(name) for name in names)
+    """Bytes as stored in all; None if standard input or a pipe is among them."""
+    total = 0
+    for name in names:
+        size = url_size(name) if is_url(name) else _file_size(name)
+        if size is None:
+            return None
+        total += size
+    return total
+
+
+def _file_size(name: str) -> int | None:
+    return os.path.getsize(name) if os.path.isfile(name) else None
 
 
 def check_encoding(encoding: str) -> str:
@@ -116,13 +137,18 @@ def chunks(
     """
     encoding = check_encoding(encoding)
     empty = True
-    plain = name != STDIN and not name.endswith(_SUFFIXES) and os.path.isfile(name)
-    plain = plain and encoding == UTF_8
-    for chunk in _ranges(name, size) if plain else _pieces(name, size, encoding, errors):
+    ranges = is_splittable(name) and encoding == UTF_8
+    for chunk in _ranges(name, size) if ranges else _pieces(name, size, encoding, errors):
         empty = False
         yield chunk
     if empty:
         raise ValueError(f"{shown(name)}: empty")
+
+
+def is_splittable(name: str) -> bool:
+    """Whether whoever wants a part of a source can read it without what comes before."""
+    is_stored = name != STDIN and not name.endswith(_SUFFIXES)
+    return is_stored and (is_url(name) or os.path.isfile(name))
 
 
 def line_groups(
@@ -170,8 +196,8 @@ def _last_line_end(data: bytes) -> int:
 
 
 def _ranges(name: str, size: int) -> Iterator[Chunk]:
-    with open(name, "rb") as file:
-        total = os.fstat(file.fileno()).st_size
+    with _stored(name, _READ_BYTES) as file:  # line ends are looked for, and no more is read
+        total = file.seek(0, os.SEEK_END)
         start = 0
         while start < total:
             file.seek(min(start + size, total))
@@ -228,8 +254,15 @@ def _open(name: str, encoding: str, errors: str) -> Iterator[tuple[IO[bytes], IO
     if name == STDIN:
         yield _in_utf_8(name, sys.stdin.buffer, encoding, errors), None
         return
-    with open(name, "rb") as raw, _decompressed(name, raw) as file:
+    with _stored(name) as raw, _decompressed(name, raw) as file:
         yield _in_utf_8(name, file, encoding, errors), raw if raw.seekable() else None
+
+
+@contextmanager
+def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
+    """The source as it is stored; of what is far away, `block` bytes are fetched at a time."""
+    with open_url(name, block) if is_url(name) else open(name, "rb") as file:
+        yield file
 
 
 def _in_utf_8(name: str, file: Any, encoding: str, errors: str) -> IO[bytes]:

@@ -1,0 +1,277 @@
+"""A folder that a Dask cluster made is the one that this process makes: on a real cluster of two
+worker processes, of which one is killed."""
+
+import bz2
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from zipflm.config import Splitting
+from zipflm.data import cluster as module
+from zipflm.data.cluster import connected, count_words
+from zipflm.data.memory import MemoryPlan
+from zipflm.data.prepare import Options, prepare
+from zipflm.data.text import Chunk
+
+pytestmark = [
+    pytest.mark.multi_process,
+    # Sockets that Dask's own shutdown leaves to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def local():
+    """A cluster of two worker processes on loopback."""
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Words by Zipf's law, a few of them beyond ASCII; some occur in one chunk only."""
+    root, draw = tmp_path_factory.mktemp("texts"), random.Random(1)
+    words = [f"w{number}" for number in range(3000)] + ["caf\u00e9", "<unk>", "Yes,", "it's", "b@@"]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
+    for name, lines in (("train", 1500), ("more", 600), ("valid", 200)):
+        text = [" ".join(draw.choices(words, weights, k=draw.randint(0, 12))) for _ in range(lines)]
+        (root / f"{name}.txt").write_text("\n".join(text), encoding="utf-8")
+    (root / "more.txt.bz2").write_bytes(bz2.compress((root / "more.txt").read_bytes()))
+    numbers = [[draw.randrange(500) for _ in range(8)] for _ in range(400)]
+    (root / "ids.txt").write_text("".join(" ".join(map(str, row)) + "\n" for row in numbers))
+    (root / "names.txt").write_text("".join(f"item {number}\n" for number in range(500)))
+    return root
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK_BYTES", 2000)
+
+
+def zipflm(*arguments):
+    """As a user would: a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "zipflm", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def assert_same_folder(ours, theirs):
+    assert sorted(os.listdir(ours)) == sorted(os.listdir(theirs))
+    for path in theirs.iterdir():
+        assert (ours / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+CASES = {
+    "words": Options(),
+    "limits": Options(min_count=2, max_size=300, shard_tokens=3000),
+    "codes": Options(bpe=60),
+    "rule": Options(splitting=Splitting("words", True), min_count=1),
+    "encoding": Options(encoding="latin-1"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("budget", [None, 20_000])
+def test_a_cluster_makes_the_folder_that_one_process_makes(
+    local, texts, tmp_path, small_chunks, monkeypatch, case, budget
+):
+    splits = {
+        "train": [texts / "train.txt", texts / "more.txt.bz2"],
+        "valid": [f"file://{texts}/valid.txt"],
+    }
+    theirs = prepare(tmp_path / "theirs", splits, CASES[case])
+    if budget is not None:  # which spills many times
+        plan = MemoryPlan(1 << 30, 1, 1 << 20, budget)
+        monkeypatch.setattr(MemoryPlan, "of", lambda total, processes: plan)
+    ours = prepare(
+        tmp_path / "ours", splits, CASES[case], scheduler=local.scheduler_address, memory=budget
+    )
+    assert_same_folder(ours.path, theirs.path)
+    assert len(theirs.vocabulary) > 50
+
+
+def test_ids_with_names_are_read_by_a_cluster_too(local, texts, tmp_path, small_chunks):
+    options = Options(ids=True, names=texts / "names.txt")
+    splits = {"train": [texts / "ids.txt"]}
+    theirs = prepare(tmp_path / "theirs", splits, options)
+    ours = prepare(tmp_path / "ours", splits, options, scheduler=local.scheduler_address)
+    assert "item_7" in theirs.vocabulary
+    assert_same_folder(ours.path, theirs.path)
+    (tmp_path / "bad.txt").write_text("1 2\n3 x\n")
+    with pytest.raises(ValueError, match="bad.txt: line 2: 'x' is no id"):
+        prepare(
+            tmp_path / "d",
+            {"train": [tmp_path / "bad.txt"]},
+            Options(ids=True),
+            scheduler=local.scheduler_address,
+        )
+
+
+def test_a_worker_killed_while_encoding_changes_nothing(local, texts, tmp_path, small_chunks):
+    splits = {"train": [texts / "train.txt"]}
+    theirs = prepare(tmp_path / "theirs", splits)
+    killed = []
+
+    def report(what, done, total):
+        if what == "writing train" and not killed:
+            pids = sorted(worker.process.pid for worker in local.workers.values())
+            os.kill(pids[0], signal.SIGKILL)
+            killed.append(pids[0])
+
+    num_chunks = (texts / "train.txt").stat().st_size / 2000
+    assert num_chunks > 10  # so that there is work left for the other one
+    ours = prepare(tmp_path / "ours", splits, scheduler=local.scheduler_address, report=report)
+    assert killed
+    assert_same_folder(ours.path, theirs.path)
+
+
+def test_what_is_wrong_with_a_text_is_said_as_by_a_process(local, tmp_path, small_chunks):
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"good line\n" * 1000 + b"bad \xff byte\n")
+    with pytest.raises(ValueError, match=r"x\.txt: not UTF-8 at byte 10004; .*--errors replace"):
+        prepare(tmp_path / "d", {"train": [path]}, scheduler=local.scheduler_address)
+    assert os.listdir(tmp_path) == ["x.txt"]
+
+
+def test_a_text_that_a_worker_does_not_see_is_named():
+    chunk = Chunk("/nowhere/x.txt", 0, 10, None, 10)
+    message = (
+        r"^/nowhere/x\.txt: the worker on .* cannot read it \(No such.*same name, or give URLs"
+    )
+    with pytest.raises(OSError, match=message):
+        count_words(chunk, "strict", Splitting())
+
+
+def test_a_text_that_changes_between_counting_and_encoding_is_noticed(
+    local, tmp_path, small_chunks
+):
+    path = tmp_path / "x.txt"
+    path.write_text("aa bb\n" * 1000)
+
+    def report(what, done, total):
+        if what == "writing train":
+            path.write_text("a a b\n" * 1000)
+
+    with pytest.raises(ValueError, match=r"x\.txt: had 3,000 words .*, and .* later: changed"):
+        prepare(tmp_path / "d", {"train": [path]}, scheduler=local.scheduler_address, report=report)
+    assert os.listdir(tmp_path) == ["x.txt"]
+
+
+def test_standard_input_and_arrays_are_refused_with_what_to_do(local, tmp_path):
+    address = local.scheduler_address
+    with pytest.raises(ValueError, match="a cluster reads a text twice: save it to a file"):
+        prepare(tmp_path / "d", {"train": ["-"]}, scheduler=address)
+    np.save(tmp_path / "x.npy", np.arange(9))
+    with pytest.raises(ValueError, match="x.npy: arrays are read by one process.*--engine dask"):
+        prepare(
+            tmp_path / "d", {"train": [tmp_path / "x.npy"]}, Options(ids=True), scheduler=address
+        )
+    assert os.listdir(tmp_path) == ["x.npy"]
+
+
+def fail(chunk):
+    raise RuntimeError("something\nand more")
+
+
+def test_what_no_worker_can_do_names_the_chunk(local):
+    with connected(local.scheduler_address, 1) as cluster:
+        chunk = Chunk("x.txt", 70, 10, b"", 10)
+        message = (
+            r"x\.txt at byte 70 could not be prepared by any worker: RuntimeError: something; "
+        )
+        with pytest.raises(ChildProcessError, match=message):
+            list(cluster.in_order(fail, [chunk]))
+
+
+def test_few_chunks_are_under_way_at_a_time(local):
+    taken = []
+
+    def jobs():
+        for number in range(40):
+            taken.append(number)
+            yield Chunk("x", number, 2, b"a\n", 2)
+
+    with connected(local.scheduler_address, 1) as cluster:
+        results = cluster.in_order(count_words, jobs(), "strict", Splitting())
+        for number, (chunk, counted) in enumerate(results):
+            assert chunk.start == number and counted.words == "\0 a"
+            assert len(taken) <= number + 6
+    assert len(taken) == 40
+
+
+def test_a_cluster_without_workers_is_an_error_not_a_wait(monkeypatch):
+    from distributed import LocalCluster
+
+    monkeypatch.setattr(module, "_WAIT_FOR_WORKERS_SECONDS", 0.2)
+    with LocalCluster(
+        n_workers=0,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+    ) as empty:
+        with connected(empty.scheduler_address, 1) as cluster:
+            with pytest.raises(ConnectionError, match=f"{empty.scheduler_address}: has no workers"):
+                list(cluster.in_order(count_words, [Chunk("x", 0, 2, b"a\n", 2)]))
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://x", "::::"])
+def test_a_scheduler_that_cannot_be_reached_is_named(tmp_path, monkeypatch, address):
+    monkeypatch.setattr(module, "_CONNECT_SECONDS", 1)
+    (tmp_path / "x.txt").write_text("a b\n")
+    with pytest.raises(ConnectionError, match=f"^--scheduler {address}: no Dask scheduler answers"):
+        prepare(tmp_path / "d", {"train": [tmp_path / "x.txt"]}, scheduler=address)
+    assert os.listdir(tmp_path) == ["x.txt"]
+
+
+def test_the_command_says_so_in_one_line_within_seconds_and_leaves_nothing(tmp_path):
+    (tmp_path / "x.txt").write_text("a b\n")
+    start = time.monotonic()
+    done = zipflm(
+        *("prepare", tmp_path / "x.txt", "--out", tmp_path / "d"),
+        *("--engine", "dask", "--scheduler", "tcp://127.0.0.1:9"),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("zipflm: --scheduler tcp://127.0.0.1:9: no Dask scheduler answ")
+    assert done.stderr.count("\n") == 1
+    assert time.monotonic() - start < 30  # ten of them, and those to start on a busy machine
+    assert os.listdir(tmp_path) == ["x.txt"]
+
+
+def test_a_local_cluster_comes_and_goes_with_the_command(texts, tmp_path):
+    done = zipflm(
+        *("prepare", texts / "train.txt", "--processes", 1),
+        *("--engine", "dask", "--out", tmp_path / "d"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    theirs = prepare(tmp_path / "theirs", {"train": [texts / "train.txt"]})
+    assert_same_folder(tmp_path / "d", theirs.path)
+
+
+@pytest.mark.parametrize("package", ["dask", "distributed"])
+def test_a_missing_extra_is_named_with_its_pip_line(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / "x.txt").write_text("a b\n")
+    message = rf"^--engine dask: needs {package}: pip install 'zipflm\[dask\]'$"
+    with pytest.raises(ValueError, match=message):
+        prepare(tmp_path / "d", {"train": [tmp_path / "x.txt"]}, scheduler="local")
+    assert os.listdir(tmp_path) == ["x.txt"]
