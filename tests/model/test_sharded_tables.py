@@ -59,9 +59,7 @@ class Pair(nn.Module):
     def __init__(self, name):
         super().__init__()
         self.input, self.output = PAIRS[name]()
-        with torch.random.fork_rng():
-            width = self.output.in_dim
-        self.middle = nn.Linear(width, width)
+        self.middle = nn.Linear(self.output.in_dim, self.output.in_dim)
 
 
 def tokens(rank, highest=VOCABULARY):
@@ -113,43 +111,44 @@ def compare(name, shards, ask, highest=VOCABULARY):
 def work(function, *arguments):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    function(TableShards(init_device_mesh("cpu", (dist.get_world_size(),))), *arguments)
+    function(init_device_mesh("cpu", (dist.get_world_size(),)), *arguments)
     dist.destroy_process_group()
 
 
-def count_bytes(shards):
-    """Assert that a process sends what the module says: float64 vectors, one tied adaptive pair."""
+class CountingShards(TableShards):
+    """Counts the bytes that it sends to other processes."""
+
     sent = 0
 
-    class Counting(TableShards):
-        def gather(self, own):
-            nonlocal sent
-            sent += (self.size - 1) * own.nbytes
-            return super().gather(own)
+    def gather(self, own):
+        self.sent += (self.size - 1) * own.nbytes
+        return super().gather(own)
 
-        def exchange(self, for_each):
-            nonlocal sent
-            sent += (self.size - 1) * for_each.nbytes // self.size
-            return super().exchange(for_each)
+    def exchange(self, for_each):
+        self.sent += (self.size - 1) * for_each.nbytes // self.size
+        return super().exchange(for_each)
 
-    shards.__class__, size = Counting, shards.size
-    pair = Pair("ADP-T").double()
+
+def count_bytes(mesh):
+    """Assert that an update sends what the module says it does."""
+    shards, pair = CountingShards(mesh), Pair("ADP-T")
     shard_tables(pair, shards)
     words, targets, scored = tokens(0)
     run(pair, words, targets, scored, "nll_sum")
-    total, widths, bands = size * words.numel(), sum(BANDS.widths), BANDS.num_bands
-    # Statistics of float64 vectors are of 8 bytes, too.
-    expected = 2 * total * widths * 8 + 2 * total * widths * 8 + total * (16 + 32 * bands)
-    assert sent == expected * (size - 1) // size
+    total, width, bands = shards.size * words.numel(), sum(BANDS.widths), BANDS.num_bands
+    # What goes in has the width of all bands together, and so has what comes out.
+    bytes_of_all = 2 * total * width * 4 + 2 * total * width * 4 + total * (16 + 16 * bands)
+    assert shards.sent == bytes_of_all * (shards.size - 1) // shards.size
 
 
-def compare_all(shards):
+def compare_all(mesh):
+    shards = TableShards(mesh)
     for name in PAIRS:
         compare(name, shards, "nll")
         compare(name, shards, "nll_sum")
     compare("ADP-T", shards, "nll", highest=100)  # all but one band empty
     compare("SM", shards, "nll", highest=5)  # one process owns all there is
-    count_bytes(shards)
+    count_bytes(mesh)
 
 
 @pytest.mark.parametrize("processes", [2, 3])

@@ -25,8 +25,8 @@ For an update of T tokens, over all P processes, each process sends, and receive
 
     2 T x F x s     bytes of looked-up vectors and their gradients
     2 T x E x s     bytes of hidden vectors and their gradients, for each band of the output
-    T x (16 + 16B)  bytes besides: ids and targets (8 each), and for each of the B bands of the output
-                    two statistics, a log-sum-exp and a gradient (4 each)
+    T x (16 + 16B)  bytes besides: ids and targets (8 each), and for each of the B bands of the
+                    output two statistics, a log-sum-exp and a gradient (4 each)
 
 where s is the size of a number in the products' dtype. This depends neither on P nor on the number
 of words. (The gradients of replicated tables cost each process about twice their size instead.)
@@ -72,13 +72,10 @@ class TableShards:
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        """`mesh` has one dimension; all of its processes must call this."""
+        """`mesh` has one dimension; its processes can exchange tensors of their devices and of the
+        CPU (`init_process_group("cpu:gloo,cuda:nccl")`)."""
         self._mesh, self._group = mesh, mesh.get_group()
         self.rank, self.size = mesh.get_local_rank(), mesh.size()
-        # What hosts tell each other does not go through their devices.
-        ranks = dist.get_process_group_ranks(self._group)
-        on_cpu = mesh.device_type == "cpu"
-        self._hosts = self._group if on_cpu else dist.new_group(ranks, backend="gloo")
 
     def shard(self, table: Tensor) -> DTensor:
         """This process's rows of a table that every process has, as a part of the whole."""
@@ -173,8 +170,8 @@ class TableShards:
 
     def _of_all(self, ids_N: Tensor) -> Tensor:
         """The ids of all processes [A], -1 where a process has fewer than another."""
-        most = torch.tensor(len(ids_N))
-        dist.all_reduce(most, dist.ReduceOp.MAX, self._hosts)
+        most = torch.tensor(len(ids_N))  # on the CPU: no device is waited for
+        dist.all_reduce(most, dist.ReduceOp.MAX, self._group)
         return self.gather(F.pad(ids_N, (0, int(most) - len(ids_N)), value=-1))
 
     def gather(self, own: Tensor) -> Tensor:

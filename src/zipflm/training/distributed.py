@@ -77,7 +77,8 @@ def started(device: str | None = None) -> Iterator[Process]:
     if dist.is_initialized():
         yield Process(dist.get_rank(), world_size, place)
         return
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    # Hosts have something to tell each other, too, for which they need not wait for their devices.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo")
     team = Team(dist.get_rank(), world_size)
     try:
         with team.leaving_together():
