@@ -1,0 +1,462 @@
+"""Training on many devices on paper: memory, traffic and speed, from what was measured on one.
+
+    python benchmarks/scale_model.py             # the cases of docs/scale.md, as a table
+    python benchmarks/scale_model.py --check     # 1 and 2 processes of this CPU, predicted and true
+
+Memory is counted part by part, traffic collective by collective, both as bytes of one device. Time
+is arithmetic at the rate that one device reached, plus the traffic that cannot hide behind it. What
+is measured stands in `Device`, what a vendor states in `Links`; everything else is derived. The
+tests hold the bytes against those of real processes, byte for byte; `--check` does so for the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from zipflm.config import Config, Nesterov, Tie
+from zipflm.overrides import override
+from zipflm.presets import from_name
+from zipflm.training import distributed
+from zipflm.training.throughput import flops_per_token
+
+STEP = Path(__file__).with_name("training_step.py")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one device was seen to do."""
+
+    name: str
+    flops: float
+    """Operations per second of whole training steps, counted as `flops_per_token` counts them."""
+    kept: float
+    """Bytes that are kept for the backward pass, per token, layer and unit of width (see
+    `activations`)."""
+    workspace: float
+    """Bytes that the loss needs on top while it is computed."""
+
+
+H200 = Device(
+    # wikitext-103/ADP-T, 65,536 tokens: 317,159 tokens/s of 1.4 billion operations each, 32.68 GB;
+    # 18.36 GB with half as many tokens (docs/results/speed-h200.json).
+    name="NVIDIA H200, bfloat16, compiled",
+    flops=317_159 * 1.402e9,
+    kept=1.67,
+    workspace=1.46e9,
+)
+
+
+@dataclass(frozen=True)
+class Links:
+    """Bytes per second and direction that a device can send, and devices of a machine."""
+
+    inside: float
+    between: float
+    devices: int
+
+    def speed(self, world: int) -> float:
+        """Of a ring through all of them: that of its slowest part."""
+        return self.inside if world <= self.devices else self.between
+
+
+# NVLink 4: 900 GB/s both ways; one 400 Gb/s port of InfiniBand NDR a device.
+CLUSTER = Links(inside=450e9, between=50e9, devices=8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: which model, on how many devices, in which manner."""
+
+    label: str
+    config: Config
+    world: int
+    tokens: int
+    """Of a device at once."""
+    device: Device = H200
+    links: Links = CLUSTER
+    events: float = 0.0
+    """Tokens of the whole training, if there is an end to it."""
+
+    @property
+    def accumulated(self) -> int:
+        return max(self.config.training.tokens_per_update // (self.tokens * self.world), 1)
+
+    @property
+    def is_bfloat16(self) -> bool:
+        return self.config.training.precision == "bfloat16"
+
+
+# --- Weights. ---
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers of parameters."""
+
+    tables: int
+    """Rows of words and of classes, which `training.tables=sharded` spreads."""
+    layers: int
+    """Of the decoder's layers together."""
+    others: int
+
+    @property
+    def all(self) -> int:
+        return self.tables + self.layers + self.others
+
+
+def weights(config: Config) -> Weights:
+    parts = config.params_by_part()
+    rows = (".embedding", ".table", ".clusters")
+    tables = sum(number for part, number in parts.items() if any(row in part for row in rows))
+    return Weights(
+        tables, parts["decoder.layers"], sum(parts.values()) - tables - parts["decoder.layers"]
+    )
+
+
+def states_per_weight(config: Config) -> int:
+    """Numbers that the optimizer keeps for a weight, at most."""
+    return 1 if isinstance(config.training.optimizer, Nesterov) else 2
+
+
+def held(case: Case) -> float:
+    """Parameters that a device holds of its own: weight, gradient and state of each."""
+    size, training = weights(case.config), case.config.training
+    shared = size.tables if training.tables == "sharded" else 0
+    rest = size.all - shared
+    return shared / case.world + (rest / case.world if training.parallel == "fsdp" else rest)
+
+
+# --- Memory of a device. ---
+
+
+def memory(case: Case) -> dict[str, float]:
+    """Bytes by part at the height of an update."""
+    config, own = case.config, held(case)
+    size, training = weights(config), config.training
+    wide = 2 if case.is_bfloat16 else 4
+    parts = {
+        "weights": 4 * own,
+        "gradients": 4 * own,
+        "optimizer": 4 * own * states_per_weight(config),
+        "activations": activations(case),
+        "loss": case.device.workspace,
+    }
+    if training.parallel == "fsdp" and case.world > 1:
+        # Two layers at a time, of which one is fetched ahead; the input and output layers.
+        layer = size.layers / config.decoder.num_layers
+        tables = 0 if training.tables == "sharded" else size.tables
+        parts["gathered"] = wide * (2 * layer + tables + size.others)
+    elif case.is_bfloat16:
+        parts["bfloat16 copies"] = 2 * own
+    if training.tables == "sharded" and case.world > 1:
+        tokens = case.tokens * case.world
+        parts["vectors of all devices"] = wide * tokens * max(table_widths(config))
+    return parts
+
+
+def activations(case: Case) -> float:
+    """What the backward pass needs. In units of the decoder's width a layer keeps about eight
+    vectors, of its inner width two; `Device.kept` is what was measured of that, per number."""
+    decoder = case.config.decoder
+    layer = case.device.kept * (8 * decoder.dim + 2 * decoder.ffn_dim)
+    match getattr(case.config.training, "recompute", "none"):
+        case "layer":  # the input of each, and one at a time in full
+            kept = decoder.num_layers * (2 if case.is_bfloat16 else 4) * decoder.dim + layer
+        case "attention":
+            kept = decoder.num_layers * case.device.kept * (3 * decoder.dim + 2 * decoder.ffn_dim)
+        case _:
+            kept = decoder.num_layers * layer
+    return case.tokens * kept
+
+
+# --- Traffic of a device. ---
+
+
+def traffic(case: Case) -> dict[str, float]:
+    """Bytes that a device sends in an update, by collective; rings send each byte once a hop."""
+    config, world = case.config, case.world
+    if world == 1:
+        return {}
+    size, training = weights(config), config.training
+    shared = size.tables if training.tables == "sharded" else 0
+    rest, hops = size.all - shared, (world - 1) / world
+    wide = 2 if case.is_bfloat16 else 4
+    sent: dict[str, float] = {}
+    if training.parallel == "fsdp":
+        # Nearly all is gathered again for the backward pass: not what stands around the layers
+        # if the tables go their own way, nor what comes last.
+        once = size.others if shared else _output_alone(config)
+        gathered = 2 * rest - once
+        sent["all-gather of weights"] = case.accumulated * hops * wide * gathered
+        # Sums of several batches are exchanged as they are added up, in float32.
+        sent["reduce-scatter of gradients"] = hops * (wide if case.accumulated == 1 else 4) * rest
+    else:
+        sent["all-reduce of gradients"] = 2 * hops * 4 * rest
+    if shared:
+        tokens = case.accumulated * case.tokens * (world - 1)
+        widths = table_widths(config)
+        # Forward and back, of the input and of every band of the output.
+        sent["vectors of words"] = 4 * sum(widths) * wide * tokens
+        sent["ids and statistics"] = (16 + 16 * len(widths)) * tokens
+    return sent
+
+
+def _output_alone(config: Config) -> int:
+    """Parameters of an output layer that shares none."""
+    parts = config.params_by_part().items()
+    is_tied = config.tie != Tie.NONE
+    return 0 if is_tied else sum(number for part, number in parts if part.startswith("output."))
+
+
+def table_widths(config: Config) -> tuple[int, ...]:
+    """Of every band, or of the one table."""
+    bands = config.output_bands
+    return bands.widths if bands is not None else (config.output.dim,)
+
+
+# --- Time. ---
+
+
+def zipf(vocab_size: int) -> NDArray[np.int64]:
+    """How common the ids of such a vocabulary are by Zipf's law."""
+    return (1e12 / np.arange(1, vocab_size + 1)).astype(np.int64)
+
+
+def operations_per_token(config: Config) -> float:
+    """Of a training step in which nothing is computed twice."""
+    return flops_per_token(config, zipf(config.vocab_size), config.batches.block)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of an update."""
+
+    compute: float
+    exchange: float
+
+    @property
+    def expected(self) -> float:
+        """Exchange hides behind the backward pass, two thirds of the arithmetic."""
+        return self.compute + max(0.0, self.exchange - self.compute * 2 / 3)
+
+
+def times(case: Case) -> Times:
+    tokens = case.accumulated * case.tokens
+    compute = tokens * operations_per_token(case.config) / case.device.flops
+    exchange = sum(traffic(case).values()) / case.links.speed(case.world)
+    return Times(compute, exchange)
+
+
+def tokens_per_second(case: Case, seconds: float) -> float:
+    return case.world * case.accumulated * case.tokens / seconds
+
+
+# --- The cases of docs/scale.md. ---
+
+
+def cases() -> list[Case]:
+    one = _trained("wikitext-103/ADP-T", 65_536)
+    very_large = _trained("billion-word/ADP-T/very-large", 64 * 2048)
+    many = override(very_large, ["training.tokens_per_update=524288"])
+    catalogue = _catalogue(512 * 8192)
+    full = _catalogue(512 * 8192, full=True)
+    events = 100e9
+    return [
+        Case("WikiText-103, ADP-T", one, 1, 65_536),
+        Case("Billion Word very large, DDP", very_large, 64, 2048),
+        Case("the same, FSDP", _with(very_large, "parallel=fsdp"), 64, 2048),
+        Case("the same, 524,288 tokens an update", _with(many, "parallel=fsdp"), 64, 8192),
+        Case("10 million items, ADP-T, DDP", catalogue, 512, 8192, events=events),
+        Case("the same, FSDP", _with(catalogue, "parallel=fsdp"), 512, 8192, events=events),
+        Case(
+            "the same, tables sharded",
+            _with(catalogue, "tables=sharded"),
+            512,
+            8192,
+            events=events,
+        ),
+        Case("10 million items, SM-T, DDP", full, 512, 8192, events=events),
+        Case("the same, tables sharded", _with(full, "tables=sharded"), 512, 8192, events=events),
+    ]
+
+
+def _trained(name: str, tokens: int) -> Config:
+    return override(
+        from_name(name),
+        ["training.precision=bfloat16", "training.compile=true"]
+        + [f"training.tokens_per_update={tokens}"],
+    )
+
+
+def _catalogue(tokens: int, *, full: bool = False) -> Config:
+    """Ten million items; the adaptive pair is cut where a hundredth and a tenth of them end."""
+    config = _trained("wikitext-103/SM-T" if full else "wikitext-103/ADP-T", tokens)
+    cutoffs = "[100000,1000000]"
+    bands = [] if full else [f"input.cutoffs={cutoffs}", f"output.cutoffs={cutoffs}"]
+    return override(config, ["vocab_size=10000000", *bands])
+
+
+def _with(config: Config, *settings: str) -> Config:
+    return override(config, [f"training.{setting}" for setting in settings])
+
+
+def table(all_cases: Sequence[Case]) -> list[str]:
+    """Markdown: a line for every case."""
+    lines = [
+        "| run | devices x tokens x accumulated | memory of a device | sent an update | compute + "
+        "exchange | tokens/s | whole training |",
+        "| --- | --- | --- | --- | --- | ---: | ---: |",
+    ]
+    for case in all_cases:
+        spent = times(case)
+        rate = tokens_per_second(case, spent.expected)
+        hours = f"{case.events / rate / 3600:.1f} hours" if case.events else ""
+        lines.append(
+            f"| {case.label} | {case.world} x {case.tokens:,} x {case.accumulated} "
+            f"| {_in_gb(memory(case))} | {_in_gb(traffic(case))} "
+            f"| {spent.compute * 1e3:.0f} + {spent.exchange * 1e3:.0f} ms | {rate:,.0f} | {hours} |"
+        )
+    return lines
+
+
+def _in_gb(parts: dict[str, float]) -> str:
+    if not parts:
+        return "nothing"
+    named = ", ".join(f"{part} {size / 1e9:.2g}" for part, size in parts.items())
+    return f"**{sum(parts.values()) / 1e9:.3g} GB**: {named}"
+
+
+# --- One and two processes of this CPU. ---
+
+_PLAIN = ["decoder.dropout=0", "decoder.attention_dropout=0", "decoder.relu_dropout=0"]
+_PLAIN += ["output.tail_dropout=0", "training.tokens_per_update=2048", "batches.tokens=1024"]
+_PLAIN += ["batches.block=128", "batches.eval_block=128"]
+KNOWN = ["vocab_size=8000", "input.cutoffs=[1000,4000]", "output.cutoffs=[1000,4000]"]
+KNOWN += ["decoder.dim=192", "decoder.ffn_dim=768", "decoder.num_layers=3", "input.dim=192"]
+KNOWN += ["output.dim=192", *_PLAIN]
+"""A model from whose speed that of another one is predicted."""
+ASKED = ["vocab_size=20000", "input.cutoffs=[2000,8000]", "output.cutoffs=[2000,8000]"]
+ASKED += ["decoder.dim=256", "decoder.ffn_dim=1024", "decoder.num_layers=4", "input.dim=256"]
+ASKED += ["output.dim=256", *_PLAIN]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A prediction and what was measured, in tokens per second."""
+
+    what: str
+    predicted: float
+    measured: float
+
+
+def check(known: list[str] = KNOWN, asked: list[str] = ASKED, steps: int = 8) -> list[Checked]:
+    """Predict the speed of one model from that of another and from the speed of the links."""
+    alone = _flops(known, _measured([known], steps=steps)[0])
+    both = min(_flops(known, each) for each in _measured([known] * 2, steps=steps))
+    link = _measured_link()
+    found = []
+    for what, world, settings in (
+        ("1 process", 1, []),
+        ("2 processes, DDP", 2, []),
+        ("2 processes, FSDP", 2, ["training.parallel=fsdp"]),
+    ):
+        config = override(from_name("tiny/ADP-T"), [*asked, *settings])
+        device = Device("one core", alone if world == 1 else both, 0.0, 0.0)
+        links = Links(inside=link, between=link, devices=2)
+        case = Case(what, config, world, config.batches.tokens, device, links)
+        # gloo's threads have no core of their own here: nothing hides behind anything.
+        spent = times(case).compute + times(case).exchange
+        true = _measured([[*asked, *settings]] * world, together=world > 1, steps=steps)[0]
+        found.append(Checked(what, tokens_per_second(case, spent), true))
+    return found
+
+
+def _flops(overrides: list[str], rate: float) -> float:
+    return rate * operations_per_token(override(from_name("tiny/ADP-T"), overrides))
+
+
+def _measured(models: Sequence[list[str]], *, together: bool = False, steps: int) -> list[float]:
+    """Tokens per second of processes that run at the same time, of one run or each of its own."""
+    commands = [
+        [str(STEP), "--preset", "tiny/ADP-T", "--device", "cpu", "--steps", str(steps), *model]
+        for model in models
+    ]
+    return [json.loads(text)["tokens_per_second"] for text in _outputs(commands, together)]
+
+
+def _measured_link() -> float:
+    """Bytes per second that a process sends while two of them add up a tensor."""
+    commands = [[str(Path(__file__)), "--link"]] * 2
+    return float(_outputs(commands, True)[0])
+
+
+def _outputs(commands: Sequence[list[str]], together: bool) -> list[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank, command in enumerate(commands):
+        place = {"OMP_NUM_THREADS": "1"}
+        if together:
+            place |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port)}
+            place |= {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1"}
+        children.append(
+            subprocess.Popen(
+                [sys.executable, *command],
+                env=os.environ | place,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    outputs = [child.communicate()[0] for child in children]
+    if any(child.returncode for child in children):
+        raise ValueError("a process of the measurement failed; it said why")
+    return outputs
+
+
+def _print_link(megabytes: int = 16, rounds: int = 5) -> None:
+    tensor = torch.ones(megabytes << 18)
+    with distributed.started("cpu") as process:
+        dist.all_reduce(tensor)
+        start = time.perf_counter()
+        for _ in range(rounds):
+            dist.all_reduce(tensor)
+        seconds = (time.perf_counter() - start) / rounds
+    sent = 2 * (process.world_size - 1) / process.world_size * (megabytes << 20)
+    print(sent / seconds)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="predict and measure on this CPU")
+    parser.add_argument("--link", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.link:
+        _print_link()
+    elif options.check:
+        for each in check():
+            ratio = each.predicted / each.measured
+            print(
+                f"{each.what}: predicted {each.predicted:,.0f}, measured {each.measured:,.0f} "
+                f"tokens/s ({ratio:.2f})"
+            )
+    else:
+        print("\n".join(table(cases())))
+
+
+if __name__ == "__main__":
+    main()
