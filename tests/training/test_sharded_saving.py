@@ -261,9 +261,7 @@ def test_no_room_for_a_copy_is_said_with_a_remedy(copy, monkeypatch):
     monkeypatch.setattr(sharded_saving.dist, "new_group", lambda **options: None)
     monkeypatch.setattr(sharded_saving, "async_save", fail)
     saving = BackgroundSaving(Process(1, 3, torch.device("cpu")))
-    with pytest.raises(
-        ValueError, match="no room .* that process 1 is to save; start fewer"
-    ):
+    with pytest.raises(ValueError, match="no room .* that process 1 is to save; start fewer"):
         saving.start(copy.checkpoints_path, copy.choose(4).read())
 
 
