@@ -61,6 +61,16 @@ def test_two_processes_equal_one(word_data, tmp_path, case):
     assert ours.nats_per_word == pytest.approx(theirs.nats_per_word, rel=1e-5)
 
 
+def test_bfloat16_sharded_is_as_good_as_bfloat16_alone(word_data, tmp_path):
+    """FSDP sends bfloat16, and one process computes with it: no worse by more than rounding."""
+    overrides = [*SAME, "training.precision=bfloat16", "training.tokens_per_update=256"]
+    run(word_data, tmp_path / "one", *overrides)
+    run_together(word_data, tmp_path / "two", *overrides, "training.parallel=fsdp")
+    assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0.1, atol=0.03)
+    ours, theirs = (validations(tmp_path / name)[-1] for name in ("two", "one"))
+    assert ours.nats_per_word == pytest.approx(theirs.nats_per_word, rel=2e-3)
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_run_goes_on_with_another_number_of_processes(word_data, tmp_path, parallel):
     """The same batches make up the same updates, so the result is that of one process."""

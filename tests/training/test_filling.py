@@ -27,6 +27,7 @@ ODD = ["decoder.ffn_dim=19", "training.tokens_per_update=384"]
 
 
 def learner_of(path, process, model="tied", overrides=()):
+    torch.set_num_threads(1)  # for the processes that call this
     data = DataFolder.open(path)
     config = config_of(data, *ODD, *overrides, **MODELS[model])
     empty = empty_model(config, data.vocabulary)
@@ -77,7 +78,6 @@ LARGE += ["input.dim=512", "output.dim=512", "training.parallel=fsdp"]
 
 def _peak_growth(path, out):
     """By how much memory grew at most while a model was made, in MB."""
-    torch.set_num_threads(1)
     with distributed.started("cpu") as process:
         learner_of(path, process, overrides=["training.parallel=fsdp"])  # loads what torch needs
         Path("/proc/self/clear_refs").write_text("5")

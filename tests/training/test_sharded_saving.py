@@ -27,10 +27,13 @@ from training_runs import (
 
 from zipflm.data.folder import DataFolder
 from zipflm.runs import sharded
+from zipflm.runs.consolidation import consolidate
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.loaded import load_run
+from zipflm.runs.stored_tensors import StoredTensors
+from zipflm.training import sharded_saving
 from zipflm.training.distributed import Process
-from zipflm.training.sharded_saving import own_part
+from zipflm.training.sharded_saving import BackgroundSaving, own_part
 from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi_process]
@@ -84,6 +87,36 @@ def test_each_process_has_its_part_of_everything(copy):
         for tensor in load_file(checkpoint.path / name).values()
     )
     assert count == load_run(copy.path).config.num_params()
+
+
+def _count_what_is_read(path, out, overrides):
+    """Resume, and note how many numbers of the checkpoint this process has read."""
+    torch.set_num_threads(1)
+    true_read, counts = StoredTensors.read, []
+
+    def read(self, name, part=()):
+        tensor = true_read(self, name, part)
+        counts.append(tensor.numel())
+        return tensor
+
+    StoredTensors.read = read
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        run(DataFolder.open(path), out, *overrides, resume=True)
+    out.with_name(f"read-{os.environ['RANK']}").write_text(str(sum(counts)))
+
+
+@pytest.mark.parametrize("saved_by", ["three", "one"])
+def test_a_process_reads_only_its_shards(word_data, copy, saved_by):
+    if saved_by == "one":
+        consolidate(copy.path)
+    contents = copy.choose(4).read()
+    tensors = [*contents.weights.values(), *contents.optimizer.values()]
+    whole = sum(tensor.numel() for tensor in tensors)
+    overrides = [*SAME, updates(5), "training.parallel=fsdp"]
+    assert in_processes(3, _count_what_is_read, word_data.path, copy.path, overrides) == [0] * 3
+    read = [int(copy.path.with_name(f"read-{rank}").read_text()) for rank in range(3)]
+    assert sum(read) <= whole + 3 * len(tensors)  # small ones, such as counts, are for everybody
+    assert max(read) < 0.45 * whole
 
 
 def test_torchs_own_reader_finds_the_same(copy):
@@ -215,6 +248,7 @@ def test_killed_while_saving_leaves_the_checkpoint_before_and_a_run_to_resume(wo
 
 def _fail_to_save(path, out, overrides, at):
     """One process finds the disk full at these updates."""
+    torch.set_num_threads(1)
     true_write = HuggingFaceStorageWriter.write_data
 
     def write(self, plan, planner):
@@ -251,6 +285,17 @@ def test_the_last_save_must_not_fail(word_data, tmp_path):
     assert [checkpoint.update for checkpoint in RunFolder(out).checkpoints()] == [4, 2]
     said = [(tmp_path / f"said-{rank}").read_text() for rank in range(2)]
     assert all("could not save update 6" in each and "and resume the run" in each for each in said)
+
+
+def test_no_room_for_a_copy_is_said_with_a_remedy(copy, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(sharded_saving.dist, "new_group", lambda **options: None)
+    monkeypatch.setattr(sharded_saving, "async_save", fail)
+    saving = BackgroundSaving(Process(1, 3, torch.device("cpu")))
+    with pytest.raises(ValueError, match="no room .* that process 1 is to save; start fewer"):
+        saving.start(copy.checkpoints_path, copy.choose(4).read())
 
 
 def test_plain_tensors_are_spread_over_the_processes():

@@ -35,6 +35,7 @@ def damage(folder, name, update=4):
 
 
 def _look(path, out):
+    torch.set_num_threads(1)
     said = []
     with distributed.started("cpu") as process:
         found = start.newest_good(RunFolder(path), process, said.append)

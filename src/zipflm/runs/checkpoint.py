@@ -26,6 +26,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,7 +98,7 @@ class Checkpoint:
                 raise ValueError(
                     f"{self.path / CHECKSUMS}: {quoted(name)} is no file of the folder"
                 )
-        if not any(map(is_shard, sums)):
+        if not _shards_of("1", sums):
             there = [OPTIMIZER] if os.path.lexists(self.path / OPTIMIZER) else []
             read_checksums(self.path, (WEIGHTS, *there))
         return sums
@@ -105,20 +106,15 @@ class Checkpoint:
     @property
     def is_sharded(self) -> bool:
         """Whether it is as several processes saved it."""
-        return any(map(is_shard, self.checksums))
-
-    def _shards(self, number: str) -> list[str]:
-        """The files with shards of the weights, number 1, or of the optimizer's state, 2."""
-        found = map(_SHARD.fullmatch, sorted(self.checksums))
-        return [match[0] for match in found if match and match[2] == number]
+        return bool(_shards_of("1", self.checksums))
 
     @property
     def weights_files(self) -> list[str]:
-        return self._shards("1") if self.is_sharded else [WEIGHTS]
+        return _shards_of("1", self.checksums) or [WEIGHTS]
 
     @property
     def optimizer_files(self) -> list[str]:
-        return self._shards("2") if self.is_sharded else [OPTIMIZER]
+        return _shards_of("2", self.checksums) if self.is_sharded else [OPTIMIZER]
 
     @property
     def weights_hash(self) -> str:
@@ -133,9 +129,13 @@ class Checkpoint:
         The optimizer's state, twice the size of the weights, may be left out. A `share` of (1, 3)
         is the second of three, for processes that verify a checkpoint together.
         """
+        states = self.optimizer_files if optimizer else []
+        tensors = {*self.weights_files, *self.optimizer_files}
+        others = [name for name in self.checksums if name not in tensors]
+        # In this order as many processes as have saved it get about as much to read each.
         first, step = share
-        for name in sorted(self.checksums)[first::step]:
-            if optimizer or name not in self.optimizer_files:
+        for name in [*others, *self.weights_files, *states][first::step]:
+            if name in self.checksums:  # what was imported has no optimizer
                 self._require_shard(name)
                 require_unchanged(self.path, name, self.checksums)
 
@@ -236,6 +236,12 @@ class Checkpoint:
 def is_shard(name: str) -> bool:
     """Whether a file of that name has the shards of one process."""
     return _SHARD.fullmatch(name) is not None
+
+
+def _shards_of(kind: str, names: Iterable[str]) -> list[str]:
+    """The files with shards of the weights, kind 1, or of the optimizer's state, 2."""
+    found = map(_SHARD.fullmatch, sorted(names))
+    return [match[0] for match in found if match and match[2] == kind]
 
 
 def is_checkpoint(folder: Path) -> bool:

@@ -44,7 +44,9 @@ class ShardWriter(HuggingFaceStorageWriter):
         self.unfinished = self._final.with_name(f".{self._final.name}.unfinished-shards")
         # Into the first or the second file of each process: whoever evaluates needs one of them.
         files = dict.fromkeys(weights, 1) | dict.fromkeys(optimizer, 2)
-        super().__init__(str(self.unfinished), files, save_distributed=True)
+        super().__init__(
+            path=str(self.unfinished), fqn_to_index_mapping=files, save_distributed=True
+        )
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the shards of this process; what comes of it are the checksums of its files."""

@@ -24,6 +24,8 @@ from torch.distributed.tensor import DTensor
 from zipflm.runs.checkpoint import Contents
 from zipflm.runs.sharded import ShardWriter, spread
 from zipflm.training.distributed import Process
+from zipflm.training.filling import local_shard
+from zipflm.training.memory import is_out_of_memory
 
 _LONGEST = timedelta(days=1)
 """That the fastest process waits for the slowest to have written; a disk may be slow, and whoever
@@ -50,9 +52,18 @@ class BackgroundSaving:
         assert self._pending is None
         tensors = contents.weights | contents.optimizer
         writer = ShardWriter(root, contents, contents.weights, contents.optimizer)
-        done = async_save(
-            own_part(tensors, self._process), storage_writer=writer, process_group=self._group
-        )
+        own = own_part(tensors, self._process)
+        try:
+            done = async_save(own, storage_writer=writer, process_group=self._group)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            size = sum(local_shard(tensor).nbytes for tensor in own.values()) / 1e9
+            raise ValueError(
+                f"update {contents.state.update}: no room in this machine's memory for a copy of "
+                f"the {size:.1f} GB that process {self._process.rank} is to save; start fewer "
+                "processes on a machine, or more of them with training.parallel=fsdp"
+            ) from None
         assert isinstance(done, Future)
         self._pending = _Pending(writer, done)
 
