@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from runs.test_consolidation import in_shards
+from sharded_checkpoints import in_shards
 from training_runs import run as train_run
 from typer.testing import CliRunner
 

@@ -56,7 +56,7 @@ def test_what_was_read_does_not_depend_on_the_file(paths):
 
 
 def test_a_missing_shard_is_noticed(paths):
-    with pytest.raises(ValueError, match="holds 12 of the 20 numbers of table; a file is missing"):
+    with pytest.raises(ValueError, match="0.safetensors: holds, .* 12 of the 20 numbers of table;"):
         StoredTensors([paths[0], paths[2], paths[3]])
     paths[1].unlink()
     with pytest.raises(ValueError, match="1.safetensors: missing from this checkpoint"):
@@ -74,6 +74,23 @@ def test_a_header_that_makes_no_sense_is_refused_with_the_file(tmp_path, header)
     with pytest.raises(ValueError, match="a.safetensors: ") as error:
         StoredTensors([path]).read("table")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "start"),
+    [
+        (torch.ones(2, 4, dtype=torch.int32), [2, 0]),
+        (torch.ones(8), [2]),
+        (TABLE[2:4].contiguous(), [-2, 0]),
+        (TABLE[2:4].contiguous(), [2, 1]),
+    ],
+    ids=["another type", "fewer dimensions", "before the start", "beside the others"],
+)
+def test_shards_that_do_not_fit_each_other_are_refused_by_name(paths, tensor, start):
+    header = {"DCP_SHARDING_INFO": json.dumps({"table": {"saved_offsets": start}})}
+    save_file({"table": tensor}, paths[1], metadata=header)
+    with pytest.raises(ValueError, match="[01].safetensors: .* table"):
+        StoredTensors(paths)
 
 
 def test_a_file_that_is_cut_short_is_named(paths):

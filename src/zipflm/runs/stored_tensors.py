@@ -35,6 +35,7 @@ class _Piece:
     path: Path
     start: tuple[int, ...]
     size: tuple[int, ...]
+    dtype: str
 
     def within(self, part: Part) -> Part:
         """What `part` and this piece share, in places of the whole tensor."""
@@ -56,27 +57,21 @@ class StoredTensors:
         for path in paths:
             with _naming(path):
                 self._add(path)
-        self._shapes = {name: _whole_shape(pieces) for name, pieces in self._pieces.items()}
-        for name, pieces in self._pieces.items():
-            held, needed = sum(prod(p.size) for p in pieces), prod(self._shapes[name])
-            if held != needed:
-                raise ValueError(
-                    f"{pieces[0].path.parent}: holds {held} of the {needed} numbers of "
-                    f"{unquoted(name)}; a file is missing, or is of another checkpoint"
-                )
+        self._shapes = {name: _whole_shape(name, each) for name, each in self._pieces.items()}
 
     def _add(self, path: Path) -> None:
         require_file(path)
         file: Any = safe_open(path, framework="pt")  # it has no types
         starts = _starts(file.metadata() or {}, path)
         for name in file.keys():
-            size = tuple(file.get_slice(name).get_shape())
+            stored = file.get_slice(name)
+            size, dtype = tuple(stored.get_shape()), stored.get_dtype()
             start = starts.get(name, (0,) * len(size))
             if len(start) != len(size):
                 raise _damaged(path, f"{name} has {len(size)} dimensions")
             if name in starts and not prod(size):
                 continue  # of a short tensor some processes have nothing
-            self._pieces.setdefault(name, []).append(_Piece(file, path, start, size))
+            self._pieces.setdefault(name, []).append(_Piece(file, path, start, size, dtype))
 
     @property
     def names(self) -> list[str]:
@@ -110,9 +105,25 @@ def _moved(part: Part, start: Sequence[int]) -> Part:
     )
 
 
-def _whole_shape(pieces: Sequence[_Piece]) -> tuple[int, ...]:
+def _whole_shape(name: str, pieces: Sequence[_Piece]) -> tuple[int, ...]:
+    """The shape of a tensor; ValueError unless the pieces make up all of it."""
+    first = pieces[0]
+    for piece in pieces:
+        if (
+            piece.dtype != first.dtype
+            or len(piece.size) != len(first.size)
+            or min(piece.start, default=0) < 0
+        ):
+            raise _damaged(piece.path, f"its {name} does not fit that of {first.path.name}")
     ends = [[a + n for a, n in zip(p.start, p.size, strict=True)] for p in pieces]
-    return tuple(max(column) for column in zip(*ends, strict=True))
+    shape = tuple(max(column) for column in zip(*ends, strict=True))
+    held = sum(prod(piece.size) for piece in pieces)
+    if held != prod(shape):
+        raise ValueError(
+            f"{first.path}: holds, with the shards beside it, {held} of the {prod(shape)} numbers "
+            f"of {unquoted(name)}; a file is missing, or is of another checkpoint"
+        )
+    return shape
 
 
 def _starts(header: Mapping[str, str], path: Path) -> dict[str, tuple[int, ...]]:
