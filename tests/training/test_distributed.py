@@ -84,30 +84,31 @@ def test_a_run_goes_on_with_another_number_of_processes(word_data, tmp_path, par
 
 
 TABLES = "training.tables=sharded"
-# One process accumulates six batches an update. Sentences make batches of other sizes: no two
-# processes have the same number of tokens.
+# One process accumulates six batches an update.
+SIX = ["decoder.dropout=0", "training.max_updates=6", "training.tokens_per_update=384"]
+# Words that are spelt have no table to look them up in.
+WIDE, SPELT, TAILS = "input.dim=16", "input.max_bytes=8", "output.tail_dropout=0"
+ADAMW_ALONE = ["training.optimizer=AdamW", *ADAMW]
 SHARDED = {
-    "ddp": ("tiny/ADP-T", []),
-    "ddp, AdamW": ("tiny/ADP", ["training.optimizer=AdamW", *ADAMW]),
-    "ddp, spelt words": ("tiny/CNN", ["training.optimizer=AdamW", "input.max_bytes=8", *ADAMW]),
-    "ddp, sentences": ("tiny/SM-T", ["batches.break_mode=sentence"]),
-    "fsdp": ("tiny/ADP-T", ["training.parallel=fsdp"]),
-    "fsdp, one table": ("tiny/SM", ["training.parallel=fsdp"]),
+    "ddp": ("tiny/ADP-T", [WIDE, TAILS]),
+    "ddp, AdamW": ("tiny/ADP", [WIDE, TAILS, *ADAMW_ALONE]),
+    "ddp, spelt words": ("tiny/CNN", [SPELT, TAILS, *ADAMW_ALONE]),
+    # Whose batches have other sizes in each process.
+    "ddp, sentences": ("tiny/SM-T", [WIDE, "batches.break_mode=sentence"]),
+    "fsdp": ("tiny/ADP-T", [WIDE, TAILS, "training.parallel=fsdp"]),
+    "fsdp, one table": ("tiny/SM", [WIDE, "training.parallel=fsdp"]),
 }
 
 
 def run_sharded_cases(path, root, names, *overrides):
-    """Runs one after the other; nothing more is drawn, and nothing more is said, than in one."""
+    """Some of these runs, one after the other."""
     torch.set_num_threads(1)
     data = DataFolder.open(path)
+    base = [line for line in SMALL if line != WIDE]
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), started("cpu"):
         for name in names:
             preset, own = SHARDED[name]
-            base = [line for line in SMALL if preset != "tiny/CNN" or not line.startswith("input.")]
-            settings = [*SAME, "training.tokens_per_update=384", *own, *overrides]
-            if "output.tail_dropout=0" in settings and "/SM" in preset:
-                settings.remove("output.tail_dropout=0")
-            config = config_of(data, *settings, preset=preset, base=base)
+            config = config_of(data, *SIX, *own, *overrides, preset=preset, base=base)
             train(config, data, root / name, device="cpu")
 
 
