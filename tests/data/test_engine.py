@@ -85,7 +85,7 @@ def test_words_that_do_not_fit_leave_nothing_behind(texts, tmp_path, monkeypatch
     monkeypatch.setattr(MemoryPlan, "of", lambda total, processes: plan)
     monkeypatch.setattr(MemoryPlan, "for_words", 100_000)
     splits = {"train": [texts / "train.txt"]}
-    with pytest.raises(ValueError, match="--memory 90M: more than 238 different words occur 3 tim"):
+    with pytest.raises(ValueError, match="--memory 90M: more than 277 different words occur 3 tim"):
         prepare(tmp_path / "d", splits, memory=1)
     assert not any(tmp_path.iterdir())
     assert len(prepare(tmp_path / "d", splits, Options(max_size=200), memory=1).vocabulary) == 200
