@@ -9,6 +9,11 @@ them down. Measures the first file and all files, to show that time is linear an
 
 Splitting punctuation off (`--split words` and `wikitext`) is measured in the same turns, and shown
 as a share of the rate of `prepare` by white space on the same text: give raw prose to see that.
+
+Two other ways to the same folder take part: within a budget of memory (`--memory`), and by a local
+Dask cluster. They are measured once more on a text of five million different words (`--types`),
+made here, whose words alone take more memory than the budget. "All MB" is the most that all
+processes had at a time, memory that they share counted once (sampled, Linux only).
 """
 
 from __future__ import annotations
@@ -17,10 +22,12 @@ import argparse
 import json
 import os
 import platform
+import random
 import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from array import array
 from collections import Counter
@@ -30,6 +37,9 @@ from typing import Any
 import numpy as np
 
 RULES = ("whitespace", "words", "wikitext")
+WAYS = ("memory", "dask")
+"""To the folder that `whitespace` makes."""
+MEMORY = 256 << 20
 
 
 def plain(names: list[str]) -> dict[str, float]:
@@ -53,15 +63,33 @@ def plain(names: list[str]) -> dict[str, float]:
     return {"seconds": end - start, "count_seconds": counted - start, "tokens": len(ids)}
 
 
-def prepared(names: list[str], folder: str, processes: int = 1, rule: Any = "whitespace") -> Any:
+def prepared(names: list[str], folder: str, processes: int = 1, way: Any = "whitespace") -> Any:
     """The token file that the package makes of these texts."""
     # Imported here: the plain loop's memory is to be its own.
     from zipflm.config import Splitting
     from zipflm.data.prepare import Options, prepare
 
-    options = Options(splitting=Splitting(rule))
-    made = prepare(Path(folder) / "data", {"train": names}, options, processes=processes)
+    made = prepare(
+        Path(folder) / "data",
+        {"train": names},
+        Options(splitting=Splitting(way if way in RULES else "whitespace")),
+        processes=processes,
+        memory=MEMORY if way == "memory" else None,
+        scheduler="local" if way == "dask" else None,
+    )
     return made.tokens("train")
+
+
+def write_text(path: Path, types: int) -> None:
+    """A text of so many different words, each of them twice, far apart, among common ones."""
+    draw = random.Random(1)
+    common = [f"c{number:x}" for number in range(20_000)]
+    with open(path, "w", encoding="ascii") as file:
+        for order in (range(0, types, 10), range(types // 10 * 10 - 10, -1, -10)):
+            for first in order:
+                line = [common[draw.randrange(1 + draw.randrange(len(common)))] for _ in range(10)]
+                line += [f"r{number:x}" for number in range(first, first + 10)]
+                file.write(" ".join(line) + "\n")
 
 
 def plan_of(tokens: Any, break_mode: str) -> Any:
@@ -73,11 +101,11 @@ def plan_of(tokens: Any, break_mode: str) -> Any:
     return Batches(tokens, blocks, max_tokens=4096, seed=1, shuffle=True)
 
 
-def ours(names: list[str], processes: int, rule: str) -> dict[str, float]:
+def ours(names: list[str], processes: int, way: str) -> dict[str, float]:
     """The whole of `prepare`: reading, splitting, vocabulary, token file, hashes."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        tokens = prepared(names, folder, processes, rule)
+        tokens = prepared(names, folder, processes, way)
         return {"seconds": time.perf_counter() - start, "tokens": len(tokens)}
 
 
@@ -98,15 +126,76 @@ def batches(names: list[str]) -> dict[str, float]:
     return rates
 
 
+def long_plans(tokens: int) -> dict[str, float]:
+    """CPU seconds that the plan of a first epoch takes, of a text that nobody has written."""
+    lengths = np.random.default_rng(0).integers(1, 54, size=max(2, tokens // 27))
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+
+    class Tokens:
+        ids = np.broadcast_to(np.uint16(5), (int(offsets[-1]),))
+
+        def require_whole(self) -> None: ...
+
+    Tokens.offsets = offsets  # type: ignore[attr-defined]
+    seconds = {}
+    for mode in ("none", "complete", "sentence"):
+        start = time.process_time()
+        plan_of(Tokens(), mode).windows(0, 0)
+        seconds[f"{mode}_plan_cpu_seconds"] = time.process_time() - start
+    return seconds
+
+
+class PeakOfAll:
+    """Watches a process and all that it starts, and keeps the most memory they had together."""
+
+    def __init__(self, pid: int) -> None:
+        self.megabytes, self._pid, self._over = 0.0, pid, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def end(self) -> float:
+        self._over.set()
+        self._thread.join()
+        return self.megabytes
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.05):
+            self.megabytes = max(self.megabytes, sum(map(_megabytes, _tree(self._pid))))
+
+
+def _tree(pid: int) -> list[int]:
+    found, waiting = [], [pid]
+    while waiting:
+        found.append(waiting.pop())
+        try:
+            for task in Path(f"/proc/{found[-1]}/task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        except OSError:  # it has ended, or this is another system
+            continue
+    return found
+
+
+def _megabytes(pid: int) -> float:
+    try:
+        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return int(told.split("\nPss:")[1].split()[0]) / 1024
+    except (OSError, IndexError):
+        return 0.0
+
+
 def measure(case: str, names: list[str], processes: int) -> dict[str, float]:
     """Run one case in a fresh process, so that its peak memory is its own."""
     command = [sys.executable, __file__, *names, "--case", case, "--processes", str(processes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    peak = PeakOfAll(started.pid)
+    shown, _ = started.communicate()
+    if started.returncode:
+        raise subprocess.CalledProcessError(started.returncode, command)
+    return json.loads(shown) | {"all_peak_mb": peak.end()}  # type: ignore[no-any-return]
 
 
 def run_case(case: str, names: list[str], processes: int) -> dict[str, float]:
-    if case in RULES:
+    if case in (*RULES, *WAYS):
         result = ours(names, processes, case)
     else:
         result = {"plain": plain, "batches": batches}[case](names)
@@ -114,10 +203,19 @@ def run_case(case: str, names: list[str], processes: int) -> dict[str, float]:
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
-    for who, which in (("parent", resource.RUSAGE_SELF), ("worker", resource.RUSAGE_CHILDREN)):
-        # Kilobytes on Linux; of the workers, the largest.
-        result[f"{who}_peak_mb"] = resource.getrusage(which).ru_maxrss / 1024
+    # Kilobytes on Linux; of the workers, the largest.
+    result["parent_peak_mb"] = own_peak() / 1024
+    result["worker_peak_mb"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return result
+
+
+def own_peak() -> int:
+    """Kilobytes; not `ru_maxrss` if there is something better, since that begins with the memory of
+    whoever started this process."""
+    try:
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+    except (OSError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def best(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -131,6 +229,18 @@ def compare(names: list[str], processes: int, repeats: int) -> dict[str, Any]:
         for rule in RULES:
             split = "" if rule == "whitespace" else f" {rule}"
             cases[f"prepare{split}, {number} process{'es' if number > 1 else ''}"] = (rule, number)
+    cases |= other_ways(processes)
+    return in_turns(cases, names, repeats)
+
+
+def other_ways(processes: int) -> dict[str, tuple[str, int]]:
+    return {
+        f"prepare --memory {MEMORY >> 20}M": ("memory", processes),
+        f"prepare, dask, {processes} workers": ("dask", processes),
+    }
+
+
+def in_turns(cases: dict[str, tuple[str, int]], names: list[str], repeats: int) -> dict[str, Any]:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for _ in range(repeats):
         for name, (case, number) in cases.items():
@@ -139,11 +249,42 @@ def compare(names: list[str], processes: int, repeats: int) -> dict[str, Any]:
     by_white_space = {number: results[n] for n, (rule, number) in cases.items() if rule == RULES[0]}
     for name, (rule, number) in cases.items():
         result = results[name]
-        result["speedup"] = results["plain loop"]["seconds"] / result["seconds"]
-        if rule in RULES:
+        if "plain loop" in results:
+            result["speedup"] = results["plain loop"]["seconds"] / result["seconds"]
+        if rule in (*RULES, *WAYS):
             for what in ("seconds", "cpu_seconds"):
                 result[f"of_whitespace_{what}"] = by_white_space[number][what] / result[what]
     return results
+
+
+def show(title: str, results: dict[str, Any]) -> None:
+    print(
+        f"\n{title}\n{'':30}   seconds   CPU s  tokens/s  speed-up   parent MB  worker MB   all MB"
+        "  of the rate by white space (by CPU s)"
+    )
+    for name, run in results.items():
+        rate = run["tokens"] / run["seconds"] / 1e6
+        share = ""
+        if "of_whitespace_seconds" in run:
+            share = f"  {run['of_whitespace_seconds']:8.2f} "
+            share += f"({run['of_whitespace_cpu_seconds']:.2f})"
+        worker = run["worker_peak_mb"] if "processes" in name or "workers" in name else 0
+        speedup = f"{run['speedup']:8.2f}" if "speedup" in run else " " * 8
+        print(
+            f"{name:30}  {run['seconds']:8.2f}  {run['cpu_seconds']:6.1f}  {rate:7.2f}M"
+            f"  {speedup}  {run['parent_peak_mb']:10.0f} {worker:10.0f} {run['all_peak_mb']:8.0f}"
+            + share,
+            flush=True,
+        )
+
+
+def many_types(types: int, processes: int, repeats: int) -> dict[str, Any]:
+    """A text of so many different words, in every way there is."""
+    cases = {f"prepare, {processes} processes": ("whitespace", processes)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "types.txt"
+        write_text(path, types)
+        return in_turns(cases | other_ways(processes), [str(path)], repeats)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -151,8 +292,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("texts", nargs="+")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--types", type=int, default=5_000_000, help="of the text made here")
+    parser.add_argument("--plan-tokens", type=int, default=1_000_000_000, help="of a plan alone")
     parser.add_argument("--json", help="write the results here too")
-    parser.add_argument("--case", choices=["plain", "batches", *RULES], help=argparse.SUPPRESS)
+    known = ["plain", "batches", *RULES, *WAYS]
+    parser.add_argument("--case", choices=known, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.case:
         print(json.dumps(run_case(options.case, options.texts, options.processes)))
@@ -165,24 +309,17 @@ def main(arguments: list[str] | None = None) -> None:
     for names in dict.fromkeys((tuple(options.texts[:1]), tuple(options.texts))):
         title = f"{len(names)} file(s), {sum(map(os.path.getsize, names)) / 1e6:.0f} MB"
         results[title] = compare(list(names), options.processes, options.repeats)
-        print(
-            f"\n{title}\n{'':30}   seconds   CPU s  tokens/s  speed-up   parent MB  worker MB"
-            "  of the rate by white space (by CPU s)"
-        )
-        for name, run in results[title].items():
-            rate = run["tokens"] / run["seconds"] / 1e6
-            share = ""
-            if "of_whitespace_seconds" in run:
-                share = f"  {run['of_whitespace_seconds']:8.2f} "
-                share += f"({run['of_whitespace_cpu_seconds']:.2f})"
-            worker = run["worker_peak_mb"] if "processes" in name else 0
-            print(
-                f"{name:30}  {run['seconds']:8.2f}  {run['cpu_seconds']:6.1f}  {rate:7.2f}M"
-                f"  {run['speedup']:8.2f}  {run['parent_peak_mb']:10.0f} {worker:10.0f}" + share
-            )
+        show(title, results[title])
+    title = f"{options.types:,} types"
+    results[title] = many_types(options.types, options.processes, options.repeats)
+    show(title, results[title])
     results["batches"] = measure("batches", options.texts, 1)
+    results["plans"] = long_plans(options.plan_tokens)
     print("\nbatches of 4096 tokens from all files, one thread")
     for name, value in results["batches"].items():
+        print(f"{name:30} {value:14,.2f}")
+    print(f"\nplans of {options.plan_tokens:,} tokens")
+    for name, value in results["plans"].items():
         print(f"{name:30} {value:14,.2f}")
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=2) + "\n")

@@ -84,9 +84,9 @@ class Cluster:
         chunk, future = waiting.popleft()
         try:
             return chunk, future.result()
-        except (ValueError, OSError):
-            raise  # of the text, as in a process of our own
         except (Exception, CancelledError) as error:
+            if isinstance(error, ValueError | OSError) and not _is_of_dask(error):
+                raise  # of the text, as in a process of our own
             raise ChildProcessError(
                 f"--scheduler {self.address}: {chunk.source} at byte {chunk.start} could not be "
                 f"prepared by any worker: {_first_line(error)}; is the scheduler still there, and "
@@ -101,6 +101,11 @@ class Cluster:
                 f"--scheduler {self.address}: has no workers after {_WAIT_FOR_WORKERS_SECONDS} "
                 "seconds; start some (dask worker)"
             ) from None
+
+
+def _is_of_dask(error: BaseException) -> bool:
+    """A connection that was lost, for example, which is an OSError."""
+    return type(error).__module__.startswith(("distributed.", "tornado."))
 
 
 def _first_line(error: BaseException) -> str:
@@ -126,7 +131,7 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
         raise ValueError(f"--engine dask: needs {error.name}: pip install 'zipflm[dask]'") from None
     # Words for a log that nobody keeps here: what concerns a user is raised.
     quiet = {"distributed.admin.large-graph-warning-threshold": "1TB"}
-    with dask.config.set(quiet), _silent("distributed"):
+    with dask.config.set(quiet), _silent("distributed", "tornado"):
         if address != LOCAL:
             with _client(distributed, address) as client:
                 yield Cluster(client, address)
@@ -159,14 +164,17 @@ def _client(distributed: Any, address: str) -> Iterator[Any]:
 
 
 @contextmanager
-def _silent(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+def _silent(*names: str) -> Iterator[None]:
+    # Each part of these libraries has a level of its own.
+    known = (name for name in logging.root.manager.loggerDict if name.split(".")[0] in names)
+    before = {logger: logger.level for logger in map(logging.getLogger, [*known])}
+    for logger in before:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in before.items():
+            logger.setLevel(level)
 
 
 class ClusterScan:

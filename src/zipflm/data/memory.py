@@ -21,7 +21,7 @@ _PER_CHUNK_BYTE = 32
 _PER_WAITING_BYTE = 6
 """The same for a result that has not been taken in yet."""
 _SMALLEST_CHUNK = CHUNK_BYTES >> 3
-_PER_WORD = 420
+_PER_WORD = 360
 """Bytes that a word of a vocabulary takes until it is saved, its letters included."""
 _PER_LEARNED_WORD = 1500
 """Bytes that a word takes while sub-words are learned from it."""
