@@ -7,6 +7,10 @@ from zipflm.config import BatchConfig, TrainingConfig
     ("make", "message"),
     [
         (lambda: TrainingConfig(precision="fp16"), "precision='fp16': choose from float32"),
+        (
+            lambda: TrainingConfig(recompute="all"),
+            "recompute='all': choose from none, attention",
+        ),
         (lambda: BatchConfig(break_mode="eos"), "break_mode='eos': choose from none, complete"),
         (lambda: BatchConfig(block=512, tokens=100), "tokens=100: a block of 512"),
         (lambda: BatchConfig(eval_block=512, eval_context=512), "eval_context=512"),

@@ -29,7 +29,9 @@ ADAMW = ["training.clip_norm=1", "training.optimizer.eps=1e-3"]
 CASES = {
     "ddp": [],
     "ddp, Muon": ["training.optimizer=Muon", *ADAMW],
+    "ddp, recompute": ["training.recompute=layer"],
     "fsdp": ["training.parallel=fsdp"],
+    "fsdp, recompute": ["training.parallel=fsdp", "training.recompute=layer"],
     # Not Muon: torch orthogonalises in bfloat16, where sharded products round differently.
     "fsdp, AdamW": ["training.parallel=fsdp", "training.optimizer=AdamW", *ADAMW],
 }

@@ -271,3 +271,19 @@ def test_an_update_on_a_gpu_never_waits(word_data, optimizer, precision):
         vector = step.update(learner, batches, stop=True)
     result = step.UpdateResult(*vector.tolist())
     assert result.stop == 1 and 0 < result.words < result.tokens
+
+
+@pytest.mark.parametrize("mode", ["attention", "layer"])
+def test_an_update_with_recomputation_is_the_same_to_the_bit(word_data, mode):
+    """With two micro-batches, dropout and several updates."""
+    dropouts = [f"decoder.{name}=0.2" for name in ("dropout", "relu_dropout", "attention_dropout")]
+    results = []
+    for what in ("none", mode):
+        learner = make_learner(word_data, *dropouts, f"training.recompute={what}")
+        assert learner.model.decoder.layers[0].recompute == what
+        torch.manual_seed(3)
+        losses = [learn(learner, some_batches(word_data)[start : start + 2]) for start in (0, 2)]
+        results.append((losses, snapshot(learner)))
+    (expected, theirs), (found, ours) = results
+    assert found == expected
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

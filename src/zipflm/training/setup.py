@@ -104,6 +104,7 @@ def build_learner(
     `ends_word` [V] tells which ids end a word; without it, all do.
     """
     training, layers = config.training, model.decoder.layers
+    model.decoder.set_recompute(training.recompute)
     scorer = step.Scorer(model)
     compilation = None
     if training.compile:
