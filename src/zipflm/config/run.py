@@ -274,6 +274,13 @@ class Config(ModelConfig):
             self.name,
             f"give 1 to {_LONGEST_NAME} characters that can be printed",
         )
+        require(
+            self.training.parallel != "fsdp" or not self.input.has_sparse_gradients,
+            "input.sparse",
+            True,
+            "training.parallel=fsdp spreads whole gradients over the processes; use "
+            "training.parallel=ddp, or leave input.sparse out",
+        )
         for _, block in self.training.stages:
             require(
                 self.batches.break_mode == "sentence" or block <= self.batches.tokens,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.evaluation.device import usable_device
+from zipflm.model.inputs import sparse_tables
 from zipflm.training.team import Team
 from zipflm.troubles import in_words
 
@@ -97,6 +98,9 @@ def wrap(
             # torch 2.13 renames `broadcast_buffers`; 2.11 knows only this name. Our buffers are
             # constants, such as the spelling of every word, too large to send at every step.
             warnings.simplefilter("ignore", FutureWarning)
+            # DDP knows of sparse gradients in torch's own layers only: see `average_rows`.
+            ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+            ignore(scorer, _names_of(sparse_tables(scorer), scorer))  # type: ignore[no-untyped-call]
             return DistributedDataParallel(
                 scorer, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
             )
@@ -105,6 +109,11 @@ def wrap(
         fully_shard(layer, mesh=mesh)
     fully_shard(scorer, mesh=mesh)
     return scorer
+
+
+def _names_of(params: Sequence[nn.Parameter], module: nn.Module) -> list[str]:
+    wanted = set(params)
+    return [name for name, param in module.named_parameters() if param in wanted]
 
 
 def is_sharded(scorer: nn.Module) -> bool:
@@ -129,6 +138,14 @@ def add_up(tensor: Tensor, process: Process) -> Tensor:
     if process.world_size > 1:
         dist.all_reduce(tensor)
     return tensor
+
+
+def average_rows(gradient: Tensor, process: Process) -> Tensor:
+    """The mean over all processes of a sparse gradient, as DDP makes it of the others."""
+    if process.world_size > 1:
+        dist.all_reduce(gradient)
+        gradient = gradient.coalesce() / process.world_size
+    return gradient
 
 
 def wait_for_all(process: Process) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from zipflm.config import Config
+from zipflm.config import Config, require
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.model.language_model import LanguageModel
@@ -58,6 +58,18 @@ def accumulation(config: Config, process: Process, block: int | None = None) -> 
             f"training.tokens_per_update={nearest}, or change batches.tokens"
         )
     return wanted // (tokens_per_batch(config, block or config.batches.block) * process.world_size)
+
+
+def check_processes(config: Config, process: Process) -> None:
+    """ValueError if several processes cannot make the config's updates together."""
+    is_on_gpus = process.world_size > 1 and process.device.type == "cuda"
+    require(
+        not (config.input.has_sparse_gradients and is_on_gpus),
+        "input.sparse",
+        True,
+        f"{process.world_size} processes exchange sparse gradients through gloo alone, and those "
+        "on GPUs use NCCL; use one process or CPUs, or leave input.sparse out",
+    )
 
 
 def tokens_per_batch(config: Config, block: int) -> int:

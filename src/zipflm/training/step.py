@@ -26,11 +26,13 @@ from torch.optim import Optimizer
 
 from zipflm.data.batches import Batch
 from zipflm.distinct_words import DistinctWords
+from zipflm.model.inputs import sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.training import distributed, optimizers
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
+from zipflm.training.touched_rows import added_up, values
 
 _CLIP_EPS = 1e-6  # fairseq's
 _SCALE_START = 128.0  # fairseq's; the loss is a sum over tokens, so no large factor is needed
@@ -167,8 +169,10 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
         stop = torch.full_like(sums[:1], float(stop))
     totals = torch.cat([sums, stop])
     nll, tokens, words, stops = distributed.add_up(totals, learner.process)
-    params = [p for p in learner.model.parameters() if p.grad is not None]
-    grads = [p.grad for p in params if p.grad is not None]
+    for table in sparse_tables(learner.model):
+        if table.grad is not None:
+            table.grad = distributed.average_rows(added_up(table.grad), learner.process)
+    grads = [p.grad for p in learner.model.parameters() if p.grad is not None]
     # DDP and FSDP average over the processes what was meant to be a sum.
     divisor = tokens.clamp(min=1) * learner.scale.value / learner.process.world_size
     norm = _norm(grads) / divisor
@@ -181,7 +185,7 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
 
 
 def _norm(grads: Sequence[Tensor]) -> Tensor:
-    norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+    norm = torch.nn.utils.get_total_norm([values(grad) for grad in grads], foreach=True)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
