@@ -255,18 +255,8 @@ def test_torchs_sparse_adam_trains_it(kind):
 
 
 @pytest.mark.parametrize("kind", SPARSE)
-def test_sparse_gradients_compile_and_wait_for_nothing(kind):
-    torch.compiler.reset()
-    layer, words = SPARSE[kind](True), torch.tensor([[1, 5, 50, 99]])
-    layer(words).square().sum().backward()
-    expected = [parameter.grad.to_dense() for parameter in layer.parameters()]
-    layer.zero_grad()
-    score = torch.compile(
-        lambda words: layer(words).square().sum(), fullgraph=True, backend="aot_eager"
-    )
-    score(words).backward()
-    assert all(table.grad.is_sparse for table in tables(layer))
-    for parameter, grad in zip(layer.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad.to_dense(), grad)
+def test_sparse_gradients_wait_for_nothing(kind):
     with FakeTensorMode():
-        SPARSE[kind](True)(torch.zeros(2, 3, dtype=torch.int64)).sum().backward()
+        layer = SPARSE[kind](True)
+        layer(torch.zeros(2, 3, dtype=torch.int64)).sum().backward()
+        assert all(table.grad.is_sparse for table in tables(layer))

@@ -121,9 +121,12 @@ def build_learner(
     compilation = None
     if training.compile:
         # FSDP gathers the weights of one layer at a time, between layers: not inside compiled code.
-        shards = distributed.shards(process, training.parallel)
+        # Nor can compiled code return a sparse gradient.
+        by_layer = (
+            distributed.shards(process, training.parallel) or config.input.has_sparse_gradients
+        )
         compilation = Compilation(
-            layers if shards else [scorer], config.batches.break_mode == "none"
+            layers if by_layer else [scorer], config.batches.break_mode == "none"
         )
     return Learner(
         model=model,
