@@ -34,6 +34,14 @@ ADPT, SMT = preset("tiny", "ADP-T"), preset("tiny", "SM-T")
         ),
         (lambda: replace(ADPT, vocab_size=1000), r"cutoff 1600 exceeds vocab_size=1000"),
         (lambda: replace(ADPT, vocab_size=0), r"vocab_size=0: must be at least 1"),
+        (
+            lambda: replace(ADPT, input=replace(ADPT.input, sparse=True)),
+            "input.sparse=True: with tie=projections the output layer gives every row a gradient",
+        ),
+        (
+            lambda: replace(SMT, input=replace(SMT.input, sparse=True)),
+            "input.sparse=True: with tie=embeddings .* use tie=none, or leave input.sparse out",
+        ),
         (lambda: replace(ADPT, tie="all"), "tie='all': choose from none, embeddings"),
     ],
 )

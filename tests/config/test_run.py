@@ -1,14 +1,28 @@
 import pytest
 
+from zipflm import preset
 from zipflm.config import BatchConfig, TrainingConfig
+from zipflm.overrides import override
+
+ADP = preset("tiny", "ADP")
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: TrainingConfig(precision="fp16"), "precision='fp16': choose from float32"),
+        (
+            lambda: TrainingConfig(recompute="all"),
+            "recompute='all': choose from none, attention",
+        ),
         (lambda: BatchConfig(break_mode="eos"), "break_mode='eos': choose from none, complete"),
         (lambda: BatchConfig(block=512, tokens=100), "tokens=100: a block of 512"),
+        (
+            lambda: override(
+                preset("tiny", "ADP"), ["input.sparse=true", "training.parallel=fsdp"]
+            ),
+            "input.sparse=True: training.parallel=fsdp spreads whole gradients",
+        ),
         (lambda: BatchConfig(eval_block=512, eval_context=512), "eval_context=512"),
     ],
 )

@@ -4,6 +4,7 @@ from golden_files import load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numerics import assert_close
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zipflm import AdaptiveEmbedding, Bands
 from zipflm.distinct_words import distinct_words
@@ -178,3 +179,84 @@ def test_each_distinct_word_spelt_once_gives_the_same_vectors_and_gradients(prec
     assert_close(once, plain, tolerance)
     for ours, theirs in zip(once_grads, plain_grads, strict=True):
         assert_close(ours, theirs, tolerance)
+
+
+# --- Sparse gradients. ---
+
+SPARSE = {
+    "adaptive": lambda sparse: AdaptiveEmbedding(BANDS, 24, padding_idx=1, sparse=sparse),
+    "fixed": lambda sparse: FixedEmbedding(100, 16, 16, 1, sparse=sparse),
+}
+
+
+def tables(layer):
+    return [p for name, p in layer.named_parameters() if "table" in name or "embeddings" in name]
+
+
+def sparse_and_dense(kind, words):
+    """Both layers after a backward pass, with whole numbers, which sum up exactly in any order."""
+    layers = [SPARSE[kind](sparse) for sparse in (True, False)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    assert torch.equal(layers[0](words), layers[1](words))
+    for layer in layers:
+        for parameter in layer.parameters():
+            torch.nn.init.ones_(parameter)
+        output = layer(words)
+        output.backward(torch.arange(output.numel()).view(output.shape) % 7.0)
+    return layers
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 99), max_size=30), st.sampled_from(list(SPARSE)))
+def test_sparse_gradients_hold_the_rows_of_dense_ones_and_no_others(words, kind):
+    sparse, dense = sparse_and_dense(kind, torch.tensor([words], dtype=torch.int64))
+    for ours, theirs in zip(sparse.parameters(), dense.parameters(), strict=True):
+        assert torch.equal(ours.grad.to_dense(), theirs.grad)
+    named = [table.grad.coalesce().indices()[0] for table in tables(sparse)]
+    edges = BANDS.edges if kind == "adaptive" else (0, 100)
+    for first, end, rows in zip(edges, edges[1:], named, strict=False):
+        inside = {word - first for word in words if first <= word < end and word != 1}
+        assert set(rows.tolist()) == (inside or ({0} if words else set()))
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_padding_that_is_not_zero_is_looked_up_and_learns_nothing(kind):
+    """As it may be in weights from elsewhere."""
+    sparse, dense = (SPARSE[kind](is_sparse) for is_sparse in (True, False))
+    with torch.no_grad():
+        tables(sparse)[0][1] = 3.0
+    dense.load_state_dict(sparse.state_dict())
+    words = torch.tensor([[1, 5, 1]])
+    output = sparse(words)
+    assert torch.equal(output, dense(words)) and output[0, 0].abs().max() > 0
+    output.sum().backward()
+    assert tables(sparse)[0].grad.coalesce().indices().tolist() == [[5]]
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_torchs_sparse_adam_trains_it(kind):
+    layer = SPARSE[kind](True)
+    dense = [p for p in layer.parameters() if not any(p is table for table in tables(layer))]
+    optimizers = [torch.optim.SparseAdam(tables(layer), lr=0.05)]
+    optimizers += [torch.optim.Adam(dense, lr=0.05)] if dense else []
+    words, before = torch.tensor([2, 15, 60, 15]), [t.detach().clone() for t in tables(layer)]
+    losses = []
+    for _ in range(60):
+        loss = (layer(words) - 1).square().mean()
+        losses.append(loss.item())
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert losses[-1] < 0.1 * losses[0]
+    pairs = zip(tables(layer), before, strict=True)
+    moved = torch.cat([(table != old).any(1) for table, old in pairs]).nonzero()
+    assert moved.flatten().tolist() == [2, 15, 60]
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_sparse_gradients_wait_for_nothing(kind):
+    with FakeTensorMode():
+        layer = SPARSE[kind](True)
+        layer(torch.zeros(2, 3, dtype=torch.int64)).sum().backward()
+        assert all(table.grad.is_sparse for table in tables(layer))

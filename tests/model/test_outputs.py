@@ -393,3 +393,17 @@ def test_modules_print_what_they_are():
     softmax, tied_to = make_softmax(Tie.HEAD)
     assert "cutoffs=(10, 40)" in repr(softmax) and "tie='head'" in repr(softmax)
     assert "out_dim=16" in repr(tied_to)
+
+
+@pytest.mark.parametrize(
+    "tied",
+    [
+        lambda: AdaptiveSoftmax(
+            BANDS, tied_to=AdaptiveEmbedding(BANDS, sparse=True), tie="embeddings"
+        ),
+        lambda: FullSoftmax(50, 8, 8, tied_to=FixedEmbedding(50, 8, 8, sparse=True)),
+    ],
+)
+def test_a_table_with_sparse_gradients_is_not_shared(tied):
+    with pytest.raises(ValueError, match="tied_to: its gradients are sparse, but an output layer"):
+        tied()

@@ -195,6 +195,23 @@ def test_compiled_updates_equal_plain_ones(word_data, monkeypatch):
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch itself, on the way in
+def test_sparse_gradients_leave_the_layers_compiled(word_data, monkeypatch):
+    """The usual compiler cannot return a sparse tensor: the scorer as a whole is not compiled."""
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    results = []
+    for compile in ("false", "true"):
+        untied = ["tie=none", "input.sparse=true", "output.tail_dropout=0", "decoder.dropout=0"]
+        config = config_of(word_data, *untied, f"training.compile={compile}")
+        learner = build_learner(config, untrained_model(config, word_data.vocabulary), CPU)
+        torch.manual_seed(0)
+        results.append(step.update(learner, [batch_of(4, 16)] * 2))
+    assert learner.compiled and learner.num_versions == 1
+    assert "forward" not in vars(learner.scorer)
+    assert "forward" in vars(learner.model.decoder.layers[0])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=0)
+
+
 # --- Two processes. ---
 
 

@@ -43,7 +43,14 @@ ADAMW = ["training.clip_norm=1", "training.optimizer.eps=1e-3"]
 CASES = {
     "ddp": [],
     "ddp, Muon": ["training.optimizer=Muon", *ADAMW],
+    "ddp, recompute": ["training.recompute=layer"],
+    "ddp, sparse gradients": ["tie=none", "input.sparse=true"],
+    "ddp, sparse gradients, AdamW": [
+        *("tie=none", "input.sparse=true", "training.optimizer=AdamW"),
+        *ADAMW,
+    ],
     "fsdp": ["training.parallel=fsdp"],
+    "fsdp, recompute": ["training.parallel=fsdp", "training.recompute=layer"],
     # Not Muon: torch orthogonalises in bfloat16, where sharded products round differently.
     "fsdp, AdamW": ["training.parallel=fsdp", "training.optimizer=AdamW", *ADAMW],
 }

@@ -125,3 +125,12 @@ def test_a_model_without_room_is_explained_and_other_errors_are_left_alone(word_
             raise RuntimeError(full)
     with pytest.raises(RuntimeError, match="shapes differ"), memory.model_explained(config, CPU):
         raise RuntimeError("shapes differ")
+
+
+@pytest.mark.parametrize("room", [20, 0])
+def test_computing_activations_again_is_a_remedy_until_all_are(word_data, monkeypatch, room):
+    allow(monkeypatch, room)
+    for recompute, is_named in {"none": True, "attention": True, "layer": False}.items():
+        config, learner = make(word_data, f"training.recompute={recompute}")
+        text = memory.explanation(FULL, config, learner)
+        assert ("or set training.recompute=layer" in text) == is_named

@@ -79,6 +79,24 @@ def test_a_recorded_update_gives_the_numbers_of_a_plain_one(word_data, optimizer
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
+@pytest.mark.parametrize("mode", ["attention", "layer"])
+def test_what_is_computed_again_is_recorded_too(word_data, mode):
+    """Also the masks of dropout: with others, the numbers would differ at once."""
+    dropouts = ["decoder.dropout=0.1", "decoder.relu_dropout=0.1", "decoder.attention_dropout=0.1"]
+    overrides = ["training.precision=bfloat16", "training.compile=true", *dropouts]
+    results = []
+    for what in ("none", mode):
+        more = f"training.recompute={what}"
+        learner, config = learner_on("cuda", word_data, Nesterov(), *overrides, more)
+        updates = Updates(learner, config)
+        results.append(train(updates, learner, batches_on("cuda", word_data, config)))
+        assert updates.is_recorded and learner.compiled
+    for theirs, ours in zip(*results, strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
 def test_another_shape_is_rehearsed_and_recorded_anew(word_data):
     learner, config = learner_on("cuda", word_data, Nesterov(), "training.compile=true")
     batches = batches_on("cuda", word_data, config)

@@ -12,7 +12,13 @@ from training_runs import config_of
 from zipflm.data.prepare import prepare
 from zipflm.presets import preset
 from zipflm.training.distributed import Process
-from zipflm.training.setup import accumulation, check_data, overview, tokens_per_batch
+from zipflm.training.setup import (
+    accumulation,
+    check_data,
+    check_processes,
+    overview,
+    tokens_per_batch,
+)
 from zipflm.training.stream import blocks_of
 
 
@@ -92,3 +98,13 @@ def test_a_text_of_pieces_does_not_pass_for_words(tmp_path):
     data = prepare(tmp_path / "d", {"train": [tmp_path / "train.txt"]})
     with pytest.raises(ValueError, match=r"60 of the 140 words .* end in @@: it was split"):
         check_data(config_of(data), data)
+
+
+def test_sparse_gradients_need_one_process_or_gloo(word_data):
+    config = config_of(word_data, "tie=none", "input.sparse=true")
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    for process in (Process(0, 1, cpu), Process(0, 2, cpu), Process(0, 1, gpu)):
+        check_processes(config, process)
+    check_processes(config_of(word_data), Process(0, 2, gpu))
+    with pytest.raises(ValueError, match="input.sparse=True: 2 processes exchange sparse gradi"):
+        check_processes(config, Process(0, 2, gpu))

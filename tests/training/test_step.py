@@ -50,8 +50,8 @@ def learn(learner, batches):
 
 
 def snapshot(learner):
-    tensors = {k: v.clone() for k, v in learner.model.state_dict().items()}
-    return tensors | optimizers.state_tensors(learner.optimizers, learner.model)
+    state = optimizers.state_tensors(learner.optimizers, learner.model)
+    return {k: v.clone() for k, v in (learner.model.state_dict() | state).items()}
 
 
 def test_accumulating_equals_one_large_batch(word_data):
@@ -271,3 +271,98 @@ def test_an_update_on_a_gpu_never_waits(word_data, optimizer, precision):
         vector = step.update(learner, batches, stop=True)
     result = step.UpdateResult(*vector.tolist())
     assert result.stop == 1 and 0 < result.words < result.tokens
+
+
+@pytest.mark.parametrize("mode", ["attention", "layer"])
+def test_an_update_with_recomputation_is_the_same_to_the_bit(word_data, mode):
+    """With two micro-batches, dropout and several updates."""
+    dropouts = [f"decoder.{name}=0.2" for name in ("dropout", "relu_dropout", "attention_dropout")]
+    results = []
+    for what in ("none", mode):
+        learner = make_learner(word_data, *dropouts, f"training.recompute={what}")
+        assert learner.model.decoder.layers[0].recompute == what
+        torch.manual_seed(3)
+        losses = [learn(learner, some_batches(word_data)[start : start + 2]) for start in (0, 2)]
+        results.append((losses, snapshot(learner)))
+    (expected, theirs), (found, ours) = results
+    assert found == expected
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+# --- Sparse gradients. ---
+
+NO_DROPOUT = ["decoder.dropout=0", "output.tail_dropout=0"]
+PLAIN = ["training.optimizer.momentum=0"]
+
+
+def untied_learner(data, sparse, *overrides):
+    config = config_of(data, "tie=none", f"input.sparse={sparse}", *NO_DROPOUT, *overrides)
+    return build_learner(config, untrained_model(config, data.vocabulary), CPU)
+
+
+def test_an_update_with_sparse_gradients_is_the_dense_one_without_momentum(word_data):
+    """Its norm and its clipping too; over two micro-batches that share words."""
+    sparse, dense = (untied_learner(word_data, s, *PLAIN) for s in ("true", "false"))
+    for start in (0, 2):
+        batches = some_batches(word_data)[start : start + 2]
+        ours, theirs = learn(sparse, batches), learn(dense, batches)
+        assert ours == pytest.approx(theirs, rel=1e-5)
+        assert ours.norm > sparse.clip_norm
+    assert len(sparse.optimizers) == len(dense.optimizers) + 1
+    found, expected = snapshot(sparse), snapshot(dense)
+    for name in dense.model.state_dict():
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_words_that_are_not_in_an_update_do_not_move(word_data, optimizer):
+    learner = untied_learner(word_data, "true")
+    learner.optimizers = optimizers.build(optimizer, learner.model)
+    batches = some_batches(word_data)
+    learn(learner, batches)
+    before = snapshot(learner)
+    learn(learner, batches[:1])
+    after, edges = snapshot(learner), learner.model.input.bands.edges
+    assert before.keys() == after.keys()
+    inside = set(batches[0].words.flatten().tolist())
+    for band, (first, end) in enumerate(zip(edges, edges[1:], strict=False)):
+        for name in (name for name in before if f"input.embeddings.{band}" in name):
+            if before[name].ndim == 2:
+                moved = (before[name] != after[name]).any(1).nonzero().flatten() + first
+                assert set(moved.tolist()) <= inside, name
+                assert len(moved) > 0 or not inside & set(range(first, end)), name
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_a_bad_sparse_gradient_changes_nothing_at_all(word_data, optimizer):
+    learner = untied_learner(word_data, "true")
+    learner.optimizers = optimizers.build(optimizer, learner.model)
+    batches = some_batches(word_data)
+    assert not learn(learner, batches[:1]).bad
+    before = snapshot(learner)
+    hook = learner.model.input.embeddings[0].register_hook(lambda grad: grad * float("nan"))
+    assert learn(learner, batches[1:2]).bad
+    hook.remove()
+    after = snapshot(learner)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not learn(learner, batches[2:3]).bad
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_sparse_updates_on_a_gpu_never_wait_and_are_those_of_a_cpu(word_data, optimizer):
+    results = []
+    for device in ("cpu", "cuda"):
+        config = config_of(word_data, "tie=none", "input.sparse=true", *NO_DROPOUT)
+        process = Process(0, 1, torch.device(device))
+        learner = build_learner(config, untrained_model(config, word_data.vocabulary), process)
+        learner.optimizers = optimizers.build(optimizer, learner.model)
+        batches = [batch.to(device) for batch in some_batches(word_data)]
+        learn(learner, batches[:2])
+        optimizers.set_rates(learner.optimizers, 0.1)
+        with no_waiting():
+            step.update(learner, batches[2:])
+        results.append(snapshot(learner))
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name].cpu(), value, rtol=1e-2, atol=1e-3)

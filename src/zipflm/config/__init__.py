@@ -27,6 +27,7 @@ from zipflm.config.run import CosineCycles as CosineCycles
 from zipflm.config.run import Muon as Muon
 from zipflm.config.run import Nesterov as Nesterov
 from zipflm.config.run import OptimizerConfig as OptimizerConfig
+from zipflm.config.run import Recompute as Recompute
 from zipflm.config.run import ScheduleConfig as ScheduleConfig
 from zipflm.config.run import TrainingConfig as TrainingConfig
 from zipflm.config.run import WarmupDecay as WarmupDecay

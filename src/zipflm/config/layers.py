@@ -78,6 +78,11 @@ class InputLayer(Layer):
         others look it up."""
         return False
 
+    @property
+    def has_sparse_gradients(self) -> bool:
+        """Whether a table's gradient names the rows that it has, instead of having all of them."""
+        return False
+
     @abstractmethod
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         """Number of trained parameters by part."""
@@ -109,9 +114,16 @@ class FixedInput(InputLayer):
 
     dim: int
     """Width of the table."""
+    sparse: bool = False
+    """Whether an update costs only the rows whose words are in its batches, and leaves the others
+    as they are; for tables that the output layer does not share."""
 
     def __post_init__(self) -> None:
         require_positive(dim=self.dim)
+
+    @property
+    def has_sparse_gradients(self) -> bool:
+        return self.sparse
 
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         return {"table": vocab_size * self.dim} | _projection_params(self.dim, width)
@@ -145,6 +157,14 @@ class Banded(Layer):
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveInput(Banded, InputLayer):
     """A table and a projection per band (section 3)."""
+
+    sparse: bool = False
+    """Whether an update costs only the rows whose words are in its batches, and leaves the others
+    as they are; for tables that the output layer does not share."""
+
+    @property
+    def has_sparse_gradients(self) -> bool:
+        return self.sparse
 
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         bands = self.bands(vocab_size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zipflm.config.blocks import Unit
-from zipflm.config.checks import require_positive
+from zipflm.config.checks import require, require_positive
 from zipflm.config.decoder import DecoderConfig
 from zipflm.config.factorizations import Factorization, label_of
 from zipflm.config.layers import InputConfig, OutputConfig, Share, Tie
@@ -36,6 +36,13 @@ class ModelConfig:
                 layer.bands(self.vocab_size)
             except ValueError as error:  # which begins with the name of the layer's field
                 raise ValueError(f"{name}.{error}") from None
+        require(
+            self.tie == Tie.NONE or not self.input.has_sparse_gradients,
+            "input.sparse",
+            True,
+            f"with tie={self.tie.value} the output layer gives every row a gradient; use tie=none, "
+            "or leave input.sparse out",
+        )
         if self.tie != Tie.NONE:
             self.output.check_tie(self.tie, self.input, self.vocab_size, self.decoder.dim)
 

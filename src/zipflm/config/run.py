@@ -181,6 +181,7 @@ class WarmupDecay:
         )
 
 
+Recompute = Literal["none", "attention", "layer"]
 OptimizerConfig = Nesterov | AdamW | Muon
 ScheduleConfig = CosineCycles | WarmupDecay
 
@@ -204,6 +205,10 @@ class TrainingConfig:
     is used after the last. `0.3:128,0.8:256` on the command line."""
     compile: bool = False
     """Compile the model with `torch.compile`."""
+    recompute: Recompute = "none"
+    """What the backward pass computes again instead of keeping it, for long blocks: queries, keys
+    and values, or everything in a layer; never the attention between them. Same numbers, less
+    memory, more time."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With several processes: a whole copy of the model on each device, or a part of it."""
     tables: Literal["replicated", "sharded"] = "replicated"
@@ -272,6 +277,13 @@ class Config(ModelConfig):
             "name",
             self.name,
             f"give 1 to {_LONGEST_NAME} characters that can be printed",
+        )
+        require(
+            self.training.parallel != "fsdp" or not self.input.has_sparse_gradients,
+            "input.sparse",
+            True,
+            "training.parallel=fsdp spreads whole gradients over the processes; use "
+            "training.parallel=ddp, or leave input.sparse out",
         )
         for _, block in self.training.stages:
             require(

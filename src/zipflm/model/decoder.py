@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zipflm.config import DecoderConfig
+from zipflm.config import DecoderConfig, Recompute
 from zipflm.kernels import autocast
-from zipflm.kernels.dropout import dropout, relu_dropout
+from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
 from zipflm.model import initial
 from zipflm.model.cache import Past
 from zipflm.model.initial import Fill
+from zipflm.model.recomputation import recomputed
 
 FIRST_POSITION = 2
 """fairseq numbers positions from padding_idx + 1; the published weights expect it."""
@@ -37,6 +38,14 @@ class Memory(NamedTuple):
     visible_TS: Tensor | None
     """As `Past.visible` has it: None where causality says it all, or a single new word sees
     everything."""
+
+
+class Seeds(NamedTuple):
+    """Of a layer's dropouts, as `kernels.dropout.new_seed` gives them."""
+
+    attention: Tensor | None
+    activation: Tensor | None
+    feed_forward: Tensor | None
 
 
 class Decoder(nn.Module):
@@ -53,6 +62,12 @@ class Decoder(nn.Module):
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         yield from _initial_norm("final_norm", self.final_norm)
+
+    def set_recompute(self, what: Recompute) -> None:
+        """What training computes again in the backward pass instead of keeping it."""
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.recompute = what
 
     def forward(self, embedded_BTD: Tensor, cache: Past | None = None) -> Tensor:
         config = self.config
@@ -94,6 +109,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: DecoderConfig):
         super().__init__()
         self.config = config
+        self.recompute: Recompute = "none"
         dim, ffn_dim, bias = config.dim, config.ffn_dim, config.bias
         self.attention_norm = _norm(config)
         self.query, self.key, self.value = (nn.Linear(dim, dim, bias) for _ in range(3))
@@ -133,11 +149,48 @@ class DecoderLayer(nn.Module):
         rotation: tuple[Tensor, Tensor] | None,
         memory: Memory | None = None,
     ) -> Tensor:
-        rate = self.config.dropout
+        seeds = self._new_seeds(hidden_BTD)
+        # With a cache, or without gradients, there is no backward pass.
+        is_kept = memory is not None or not torch.is_grad_enabled()
+        match "none" if is_kept else self.recompute:
+            case "none":
+                hidden_BTD = self._add_attention(hidden_BTD, rotation, seeds, memory)
+                return self._add_feed_forward(hidden_BTD, seeds)
+            case "attention":
+                hidden_BTD = recomputed(self._add_attention, hidden_BTD, rotation, seeds)
+                return self._add_feed_forward(hidden_BTD, seeds)
+            case "layer":
+                return recomputed(self._add_both, hidden_BTD, rotation, seeds)
+            case other:
+                assert_never(other)
+
+    def _new_seeds(self, hidden_BTD: Tensor) -> Seeds:
+        """Drawn before anything else: what is computed again must not draw again."""
+        config = self.config
+        rates = config.dropout, config.relu_dropout, config.dropout
+        return Seeds(*(new_seed(hidden_BTD, rate, self.training) for rate in rates))
+
+    def _add_both(
+        self, hidden_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, seeds: Seeds
+    ) -> Tensor:
+        return self._add_feed_forward(self._add_attention(hidden_BTD, rotation, seeds), seeds)
+
+    def _add_attention(
+        self,
+        hidden_BTD: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        seeds: Seeds,
+        memory: Memory | None = None,
+    ) -> Tensor:
         attended_BTD = self._attend(self.attention_norm(hidden_BTD), rotation, memory)
-        hidden_BTD = hidden_BTD + dropout(attended_BTD, rate, self.training)
-        fed_BTD = self._feed_forward(self.ffn_norm(hidden_BTD))
-        return hidden_BTD + dropout(fed_BTD, rate, self.training)
+        rate = self.config.dropout
+        return hidden_BTD + dropout(attended_BTD, rate, self.training, seeds.attention)
+
+    def _add_feed_forward(self, hidden_BTD: Tensor, seeds: Seeds) -> Tensor:
+        inner_BTF = self.ffn_in(self.ffn_norm(hidden_BTD))
+        fed_BTD = self.ffn_out(self._activate(inner_BTF, seeds.activation))
+        rate = self.config.dropout
+        return hidden_BTD + dropout(fed_BTD, rate, self.training, seeds.feed_forward)
 
     def _attend(
         self,
@@ -182,18 +235,13 @@ class DecoderLayer(nn.Module):
         bias = torch.cat(biases) if biases else None
         return F.linear(normed_BTD, torch.cat(weights), bias).chunk(3, dim=-1)
 
-    def _feed_forward(self, normed_BTD: Tensor) -> Tensor:
-        inner_BTF = self._activate(self.ffn_in(normed_BTD))
-        fed_BTD: Tensor = self.ffn_out(inner_BTF)
-        return fed_BTD
-
-    def _activate(self, inner_BTF: Tensor) -> Tensor:
+    def _activate(self, inner_BTF: Tensor, seed: Tensor | None) -> Tensor:
         rate = self.config.relu_dropout
         match self.config.activation:
             case "relu":
-                return relu_dropout(inner_BTF, rate, self.training)
+                return relu_dropout(inner_BTF, rate, self.training, seed)
             case "relu_squared":
-                return dropout(inner_BTF.relu().square(), rate, self.training)
+                return dropout(inner_BTF.relu().square(), rate, self.training, seed)
             case _:
                 assert_never(self.config.activation)
 

@@ -33,9 +33,18 @@ class FixedEmbedding(nn.Module):
     table_shards: TableShards | None = None
     """Set where each process has a part of the rows (`model.sharded_tables`)."""
 
-    def __init__(self, vocab_size: int, dim: int, out_dim: int, padding_idx: int | None = None):
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        out_dim: int,
+        padding_idx: int | None = None,
+        *,
+        sparse: bool = False,
+    ):
+        """With `sparse` the gradient of the table is a sparse tensor, as in `nn.Embedding`."""
         super().__init__()
-        self.vocab_size, self.padding_idx = vocab_size, padding_idx
+        self.vocab_size, self.padding_idx, self.sparse = vocab_size, padding_idx, sparse
         self.table = nn.Parameter(torch.empty(vocab_size, dim))
         self.projection = nn.Linear(dim, out_dim, bias=False) if dim != out_dim else None
         self.reset_parameters()
@@ -52,6 +61,8 @@ class FixedEmbedding(nn.Module):
         words = checked_ids("words", words, self.vocab_size)
         if self.table_shards is not None:
             hidden = self.table_shards.look_up(words, [self.table], [0], self.padding_idx)
+        elif self.sparse and torch.is_grad_enabled():
+            hidden = _rows_with_sparse_gradients(self.table, words, None, self.padding_idx)
         else:
             hidden = F.embedding(words, self.table, self.padding_idx)
         return hidden if self.projection is None else self.projection(hidden)
@@ -68,11 +79,21 @@ class AdaptiveEmbedding(nn.Module):
     table_shards: TableShards | None = None
     """Set where each process has a part of the rows (`model.sharded_tables`)."""
 
-    def __init__(self, bands: Bands, out_dim: int | None = None, *, padding_idx: int | None = None):
+    def __init__(
+        self,
+        bands: Bands,
+        out_dim: int | None = None,
+        *,
+        padding_idx: int | None = None,
+        sparse: bool = False,
+    ):
         """`out_dim` is the width of the result, `bands.dim` by default; `padding_idx`, a word of
-        the head, starts at zero and learns nothing, as in `nn.Embedding`."""
+        the head, starts at zero and learns nothing, as in `nn.Embedding`. With `sparse` gradients
+        of the tables are sparse tensors, as there, for `torch.optim.SparseAdam`; those of the
+        projections, in which every row counts, are not. A band of which a batch has no word names
+        its first row, with a gradient of 0."""
         super().__init__()
-        self.bands, self.padding_idx = bands, padding_idx
+        self.bands, self.padding_idx, self.sparse = bands, padding_idx, sparse
         self.out_dim = bands.dim if out_dim is None else out_dim
         if padding_idx is not None and not 0 <= padding_idx < bands.sizes[0]:
             raise ValueError(f"padding_idx={padding_idx}: must be a word of the head")
@@ -98,7 +119,7 @@ class AdaptiveEmbedding(nn.Module):
         return self.embeddings[band], self.projections[band]
 
     def extra_repr(self) -> str:
-        return f"{self.bands}, out_dim={self.out_dim}"
+        return f"{self.bands}, out_dim={self.out_dim}" + (", sparse=True" if self.sparse else "")
 
     def forward(self, words: Tensor) -> Tensor:
         words = checked_ids("words", words, self.bands.vocab_size)
@@ -119,9 +140,45 @@ class AdaptiveEmbedding(nn.Module):
             place = words - self.bands.edges[band]
             in_band = (place >= 0) & (place < len(table))
             padding_idx = self.padding_idx if band == 0 else None
+            if self.sparse and torch.is_grad_enabled():
+                slices.append(_rows_with_sparse_gradients(table, place, in_band, padding_idx))
+                continue
             rows = F.embedding(place.where(in_band, 0), table, padding_idx)
             slices.append(rows.masked_fill(~in_band.unsqueeze(-1), 0.0))
         return torch.cat(slices, dim=-1)
+
+
+def _rows_with_sparse_gradients(
+    table: Tensor, places: Tensor, is_inside: Tensor | None, padding_idx: int | None
+) -> Tensor:
+    """Rows of the table at these places, with a sparse gradient; 0 where not inside.
+
+    The gradient has one entry for every place, because selecting those that learn would wait for
+    the device. Places outside, and the padding word's, name a row that another word of the batch
+    has named already and add 0 to it, so that no row is touched but those of the words.
+    """
+    learns = torch.ones_like(places, dtype=torch.bool) if is_inside is None else is_inside
+    if padding_idx is not None:
+        is_padding = places == padding_idx
+        learns = learns & ~is_padding
+    some_row = places.where(learns, 0).amax() if places.numel() else 0
+    rows = F.embedding(places.where(learns, some_row), table, sparse=True)
+    rows = rows.masked_fill(~learns.unsqueeze(-1), 0.0)
+    if padding_idx is not None:
+        # Weights from elsewhere may have something there other than 0.
+        rows = torch.where(is_padding.unsqueeze(-1), table[padding_idx].detach(), rows)
+    return rows
+
+
+def sparse_tables(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of a model whose gradients are sparse tensors."""
+    tables: list[nn.Parameter] = []
+    for module in model.modules():
+        if isinstance(module, FixedEmbedding) and module.sparse:
+            tables.append(module.table)
+        elif isinstance(module, AdaptiveEmbedding) and module.sparse:
+            tables.extend(module.embeddings)
+    return tables
 
 
 class CharacterEmbedding(nn.Module):

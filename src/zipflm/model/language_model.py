@@ -99,10 +99,12 @@ def _input_layer(
     vocab_size, width = config.vocab_size, config.decoder.dim
     match config.input:
         case FixedInput() as fixed:
-            return FixedEmbedding(vocab_size, fixed.dim, width, _padding(vocab_size))
+            padding_idx = _padding(vocab_size)
+            return FixedEmbedding(vocab_size, fixed.dim, width, padding_idx, sparse=fixed.sparse)
         case AdaptiveInput() as adaptive:
             bands = adaptive.bands(vocab_size)
-            return AdaptiveEmbedding(bands, width, padding_idx=_padding(bands.sizes[0]))
+            padding_idx = _padding(bands.sizes[0])
+            return AdaptiveEmbedding(bands, width, padding_idx=padding_idx, sparse=adaptive.sparse)
         case CharacterInput() as chars:
             return CharacterEmbedding(
                 _checked_spellings(config, chars, spellings),

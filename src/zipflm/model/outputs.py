@@ -54,6 +54,7 @@ class FullSoftmax(nn.Module):
                 f"tied_to: its table is {tuple(tied_to.table.shape)}, not {(vocab_size, dim)}; "
                 "tie layers of equal vocab_size and dim"
             )
+        _require_dense_gradients(tied_to)
         self.table = nn.Parameter(torch.empty(vocab_size, dim)) if tied_to is None else None
         self.projection = nn.Linear(in_dim, dim, bias=False) if dim != in_dim else None
         self.reset_parameters()
@@ -171,6 +172,7 @@ class AdaptiveSoftmax(nn.Module):
                 f"tied_to: its bands {tied_to.bands} and width {tied_to.out_dim} do not fit "
                 f"{self.bands} and width {self.in_dim}; give both layers the same"
             )
+        _require_dense_gradients(tied_to)
         if not self.tie.shares_head_projection and self.bands.dim != self.in_dim:
             raise ValueError(
                 f"tie={self.tie.value!r}: the head is scored without a projection, so bands.dim="
@@ -384,6 +386,14 @@ def _flatten(
         return hidden_ND, targets_N, torch.ones_like(targets_N, dtype=torch.bool)
     scored_N = scored.reshape(-1)
     return hidden_ND.where(scored_N.unsqueeze(1), 0.0), targets_N, scored_N
+
+
+def _require_dense_gradients(tied_to: FixedEmbedding | AdaptiveEmbedding | None) -> None:
+    if tied_to is not None and tied_to.sparse:
+        raise ValueError(
+            "tied_to: its gradients are sparse, but an output layer gives every row of a table a "
+            "gradient; tie to a layer with sparse=False, or do not tie"
+        )
 
 
 def _require_width(hidden: Tensor, in_dim: int) -> None:

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.config import Tie
 from zipflm.evaluation.device import usable_device
+from zipflm.model.inputs import sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision
 from zipflm.model.sharded_tables import TableShards, shard_tables
@@ -120,7 +121,8 @@ def wrap(
     fill()
     if process.world_size == 1 or shards(process, parallel):
         return scorer
-    _hide({model.get_parameter(name) for name in tables}, scorer)
+    # DDP knows of sparse gradients in torch's own layers only: see `average_rows`.
+    _hide({*(model.get_parameter(name) for name in tables), *sparse_tables(model)}, scorer)
     ids = [process.device.index] if process.device.type == "cuda" else None
     with warnings.catch_warnings():
         # torch 2.13 renames `broadcast_buffers`; 2.11 knows only this name. Our buffers are
@@ -136,9 +138,9 @@ def _mesh(process: Process) -> DeviceMesh:
     return init_device_mesh(process.device.type, (process.world_size,))
 
 
-def _hide(tables: set[nn.Parameter], scorer: nn.Module) -> None:
+def _hide(params: set[nn.Parameter], scorer: nn.Module) -> None:
     """Have DDP leave these alone."""
-    names = [name for name, param in scorer.named_parameters() if param in tables]
+    names = [name for name, param in scorer.named_parameters() if param in params]
     ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
     ignore(scorer, names)  # type: ignore[no-untyped-call]
 
@@ -216,6 +218,14 @@ def add_up(tensor: Tensor, process: Process) -> Tensor:
     if process.world_size > 1:
         dist.all_reduce(tensor)
     return tensor
+
+
+def average_rows(gradient: Tensor, process: Process) -> Tensor:
+    """The mean over all processes of a sparse gradient, as DDP makes it of the others."""
+    if process.world_size > 1:
+        dist.all_reduce(gradient)
+        gradient = gradient.coalesce() / process.world_size
+    return gradient
 
 
 def wait_for_all(process: Process) -> None:

@@ -55,11 +55,21 @@ def explanation(error: RuntimeError, config: Config, learner: Learner) -> str:
             proof = "which was tried too and fits" if can_try else "which could not be tried"
             return (
                 f"{start}; lower batches.tokens to {size}, {proof}: gradients are then "
-                "accumulated, and training.tokens_per_update stays the same"
+                f"accumulated, and training.tokens_per_update stays the same{_or_recompute(config)}"
             )
     return (
         f"{start}; lower batches.tokens and batches.block (now {config.batches.block}), make the "
         "model smaller, or spread it over several devices with training.parallel=fsdp"
+        f"{_or_recompute(config)}"
+    )
+
+
+def _or_recompute(config: Config) -> str:
+    if config.training.recompute == "layer":
+        return ""
+    return (
+        "; or set training.recompute=layer, which keeps far less of every layer for the backward "
+        "pass and computes it again, in about a quarter more time"
     )
 
 

@@ -17,10 +17,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from zipflm.config import AdamW, Muon, Nesterov, OptimizerConfig
+from zipflm.model.inputs import sparse_tables
 from zipflm.runs.stored_tensors import StoredTensors
 from zipflm.training.filling import like_shard, part_here
 from zipflm.training.muon import StackedMuon
 from zipflm.training.nesterov import NesterovMomentum
+from zipflm.training.rowwise import RowwiseAdamW, RowwiseNesterov
 
 _STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
 """What the optimizers keep for a weight."""
@@ -30,22 +32,32 @@ TABLES = ("table", "embeddings", "clusters", "bytes", "symbols")
 
 
 def build(config: OptimizerConfig, model: nn.Module) -> list[Optimizer]:
-    """The optimizers of a model. The schedule multiplies each group's `base_lr`."""
+    """The optimizers of a model. The schedule multiplies each group's `base_lr`.
+
+    Tables with sparse gradients have one of their own, the last.
+    """
+    kinds = parameter_kinds(model)
     match config:
         case Nesterov():
-            return [_nesterov(config, list(model.parameters()))]
+            sparse = kinds.pop("sparse tables")
+            dense = [param for params in kinds.values() for param in params]
+            optimizers = [_nesterov(NesterovMomentum, config, dense)]
+            return optimizers + ([_nesterov(RowwiseNesterov, config, sparse)] if sparse else [])
         case Muon():  # before AdamW, whose subclass it is
-            kinds = parameter_kinds(model)
-            return [_muon(config, kinds.pop("matrices")), _adamw(config, kinds)]
+            return [_muon(config, kinds.pop("matrices")), *_adamw(config, kinds)]
         case AdamW():
-            return [_adamw(config, parameter_kinds(model))]
+            return _adamw(config, kinds)
         case _:
             assert_never(config)
 
 
-def _nesterov(config: Nesterov, params: list[nn.Parameter]) -> Optimizer:
+def _nesterov(
+    kind: type[NesterovMomentum] | type[RowwiseNesterov],
+    config: Nesterov,
+    params: list[nn.Parameter],
+) -> Optimizer:
     group = {"params": params, "base_lr": 1.0}
-    return NesterovMomentum([group], momentum=config.momentum, weight_decay=config.weight_decay)
+    return kind([group], momentum=config.momentum, weight_decay=config.weight_decay)
 
 
 def _muon(config: Muon, matrices: list[nn.Parameter]) -> Optimizer:
@@ -58,37 +70,48 @@ def _muon(config: Muon, matrices: list[nn.Parameter]) -> Optimizer:
     )
 
 
-def _adamw(config: AdamW, kinds: Mapping[str, list[nn.Parameter]]) -> Optimizer:
+def _adamw(config: AdamW, kinds: Mapping[str, list[nn.Parameter]]) -> list[Optimizer]:
+    sparse = kinds.get("sparse tables")
     # An operator on many weights takes either sharded ones or whole ones.
     groups = [
         _adamw_group(config, kind, alike)
         for kind, params in kinds.items()
         for is_sharded in (False, True)
-        if (alike := [p for p in params if isinstance(p, DTensor) == is_sharded])
+        if kind != "sparse tables"
+        and (alike := [p for p in params if isinstance(p, DTensor) == is_sharded])
     ]
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=True)
+    betas, eps = (config.beta1, config.beta2), config.eps
+    optimizers: list[Optimizer] = [torch.optim.AdamW(groups, betas=betas, eps=eps, fused=True)]
+    if sparse:
+        group = _adamw_group(config, "sparse tables", sparse)
+        optimizers.append(RowwiseAdamW([group], betas=betas, eps=eps))
+    return optimizers
 
 
 def _adamw_group(config: AdamW, kind: str, params: list[nn.Parameter]) -> dict[str, Any]:
     return {
         "params": params,
-        "base_lr": config.table_lr if kind == "tables" else config.lr,
+        "base_lr": config.table_lr if kind in ("tables", "sparse tables") else config.lr,
         "weight_decay": 0.0 if kind == "vectors" else config.weight_decay,
     }
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Every parameter once: matrices of the decoder's layers, tables, projections, vectors."""
+    """Every parameter once: matrices of the decoder's layers, tables, those of them with sparse
+    gradients, projections, vectors."""
     kinds: dict[str, list[nn.Parameter]] = {
         "matrices": [],
         "tables": [],
+        "sparse tables": [],
         "projections": [],
         "vectors": [],
     }
+    sparse = set(sparse_tables(model))
     for name, param in model.named_parameters():
         parts = name.split(".")
-        if param.ndim < 2:
+        if param in sparse:
+            kinds["sparse tables"].append(param)
+        elif param.ndim < 2:
             kinds["vectors"].append(param)
         elif any(part in TABLES for part in parts):
             kinds["tables"].append(param)

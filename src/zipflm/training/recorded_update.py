@@ -50,6 +50,8 @@ class Updates:
             and learner.process.world_size == 1
             and learner.compilation is not None
             and config.batches.break_mode == "none"
+            # Autograd makes sparse gradients anew; a recording needs them in their places.
+            and not config.input.has_sparse_gradients
         )
         self._shapes: _Shapes = ()
         self._num_seen = 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from zipflm.config import Config
+from zipflm.config import Config, require
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.model.language_model import LanguageModel
@@ -59,6 +59,18 @@ def accumulation(config: Config, process: Process, block: int | None = None) -> 
             f"training.tokens_per_update={nearest}, or change batches.tokens"
         )
     return wanted // (tokens_per_batch(config, block or config.batches.block) * process.world_size)
+
+
+def check_processes(config: Config, process: Process) -> None:
+    """ValueError if several processes cannot make the config's updates together."""
+    is_on_gpus = process.world_size > 1 and process.device.type == "cuda"
+    require(
+        not (config.input.has_sparse_gradients and is_on_gpus),
+        "input.sparse",
+        True,
+        f"{process.world_size} processes exchange sparse gradients through gloo alone, and those "
+        "on GPUs use NCCL; use one process or CPUs, or leave input.sparse out",
+    )
 
 
 def tokens_per_batch(config: Config, block: int) -> int:
@@ -114,15 +126,18 @@ def build_learner(
     it, all do.
     """
     training = config.training
+    model.decoder.set_recompute(training.recompute)
     tables = distributed.share_tables(model, process, training.tables)
     scorer = step.Scorer(model)
     compilation = None
     if training.compile:
         # FSDP gathers the weights of one layer at a time, between layers, and tokens come to
-        # sharded tables before the first and behind the last: not inside compiled code.
+        # sharded tables before the first and behind the last: not inside compiled code. Nor can
+        # that return a sparse gradient.
         shards = distributed.shards(process, training.parallel) or bool(tables)
+        by_layer = shards or config.input.has_sparse_gradients
         compilation = Compilation(
-            model.decoder.layers if shards else [scorer], config.batches.break_mode == "none"
+            model.decoder.layers if by_layer else [scorer], config.batches.break_mode == "none"
         )
     accumulates = max(accumulation(config, process, block) for block in blocks_of(config)) > 1
 

@@ -26,12 +26,14 @@ from torch.optim import Optimizer
 
 from zipflm.data.batches import Batch
 from zipflm.distinct_words import DistinctWords
+from zipflm.model.inputs import sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.training import distributed, optimizers
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.filling import local_shard
+from zipflm.training.touched_rows import added_up, values
 
 _CLIP_EPS = 1e-6  # fairseq's
 _SCALE_START = 128.0  # fairseq's; the loss is a sum over tokens, so no large factor is needed
@@ -170,12 +172,14 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
         stop = torch.full_like(sums[:1], float(stop))
     totals = torch.cat([sums, stop])
     nll, tokens, words, stops = distributed.add_up(totals, learner.process)
-    params = [p for p in learner.model.parameters() if p.grad is not None]
-    grads = [p.grad for p in params if p.grad is not None]
+    for table in sparse_tables(learner.model):
+        if table.grad is not None:
+            table.grad = distributed.average_rows(added_up(table.grad), learner.process)
     if learner.tables:
         # Theirs are sums over the processes: averages, too, so that all can be treated alike.
         sums_here = [local_shard(p.grad) for p in learner.tables if p.grad is not None]
         torch._foreach_div_(sums_here, learner.process.world_size)
+    grads = [p.grad for p in learner.model.parameters() if p.grad is not None]
     # DDP and FSDP average over the processes what was meant to be a sum.
     divisor = tokens.clamp(min=1) * learner.scale.value / learner.process.world_size
     norm = _norm(grads) / divisor
@@ -189,10 +193,11 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
 
 def _norm(grads: Sequence[Tensor]) -> Tensor:
     """Of all gradients together, in which every element counts once, whoever has it."""
-    kinds = [[g for g in grads if isinstance(g, DTensor) == is_sharded] for is_sharded in (0, 1)]
+    each = [values(grad) for grad in grads]
+    kinds = [[g for g in each if isinstance(g, DTensor) == is_sharded] for is_sharded in (0, 1)]
     norms = [torch.nn.utils.get_total_norm(kind, foreach=True) for kind in kinds if kind]
-    each = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    return each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each))
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return whole[0] if len(whole) == 1 else torch.linalg.vector_norm(torch.stack(whole))
 
 
 class ResultReader:

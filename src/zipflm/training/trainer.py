@@ -30,7 +30,7 @@ from zipflm.training.recorded_update import Updates
 from zipflm.training.run import Run
 from zipflm.training.saving import Saver
 from zipflm.training.schedule import learning_rate
-from zipflm.training.setup import accumulation, check_data, overview
+from zipflm.training.setup import accumulation, check_data, check_processes, overview
 from zipflm.training.signals import StopSignal
 from zipflm.training.stream import block_at
 from zipflm.training.validation import validate
@@ -62,6 +62,7 @@ def train(
         distributed.held_by_first(folder.lock(), process),
     ):
         accumulation(config, process)  # an error if no whole number of batches makes an update
+        check_processes(config, process)
         resuming.check(folder, config, data, resume=resume, other_text=other_text)
         log = Log(
             folder, config.training.max_updates, not process.is_first, config.training.tensorboard

@@ -1,0 +1,204 @@
+"""What `training.recompute` saves and what it costs, for long blocks.
+
+    python benchmarks/recompute.py [--block 8192] [--tokens 8192 65536] [--json FILE] [overrides]
+
+First the bytes that a decoder's layer keeps for the backward pass, per token, counted in uncompiled
+code with the precision of the run. Then whole updates of the large Billion Word model on text in
+blocks of that length: memory at rest, at its peak, and tokens a second. Updates are compiled on a
+GPU; on a CPU, where memory is not measured, they are as small as the overrides make them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from training_step import fake_vocabulary, random_tokens
+
+from zipflm.config import Config, DecoderConfig, Recompute
+from zipflm.model.decoder import Decoder
+from zipflm.model.precision import Precision, autocast
+from zipflm.overrides import override
+from zipflm.presets import from_name
+from zipflm.runs.building import untrained_model
+from zipflm.runs.records import Place
+from zipflm.training import distributed, optimizers, step, throughput
+from zipflm.training.distributed import Process
+from zipflm.training.memory import is_out_of_memory
+from zipflm.training.setup import accumulation, build_learner
+from zipflm.training.stream import Stream
+
+MODES: tuple[Recompute, ...] = get_args(Recompute)
+
+Row = dict[str, Any]
+
+
+class _Made(TorchDispatchMode):
+    """Notes every storage that operations make, to ask later which of them are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                reference = StorageWeakRef(storage)
+                self._storages[reference.cdata] = reference, storage.nbytes()
+        return result
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that are still in use."""
+        alive = [size for reference, size in self._storages.values() if not reference.expired()]
+        return sum(alive)
+
+
+def kept_bytes(
+    config: DecoderConfig, mode: Recompute, device: torch.device, precision: Precision = "float32"
+) -> float:
+    """Bytes that one layer keeps of one token until the backward pass."""
+    # Weights in low precision are kept too, and so is what all layers share: differences tell.
+    few, many = 128, 256
+    by_layers = []
+    for num_layers in (1, 2):
+        decoder = Decoder(replace(config, num_layers=num_layers)).to(device)
+        decoder.set_recompute(mode)
+        kept = [_kept(decoder, tokens, device, precision) for tokens in (few, many)]
+        by_layers.append((kept[1] - kept[0]) / (many - few))
+    return by_layers[1] - by_layers[0]
+
+
+def _kept(decoder: Decoder, tokens: int, device: torch.device, precision: Precision) -> int:
+    embedded = torch.randn(1, tokens, decoder.config.dim, device=device, requires_grad=True)
+    with _Made() as made, autocast(precision, device):
+        hidden = decoder(embedded)
+        del embedded
+    kept = made.num_bytes
+    del hidden
+    return kept
+
+
+def updates(config: Config, process: Process, steps: int) -> Row:
+    """Memory and speed of whole updates; only a sentence if they do not fit."""
+    device = process.device
+    try:
+        return _updates(config, process, steps)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    finally:
+        torch.compiler.reset()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return {"outcome": "out of memory"}
+
+
+def _updates(config: Config, process: Process, steps: int) -> Row:
+    device = process.device
+    learner = build_learner(config, untrained_model(config, fake_vocabulary(config)), process)
+    num_batches = accumulation(config, process)
+    tokens = random_tokens(config.vocab_size, config.training.tokens_per_update * (steps + 6))
+    stream = Stream(config, tokens, process, Place(), config.batches.block)
+    optimizers.set_rates(learner.optimizers, 1e-3)
+
+    def update() -> None:
+        step.update(learner, [stream.next() for _ in range(num_batches)])
+
+    try:
+        for _ in range(3):  # compiling, and making the optimizers' state
+            update()
+        throughput.peak_memory(device)
+        rest = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+        _wait(device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        start = time.perf_counter()
+        for _ in range(steps):
+            update()
+        _wait(device)
+        seconds = time.perf_counter() - start
+    finally:
+        stream.close()
+    peak = throughput.peak_memory(device) if device.type == "cuda" else None
+    return {
+        "rest_gb": _gigabytes(rest),
+        "peak_gb": _gigabytes(peak),
+        "tokens_per_second": round(config.training.tokens_per_update * steps / seconds),
+    }
+
+
+def rows(
+    config: Config, process: Process, tokens: list[int], steps: int, modes: list[Recompute]
+) -> Iterator[Row]:
+    for mode in modes:
+        training = config.training
+        kept = kept_bytes(config.decoder, mode, process.device, training.precision)
+        yield {"recompute": mode, "kept_bytes_per_token_and_layer": round(kept)}
+    for number in tokens:
+        for mode in modes:
+            sizes = [f"batches.tokens={number}", f"training.tokens_per_update={number}"]
+            mine = override(config, [*sizes, f"training.recompute={mode}"])
+            yield {"recompute": mode, "tokens": number} | updates(mine, process, steps)
+
+
+def _gigabytes(number: int | None) -> float | None:
+    return None if number is None else round(number / 1e9, 2)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", default="billion-word/ADP-T/large")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--block", type=int, default=8192)
+    parser.add_argument("--tokens", type=int, nargs="*", default=[8192, 65_536], help="at once")
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--json", type=Path, help="write the numbers here as well")
+    parser.add_argument("overrides", nargs="*", help="e.g. training.compile=false")
+    options = parser.parse_args(arguments)
+    config = override(
+        from_name(options.preset),
+        [
+            "batches.break_mode=none",
+            f"batches.block={options.block}",
+            f"batches.tokens={options.block}",
+            f"training.tokens_per_update={options.block}",
+            "training.precision=bfloat16",
+            f"training.compile={'true' if options.device == 'cuda' else 'false'}",
+            *options.overrides,
+        ],
+    )
+    found: list[Row] = []
+    with distributed.started(options.device) as process:
+        name = torch.cuda.get_device_name() if process.device.type == "cuda" else "cpu"
+        print(f"{name}, torch {torch.__version__}, {config.name}, blocks of {options.block}")
+        for row in rows(config, process, options.tokens, options.steps, options.modes):
+            found.append(row)
+            print(json.dumps(row), flush=True)
+    if options.json is not None:
+        facts = {"device": name, "torch": torch.__version__, "preset": options.preset}
+        options.json.write_text(json.dumps(facts | {"rows": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

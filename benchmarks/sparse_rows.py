@@ -1,0 +1,122 @@
+"""What an update of an input table costs, by the number of its rows.
+
+    python benchmarks/sparse_rows.py [--rows 100000 2000000] [--tokens 4096] [--json FILE]
+
+Forward, backward, norm and optimizer of one table, with dense gradients and with sparse ones
+(`input.sparse`). With sparse gradients the time should not depend on the rows: the ratio of the
+last line is the time with most rows divided by that with fewest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zipflm.config import AdamW, Nesterov, OptimizerConfig
+from zipflm.model.inputs import FixedEmbedding
+from zipflm.training import optimizers
+from zipflm.training.touched_rows import added_up, values
+
+OPTIMIZERS: dict[str, OptimizerConfig] = {"Nesterov": Nesterov(), "AdamW": AdamW()}
+
+Row = dict[str, Any]
+
+
+def update_of(layer: FixedEmbedding, words: Tensor, config: OptimizerConfig) -> Callable[[], None]:
+    """Makes one update, as training does."""
+    all_optimizers = optimizers.build(config, _Model(layer))
+    optimizers.set_rates(all_optimizers, 0.01)
+
+    def update() -> None:
+        layer(words).square().sum().backward()
+        if layer.sparse:
+            assert layer.table.grad is not None
+            layer.table.grad = added_up(layer.table.grad)
+        grads = [values(p.grad) for p in layer.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        optimizers.step(all_optimizers, torch.ones_like(norm), ~torch.isfinite(norm))
+
+    return update
+
+
+class _Model(nn.Module):
+    """A layer among others: an optimizer of dense gradients needs something to do."""
+
+    def __init__(self, layer: FixedEmbedding) -> None:
+        super().__init__()
+        self.input = layer
+        self.vector = nn.Parameter(torch.zeros(1, device=layer.table.device))
+
+
+def seconds(update: Callable[[], None], rounds: int, device: torch.device) -> float:
+    taken = []
+    for _ in range(rounds + 2):  # the first ones make the optimizer's state
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        update()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return min(taken[2:])  # the others may have waited for the machine
+
+
+def measure(
+    rows: list[int], dim: int, tokens: int, rounds: int, device: torch.device
+) -> dict[str, Any]:
+    found: list[Row] = []
+    for number in rows:
+        # The same words whatever the table: of a Zipfian text, two thirds are frequent anyway.
+        words = torch.randint(min(rows), (tokens,), generator=torch.manual_seed(0)).to(device)
+        for name, config in OPTIMIZERS.items():
+            for sparse in (False, True):
+                layer = FixedEmbedding(number, dim, dim, sparse=sparse).to(device)
+                taken = seconds(update_of(layer, words, config), rounds, device)
+                kind = "sparse" if sparse else "dense"
+                row = {"rows": number, "optimizer": name, "gradients": kind}
+                found.append(row | {"ms": round(1000 * taken, 3)})
+                print("  ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
+                del layer
+    return {"rows": found, "ratios": _ratios(found)}
+
+
+def _ratios(found: list[Row]) -> dict[str, float]:
+    """Time with most rows by time with fewest, for each optimizer and kind of gradient."""
+    few, many = (choose(row["rows"] for row in found) for choose in (min, max))
+    times = {(row["rows"], row["optimizer"], row["gradients"]): row["ms"] for row in found}
+    return {
+        f"{optimizer}, {kind}": round(times[many, optimizer, kind] / ms, 2)
+        for (rows, optimizer, kind), ms in times.items()
+        if rows == few
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 2_000_000])
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, help="on a CPU")
+    parser.add_argument("--json", type=Path, help="write the numbers here as well")
+    options = parser.parse_args(arguments)
+    device = torch.device(options.device)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    result = measure(options.rows, options.dim, options.tokens, options.rounds, device)
+    print("  ".join(f"{key}: {value}" for key, value in result["ratios"].items()))
+    if options.json is not None:
+        facts = {"device": options.device, "torch": torch.__version__, "tokens": options.tokens}
+        options.json.write_text(json.dumps(facts | result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
