@@ -173,7 +173,7 @@ def activations(case: Case) -> float:
     vectors, of its inner width two; `Device.kept` is what was measured of that, per number."""
     decoder = case.config.decoder
     layer = case.device.kept * (8 * decoder.dim + 2 * decoder.ffn_dim)
-    match getattr(case.config.training, "recompute", "none"):
+    match case.config.training.recompute:
         case "layer":  # the input of each, and one at a time in full
             kept = decoder.num_layers * (2 if case.is_bfloat16 else 4) * decoder.dim + layer
         case "attention":

@@ -23,6 +23,12 @@ ADP = preset("tiny", "ADP")
             ),
             "input.sparse=True: training.parallel=fsdp spreads whole gradients",
         ),
+        (
+            lambda: override(
+                preset("tiny", "ADP"), ["input.sparse=true", "training.tables=sharded"]
+            ),
+            "input.sparse=True: training.tables=sharded has gradients of whole shards",
+        ),
         (lambda: BatchConfig(eval_block=512, eval_context=512), "eval_context=512"),
     ],
 )

@@ -285,6 +285,13 @@ class Config(ModelConfig):
             "training.parallel=fsdp spreads whole gradients over the processes; use "
             "training.parallel=ddp, or leave input.sparse out",
         )
+        require(
+            self.training.tables != "sharded" or not self.input.has_sparse_gradients,
+            "input.sparse",
+            True,
+            "training.tables=sharded has gradients of whole shards; use "
+            "training.tables=replicated, or leave input.sparse out",
+        )
         for _, block in self.training.stages:
             require(
                 self.batches.break_mode == "sentence" or block <= self.batches.tokens,
