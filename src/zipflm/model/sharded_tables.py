@@ -182,14 +182,15 @@ class TableShards:
 
     def sum_of_own(self, shares: Tensor) -> Tensor:
         """[A, ...] of every process added up, of which this process gets its own [M, ...]."""
-        of_each = self.exchange(shares.view(self.size, -1, *shares.shape[1:]))
+        of_each = self.exchange(shares.reshape(self.size, -1, *shares.shape[1:]))
         # As much is sent as by a reduce-scatter, which would round once for every process.
         return of_each.sum(0, dtype=statistics_dtype(shares.dtype)).to(shares.dtype)
 
     def exchange(self, for_each: Tensor) -> Tensor:
         """[P, ...], the p-th of which is for process p; in its place comes the one from there."""
+        for_each = for_each.contiguous()
         received = torch.empty_like(for_each)
-        dist.all_to_all_single(received, for_each.contiguous(), group=self._group)
+        dist.all_to_all_single(received, for_each, group=self._group)
         return received
 
 
