@@ -168,8 +168,12 @@ def test_a_text_that_changes_between_counting_and_encoding_is_noticed(
     path = tmp_path / "x.txt"
     path.write_text("aa bb\n" * 1000)
 
+    read = 0
+
     def report(what, done, total):
-        if what == "writing train":
+        nonlocal read
+        read += done if what == "reading train" else 0
+        if read == total:  # all is counted, and nothing encoded yet
             path.write_text("a a b\n" * 1000)
 
     with pytest.raises(ValueError, match=r"x\.txt: had 3,000 words .*, and .* later: changed"):

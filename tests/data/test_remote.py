@@ -35,7 +35,7 @@ def put(store, name, data):
 @pytest.mark.parametrize("name", ["s3://b/x", "memory://x", "file:///x", "hdfs://h:1/x"])
 def test_urls_are_told_from_paths(name):
     assert is_url(name)
-    for path in ("a/b.txt", "/a://b", "-", "C:/x", "a:b", "s3:/b", "s3://"):
+    for path in ("a/b.txt", "/a://b", "-", "C:/x", "c://x", "a:b", "s3:/b", "s3://"):
         assert not is_url(path)
 
 
@@ -51,9 +51,10 @@ def test_chunks_of_a_url_are_those_of_a_file(tmp_path, store, size):
         assert stored_size([name, str(path)]) == 2 * len(TEXT)
 
 
-@pytest.mark.parametrize("kind", [(".gz", gzip.compress), (".bz2", bz2.compress)], ids=str)
-def test_compressed_urls_and_other_encodings_are_read_as_streams(store, kind):
-    suffix, compress = kind
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress)], ids=["gz", "bz2"]
+)
+def test_compressed_urls_and_other_encodings_are_read_as_streams(store, suffix, compress):
     url = put(store, f"x{suffix}", compress(TEXT.encode()))
     assert b"".join(chunk.read() for chunk in chunks(url, 100)) == TEXT.encode()
     old = put(store, "old.txt", "caf\u00e9\n".encode("latin-1"))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-_URL = re.compile(r"[a-z][a-z0-9+]*://.")
+_URL = re.compile(r"[a-z][a-z0-9+]+://.")  # one letter is a drive
 
 # What to install; fsspec itself names modules, which are not always called like their packages.
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hdfs": "pyarrow"}
