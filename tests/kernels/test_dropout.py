@@ -44,3 +44,23 @@ def test_every_call_draws_another_mask_and_a_seed_the_same():
     assert not torch.equal(first, second)
     torch.manual_seed(1)
     assert torch.equal(dropout(x, 0.3, True), first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("number", [0, 1, 3, 4, 1001])
+def test_any_type_and_number_of_elements(dtype, number):
+    y = dropout(torch.ones(number, dtype=dtype, device=DEVICE), 0.25, True)
+    assert (y.shape, y.dtype) == ((number,), dtype)
+    assert set(y.tolist()) <= {0.0, torch.tensor(4 / 3, dtype=dtype).item()}
+
+
+def test_small_rates_are_kept_in_low_precision():
+    """bfloat16 has 8 bits of precision, a rate 16."""
+    y = dropout(torch.ones(1 << 20, dtype=torch.bfloat16, device=DEVICE), 0.003, True)
+    assert abs((y == 0).double().mean().item() - 0.003) < 5 * (0.003 / (1 << 20)) ** 0.5
+
+
+def test_neighbours_that_share_a_draw_are_independent():
+    kept = (dropout(torch.ones(1 << 18, 8, device=DEVICE), 0.5, True) != 0).double() - 0.5
+    correlation = 4 * (kept.T @ kept) / len(kept)
+    assert (correlation - torch.eye(8, device=DEVICE)).abs().max() < 6 / len(kept) ** 0.5

@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LEVELS = 1 << 16
-"""Rates are multiples of 1 / LEVELS."""
+from zipflm.kernels.dropout import scale
 
 _BLOCK = 1024
 # Seven rounds pass all statistical tests that are known; ten are the usual margin of safety.
@@ -61,7 +60,7 @@ def _bits_of(bits, part: tl.constexpr):
 
 @torch.library.custom_op("zipflm::keep_mask", mutates_args=())
 def keep_mask(like: Tensor, seed: Tensor, threshold: int) -> Tensor:
-    """A mask shaped as `like`; each element is false with probability threshold / LEVELS.
+    """A mask shaped as `like`; each element is false with probability threshold / 65,536.
 
     `seed`, one int64 on the device, decides which.
     """
@@ -109,8 +108,3 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
 
 
 relu_dropout.register_autograd(_backward, setup_context=_setup_context)
-
-
-def scale(threshold: int) -> float:
-    """By what factor that which is kept grows."""
-    return LEVELS / (LEVELS - threshold)

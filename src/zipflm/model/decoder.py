@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from zipflm.config import DecoderConfig, Recompute
 from zipflm.kernels import autocast
+from zipflm.kernels.attention import causal_attention
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
 from zipflm.model import initial
 from zipflm.model.cache import Past
@@ -208,19 +209,19 @@ class DecoderLayer(nn.Module):
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-        visible_TS, is_causal = None, True
-        if memory is not None:
+        rate = config.attention_dropout if self.training else 0.0
+        if memory is None:
+            attended_BHTK = causal_attention(query, key, value, rate)
+        else:
             key, value = memory.cache.extend(memory.layer, key, value)
-            visible_TS = memory.visible_TS
-            is_causal = visible_TS is None and query.shape[2] > 1
-        attended_BHTK = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=visible_TS,
-            is_causal=is_causal,
-            dropout_p=config.attention_dropout if self.training else 0.0,
-        )
+            attended_BHTK = F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=memory.visible_TS,
+                is_causal=memory.visible_TS is None and query.shape[2] > 1,
+                dropout_p=rate,
+            )
         attended_BTD: Tensor = self.attention_out(attended_BHTK.transpose(1, 2).flatten(-2))
         return attended_BTD
 
