@@ -13,6 +13,7 @@ from training_runs import SMALL
 from tests.training import failing_run
 from zipflm.training import team as module
 from zipflm.training.team import FailedElsewhere, Team, described
+from zipflm.training.whereabouts import Stage
 
 
 class Ended(BaseException):
@@ -34,12 +35,12 @@ def _in_threads(monkeypatch):
     monkeypatch.setattr("zipflm.training.team.os._exit", end)
 
 
-def in_processes(*work):
+def in_processes(*work, limit=0.0):
     """What each of these functions of a team returns or raises."""
     results = [None] * len(work)
 
     def one(rank):
-        team = Team(rank, len(work))
+        team = Team(rank, len(work), limit)
         try:
             results[rank] = work[rank](team)
         except BaseException as error:
@@ -100,13 +101,13 @@ def test_one_who_failed_does_not_wait_for_those_who_wait_for_him(capsys):
 def test_one_who_is_stuck_is_ended_by_a_thread_that_looks_out(monkeypatch, capsys):
     """The thread ends the whole process; here it only says what it would do."""
     ended = []
-    monkeypatch.setattr(Team, "_end", lambda team, reason, **_: ended.append((team._rank, reason)))
+    monkeypatch.setattr(Team, "_end", lambda team, alarm: ended.append((team._rank, alarm.reason)))
 
     def stuck(team):
         time.sleep(1.0)
 
     def failing(team):
-        team._store.set("0/failed", "process 1: no room")
+        team._store.set("0/failed", '{"reason": "process 1: no room"}')
         team._round += 1  # as in `_share`
 
     in_processes(stuck, failing)
@@ -149,9 +150,45 @@ def test_an_error_that_all_have_is_raised_as_it_is():
     assert [type(result) for result in results] == [ValueError, ValueError]
 
 
+def test_an_error_of_the_program_elsewhere_is_no_bad_input():
+    results = in_processes(lambda team: leave(team, KeyError("bug")), leave)
+    assert isinstance(results[0], KeyError) and results[1].args == (1,)
+
+
+def test_bad_input_of_several_kinds_is_bad_input(capsys):
+    results = in_processes(
+        lambda team: leave(team, ValueError("this")), lambda team: leave(team, OSError("that"))
+    )
+    assert [result.args for result in results] == [(2,), (2,)]
+    assert capsys.readouterr().err == "zipflm: process 0: this; process 1: that\n"
+
+
 def test_one_who_leaves_takes_those_along_who_are_still_at_work(capsys):
     results = in_processes(lambda team: leave(team, KeyError("bug")), lambda team: team.agree(""))
     assert isinstance(results[0], KeyError) and isinstance(results[1], Ended)
+
+
+def test_one_who_does_not_come_is_named_by_one_who_waits(monkeypatch):
+    """The first process is the one that is stuck, so the second speaks."""
+    alarms = []
+
+    def end(team, alarm):
+        team._is_over.set()
+        alarms.append((team._rank, alarm))
+
+    monkeypatch.setattr(Team, "_end", end)
+
+    def work(team):
+        team.notebook.note(Stage.READING, 4)
+        if team._rank > 0:
+            team.notebook.note(Stage.UPDATING, 4)
+        team._is_over.wait(5)
+
+    in_processes(work, work, limit=0.5)
+    assert {rank for rank, _ in alarms} == {0, 1}
+    (alarm,) = {alarm for _, alarm in alarms}
+    assert alarm.speaker == 1 and alarm.status == 1
+    assert "wait for process 0: process 0 is reading the batches of update 5" in alarm.reason
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,16 @@ from zipflm.cli.common import (
     removing_what_is_unfinished,
     say,
 )
-from zipflm.cli.options import Block, Checkpoint, Device, Encoding, Overrides, Run
+from zipflm.cli.options import (
+    STALL_SECONDS,
+    Block,
+    Checkpoint,
+    Device,
+    Encoding,
+    Overrides,
+    Run,
+    StallSeconds,
+)
 from zipflm.cli.settings import expanded
 
 if TYPE_CHECKING:
@@ -160,6 +169,7 @@ def compare(
         ),
     ] = None,
     device: Device = None,
+    stall_seconds: StallSeconds = STALL_SECONDS,
 ) -> None:
     """Train the paper's factorizations on your text and report where each one wins.
 
@@ -170,6 +180,7 @@ def compare(
     from zipflm.comparison.compare import compare as run
     from zipflm.comparison.plan import Request
     from zipflm.presets import FACTORIZATIONS
+    from zipflm.training import distributed
 
     varies = bands is not None or tail_dropout is not None
     request = Request(
@@ -189,7 +200,10 @@ def compare(
         equal=equal,
         tune=tuple(tune or ()),
     )
-    _conclude(run(request, device=device))
+    # Whatever one of several processes finds wrong with what it sees, all of them know.
+    with distributed.started(device, stall_seconds):
+        finished = run(request, device=device)
+    _conclude(finished)
 
 
 @command(

@@ -12,7 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,9 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.evaluation.device import usable_device
 from zipflm.training.team import Team
+from zipflm.training.whereabouts import LIMIT, LONG, NO_LIMIT, Stage
 from zipflm.troubles import in_words
 
 Parallel = Literal["ddp", "fsdp"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,33 @@ class Process:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    def note(self, stage: Stage, update: int = -1) -> None:
+        """This process is about to do that; after how many updates, in a run."""
+        if self.team is not None:
+            self.team.notebook.note(stage, update)
+
+    def count(self) -> None:
+        """One more batch of what was noted last is done."""
+        if self.team is not None:
+            self.team.notebook.count()
+
+
+_team: Team | None = None
+"""Of the `started` that has joined the processes, for those inside it."""
+
 
 @contextmanager
-def started(device: str | None = None) -> Iterator[Process]:
+def started(device: str | None = None, stall_seconds: float = LIMIT) -> Iterator[Process]:
     """Join the processes that `torchrun` started, or be the only one.
 
     `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU where there is one. Within another
     `started` nothing is joined or left: a second group would find the first one's addresses in
-    torchrun's store. An error in one process ends them all (see `team`).
+    torchrun's store. An error in one process ends them all (see `team`), and so does one that does
+    not come for `stall_seconds` (see `whereabouts`); 0 lets them wait for ever.
     """
+    global _team
+    if not 0 <= stall_seconds < float("inf"):
+        raise ValueError(f"--stall-seconds {stall_seconds}: give 0, for no limit, or more")
     place = torch.device(usable_device(device))
     # torchrun tells a process its place in the environment; nothing else is read from there.
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -65,14 +86,17 @@ def started(device: str | None = None) -> Iterator[Process]:
         yield Process(0, 1, place)
         return
     if dist.is_initialized():
-        yield Process(dist.get_rank(), world_size, place)
+        yield Process(dist.get_rank(), world_size, place, _team)
         return
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
-    team = Team(dist.get_rank(), world_size)
+    # Long enough for whatever our own limit allows: that one names updates and processes.
+    longest = timedelta(seconds=2 * LONG * stall_seconds or NO_LIMIT)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=longest)
+    _team = team = Team(dist.get_rank(), world_size, stall_seconds)
     try:
         with team.leaving_together():
             yield Process(dist.get_rank(), world_size, place, team)
     finally:
+        _team = None
         dist.destroy_process_group()
 
 
@@ -159,13 +183,18 @@ def require_same(name: str, value: int | None, process: Process, remedy: str) ->
             )
 
 
+def all_values(value: T, process: Process) -> list[T]:
+    """Everybody's value, in the order of the processes; waits for all of them."""
+    if process.world_size == 1:
+        return [value]
+    values: list[Any] = [None] * process.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
 def raise_together(problem: str | None, process: Process) -> None:
     """ValueError in every process if any of them has a problem; waits for all of them."""
-    problems: list[str | None] = [problem]
-    if process.world_size > 1:
-        problems = [None] * process.world_size
-        dist.all_gather_object(problems, problem)
-    for found in problems:
+    for found in all_values(problem, process):
         if found is not None:
             raise ValueError(found)
 
