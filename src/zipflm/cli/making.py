@@ -21,7 +21,8 @@ from zipflm.cli.options import (
 from zipflm.cli.settings import expanded
 
 if TYPE_CHECKING:
-    from zipflm.config import Splitting
+    from zipflm.config import Config, Splitting
+    from zipflm.data.folder import DataFolder
 
 
 class _HeldOutTextsAreNamedOneByOne(Command):
@@ -197,15 +198,17 @@ def train(
     from zipflm.training import distributed
     from zipflm.training.trainer import train as run
 
-    # Whatever one of several processes finds wrong with what it sees, all of them know.
-    with distributed.started(device, stall_seconds):
+    def read() -> tuple[DataFolder, Config]:
         if resume and not resume_if_any and not RunFolder(Path(out)).holds_a_run:
             raise ValueError(
                 f"--resume: there is no run in {out}; check --out, or start one without --resume "
                 "(or with --resume-if-any, which does either)"
             )
         folder = DataFolder.open(data)
-        config = resolve(preset, recipe, expanded(overrides), len(folder.vocabulary))
+        return folder, resolve(preset, recipe, expanded(overrides), len(folder.vocabulary))
+
+    with distributed.started(device, stall_seconds) as process:
+        folder, config = distributed.done_by_all(read, process)
         is_finished = run(
             config,
             folder,

@@ -76,31 +76,37 @@ def compare(
     A member that fails is in `FinishedStudy.failures`; only what concerns the whole study is an
     error.
     """
+    with distributed.started(device) as process:
+        words, plans = distributed.done_by_all(lambda: _planned(request), process)
+        equal, grid = require_known(request.equal), parse_grid(request.tune)
+        return run_plans(
+            plans,
+            words,
+            request.out,
+            title=f"Word representations compared on {request.data}",
+            dataset=_paper_dataset(request.preset),
+            facts={"preset": request.preset, "recipe": _recipe(request)}
+            | ({"overrides": " ".join(request.overrides)} if request.overrides else {})
+            | {"held equal": describe(equal, plans)}
+            | ({"tuned": " ".join(request.tune)} if grid else {}),
+            device=device,
+            train=train,
+            score=score,
+            equal=equal,
+            grid=grid,
+            overrides=request.overrides,
+        )
+
+
+def _planned(request: Request) -> tuple[DataFolder, list[Plan]]:
+    """The text and what to train on it; ValueError for what cannot be done."""
     words = open_words(request.data)
     equal, grid = require_known(request.equal), parse_grid(request.tune)
     plans = make_plans(request, words)
     require_few(len(plans) // request.seeds * max(1, len(grid)), request.seeds)
     if grid and "valid" not in words.splits:
         raise ValueError(f"--tune: {words.path} has no valid set to decide on; prepare it with one")
-    if equal == "text":
-        plans = with_same_text(plans)
-    return run_plans(
-        plans,
-        words,
-        request.out,
-        title=f"Word representations compared on {request.data}",
-        dataset=_paper_dataset(request.preset),
-        facts={"preset": request.preset, "recipe": _recipe(request)}
-        | ({"overrides": " ".join(request.overrides)} if request.overrides else {})
-        | {"held equal": describe(equal, plans)}
-        | ({"tuned": " ".join(request.tune)} if grid else {}),
-        device=device,
-        train=train,
-        score=score,
-        equal=equal,
-        grid=grid,
-        overrides=request.overrides,
-    )
+    return words, with_same_text(plans) if equal == "text" else plans
 
 
 def run_plans(

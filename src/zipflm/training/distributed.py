@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.evaluation.device import usable_device
-from zipflm.training.team import Team
+from zipflm.training.team import Team, described
 from zipflm.training.whereabouts import LIMIT, LONG, NO_LIMIT, Stage
 from zipflm.troubles import in_words
 
@@ -197,6 +197,25 @@ def raise_together(problem: str | None, process: Process) -> None:
     for found in all_values(problem, process):
         if found is not None:
             raise ValueError(found)
+
+
+def done_by_all(work: Callable[[], T], process: Process) -> T:
+    """What this process gets by a piece of work that each does for itself, such as opening a
+    folder; where that is a ValueError or OSError for one of them, a ValueError for all of them."""
+    if process.world_size == 1:
+        return work()
+    result, problem = None, ""
+    try:
+        result = work()
+    except (ValueError, OSError) as error:
+        problem = described(error)
+    problems = all_values(problem, process)
+    if any(problems):
+        if len(set(problems)) == 1:
+            raise ValueError(problem)
+        named = (f"process {rank}: {each}" for rank, each in enumerate(problems) if each)
+        raise ValueError("; ".join(named))
+    return cast(T, result)
 
 
 def let_first(work: Callable[[], object], process: Process) -> None:

@@ -30,10 +30,10 @@ def require_same_inputs(config: Config, data: DataFolder, process: Process) -> N
     """ValueError in every process unless all have the same text and settings."""
     if process.world_size == 1:
         return
-    same = "give all processes the same folder, or copies of it"
-    own = {f"the vocabulary of {data.path}": (data.vocabulary.hash, same)}
+    same = f"give all processes the same folder, or copies of it (here {data.path})"
+    own = {"the vocabulary": (data.vocabulary.hash, same)}
     for split in data.splits:
-        own[f"the {split} text of {data.path}"] = (data.split(split).sha256, same)
+        own[f"the {split} text"] = (data.split(split).sha256, same)
     settings = _flat(to_dict(config)) | {"zipflm": __version__, "torch": torch.__version__}
     for name, value in settings.items():
         own[name] = (str(value), "give all processes the same command, of the same packages")
@@ -44,7 +44,7 @@ def require_same_inputs(config: Config, data: DataFolder, process: Process) -> N
             if ours[0] != theirs[0]:
                 raise ValueError(
                     f"{name} is {_short(ours[0])} in process 0, but {_short(theirs[0])} in process "
-                    f"{rank}; {ours[1]}"
+                    f"{rank}; {values[0].get(name, theirs)[1]}"
                 )
 
 

@@ -162,13 +162,14 @@ class Team:
             self._end(_Alarm(reason, self._rank, own.status))
 
     def _let_all_leave(self) -> None:
-        """The first process may keep the store, and must not go before all have read the last
-        outcomes. One that is gone does not read any more, so nobody is waited for long."""
+        """Nobody goes before all have read the last outcomes: torchrun would end the others, and
+        the first process may keep the store. One that is gone does not read any more, so nobody is
+        waited for long."""
         with suppress(RuntimeError):
             self._store.set(f"left/{self._rank}", "")
             end = time.monotonic() + PATIENCE
             keys = [f"left/{rank}" for rank in range(self._world_size)]
-            while self._rank == 0 and not self._store.check(keys) and time.monotonic() < end:
+            while not self._store.check(keys) and time.monotonic() < end:
                 time.sleep(_PAUSE)
 
     def _wait(self, keys: list[str], own: _Outcome) -> None:
