@@ -2,7 +2,7 @@
 
 A member is an ordinary run. One that is finished is not trained again, one that was interrupted
 goes on, one that fails is reported in its row while the others go on (`job`). Under torchrun all
-processes train together and the first one scores and writes.
+processes train and score together and the first one writes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -69,7 +70,7 @@ def compare(
     *,
     device: str | None = None,
     train: Train | None = None,
-    score: Score = score_once,
+    score: Score | None = None,
 ) -> FinishedStudy:
     """Run a study, or the rest of it.
 
@@ -119,7 +120,7 @@ def run_plans(
     facts: dict[str, str],
     device: str | None = None,
     train: Train | None = None,
-    score: Score = score_once,
+    score: Score | None = None,
     others: Sequence[Member] = (),
     maker: Maker = "study",
     equal: Equal = "updates",
@@ -137,8 +138,8 @@ def run_plans(
         if equal != "seconds":  # which decides what the folders must hold
             for plan in grid_plans(plans, grid) if grid else plans:
                 check(plan, process)
-        if process.is_first:
-            claim(out, maker)
+        distributed.let_first(lambda: claim(out, maker), process)
+        score = score or partial(score_once, share=process)
         trainer = Trainer(words, process, train or _trainer(device), score)
         prepared = prepare(plans, out, equal, grid, overrides, trainer)
         plans, stopped = prepared.plans, prepared.stopped

@@ -56,6 +56,17 @@ class Process:
         if self.team is not None:
             self.team.notebook.count()
 
+    # As a share in scoring (`evaluation.sharing`).
+
+    def all_values(self, value: T) -> list[T]:
+        return all_values(value, self)
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        return add_up(tensor, self)
+
+    def done_by_all(self, work: Callable[[], T]) -> T:
+        return done_by_all(work, self)
+
 
 _team: Team | None = None
 """Of the `started` that has joined the processes, for those inside it."""
@@ -201,13 +212,13 @@ def raise_together(problem: str | None, process: Process) -> None:
 
 def done_by_all(work: Callable[[], T], process: Process) -> T:
     """What this process gets by a piece of work that each does for itself, such as opening a
-    folder; where that is a ValueError or OSError for one of them, a ValueError for all of them."""
+    folder; where that is an error for one of them, it is a ValueError for all of them."""
     if process.world_size == 1:
         return work()
     result, problem = None, ""
     try:
         result = work()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         problem = described(error)
     problems = all_values(problem, process)
     if any(problems):
