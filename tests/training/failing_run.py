@@ -37,7 +37,7 @@ def run(rank, place, fault, *arguments):
 _PLACES = {
     "train": ("zipflm.training.step", "update", 2),
     "read": ("zipflm.training.trainer", "_next_batches", 2),
-    "score": ("zipflm.comparison.members", "score_split", 0),
+    "score": ("zipflm.evaluation.scoring", "score_windows", 0),
     "save": ("zipflm.runs.folder.RunFolder", "save", 0),
 }
 """What is replaced, and in which of its calls it fails."""

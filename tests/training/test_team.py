@@ -261,7 +261,8 @@ def test_a_failure_in_scoring_is_the_members_and_the_study_goes_on(word_data, tm
     arguments = compare_arguments(word_data, tmp_path / "study")
     ended, seconds = started(tmp_path / "first", "0", "score", "error", *arguments)
     assert [each.status for each in ended] == [1, 1] and seconds < BOUND
-    assert complaints(ended) == ["zipflm: without a result: ADP: a fault in process 0"]
+    problem = "ADP: process 0: a fault in process 0"
+    assert complaints(ended) == [f"zipflm: without a result: {problem}"]
     said = ended[0].stdout
     assert "[1/2] ADP: failed" in said and "[2/2] ADP-T: done" in said
     again, _ = started(tmp_path / "again", "none", "score", "error", *arguments)
