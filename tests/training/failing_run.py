@@ -70,8 +70,8 @@ def terminated(moment):
     """One of two processes, of which the other never answers, gets SIGTERM at some moment."""
     from zipflm.training import team as module
 
-    module._connect, module._GRACE = dist.HashStore, 1.0
-    team = module.Team(0, 2)
+    module._connect, module._GRACE = lambda attempt: dist.HashStore(), 1.0
+    team = module.Team(0, 2, "attempt")
     with team.leaving_together():
         if moment == "well":
             _terminate()

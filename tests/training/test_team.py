@@ -24,7 +24,7 @@ class Ended(BaseException):
 def _in_threads(monkeypatch):
     """Processes are threads that share a store, and are quick to lose patience."""
     store = dist.HashStore()
-    monkeypatch.setattr(module, "_connect", lambda: store)
+    monkeypatch.setattr(module, "_connect", lambda attempt: store)
     monkeypatch.setattr(module, "PATIENCE", 0.4)
     monkeypatch.setattr(module, "_LONGER", 0.2)
     monkeypatch.setattr(module, "_PAUSE", 0.02)
@@ -40,7 +40,7 @@ def in_processes(*work, limit=0.0):
     results = [None] * len(work)
 
     def one(rank):
-        team = Team(rank, len(work), limit)
+        team = Team(rank, len(work), "attempt", limit)
         try:
             results[rank] = work[rank](team)
         except BaseException as error:

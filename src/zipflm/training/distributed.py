@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.evaluation.device import usable_device
+from zipflm.training.meeting import meet
 from zipflm.training.team import Team, described
 from zipflm.training.whereabouts import LIMIT, LONG, NO_LIMIT, Stage
 from zipflm.troubles import in_words
@@ -101,11 +102,20 @@ def started(device: str | None = None, stall_seconds: float = LIMIT) -> Iterator
         return
     # Long enough for whatever our own limit allows: that one names updates and processes.
     longest = timedelta(seconds=2 * LONG * stall_seconds or NO_LIMIT)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=longest)
-    _team = team = Team(dist.get_rank(), world_size, stall_seconds)
+    # torch's annotations leave its stores out.
+    store, rank, _ = next(dist.rendezvous("env://", timeout=longest))  # type: ignore[attr-defined]
+    attempt = meet(store, rank, world_size, longest.total_seconds())
+    dist.init_process_group(
+        "nccl" if place.type == "cuda" else "gloo",
+        store=dist.PrefixStore(f"{attempt}/torch", store),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=world_size,
+        timeout=longest,
+    )
+    _team = team = Team(rank, world_size, attempt, stall_seconds)
     try:
         with team.leaving_together():
-            yield Process(dist.get_rank(), world_size, place, team)
+            yield Process(rank, world_size, place, team)
     finally:
         _team = None
         dist.destroy_process_group()

@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -86,10 +85,11 @@ class _Alarm:
 class Team:
     """All processes that were started together, as one of them sees it."""
 
-    def __init__(self, rank: int, world_size: int, limit: float = LIMIT) -> None:
-        """`limit` is how many seconds nobody may make any progress; 0 for no limit."""
+    def __init__(self, rank: int, world_size: int, attempt: str, limit: float = LIMIT) -> None:
+        """`attempt` is the name that the processes agreed on (see `meeting`); `limit` is for how
+        many seconds nobody may make any progress, 0 for no limit."""
         self._rank, self._world_size, self._limit = rank, world_size, limit
-        self._store = _connect()
+        self._store = _connect(attempt)
         self.notebook = Notebook()
         """Where this process is."""
         self._round = 0
@@ -289,7 +289,7 @@ def _alarm(outcomes: Sequence[_Outcome]) -> _Alarm:
     return _Alarm(reason or "the processes are out of step", status=status)
 
 
-def _connect() -> Any:
+def _connect(attempt: str) -> Any:
     """A connection of our own to the store through which the processes found each other: that of
     the process group may be busy waiting."""
     # torch's annotations leave its stores out.
@@ -300,8 +300,4 @@ def _connect() -> Any:
         wait_for_workers=False,
         timeout=timedelta(seconds=PATIENCE),
     )
-    # torchrun keeps its store when it starts the processes once more, with what is in it. How often
-    # that was is counted by every machine for itself, so this must be told by one process.
-    name = [uuid.uuid4().hex]
-    dist.broadcast_object_list(name)
-    return dist.PrefixStore(f"zipflm/{name[0]}", store)  # type: ignore[attr-defined]
+    return dist.PrefixStore(f"{attempt}/zipflm", store)  # type: ignore[attr-defined]
