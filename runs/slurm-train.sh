@@ -30,7 +30,8 @@ mapfile -t machines < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 port=$((20000 + SLURM_JOB_ID % 20000))
 
 # What torchrun may need to end its processes after SIGTERM, while they save; then it kills them.
-# Less than the 300 seconds above, more than the longest save. (torch before 2.12 waits 30 seconds.)
+# Less than the 300 seconds above, more than the longest save. (A torch that does not know this
+# waits for 30 seconds.)
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-240}"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-4}"
 

@@ -128,6 +128,21 @@ def test_a_process_says_what_went_wrong_before_sigterm_ends_it(tmp_path, moment,
     assert (ended.status, ended.stderr) == (status, said)
 
 
+def test_the_others_know_at_once_that_something_may_take_long():
+    """It may keep the thread that tells them from running."""
+
+    def work(team):
+        seen = []
+        for stage in (Stage.UPDATING, Stage.SAVING, Stage.READING):
+            team.note(stage, 4)
+            seen.append(json.loads(team._store.get(f"place/{team._rank}"))[3])
+        return seen
+
+    assert (
+        in_processes(work, work, limit=60.0) == [[Stage.UPDATING, Stage.SAVING, Stage.READING]] * 2
+    )
+
+
 def leave(team, error=None):
     with team.leaving_together():
         if error is not None:
@@ -179,9 +194,9 @@ def test_one_who_does_not_come_is_named_by_one_who_waits(monkeypatch):
     monkeypatch.setattr(Team, "_end", end)
 
     def work(team):
-        team.notebook.note(Stage.READING, 4)
+        team.note(Stage.READING, 4)
         if team._rank > 0:
-            team.notebook.note(Stage.UPDATING, 4)
+            team.note(Stage.UPDATING, 4)
         team._is_over.wait(5)
 
     in_processes(work, work, limit=0.5)

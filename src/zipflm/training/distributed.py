@@ -50,12 +50,12 @@ class Process:
     def note(self, stage: Stage, update: int = -1) -> None:
         """This process is about to do that; after how many updates, in a run."""
         if self.team is not None:
-            self.team.notebook.note(stage, update)
+            self.team.note(stage, update)
 
     def count(self) -> None:
         """One more batch of what was noted last is done."""
         if self.team is not None:
-            self.team.notebook.count()
+            self.team.count()
 
     # As a share in scoring (`evaluation.sharing`).
 

@@ -17,6 +17,7 @@ that whoever starts processes again knows when that is of use.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -34,7 +35,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from zipflm.terminal import one_line
-from zipflm.training.whereabouts import LIMIT, Lookout, Notebook, shown
+from zipflm.training.whereabouts import LIMIT, Lookout, Notebook, Stage, shown
 from zipflm.troubles import in_words
 
 PATIENCE = 10.0
@@ -90,8 +91,8 @@ class Team:
         many seconds nobody may make any progress, 0 for no limit."""
         self._rank, self._world_size, self._limit = rank, world_size, limit
         self._store = _connect(attempt)
-        self.notebook = Notebook()
-        """Where this process is."""
+        self._notebook = Notebook()
+        self._beats = itertools.count()
         self._round = 0
         """Number of the next agreement; the watching thread reads it too."""
         self._problem = ""
@@ -144,7 +145,7 @@ class Team:
     def _share(self, own: _Outcome) -> list[_Outcome]:
         """Tell the others; theirs and our own in the order of the processes."""
         number, self._round = self._round, self._round + 1
-        self.notebook.turn(self._round)
+        self._notebook.turn(self._round)
         keys = [f"{number}/{rank}" for rank in range(self._world_size)]
         self._problem, self._status = own.problem, own.status
         alarm = _Alarm(_named(self._rank, own.problem), self._rank, own.status)
@@ -209,15 +210,16 @@ class Team:
     def _watch(self) -> None:
         """End this process if another one has failed and the main thread does not get to answer, or
         if one of them does not come."""
-        number, since, beat = -1, 0.0, 0
+        number, since = -1, 0.0
         lookout, next_look = Lookout(self._limit, time.monotonic()), 0.0
         while not self._is_over.wait(_PAUSE):
             try:
                 if self._store.check([_STALLED]):
                     self._end(self._alarm_at(_STALLED))
                 if self._limit and time.monotonic() >= next_look:
-                    beat, next_look = beat + 1, time.monotonic() + self._limit / _LOOKS
-                    self._look(lookout, beat)
+                    next_look = time.monotonic() + self._limit / _LOOKS
+                    self._show()
+                    self._look(lookout)
                 if not self._store.check([f"{self._round}/failed"]):
                     continue
                 if number != self._round:
@@ -229,10 +231,27 @@ class Team:
             except RuntimeError:  # the process that kept the store has gone, and torchrun knows
                 return
 
-    def _look(self, lookout: Lookout, beat: int) -> None:
-        """Show the others where this process is, and see where they are."""
+    def note(self, stage: Stage, update: int) -> None:
+        """This process is about to do that. The others are told at once if they are to be more
+        patient from here on, or less: what takes long may keep our thread from telling them."""
+        before = self._notebook.here
+        self._notebook.note(stage, update)
+        if self._limit and self._notebook.here.may_take_long != before.may_take_long:
+            with suppress(RuntimeError):  # without the store the run may still come to its end
+                self._show()
+
+    def count(self) -> None:
+        """One more batch of what was noted last."""
+        self._notebook.count()
+
+    def _show(self) -> None:
+        """Where this process is, for the others to see."""
+        state = shown(self._notebook.here, next(self._beats))
+        self._store.set(f"place/{self._rank}", state)
+
+    def _look(self, lookout: Lookout) -> None:
+        """See where all are."""
         keys = [f"place/{rank}" for rank in range(self._world_size)]
-        self._store.set(keys[self._rank], shown(self.notebook.here, beat))
         present = keys
         if not self._store.check(keys):  # some have only just begun
             present = [key for key in keys if self._store.check([key])]

@@ -7,7 +7,8 @@ costs nothing, a thread of it shows that to the others now and then, and each of
 (`Lookout`). Nothing here depends on torch's own time limits, which know neither updates nor ranks.
 
 A process counts as stalled if it shows no sign of life at all, or if it is behind the others while
-nobody has moved for as long as the limit says. What may rightly take long has a longer limit.
+nobody has moved for as long as the limit says. What may rightly take long has a longer limit; it
+may also keep the other threads of a process from running, as writing a large file in one go does.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class Whereabouts:
     count: int = 0
     """Batches so far, where there are many in one stage."""
 
+    @property
+    def may_take_long(self) -> bool:
+        return self.stage in _MAY_TAKE_LONG
+
     def __str__(self) -> str:
         return _IN_WORDS[self.stage].format(done=self.update, next=self.update + 1)
 
@@ -111,13 +116,9 @@ class Lookout:
         for rank, state in enumerate(states):
             if state is not None:
                 self._see_one(rank, state, now)
-        silent = [
-            rank
-            for rank in range(len(states))
-            if now - (self._seen[rank].alive if rank in self._seen else self._begun) > self._limit
-        ]
+        silent = [rank for rank in range(len(states)) if self._is_silent(rank, now)]
         if silent:
-            return self._no_sign_of_life(silent), silent
+            return self._no_sign_of_life(silent, now), silent
         return self._nobody_moves(now)
 
     def _see_one(self, rank: int, state: str, now: float) -> None:
@@ -129,15 +130,24 @@ class Lookout:
         if before is None or before.beat != beat:
             self._seen[rank] = _Seen(beat, here, now)
 
+    def _is_silent(self, rank: int, now: float) -> bool:
+        if rank not in self._seen:
+            return now - self._begun > self._limit
+        return now - self._seen[rank].alive > self._limit_of([rank])
+
+    def _limit_of(self, ranks: Sequence[int]) -> float:
+        """How long to wait for processes that are where these are."""
+        may_take_long = any(self._seen[rank].here.may_take_long for rank in ranks)
+        return self._limit * (LONG if may_take_long else 1)
+
     def _nobody_moves(self, now: float) -> tuple[str, list[int]] | None:
         if not self._seen:
             return None
         farthest = max(seen.here for seen in self._seen.values())
         behind = [rank for rank, seen in self._seen.items() if seen.here < farthest]
         awaited = behind or sorted(self._seen)
-        may_take_long = any(self._seen[rank].here.stage in _MAY_TAKE_LONG for rank in awaited)
         waited = now - self._moved
-        if waited <= self._limit * (LONG if may_take_long else 1):
+        if waited <= self._limit_of(awaited):
             return None
         what = f"no progress for {waited:.0f} s"
         if not behind:
@@ -147,13 +157,14 @@ class Lookout:
         )
         return f"{what}: the others, {farthest}, wait for {_named(behind)}: {places}", behind
 
-    def _no_sign_of_life(self, silent: list[int]) -> str:
+    def _no_sign_of_life(self, silent: list[int], now: float) -> str:
         places = "; ".join(
             f"{_named([rank])} was last seen {self._seen[rank].here}"
             for rank in silent[:_MOST_NAMED]
             if rank in self._seen
         )
-        reason = f"no sign of life from {_named(silent)} for {self._limit:.0f} s"
+        since = min(self._seen[r].alive if r in self._seen else self._begun for r in silent)
+        reason = f"no sign of life from {_named(silent)} for {now - since:.0f} s"
         return f"{reason}: {places}" if places else reason
 
 
