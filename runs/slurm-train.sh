@@ -55,9 +55,11 @@ srun --kill-on-bad-exit=1 torchrun \
     -m zipflm train "$preset" --data "$data" --out "$out" --resume-if-any "$@" &
 step=$!
 
-wait "$step" && status=0 || status=$?
+status=0
+wait "$step" || status=$?
 while kill -0 "$step" 2>/dev/null; do # the signal has interrupted the waiting, not the training
-    wait "$step" && status=0 || status=$?
+    status=0
+    wait "$step" || status=$?
 done
 
 # 3. Finished, or back into the queue, or an error that another try would not mend.
