@@ -45,6 +45,19 @@ class Together:
     def all_run(self):
         return all(child.is_alive() for child in self._children)
 
+    def wait_for(self, condition, seconds=60.0):
+        """Until something is so, while all of them run."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.all_run() and time.monotonic() < end, "they ended or hang"
+            time.sleep(_PAUSE)
+
+    def wait_for_end_of(self, rank, seconds=60.0):
+        """What became of one of them, whatever the others do."""
+        self._children[rank].join(seconds)
+        assert not self._children[rank].is_alive(), "it hangs"
+        return self._end_of(rank)
+
     def wait(self, seconds=100.0):
         """What became of each; those that outlive this many seconds, or the first failure by
         torchrun's patience, are killed."""
@@ -57,10 +70,11 @@ class Together:
                 break
             time.sleep(_PAUSE)
         self.kill()
-        return [
-            Ended(child.exitcode, *(_text(self._folder, rank, name) for name in ("out", "err")))
-            for rank, child in enumerate(self._children)
-        ]
+        return [self._end_of(rank) for rank in range(len(self._children))]
+
+    def _end_of(self, rank):
+        said = (_text(self._folder, rank, name) for name in ("out", "err"))
+        return Ended(self._children[rank].exitcode, *said)
 
     def kill(self):
         for child in self._children:

@@ -47,8 +47,8 @@ ALLOWED = {
     "evaluation": {"runs", "model", "data", "config", "files", "units"},
     "language": {"evaluation", "runs", "model", "data", "config", "files", "quoting", "terminal"}
     | {"units"},
-    "training": {"evaluation", "runs", "model", "data", "config", "distinct_words", "records"}
-    | {"terminal", "troubles"},
+    "training": {"evaluation", "runs", "model", "data", "config", "distinct_words", "folders"}
+    | {"records", "terminal", "troubles"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
     | {"files", "reading", "records", "units"},
     "analysis.paper": set(),

@@ -18,6 +18,9 @@ from pathlib import Path
 from zipflm.files import clear_unfinished, flush_rename, flush_tree, naming_full_disk
 from zipflm.locks import locked
 
+LOCK = ".lock"
+"""File in a folder that names the one process that may write there."""
+
 
 def refuse_existing(out: str | PathLike[str]) -> None:
     """FileExistsError if `out` is anything but free or an empty folder elsewhere."""
@@ -88,7 +91,7 @@ def sole_writer(folder: Path) -> Iterator[bool]:
     system has no locks, so that another process may be writing all the same (see `locked`).
     """
     place = Path(os.path.realpath(folder))
-    with locked(place / ".lock", str(folder)) as is_locked:
+    with locked(place / LOCK, str(folder)) as is_locked:
         if is_locked:
             clear_unfinished(place)
         yield is_locked

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from comparison.studies import (
     SENTENCES,
@@ -24,11 +25,12 @@ from comparison.studies import (
 from zipflm.analysis.study import NOT_COMPILED
 from zipflm.comparison.analyse import analyse
 from zipflm.comparison.compare import compare
-from zipflm.comparison.members import ScoredRun, WordScores
+from zipflm.comparison.members import ScoredRun, WordScores, kept_scores, score_run
 from zipflm.comparison.plan import Request
 from zipflm.comparison.progress import print_table
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
+from zipflm.runs.loaded import load_run
 
 
 def request_for(data: Path, out: Path, **changes: object) -> Request:
@@ -327,3 +329,8 @@ def test_two_processes_train_together_and_one_writes(data: Path, tmp_path: Path)
     for name in ("ASM", "ADP"):
         outputs = sorted(path.name for path in (study / "members" / name / "seed-1").glob("*.txt"))
         assert outputs == ["output-0.txt", "output-1.txt"]
+    run, splits = study / "members" / "ADP" / "seed-1", ("valid", "test")
+    together = kept_scores(run, DataFolder.open(data), splits)
+    alone = score_run(load_run(run), DataFolder.open(data), splits, ScoringOptions(device="cpu"))
+    for split in splits:
+        assert np.array_equal(together.splits[split].nll, alone.splits[split].nll)

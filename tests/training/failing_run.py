@@ -1,8 +1,9 @@
 """Functions that tests start in processes of their own: `zipflm` with a fault in one of several
 processes, and a process that gets SIGTERM.
 
-`place` is `train`, in the third update, or `score`, of the first member. `fault` is `error` (of the
-input), `bug` (of the program) or `kill` (the process is gone).
+`place` is `train`, in the third update, `read`, before it, `score`, of the first member, or `save`.
+`fault` is `error` (of the input), `bug` (of the program), `kill` (the process is gone), `hang` (as
+on a file system that does not answer) or `slow` (for some seconds).
 """
 
 import os
@@ -10,8 +11,12 @@ import signal
 import sys
 import time
 from itertools import count
+from pkgutil import resolve_name
 
 import torch.distributed as dist
+
+SLOW = 4.0
+"""Seconds."""
 
 
 def run(rank, place, fault, *arguments):
@@ -29,34 +34,35 @@ def run(rank, place, fault, *arguments):
     zipflm.cli.main()
 
 
+_PLACES = {
+    "train": ("zipflm.training.step", "update", 2),
+    "read": ("zipflm.training.trainer", "_next_batches", 2),
+    "score": ("zipflm.evaluation.scoring", "score_windows", 0),
+    "save": ("zipflm.runs.folder.RunFolder", "save", 0),
+}
+"""What is replaced, and in which of its calls it fails."""
+
+
 def _break(place, fault):
-    from zipflm.comparison import members
-    from zipflm.training import step
+    where, name, fails_in = _PLACES[place]
+    owner, calls = resolve_name(where), count()
+    true = getattr(owner, name)
 
-    calls = count()
-    if place == "score":
-        true_score = members.score_split
-
-        def faulty_score(*arguments):
-            if next(calls) == 0:
-                _fail(fault)
-            return true_score(*arguments)
-
-        members.score_split = faulty_score
-        return
-    true_update = step.update
-
-    def faulty_update(learner, batches, stop=False):
-        if next(calls) == 2:
+    def faulty(*arguments, **options):
+        if next(calls) == fails_in:
             _fail(fault)
-        return true_update(learner, batches, stop)
+        return true(*arguments, **options)
 
-    step.update = faulty_update
+    faulty.__code__ = faulty.__code__.replace(co_name=f"faulty_{name}")  # as tracebacks show it
+    setattr(owner, name, faulty)
 
 
 def _fail(fault):
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault in ("hang", "slow"):
+        time.sleep(SLOW if fault == "slow" else 600)
+        return
     raise {"error": ValueError, "bug": KeyError}[fault](f"a fault in process {os.environ['RANK']}")
 
 
@@ -64,8 +70,8 @@ def terminated(moment):
     """One of two processes, of which the other never answers, gets SIGTERM at some moment."""
     from zipflm.training import team as module
 
-    module._connect, module._GRACE = dist.HashStore, 1.0
-    team = module.Team(0, 2)
+    module._connect, module._GRACE = lambda attempt: dist.HashStore(), 1.0
+    team = module.Team(0, 2, "attempt")
     with team.leaving_together():
         if moment == "well":
             _terminate()

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from zipflm.training import signals
 from zipflm.training.signals import StopSignal
 
 BOTH = (signal.SIGTERM, signal.SIGINT)
@@ -76,6 +77,24 @@ def test_a_request_is_answered_at_once_and_once(seen, capfd):
     with StopSignal(is_silent=True):
         signal.raise_signal(signal.SIGINT)
     assert capfd.readouterr().err == ""
+
+
+def test_of_several_processes_none_takes_an_echo_for_a_second_request(seen, monkeypatch):
+    """torchrun passes on what all of them got already; a Ctrl-C that comes later is meant."""
+    left = []
+    monkeypatch.setattr(signals, "_leave", lambda number, frame: left.append(number))
+    with StopSignal(is_silent=True, is_alone=False) as stop:
+        signal.raise_signal(signal.SIGTERM)
+        for number in (*BOTH, *BOTH):
+            signal.raise_signal(number)
+        assert stop.is_requested and left == [] and seen == []
+        monkeypatch.setattr(signals, "_ECHO", 0.0)
+        signal.raise_signal(signal.SIGTERM)
+        assert left == []
+        signal.raise_signal(signal.SIGINT)
+        assert left == [signal.SIGINT] and seen == []
+    signal.raise_signal(signal.SIGTERM)
+    assert seen == [signal.SIGTERM]
 
 
 LOST = """

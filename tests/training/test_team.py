@@ -13,6 +13,7 @@ from training_runs import SMALL
 from tests.training import failing_run
 from zipflm.training import team as module
 from zipflm.training.team import FailedElsewhere, Team, described
+from zipflm.training.whereabouts import Stage
 
 
 class Ended(BaseException):
@@ -23,7 +24,7 @@ class Ended(BaseException):
 def _in_threads(monkeypatch):
     """Processes are threads that share a store, and are quick to lose patience."""
     store = dist.HashStore()
-    monkeypatch.setattr(module, "_connect", lambda: store)
+    monkeypatch.setattr(module, "_connect", lambda attempt: store)
     monkeypatch.setattr(module, "PATIENCE", 0.4)
     monkeypatch.setattr(module, "_LONGER", 0.2)
     monkeypatch.setattr(module, "_PAUSE", 0.02)
@@ -34,12 +35,12 @@ def _in_threads(monkeypatch):
     monkeypatch.setattr("zipflm.training.team.os._exit", end)
 
 
-def in_processes(*work):
+def in_processes(*work, limit=0.0):
     """What each of these functions of a team returns or raises."""
     results = [None] * len(work)
 
     def one(rank):
-        team = Team(rank, len(work))
+        team = Team(rank, len(work), "attempt", limit)
         try:
             results[rank] = work[rank](team)
         except BaseException as error:
@@ -100,13 +101,13 @@ def test_one_who_failed_does_not_wait_for_those_who_wait_for_him(capsys):
 def test_one_who_is_stuck_is_ended_by_a_thread_that_looks_out(monkeypatch, capsys):
     """The thread ends the whole process; here it only says what it would do."""
     ended = []
-    monkeypatch.setattr(Team, "_end", lambda team, reason, **_: ended.append((team._rank, reason)))
+    monkeypatch.setattr(Team, "_end", lambda team, alarm: ended.append((team._rank, alarm.reason)))
 
     def stuck(team):
         time.sleep(1.0)
 
     def failing(team):
-        team._store.set("0/failed", "process 1: no room")
+        team._store.set("0/failed", '{"reason": "process 1: no room"}')
         team._round += 1  # as in `_share`
 
     in_processes(stuck, failing)
@@ -125,6 +126,21 @@ def test_a_process_says_what_went_wrong_before_sigterm_ends_it(tmp_path, moment,
     """Whatever moment torchrun's SIGTERM comes at; one that is well ends soon, too."""
     (ended,) = run_together(tmp_path, 1, failing_run.terminated, moment)
     assert (ended.status, ended.stderr) == (status, said)
+
+
+def test_the_others_know_at_once_that_something_may_take_long():
+    """It may keep the thread that tells them from running."""
+
+    def work(team):
+        seen = []
+        for stage in (Stage.UPDATING, Stage.SAVING, Stage.READING):
+            team.note(stage, 4)
+            seen.append(json.loads(team._store.get(f"place/{team._rank}"))[3])
+        return seen
+
+    assert (
+        in_processes(work, work, limit=60.0) == [[Stage.UPDATING, Stage.SAVING, Stage.READING]] * 2
+    )
 
 
 def leave(team, error=None):
@@ -149,9 +165,45 @@ def test_an_error_that_all_have_is_raised_as_it_is():
     assert [type(result) for result in results] == [ValueError, ValueError]
 
 
+def test_an_error_of_the_program_elsewhere_is_no_bad_input():
+    results = in_processes(lambda team: leave(team, KeyError("bug")), leave)
+    assert isinstance(results[0], KeyError) and results[1].args == (1,)
+
+
+def test_bad_input_of_several_kinds_is_bad_input(capsys):
+    results = in_processes(
+        lambda team: leave(team, ValueError("this")), lambda team: leave(team, OSError("that"))
+    )
+    assert [result.args for result in results] == [(2,), (2,)]
+    assert capsys.readouterr().err == "zipflm: process 0: this; process 1: that\n"
+
+
 def test_one_who_leaves_takes_those_along_who_are_still_at_work(capsys):
     results = in_processes(lambda team: leave(team, KeyError("bug")), lambda team: team.agree(""))
     assert isinstance(results[0], KeyError) and isinstance(results[1], Ended)
+
+
+def test_one_who_does_not_come_is_named_by_one_who_waits(monkeypatch):
+    """The first process is the one that is stuck, so the second speaks."""
+    alarms = []
+
+    def end(team, alarm):
+        team._is_over.set()
+        alarms.append((team._rank, alarm))
+
+    monkeypatch.setattr(Team, "_end", end)
+
+    def work(team):
+        team.note(Stage.READING, 4)
+        if team._rank > 0:
+            team.note(Stage.UPDATING, 4)
+        team._is_over.wait(5)
+
+    in_processes(work, work, limit=0.5)
+    assert {rank for rank, _ in alarms} == {0, 1}
+    (alarm,) = {alarm for _, alarm in alarms}
+    assert alarm.speaker == 1 and alarm.status == 1
+    assert "wait for process 0: process 0 is reading the batches of update 5" in alarm.reason
 
 
 @pytest.mark.parametrize(
@@ -224,7 +276,8 @@ def test_a_failure_in_scoring_is_the_members_and_the_study_goes_on(word_data, tm
     arguments = compare_arguments(word_data, tmp_path / "study")
     ended, seconds = started(tmp_path / "first", "0", "score", "error", *arguments)
     assert [each.status for each in ended] == [1, 1] and seconds < BOUND
-    assert complaints(ended) == ["zipflm: without a result: ADP: a fault in process 0"]
+    problem = "ADP: process 0: a fault in process 0"
+    assert complaints(ended) == [f"zipflm: without a result: {problem}"]
     said = ended[0].stdout
     assert "[1/2] ADP: failed" in said and "[2/2] ADP-T: done" in said
     again, _ = started(tmp_path / "again", "none", "score", "error", *arguments)

@@ -1,11 +1,17 @@
 """The valid set on the way: a fixed part often, and all of it where a checkpoint depends on it."""
 
+import json
+import os
+
 import numpy as np
 import pytest
-from training_runs import assert_same, config_of, run, validations, weights
+import torch
+from training_runs import assert_same, config_of, in_processes, run, validations, weights
 
+from zipflm.data.folder import DataFolder
 from zipflm.data.tokens import TokenArray
 from zipflm.runs.folder import RunFolder
+from zipflm.training import compilation, trainer
 from zipflm.training.validation import part_of
 
 PART = ["training.validate_share=0.5", "training.validate_every=2", "training.max_updates=8"]
@@ -63,3 +69,39 @@ def test_what_part_is_scored_on_the_way_changes_no_weight(word_data, tmp_path, m
 def test_a_share_that_is_none_is_refused(word_data, share):
     with pytest.raises(ValueError, match="validate_share=.*is a share of the valid set"):
         config_of(word_data, f"training.validate_share={share}")
+
+
+def train_sharded(path, out):
+    """A sharded, compiled run that validates after every update; how many graphs were compiled by
+    the beginning and by the end of each pass over the valid set, and by the end of the run."""
+    torch.set_num_threads(1)
+    seen, graphs, validate = [], [], trainer.validate
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph
+
+    def watched(run, *, whole):
+        seen.append(len(graphs))
+        result = validate(run, whole=whole)
+        seen.append(len(graphs))
+        return result
+
+    compilation.BACKEND, trainer.validate = backend, watched
+    settings = ["training.parallel=fsdp", "training.compile=true", "training.validate_every=1"]
+    # Whole lines: batches of all shapes.
+    shapes = ["batches.eval_break_mode=complete", "batches.eval_block=24", "decoder.num_layers=2"]
+    run(DataFolder.open(path), out, *settings, *shapes, "training.max_updates=3")
+    total = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    out.with_name(f"seen-{os.environ['RANK']}").write_text(json.dumps([*seen, len(graphs), total]))
+
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+def test_a_sharded_model_is_not_compiled_for_the_shapes_of_the_valid_set(word_data, tmp_path):
+    """Nor once more for training after that."""
+    assert in_processes(2, train_sharded, word_data.path, tmp_path / "run") == [0, 0]
+    for rank in range(2):
+        seen = json.loads((tmp_path / f"seen-{rank}").read_text())
+        assert len(seen) == 8 and seen[0] > 0
+        assert set(seen) == {seen[0]}

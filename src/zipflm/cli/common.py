@@ -79,6 +79,25 @@ def ending_quietly_where_nobody_reads() -> Iterator[None]:
         raise typer.Exit(0) from None
 
 
+def is_first_process() -> bool:
+    """Whether this is the one of several processes, started by torchrun, that speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def showing_progress() -> Iterator[None]:
+    """A bar, on a terminal, of the text that is scored inside; of several processes the first one
+    shows its own."""
+    from zipflm.data.progress import progress_bar
+    from zipflm.evaluation.watching import watched_by
+
+    if not is_first_process():
+        yield
+        return
+    with progress_bar("tokens") as report, watched_by(report):
+        yield
+
+
 def parts(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 

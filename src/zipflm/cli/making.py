@@ -8,11 +8,21 @@ import typer
 
 from zipflm.cli.command import Command, command
 from zipflm.cli.common import INTERRUPTED, complain, removing_what_is_unfinished, say
-from zipflm.cli.options import Device, Encoding, Errors, Lowercase, Overrides, Split
+from zipflm.cli.options import (
+    STALL_SECONDS,
+    Device,
+    Encoding,
+    Errors,
+    Lowercase,
+    Overrides,
+    Split,
+    StallSeconds,
+)
 from zipflm.cli.settings import expanded
 
 if TYPE_CHECKING:
-    from zipflm.config import Splitting
+    from zipflm.config import Config, Splitting
+    from zipflm.data.folder import DataFolder
 
 
 class _HeldOutTextsAreNamedOneByOne(Command):
@@ -210,6 +220,7 @@ def train(
         typer.Option("--other-text", help="With --resume: go on with another training text."),
     ] = False,
     device: Device = None,
+    stall_seconds: StallSeconds = STALL_SECONDS,
 ) -> None:
     """Train a model; with torchrun, on many devices.
 
@@ -220,24 +231,29 @@ def train(
     from zipflm.data.folder import DataFolder
     from zipflm.recipes import resolve
     from zipflm.runs.folder import RunFolder
+    from zipflm.training import distributed
     from zipflm.training.trainer import train as run
 
-    if resume and not resume_if_any and not RunFolder(Path(out)).holds_a_run:
-        raise ValueError(
-            f"--resume: there is no run in {out}; check --out, or start one without --resume (or "
-            "with --resume-if-any, which does either)"
+    def read() -> tuple[DataFolder, Config]:
+        if resume and not resume_if_any and not RunFolder(Path(out)).holds_a_run:
+            raise ValueError(
+                f"--resume: there is no run in {out}; check --out, or start one without --resume "
+                "(or with --resume-if-any, which does either)"
+            )
+        folder = DataFolder.open(data)
+        return folder, resolve(preset, recipe, expanded(overrides), len(folder.vocabulary))
+
+    with distributed.started(device, stall_seconds) as process:
+        folder, config = distributed.done_by_all(read, process)
+        is_finished = run(
+            config,
+            folder,
+            Path(out),
+            resume=resume or resume_if_any,
+            keep=keep,
+            device=device,
+            other_text=other_text,
         )
-    folder = DataFolder.open(data)
-    config = resolve(preset, recipe, expanded(overrides), len(folder.vocabulary))
-    is_finished = run(
-        config,
-        folder,
-        Path(out),
-        resume=resume or resume_if_any,
-        keep=keep,
-        device=device,
-        other_text=other_text,
-    )
     if not is_finished:
         raise typer.Exit(INTERRUPTED)
 

@@ -12,12 +12,23 @@ from zipflm.cli.common import (
     INTERRUPTED,
     MEMBER_FAILED,
     complain,
+    is_first_process,
     numbers,
     parts,
     removing_what_is_unfinished,
     say,
+    showing_progress,
 )
-from zipflm.cli.options import Block, Checkpoint, Device, Encoding, Overrides, Run
+from zipflm.cli.options import (
+    STALL_SECONDS,
+    Block,
+    Checkpoint,
+    Device,
+    Encoding,
+    Overrides,
+    Run,
+    StallSeconds,
+)
 from zipflm.cli.settings import expanded
 
 if TYPE_CHECKING:
@@ -93,12 +104,14 @@ def evaluate(
     checkpoint: Checkpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
 ) -> None:
-    """Perplexity of a run on a split or a text, with any block and context."""
-    from zipflm.data.progress import progress_bar
+    """Perplexity of a run on a split or a text, with any block and context.
+
+    With torchrun, each process scores a share of the text.
+    """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.evaluation.evaluate import evaluate as score
-    from zipflm.evaluation.watching import watched_by
     from zipflm.runs.folder import parse_choice
+    from zipflm.training import distributed
 
     options = ScoringOptions(
         block=block,
@@ -109,7 +122,11 @@ def evaluate(
         precision=precision,  # type: ignore[arg-type]  # checked there
     )
     choice = parse_choice(checkpoint)
-    with removing_what_is_unfinished(), progress_bar("tokens") as report, watched_by(report):
+    with (
+        distributed.started(device) as process,
+        removing_what_is_unfinished(),
+        showing_progress(),
+    ):
         found = score(
             run,
             data=data,
@@ -118,8 +135,10 @@ def evaluate(
             checkpoint=choice,
             options=options,
             encoding=encoding,
+            share=process,
         )
-    say(found.as_json() if as_json else found.as_text())
+    if process.is_first:
+        say(found.as_json() if as_json else found.as_text())
 
 
 @command(
@@ -160,6 +179,7 @@ def compare(
         ),
     ] = None,
     device: Device = None,
+    stall_seconds: StallSeconds = STALL_SECONDS,
 ) -> None:
     """Train the paper's factorizations on your text and report where each one wins.
 
@@ -170,6 +190,7 @@ def compare(
     from zipflm.comparison.compare import compare as run
     from zipflm.comparison.plan import Request
     from zipflm.presets import FACTORIZATIONS
+    from zipflm.training import distributed
 
     varies = bands is not None or tail_dropout is not None
     request = Request(
@@ -189,7 +210,10 @@ def compare(
         equal=equal,
         tune=tuple(tune or ()),
     )
-    _conclude(run(request, device=device))
+    # Whatever one of several processes finds wrong with what it sees, all of them know.
+    with distributed.started(device, stall_seconds):
+        finished = run(request, device=device)
+    _conclude(finished)
 
 
 @command(
@@ -231,9 +255,7 @@ def analyse(
     from zipflm.comparison import analyse as library
     from zipflm.comparison.progress import print_table
     from zipflm.comparison.redraw import is_study, redraw
-    from zipflm.data.progress import progress_bar
     from zipflm.evaluation.evaluate import ScoringOptions
-    from zipflm.evaluation.watching import watched_by
     from zipflm.runs.folder import parse_choice
 
     paths, choice = [Path(run) for run in runs], parse_choice(checkpoint)
@@ -243,8 +265,9 @@ def analyse(
                 f"{runs[0]}: a study is drawn again from its kept scores, as it was scored; for "
                 "other contexts, blocks or checkpoints give the runs in its members/"
             )
-        print_table(redraw(paths[0], Path(data), Path(out)))
-        say(f"report: {Path(out) / 'report.html'}")
+        if is_first_process():
+            print_table(redraw(paths[0], Path(data), Path(out)))
+            say(f"report: {Path(out) / 'report.html'}")
         return
     if bands is not None or tail_dropout is not None:
         if len(paths) != 1 or context_sizes is not None:
@@ -263,7 +286,7 @@ def analyse(
             )
         )
         return
-    with progress_bar("tokens") as report, watched_by(report):
+    with showing_progress():
         study = library.analyse(
             paths,
             Path(data),
@@ -272,17 +295,16 @@ def analyse(
             context_sizes=numbers("--context-sizes", context_sizes, int),
             options=ScoringOptions(block=block, device=device),
         )
-    print_table(study)
-    say(f"report: {Path(out) / 'report.html'}")
+    if is_first_process():
+        print_table(study)
+        say(f"report: {Path(out) / 'report.html'}")
 
 
 def _conclude(finished: FinishedStudy) -> None:
     """The end of a study on the terminal; under torchrun the first process alone speaks."""
-    import os
-
     from zipflm.comparison.progress import print_table
 
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_process():
         print_table(finished.study)
         if finished.page is not None:
             say(f"report: {finished.page}")

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from zipflm.training.whereabouts import LIMIT
+
+STALL_SECONDS = LIMIT
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -27,6 +30,12 @@ Context = Annotated[
 Device = Annotated[
     str | None,
     typer.Option(help="cpu, cuda, cuda:N or mps; unless given, a CUDA GPU if there is one."),
+]
+StallSeconds = Annotated[
+    float,
+    typer.Option(
+        help="Of several processes: end all if one makes no progress for so long; 0 never does."
+    ),
 ]
 Dtype = Annotated[str, typer.Option(help="Of weights and products: float32, bfloat16 or float16.")]
 Errors = Annotated[

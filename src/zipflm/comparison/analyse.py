@@ -32,6 +32,7 @@ from zipflm.comparison.settings import variations
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.evaluation.sharing import Share
 from zipflm.files import naming_full_disk
 from zipflm.folders import sole_writer
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
@@ -39,6 +40,7 @@ from zipflm.quoting import quoted
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import Choice, RunFolder, locate
 from zipflm.runs.loaded import load_run
+from zipflm.training import distributed
 from zipflm.units import perplexity
 
 # What a decoder of the paper computes. The authors' code has other heads, rates and first weights
@@ -69,38 +71,57 @@ def analyse(
     context_sizes: Sequence[int] = (),
     options: ScoringOptions | None = None,
 ) -> Study:
-    """Score the runs on every held-out split and write their report."""
-    words = open_words(data)
-    splits = scored_splits(words)
+    """Score the runs on every held-out split and write their report; under torchrun each process
+    scores a share of the text, and the first one writes."""
     options = options or ScoringOptions()
-    _require_few_contexts(context_sizes)
-    analysed = _open(runs, checkpoint, words)
-    for run in analysed:
-        _require_room(run, context_sizes, options)
-    with sole_writer(out):
-        claim(out, "analysis")
-        members: list[Member] = []
-        contexts: list[ContextScore] = []
+
+    def opened() -> tuple[DataFolder, list[_Analysed]]:
+        words = open_words(data)
+        scored_splits(words)
+        _require_few_contexts(context_sizes)
+        analysed = _open(runs, checkpoint, words)
         for run in analysed:
-            member, more = _scored(run, words, splits, options, context_sizes)
-            members.append(member)
-            contexts += more
-        study = build(
-            members,
-            scored_text(words, splits[-1]),
-            title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
-            dataset=_dataset(analysed),
-            facts={
-                "data": f"a vocabulary of {len(words.vocabulary):,} words",
-                "folder": str(words.path),
-                "vocabulary": words.vocabulary.hash,
-            }
-            | PROTOCOL_FACTS,
-        )
-        study = replace(study, contexts=tuple(contexts))
-        with naming_full_disk(out, FULL_DISK_REMEDY):
-            write_report(study, out, "analysis")
-        return study
+            _require_room(run, context_sizes, options)
+        return words, analysed
+
+    with distributed.started(options.device) as process:
+        words, analysed = process.done_by_all(opened)
+        with distributed.held_by_first(sole_writer(out), process):
+            distributed.let_first(lambda: claim(out, "analysis"), process)
+            study = _studied(words, analysed, context_sizes, options, process)
+            if process.is_first:
+                with naming_full_disk(out, FULL_DISK_REMEDY):
+                    write_report(study, out, "analysis")
+    return study
+
+
+def _studied(
+    words: DataFolder,
+    analysed: Sequence[_Analysed],
+    context_sizes: Sequence[int],
+    options: ScoringOptions,
+    share: Share,
+) -> Study:
+    splits = scored_splits(words)
+    members: list[Member] = []
+    contexts: list[ContextScore] = []
+    for run in analysed:
+        member, more = _scored(run, words, splits, options, context_sizes, share)
+        members.append(member)
+        contexts += more
+    study = build(
+        members,
+        scored_text(words, splits[-1]),
+        title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
+        dataset=_dataset(analysed),
+        facts={
+            "data": f"a vocabulary of {len(words.vocabulary):,} words",
+            "folder": str(words.path),
+            "vocabulary": words.vocabulary.hash,
+        }
+        | PROTOCOL_FACTS,
+    )
+    return replace(study, contexts=tuple(contexts))
 
 
 def ablate(
@@ -115,31 +136,39 @@ def ablate(
     device: str | None = None,
 ) -> FinishedStudy:
     """A study of a run's own model under every setting, trained as the run was."""
-    words = open_words(data)
-    (base,) = _open([run], checkpoint, words)
-    require_few((len(bands) or 1) * (len(tail_dropout) or 1), seeds)
-    plans: list[Plan] = []
-    for variation in variations(bands, tail_dropout):
-        plans += seeded(
-            variation.apply(base.config),
-            seeds,
-            label=f"{base.factorization} {variation.name}",
-            factorization=base.factorization,
-            data=base.data,
-            out=out,
+
+    def opened() -> tuple[DataFolder, _Analysed, list[Plan]]:
+        words = open_words(data)
+        scored_splits(words)
+        (base,) = _open([run], checkpoint, words)
+        require_few((len(bands) or 1) * (len(tail_dropout) or 1), seeds)
+        plans: list[Plan] = []
+        for variation in variations(bands, tail_dropout):
+            plans += seeded(
+                variation.apply(base.config),
+                seeds,
+                label=f"{base.factorization} {variation.name}",
+                factorization=base.factorization,
+                data=base.data,
+                out=out,
+            )
+        return words, base, plans
+
+    with distributed.started(device) as process:
+        words, base, plans = process.done_by_all(opened)
+        options = ScoringOptions(device=device)
+        member, _ = _scored(base, words, scored_splits(words), options, (), process)
+        return run_plans(
+            plans,
+            words,
+            out,
+            title=f"Settings of {base.label}",
+            dataset=_dataset([base]),
+            facts={"base": str(run)},
+            device=device,
+            others=[member],
+            maker="ablation",
         )
-    member, _ = _scored(base, words, scored_splits(words), ScoringOptions(device=device), ())
-    return run_plans(
-        plans,
-        words,
-        out,
-        title=f"Settings of {base.label}",
-        dataset=_dataset([base]),
-        facts={"base": str(run)},
-        device=device,
-        others=[member],
-        maker="ablation",
-    )
 
 
 def _open(paths: Sequence[Path], choice: Choice | None, words: DataFolder) -> list[_Analysed]:
@@ -194,20 +223,25 @@ def _scored(
     splits: Sequence[str],
     options: ScoringOptions,
     context_sizes: Sequence[int],
+    share: Share,
 ) -> tuple[Member, list[ContextScore]]:
     """A run as a member, and its perplexity with each context; its model is loaded once, or not at
     all where nothing but kept scores is needed."""
     is_newest = [c.path for c in run.run.checkpoints()[:1]] == [run.checkpoint.path]
-    loaded = None if is_newest and not context_sizes else load_run(run.checkpoint.path)
+    loaded = None
+    if not is_newest or context_sizes:
+        loaded = share.done_by_all(lambda: load_run(run.checkpoint.path))
     member = make_member(
         run.run,
         run.config,
         label=run.label,
         factorization=run.factorization,
         scored=(
-            score_checkpoint(run.run.path, run.checkpoint, run.data, splits, options, keep=False)
+            score_checkpoint(
+                run.run.path, run.checkpoint, run.data, splits, options, keep=False, share=share
+            )
             if loaded is None
-            else score_run(loaded, run.data, splits, options)
+            else score_run(loaded, run.data, splits, options, share)
         ),
         words=words,
         data=run.data,
@@ -219,7 +253,7 @@ def _scored(
         # In windows as long as the block that the run is scored in.
         block = options.blocks(run.config).block
         chosen = replace(options, block=block, context=size)
-        scored = score_run(loaded, run.data, splits, chosen)
+        scored = score_run(loaded, run.data, splits, chosen, share)
         contexts.append(
             ContextScore(
                 label=run.label,

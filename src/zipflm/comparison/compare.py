@@ -2,7 +2,7 @@
 
 A member is an ordinary run. One that is finished is not trained again, one that was interrupted
 goes on, one that fails is reported in its row while the others go on (`job`). Under torchrun all
-processes train together and the first one scores and writes.
+processes train and score together and the first one writes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -69,38 +70,44 @@ def compare(
     *,
     device: str | None = None,
     train: Train | None = None,
-    score: Score = score_once,
+    score: Score | None = None,
 ) -> FinishedStudy:
     """Run a study, or the rest of it.
 
     A member that fails is in `FinishedStudy.failures`; only what concerns the whole study is an
     error.
     """
+    with distributed.started(device) as process:
+        words, plans = distributed.done_by_all(lambda: _planned(request), process)
+        equal, grid = require_known(request.equal), parse_grid(request.tune)
+        return run_plans(
+            plans,
+            words,
+            request.out,
+            title=f"Word representations compared on {request.data}",
+            dataset=_paper_dataset(request.preset),
+            facts={"preset": request.preset, "recipe": _recipe(request)}
+            | ({"overrides": " ".join(request.overrides)} if request.overrides else {})
+            | {"held equal": describe(equal, plans)}
+            | ({"tuned": " ".join(request.tune)} if grid else {}),
+            device=device,
+            train=train,
+            score=score,
+            equal=equal,
+            grid=grid,
+            overrides=request.overrides,
+        )
+
+
+def _planned(request: Request) -> tuple[DataFolder, list[Plan]]:
+    """The text and what to train on it; ValueError for what cannot be done."""
     words = open_words(request.data)
     equal, grid = require_known(request.equal), parse_grid(request.tune)
     plans = make_plans(request, words)
     require_few(len(plans) // request.seeds * max(1, len(grid)), request.seeds)
     if grid and "valid" not in words.splits:
         raise ValueError(f"--tune: {words.path} has no valid set to decide on; prepare it with one")
-    if equal == "text":
-        plans = with_same_text(plans)
-    return run_plans(
-        plans,
-        words,
-        request.out,
-        title=f"Word representations compared on {request.data}",
-        dataset=_paper_dataset(request.preset),
-        facts={"preset": request.preset, "recipe": _recipe(request)}
-        | ({"overrides": " ".join(request.overrides)} if request.overrides else {})
-        | {"held equal": describe(equal, plans)}
-        | ({"tuned": " ".join(request.tune)} if grid else {}),
-        device=device,
-        train=train,
-        score=score,
-        equal=equal,
-        grid=grid,
-        overrides=request.overrides,
-    )
+    return words, with_same_text(plans) if equal == "text" else plans
 
 
 def run_plans(
@@ -113,7 +120,7 @@ def run_plans(
     facts: dict[str, str],
     device: str | None = None,
     train: Train | None = None,
-    score: Score = score_once,
+    score: Score | None = None,
     others: Sequence[Member] = (),
     maker: Maker = "study",
     equal: Equal = "updates",
@@ -131,8 +138,8 @@ def run_plans(
         if equal != "seconds":  # which decides what the folders must hold
             for plan in grid_plans(plans, grid) if grid else plans:
                 check(plan, process)
-        if process.is_first:
-            claim(out, maker)
+        distributed.let_first(lambda: claim(out, maker), process)
+        score = score or partial(score_once, share=process)
         trainer = Trainer(words, process, train or _trainer(device), score)
         prepared = prepare(plans, out, equal, grid, overrides, trainer)
         plans, stopped = prepared.plans, prepared.stopped

@@ -1,7 +1,7 @@
 """One member of a study, from its plan to its row; what goes wrong is the row's, not the study's.
 
 Under torchrun the processes agree on what became of the member after they trained it, and again
-after the first one scored it. So a failure that all of them have is the member's, and one that
+after they scored it. So a failure that all of them have is the member's, and one that
 leaves them out of step ends them all (`training.team`).
 """
 
@@ -29,7 +29,7 @@ from zipflm.training.throughput import reset_peak_memory
 Train = Callable[[Config, DataFolder, Path], bool]
 """Trains, or goes on training, into a run folder; False if a signal ended it."""
 Score = Callable[[Path, DataFolder, Sequence[str], ScoringOptions], ScoredRun]
-"""Scores splits of a data folder with a run's newest checkpoint."""
+"""Scores splits of a data folder with a run's newest checkpoint; called by every process."""
 
 FULL_DISK_REMEDY = "free some space and give the same command again"
 
@@ -59,7 +59,6 @@ class Job:
         problem = "not trained: the study was interrupted"
         if not skip:
             problem = self._agreed(self._make_trained)
-            # The first process scores alone; the others learn how that went.
             problem = problem or self._agreed(self._make_member)
         unfinished = "not trained" if skip else "stopped" if self.stopped else "failed"
         self._display.enter(self._plan, unfinished if problem else "done")
@@ -115,11 +114,11 @@ class Job:
         return True
 
     def _make_member(self) -> str:
-        """Score the member in the first process; no problem, or an error."""
-        if self._process.is_first:
-            self._display.enter(self._plan, "scoring")
-            options = ScoringOptions(device=self._process.device.type)
-            scored = self._score(self._plan.run.path, self._plan.data, self._splits, options)
+        """Score the member, each process a share of the text; no problem, or an error."""
+        self._display.enter(self._plan, "scoring")
+        options = ScoringOptions(device=self._process.device.type)
+        scored = self._score(self._plan.run.path, self._plan.data, self._splits, options)
+        if self._process.is_first:  # which writes the report
             self._member = self._row(scored, "")
         return ""
 

@@ -6,6 +6,7 @@ import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -19,6 +20,7 @@ from zipflm.data.facts import SplitFacts
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.scores import ScoringProtocol
+from zipflm.evaluation.sharing import ALONE, Share
 from zipflm.files import written_whole
 from zipflm.reading import require_file
 from zipflm.records import as_json, from_dict, load_object
@@ -73,20 +75,28 @@ class _KeptFacts:
 
 
 def score_run(
-    run: LoadedRun, data: DataFolder, splits: Sequence[str], options: ScoringOptions
+    run: LoadedRun,
+    data: DataFolder,
+    splits: Sequence[str],
+    options: ScoringOptions,
+    share: Share = ALONE,
 ) -> ScoredRun:
     """Score splits of a data folder with a run that is loaded."""
-    return ScoredRun(
-        run.checkpoint.name, {split: _scored(run, data, split, options) for split in splits}
-    )
+    found = {split: _scored(run, data, split, options, share) for split in splits}
+    return ScoredRun(run.checkpoint.name, found)
 
 
 def score_once(
-    run: Path, data: DataFolder, splits: Sequence[str], options: ScoringOptions
+    run: Path,
+    data: DataFolder,
+    splits: Sequence[str],
+    options: ScoringOptions,
+    share: Share = ALONE,
 ) -> ScoredRun:
     """Score with a run's newest checkpoint; what was scored is kept in the run folder, and read
     from there while weights and text are the same. The model is loaded once, or not at all."""
-    return score_checkpoint(run, RunFolder(run).choose("newest"), data, splits, options)
+    newest = share.done_by_all(lambda: RunFolder(run).choose("newest"))
+    return score_checkpoint(run, newest, data, splits, options, share=share)
 
 
 def score_checkpoint(
@@ -97,28 +107,41 @@ def score_checkpoint(
     options: ScoringOptions,
     *,
     keep: bool = True,
+    share: Share = ALONE,
 ) -> ScoredRun:
-    """The same with any checkpoint of a run; without `keep` nothing is written into its folder."""
+    """The same with any checkpoint of a run; without `keep` nothing is written into its folder.
+
+    Processes that share the work all get the scores, and the first one keeps them.
+    """
     found: dict[str, WordScores] = {}
     loaded: LoadedRun | None = None
     for split in splits:
-        data.verify(split)
-        key = _Key(
-            checkpoint=checkpoint.name,
-            weights=checkpoint.weights_hash,
-            vocabulary=data.vocabulary.hash,
-            text=data.split(split).sha256,
-            options=replace(options, device=None),
-        )
-        path = run / SCORES / f"{split}.npz"
+        path = _place(run, split)
+        key = share.done_by_all(partial(_key, checkpoint, data, split, options))
         kept = _read_kept(path, key, data.split(split))
-        if kept is None:
-            loaded = loaded or load_run(checkpoint.path)
-            kept = _scored(loaded, data, split, options)
+        # Where one of the processes has to score, all of them do.
+        if any(share.all_values(kept is None)) or kept is None:
+            loaded = loaded or share.done_by_all(lambda: load_run(checkpoint.path))
+            kept = _scored(loaded, data, split, options, share)
             if keep:
-                _keep(path, key, kept)
+                share.done_by_all(partial(_keep, path, key, kept, share))
         found[split] = kept
     return ScoredRun(checkpoint.name, found)
+
+
+def _key(checkpoint: Checkpoint, data: DataFolder, split: str, options: ScoringOptions) -> _Key:
+    data.verify(split)
+    return _Key(
+        checkpoint=checkpoint.name,
+        weights=checkpoint.weights_hash,
+        vocabulary=data.vocabulary.hash,
+        text=data.split(split).sha256,
+        options=replace(options, device=None),
+    )
+
+
+def _place(run: Path, split: str) -> Path:
+    return run / SCORES / f"{split}.npz"
 
 
 def kept_scores(run: Path, data: DataFolder, splits: Sequence[str]) -> ScoredRun:
@@ -128,7 +151,7 @@ def kept_scores(run: Path, data: DataFolder, splits: Sequence[str]) -> ScoredRun
     names = set()
     for split in splits:
         data.verify(split)
-        path = run / SCORES / f"{split}.npz"
+        path = _place(run, split)
         text = data.split(split)
         try:
             facts, nll = _unpack(path, text)
@@ -145,12 +168,16 @@ def kept_scores(run: Path, data: DataFolder, splits: Sequence[str]) -> ScoredRun
     return ScoredRun(names.pop(), found)
 
 
-def _scored(run: LoadedRun, data: DataFolder, split: str, options: ScoringOptions) -> WordScores:
-    scores = score_split(run, data, split, options).scores
+def _scored(
+    run: LoadedRun, data: DataFolder, split: str, options: ScoringOptions, share: Share
+) -> WordScores:
+    scores = score_split(run, data, split, options, share=share).scores
     return WordScores(scores.words(), scores.protocol)
 
 
-def _keep(path: Path, key: _Key, scores: WordScores) -> None:
+def _keep(path: Path, key: _Key, scores: WordScores, share: Share) -> None:
+    if share.rank > 0:
+        return
     path.parent.mkdir(exist_ok=True)
     facts = as_json(_KeptFacts(key=key, protocol=scores.protocol))
     with written_whole(path) as unfinished:

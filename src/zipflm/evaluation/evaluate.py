@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
@@ -29,6 +29,7 @@ from zipflm.data.vocabulary import CONTINUES
 from zipflm.evaluation.device import usable_device
 from zipflm.evaluation.scores import TokenScores
 from zipflm.evaluation.scoring import score
+from zipflm.evaluation.sharing import ALONE, Share
 from zipflm.evaluation.watching import named
 from zipflm.files import TEMPORARY_REMEDY, naming_full_disk
 from zipflm.model.precision import Precision
@@ -206,10 +207,12 @@ def evaluate(
     checkpoint: Choice | None = None,
     options: ScoringOptions | None = None,
     encoding: str = UTF_8,
+    share: Share = ALONE,
 ) -> Evaluation:
     """Score a split of a data folder, or a text, with a run's newest or chosen checkpoint.
 
-    The split is `test` unless given; `encoding` is that of the text.
+    The split is `test` unless given; `encoding` is that of the text. Several processes that share
+    the work (`share`) all get the result.
     """
     if (data is None) == (text is None):
         raise ValueError("give either --data, a data folder, or --text, a file to score")
@@ -219,15 +222,26 @@ def evaluate(
         raise ValueError(f"--split {split}: choose from {', '.join(SPLITS)}")
     if check_encoding(encoding) != UTF_8 and text is None:
         raise ValueError(f"--encoding {encoding}: of --text; a data folder is in UTF-8")
+    if text is not None and str(text) == "-" and share.world_size > 1:
+        raise ValueError("--text -: several processes cannot read it; give a file that all see")
     options = options or ScoringOptions()
-    loaded = run if isinstance(run, LoadedRun) else load_run(run, checkpoint)
-    options.resolved(loaded.config)  # an error, if it is one, before a long text is prepared
-    if text is not None:
-        with _prepared(loaded, text, encoding) as folder:
-            return score_split(loaded, folder, "test", options, source=str(text))
+
+    def load() -> LoadedRun:
+        loaded = run if isinstance(run, LoadedRun) else load_run(run, checkpoint)
+        options.resolved(loaded.config)  # an error, if it is one, before a long text is prepared
+        return loaded
+
+    loaded = share.done_by_all(load)
+    with ExitStack() as passing:
+        if text is not None:
+            prepared = _prepared(loaded, text, encoding)
+            folder = share.done_by_all(lambda: passing.enter_context(prepared))
+            return score_split(loaded, folder, "test", options, source=str(text), share=share)
     assert data is not None
-    folder = data if isinstance(data, DataFolder) else DataFolder.open(data)
-    return score_split(loaded, folder, split or "test", options)
+    folder = share.done_by_all(
+        lambda: data if isinstance(data, DataFolder) else DataFolder.open(data)
+    )
+    return score_split(loaded, folder, split or "test", options, share=share)
 
 
 def score_split(
@@ -237,24 +251,32 @@ def score_split(
     options: ScoringOptions,
     *,
     source: str | None = None,
+    share: Share = ALONE,
 ) -> Evaluation:
     """Score one split; ValueError if it was not prepared for this run, or is damaged.
 
     `source` is the text of which the folder was made for this evaluation alone.
     """
-    _require_same_vocabulary(run, folder)
-    _require_same_splitting(run, folder)
-    _require_same_pieces(run, folder, split)
-    folder.verify(split)
+
+    def checked() -> Batches:
+        _require_same_vocabulary(run, folder)
+        _require_same_splitting(run, folder)
+        _require_same_pieces(run, folder, split)
+        folder.verify(split)
+        return _batches(folder, split, chosen)
+
     chosen = options.resolved(run.config)
+    batches = share.done_by_all(checked)
+    _require_same_everywhere(run, folder, split, share)
     started = time.perf_counter()
     with named(f"scoring {split if source is None else source}"):
         scores = score(
             run.model,
-            _batches(folder, split, chosen),
+            batches,
             device=chosen.device,
             ends_word=_ends_word(run.config, folder),
             precision=chosen.precision,
+            share=share,
         )
     return Evaluation(
         scores=scores,
@@ -264,7 +286,7 @@ def score_split(
         source=str(folder.path) if source is None else source,
         split=split if source is None else None,
         vocabulary=run.vocabulary.hash,
-        device=_device_name(chosen.device),
+        device=_device_name(chosen.device, share.world_size),
         num_bytes=_text_bytes(run.config, folder, split),
         out_of_vocabulary=folder.split(split).out_of_vocabulary,
         splitting=folder.splitting,
@@ -276,6 +298,15 @@ def _batches(folder: DataFolder, split: str, options: ResolvedOptions) -> Batche
     if len(tokens) == 0:
         raise ValueError(f"{folder.path}: the split {split} has no tokens; prepare it again")
     return Batches(tokens, options.blocks, max_tokens=options.batch_tokens, shuffle=False)
+
+
+def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, share: Share) -> None:
+    """Processes that share the work must have the same model and text."""
+    if len(set(share.all_values((run.weights_hash, folder.split(split).sha256)))) > 1:
+        raise ValueError(
+            f"{run} or the split {split} of {folder.path} is not the same in all processes; give "
+            "all of them the same folders, or copies of them"
+        )
 
 
 @contextmanager
@@ -363,5 +394,6 @@ def _text_bytes(config: Config, folder: DataFolder, split: str) -> int:
     return facts.bytes - len(f"{CONTINUES} ") * facts.continued
 
 
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+def _device_name(device: str, count: int) -> str:
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    return name if count == 1 else f"{count} x {name}"

@@ -15,7 +15,7 @@ compare.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from torch import Tensor
 from zipflm.data.batches import Batch, Batches, Windows, batch_of
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol, TokenScores, count_words
+from zipflm.evaluation.sharing import ALONE, Share
 from zipflm.evaluation.watching import tell
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
@@ -33,6 +34,8 @@ from zipflm.runs.records import Sums
 
 # Batches that are queued before the oldest result is looked at.
 _PENDING = 32
+# Tokens whose results processes send each other at once.
+_PIECE = 1 << 24
 
 
 def score(
@@ -42,19 +45,53 @@ def score(
     device: torch.device | str,
     ends_word: NDArray[np.bool_],
     precision: Precision = "float32",
+    share: Share = ALONE,
 ) -> TokenScores:
     """nll of every token of a split, in the order of the text.
 
     `ends_word` [V] tells which ids end a word. The model is put into evaluation mode and onto the
     device. Raises ValueError if a log-probability is not finite.
+
+    Where several processes share the work, `batches` are those of one process alone, and each
+    scores every so-many-th of them: the batches are the same, and so is every nll, bit for bit on
+    devices that compute alike. All get the whole result.
     """
-    plan = (batches.windows(0, index) for index in range(len(batches)))
     ids = batches.tokens.ids
-    nll, positions, scored = score_windows(model, ids, plan, device=device, precision=precision)
+    nll, positions, scored = share.done_by_all(
+        lambda: score_windows(
+            model,
+            ids,
+            _planned(batches, share),
+            device=device,
+            precision=precision,
+            shares=share.world_size,
+        )
+    )
+    if share.world_size > 1:
+        nll, positions, scored = _put_together(nll, positions, scored, device, share)
     # As many as there are, and none left out; the least of them is NaN if one is.
     if scored != len(nll) or np.isnan(nll.min()):
         raise ValueError("these batches do not hold every token once; give all ranks' batches")
     return _scores(batches, nll, ends_word, positions, precision)
+
+
+def _planned(batches: Batches, share: Share) -> Iterator[Windows]:
+    for index in range(share.rank, len(batches), share.world_size):
+        share.count()
+        yield batches.windows(0, index)
+
+
+def _put_together(
+    nll: NDArray[np.float32], positions: int, scored: int, device: torch.device | str, share: Share
+) -> tuple[NDArray[np.float32], int, int]:
+    """The results of all processes, each of which has its own tokens and NaN for the others'."""
+    counts = torch.tensor([positions, scored], device=device)
+    positions, scored = share.add_up(counts).tolist()
+    np.nan_to_num(nll, copy=False)  # none of ours is
+    for start in range(0, len(nll), _PIECE):
+        piece = torch.from_numpy(nll[start : start + _PIECE]).to(device)
+        nll[start : start + _PIECE] = share.add_up(piece).cpu().numpy()
+    return nll, positions, scored
 
 
 def score_windows(
@@ -64,14 +101,16 @@ def score_windows(
     *,
     device: torch.device | str,
     precision: Precision = "float32",
+    shares: int = 1,
 ) -> tuple[NDArray[np.float32], int, int]:
     """nll of the tokens of a stream that windows score, NaN for the others; how many positions
     went through the model, and how many were scored.
 
     The model is put into evaluation mode and onto the device. Raises ValueError if a
-    log-probability is not finite.
+    log-probability is not finite. The windows are one of so many equal `shares` of the text, for
+    those who watch how far it is.
     """
-    return start_scoring(model, ids, plan, device=device, precision=precision)()
+    return start_scoring(model, ids, plan, device=device, precision=precision, shares=shares)()
 
 
 @torch.inference_mode()
@@ -82,6 +121,7 @@ def start_scoring(
     *,
     device: torch.device | str,
     precision: Precision = "float32",
+    shares: int = 1,
 ) -> Callable[[], tuple[NDArray[np.float32], int, int]]:
     """What `score_windows` gives, once the device is done: a GPU works on while the caller does
     something else, and only calling the result waits for it."""
@@ -92,7 +132,7 @@ def start_scoring(
     pending: deque[_Underway] = deque()
     for windows in plan:
         places = _scored_places(windows)
-        tell(len(places), len(ids))
+        tell(len(places), len(ids) // shares)
         positions += int((windows.end - windows.first).sum())
         scored += len(places)
         with autocast(precision, torch.device(device)):

@@ -12,7 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from datetime import timedelta
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -33,11 +34,14 @@ from zipflm.model.inputs import sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision
 from zipflm.model.sharded_tables import TableShards, shard_tables
-from zipflm.training.team import Team
+from zipflm.training.meeting import meet
+from zipflm.training.team import Team, described
+from zipflm.training.whereabouts import LIMIT, LONG, NO_LIMIT, Stage
 from zipflm.troubles import in_words
 
 Parallel = Literal["ddp", "fsdp"]
 Tables = Literal["replicated", "sharded"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,44 @@ class Process:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    def note(self, stage: Stage, update: int = -1) -> None:
+        """This process is about to do that; after how many updates, in a run."""
+        if self.team is not None:
+            self.team.note(stage, update)
+
+    def count(self) -> None:
+        """One more batch of what was noted last is done."""
+        if self.team is not None:
+            self.team.count()
+
+    # As a share in scoring (`evaluation.sharing`).
+
+    def all_values(self, value: T) -> list[T]:
+        return all_values(value, self)
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        return add_up(tensor, self)
+
+    def done_by_all(self, work: Callable[[], T]) -> T:
+        return done_by_all(work, self)
+
+
+_team: Team | None = None
+"""Of the `started` that has joined the processes, for those inside it."""
+
 
 @contextmanager
-def started(device: str | None = None) -> Iterator[Process]:
+def started(device: str | None = None, stall_seconds: float = LIMIT) -> Iterator[Process]:
     """Join the processes that `torchrun` started, or be the only one.
 
     `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU where there is one. Within another
     `started` nothing is joined or left: a second group would find the first one's addresses in
-    torchrun's store. An error in one process ends them all (see `team`).
+    torchrun's store. An error in one process ends them all (see `team`), and so does one that does
+    not come for `stall_seconds` (see `whereabouts`); 0 lets them wait for ever.
     """
+    global _team
+    if not 0 <= stall_seconds < float("inf"):
+        raise ValueError(f"--stall-seconds {stall_seconds}: give 0, for no limit, or more")
     place = torch.device(usable_device(device))
     # torchrun tells a process its place in the environment; nothing else is read from there.
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -76,15 +109,27 @@ def started(device: str | None = None) -> Iterator[Process]:
         yield Process(0, 1, place)
         return
     if dist.is_initialized():
-        yield Process(dist.get_rank(), world_size, place)
+        yield Process(dist.get_rank(), world_size, place, _team)
         return
-    # Hosts have something to tell each other, too, for which they need not wait for their devices.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo")
-    team = Team(dist.get_rank(), world_size)
+    # Long enough for whatever our own limit allows: that one names updates and processes.
+    longest = timedelta(seconds=2 * LONG * stall_seconds or NO_LIMIT)
+    # torch's annotations leave its stores out.
+    store, rank, _ = next(dist.rendezvous("env://", timeout=longest))  # type: ignore[attr-defined]
+    attempt = meet(store, rank, world_size, longest.total_seconds())
+    dist.init_process_group(
+        # Hosts have something to tell each other, too, without waiting for their devices.
+        "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
+        store=dist.PrefixStore(f"{attempt}/torch", store),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=world_size,
+        timeout=longest,
+    )
+    _team = team = Team(rank, world_size, attempt, stall_seconds)
     try:
         with team.leaving_together():
-            yield Process(dist.get_rank(), world_size, place, team)
+            yield Process(rank, world_size, place, team)
     finally:
+        _team = None
         dist.destroy_process_group()
 
 
@@ -256,13 +301,18 @@ def require_same(name: str, value: int | None, process: Process, remedy: str) ->
             )
 
 
+def all_values(value: T, process: Process) -> list[T]:
+    """Everybody's value, in the order of the processes; waits for all of them."""
+    if process.world_size == 1:
+        return [value]
+    values: list[Any] = [None] * process.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
 def problem_anywhere(problem: str | None, process: Process) -> str | None:
     """The problem of the first process that has one, in every process; waits for all of them."""
-    problems: list[str | None] = [problem]
-    if process.world_size > 1:
-        problems = [None] * process.world_size
-        dist.all_gather_object(problems, problem)
-    return next((found for found in problems if found is not None), None)
+    return next((found for found in all_values(problem, process) if found is not None), None)
 
 
 def raise_together(problem: str | None, process: Process) -> None:
@@ -270,6 +320,25 @@ def raise_together(problem: str | None, process: Process) -> None:
     found = problem_anywhere(problem, process)
     if found is not None:
         raise ValueError(found)
+
+
+def done_by_all(work: Callable[[], T], process: Process) -> T:
+    """What this process gets by a piece of work that each does for itself, such as opening a
+    folder; where that is an error for one of them, it is a ValueError for all of them."""
+    if process.world_size == 1:
+        return work()
+    result, problem = None, ""
+    try:
+        result = work()
+    except (ValueError, OSError, RuntimeError) as error:
+        problem = described(error)
+    problems = all_values(problem, process)
+    if any(problems):
+        if len(set(problems)) == 1:
+            raise ValueError(problem)
+        named = (f"process {rank}: {each}" for rank, each in enumerate(problems) if each)
+        raise ValueError("; ".join(named))
+    return cast(T, result)
 
 
 def let_first(work: Callable[[], object], process: Process) -> None:

@@ -1,4 +1,10 @@
-"""SIGTERM and Ctrl-C as a request to stop, which the training loop grants between two updates."""
+"""SIGTERM and Ctrl-C as a request to stop, which the training loop grants between two updates.
+
+Under torchrun a process may get the same request twice: from whoever signals all processes, as a
+terminal and a queue do, and from torchrun, which passes on what it got. So there a second SIGTERM
+asks for nothing new, nor does a second Ctrl-C that comes right behind the first. Whoever has lost
+patience is served by torchrun, which kills.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ECHO = 5.0
+"""Seconds within which a second Ctrl-C is the first one, passed on by torchrun."""
 _ANSWER = (
     "zipflm: stopping after this update, then saving; Ctrl-C again leaves at once, without what "
     "was not saved"
@@ -27,9 +36,10 @@ class StopSignal:
 
     is_requested = False
 
-    def __init__(self, is_silent: bool = False) -> None:
+    def __init__(self, is_silent: bool = False, is_alone: bool = True) -> None:
         """`is_silent` is for all processes but one, which get the same signal."""
-        self._is_silent = is_silent
+        self._is_silent, self._is_alone = is_silent, is_alone
+        self._asked = 0.0
 
     def __enter__(self) -> Self:
         self._before: dict[int, Any] = {}
@@ -39,14 +49,23 @@ class StopSignal:
         return self
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        self.is_requested = True
+        if self.is_requested:  # once more, where there are several processes
+            if number == signal.SIGINT and time.monotonic() - self._asked > _ECHO:
+                _leave(number, frame)
+            return
+        self.is_requested, self._asked = True, time.monotonic()
+        if self._is_alone:
+            self._hand_over()
+        if not self._is_silent:
+            _answer()
+
+    def _hand_over(self) -> None:
+        """From here on signals do what they did before, or end the process."""
         self._restore()
         # Ignored, as in what a script starts in the background, it would be no way to leave.
         usual = (signal.default_int_handler, signal.SIG_IGN)
         if self._before.get(signal.SIGINT) in usual and not hasattr(sys, "ps1"):
             signal.signal(signal.SIGINT, _leave)
-        if not self._is_silent:
-            _answer()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

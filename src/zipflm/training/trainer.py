@@ -28,12 +28,14 @@ from zipflm.training.limits import require_trainable
 from zipflm.training.log import Log
 from zipflm.training.recorded_update import Updates
 from zipflm.training.run import Run
+from zipflm.training.same_inputs import require_same_inputs, require_shared
 from zipflm.training.saving import Saver
 from zipflm.training.schedule import learning_rate
 from zipflm.training.setup import accumulation, check_data, check_processes, overview
 from zipflm.training.signals import StopSignal
 from zipflm.training.stream import block_at
 from zipflm.training.validation import validate
+from zipflm.training.whereabouts import LIMIT, Stage
 
 
 def train(
@@ -45,24 +47,27 @@ def train(
     keep: int = 3,
     device: str | None = None,
     other_text: bool = False,
+    stall_seconds: float = LIMIT,
 ) -> bool:
     """Train until `config.training.max_updates`; False if a signal ended it before.
 
     `out` is the run folder; with `resume` it may hold the same run, which is continued from its
     newest good checkpoint, with `other_text` also on another training text. `keep` checkpoints are
-    kept besides the best one, all if 0. ValueError or OSError if the input does not allow it;
-    nothing saved before is lost by that.
+    kept besides the best one, all if 0. Several processes end if one of them does not come for
+    `stall_seconds`. ValueError or OSError if the input does not allow it; nothing saved before is
+    lost by that.
     """
     require_trainable(config)
     check_data(config, data)
     folder = RunFolder(out)
     with (
-        distributed.started(device) as process,
-        StopSignal(is_silent=not process.is_first) as stop,
+        distributed.started(device, stall_seconds) as process,
+        StopSignal(not process.is_first, is_alone=process.world_size == 1) as stop,
         distributed.held_by_first(folder.lock(), process),
     ):
         accumulation(config, process)  # an error if no whole number of batches makes an update
         check_processes(config, process)
+        require_same_inputs(config, data, process)
         resuming.check(folder, config, data, resume=resume, other_text=other_text)
         log = Log(
             folder, config.training.max_updates, not process.is_first, config.training.tensorboard
@@ -81,6 +86,7 @@ def train(
             return True
         used = ["train"] + (["valid"] if "valid" in data.splits else [])
         distributed.let_first(lambda: data.verify(*used), process)
+        require_shared(folder.path, process)
         if process.is_first:
             folder.open(config, data, done or 0)
             for path in folder.set_aside(done) if done is not None else ():
@@ -133,6 +139,7 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         optimizers.set_rates(run.learner.optimizers, rate)
         # Dropout is a function of the update, not of the past: nothing to save, nothing to lose.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
+        run.process.note(Stage.READING, run.update)
         previous, batches = batches, _next_batches(run)
         with _compiling(run), tally.compiling(run.learner):
             result = updates(batches, stop.is_requested)
@@ -156,12 +163,14 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
             may_stop = is_alone and not is_last
             valid = _validated(run, stop, whole=saves, may_stop=may_stop) if validates else None
             if saves:
+                run.process.note(Stage.SAVING, run.update)
                 with run.log.doing("saving"):
                     saver.save(valid, must=is_last)
             tally.go_on()
     tally.pause()
     tally.see(results.drain())
     saver.see(tally.last_good)
+    run.process.note(Stage.SAVING, run.update)
     with run.log.doing("saving"):
         saver.wait()
         if saver.newest < run.update:
@@ -177,8 +186,10 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
 
 def _compiling(run: Run) -> AbstractContextManager[None]:
     """Around an update: says so if the model is compiled in it, which may take minutes."""
+    run.process.note(Stage.UPDATING, run.update)
     if run.learner.compilation is None or run.stream.block in run.compiled_blocks:
         return nullcontext()
+    run.process.note(Stage.COMPILING, run.update)
     run.compiled_blocks.add(run.stream.block)
     line = f"compiling the model for blocks of {run.stream.block}, which may take minutes"
     return run.log.doing("compiling", line)
@@ -192,9 +203,11 @@ def _validated(run: Run, stop: StopSignal, *, whole: bool, may_stop: bool) -> Va
     """What `validate` gives; None as well if a signal came meanwhile."""
 
     def see(what: str, tokens: int, total: int | None) -> None:
+        run.process.count()
         if may_stop and stop.is_requested:
             raise _Stopped
 
+    run.process.note(Stage.VALIDATING, run.update)
     try:
         with watched_by(see), run.log.doing("validating"):
             return validate(run, whole=whole)
