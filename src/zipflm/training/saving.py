@@ -8,12 +8,16 @@ the valid set; until then the ones before it stay, however few are to be kept.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from zipflm.runs.checkpoint import Contents
 from zipflm.runs.records import TrainingState, Validation
 from zipflm.training import optimizers
+from zipflm.training.distributed import Process
 from zipflm.training.run import Run
-from zipflm.training.sharded_saving import BackgroundSaving
+
+if TYPE_CHECKING:
+    from zipflm.training.sharded_saving import BackgroundSaving
 
 
 class Saver:
@@ -29,8 +33,7 @@ class Saver:
         self.newest = run.update
         """The update of the newest checkpoint that is known to be there, 0 if there is none."""
         self._is_proven = run.update == 0
-        is_alone = run.process.world_size == 1
-        self._background = None if is_alone else BackgroundSaving(run.process)
+        self._background = _background(run.process)
         self._saving: TrainingState | None = None
         """Of the checkpoint that is being saved in the background."""
 
@@ -108,6 +111,16 @@ class Saver:
             self._run.folder.prune(self._keep)
         except OSError as error:
             self._run.log.say(f"could not remove an old checkpoint ({error}); the run goes on")
+
+
+def _background(process: Process) -> BackgroundSaving | None:
+    """What saves the shards of several processes; None for a process alone."""
+    if process.world_size == 1:
+        return None
+    # Not before it is needed: of what torch imports for it, some is there on Unix alone.
+    from zipflm.training.sharded_saving import BackgroundSaving
+
+    return BackgroundSaving(process)
 
 
 def _failure(run: Run, state: TrainingState) -> OSError | None:
