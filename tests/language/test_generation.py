@@ -7,6 +7,7 @@ from loaded_models import loaded
 from small_data import make_folder
 
 from zipflm.config import Splitting
+from zipflm.data.vocabulary import END
 from zipflm.language import generation
 from zipflm.language.generation import Sampling, Writer
 
@@ -26,9 +27,9 @@ def test_a_text_is_told_with_the_log_probabilities_that_scoring_gives(lm, monkey
     # The same tokens, whatever pieces a word was written in: it might be read in others.
     before = lm.reader.text(PROMPT, ends=False).ids
     for tokens, text in zip(drawn.values(), told, strict=True):
-        (nll,) = lm.engine.nll([np.concatenate([before, tokens])])
+        (nll,) = lm.engine.nll([np.concatenate([before, tokens, [END]])], skip=len(before))
         ends = np.flatnonzero(lm.reader.ends_word[np.array(tokens)])
-        words = np.split(nll[len(before) :], ends[:-1] + 1)
+        words = np.split(nll[:-1], ends[:-1] + 1)
         assert len(text.words) <= 7
         assert [w.logprob for w in text.words] == pytest.approx([-w.sum() for w in words], abs=1e-4)
         assert text.logprob == pytest.approx(sum(word.logprob for word in text.words))
