@@ -69,7 +69,7 @@ def _or_recompute(config: Config) -> str:
         return ""
     return (
         "; or set training.recompute=layer, which keeps far less of every layer for the backward "
-        "pass and computes it again, in about a quarter more time"
+        "pass and computes it again, in about a fifth more time"
     )
 
 

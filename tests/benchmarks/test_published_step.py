@@ -1,0 +1,38 @@
+"""The benchmark of a whole step on a CPU runs at toy size; both sides compute the same."""
+
+import json
+
+import pytest
+import torch
+from benchmark_scripts import FOLDER, load
+
+from zipflm import LanguageModel
+from zipflm.recipes import resolve
+
+SMALL = ["decoder.num_layers=1", "decoder.ffn_dim=32"]
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return load("published_step")
+
+
+def test_both_steps_are_measured(benchmark, capsys):
+    benchmark.main(["--threads", "1", "--rounds", "1", "--rows", "2", "--block", "8", *SMALL])
+    found = json.loads(capsys.readouterr().out)
+    assert found["ratio of the fastest"] == found["ratio of the median"] > 0
+
+
+def test_the_yardstick_gives_the_same_loss_and_gradients(benchmark):
+    config = resolve("demo/ADP-T", "paper", [*benchmark.MODEL, *SMALL], 20_000)
+    model = LanguageModel(config).eval()
+    words, targets = torch.randint(4, 20_000, (2, 2, 8))
+    results = []
+    for score in (model.nll_sum, benchmark.PublishedStyle(model).eval()):
+        model.zero_grad()
+        loss = score(words, targets)
+        loss.backward()
+        results.append([loss, *(parameter.grad for parameter in model.parameters())])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
