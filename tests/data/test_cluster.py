@@ -257,7 +257,7 @@ def test_the_command_says_so_in_one_line_within_seconds_and_leaves_nothing(tmp_p
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("zipflm: --scheduler tcp://127.0.0.1:9: no Dask scheduler answ")
     assert done.stderr.count("\n") == 1
-    assert time.monotonic() - start < 30  # ten of them, and those to start on a busy machine
+    assert time.monotonic() - start < 60  # ten of them, and those to start on a busy machine
     assert os.listdir(tmp_path) == ["x.txt"]
 
 

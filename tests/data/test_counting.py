@@ -25,7 +25,7 @@ def pairs(counts):
     return [p for words, n in counts.blocks() for p in zip(words, n.tolist(), strict=True)]
 
 
-@settings(max_examples=80)
+@settings(max_examples=80, deadline=None)
 @given(CHUNKS, st.sampled_from([0, 2000, 1 << 30]), st.sampled_from([2, 3, 64]), st.booleans())
 def test_counts_are_those_of_a_counter_however_often_they_are_spilled(
     tmp_path_factory, chunks, budget, most_runs, settles

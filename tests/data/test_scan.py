@@ -58,7 +58,7 @@ def running_words(result):
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(PARTS, min_size=1).map("".join))
 def test_scan_agrees_with_a_plain_loop(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("scan")
@@ -134,7 +134,7 @@ def test_byte_order_mark_is_no_part_of_the_first_word():
     assert clean(chunk(data, 5), data, "strict").decode() == "\ufeffa \ufeffb\n"
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     text=st.lists(PARTS | st.sampled_from(["It's", "O'B.", "(x-y)"]), min_size=1).map("".join),
     rule=st.sampled_from(["whitespace", "words", "wikitext"]),

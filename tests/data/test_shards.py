@@ -32,7 +32,7 @@ def write(path, sentences, shard_tokens, at_once=3):
     return [path.with_name(name) for name in writer.files]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(SENTENCES, st.integers(1, 40), st.integers(1, 7))
 def test_shards_hold_whole_sentences_up_to_their_size_and_read_as_one(
     tmp_path_factory, sentences, shard_tokens, at_once
@@ -57,7 +57,7 @@ def test_a_split_that_fits_is_one_file_of_the_plain_name(tmp_path):
     assert shard_names("a.b.tokens", 1001)[-1] == "a.b.1000.tokens"
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.data())
 def test_ids_index_like_one_array(lengths, data):
     whole = np.arange(sum(lengths), dtype=np.uint16) * 3

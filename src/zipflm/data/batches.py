@@ -33,6 +33,7 @@ _ROWS = 1 << 14
 _MOST_ROWS = 256
 """Of a batch; larger ones are so few that they may take their time."""
 _SHORT_RUN = 4
+"""Rows of one length, on average; where there are more, whole runs are batched at once."""
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,9 @@ class SplitFacts:
     """Files that the tokens are cut into; `files` are their names."""
 
     def __post_init__(self) -> None:
-        require(1 <= self.shards <= self.tokens, "shards", self.shards, "must be 1 to `tokens`")
         require(_is_plain_name(self.file), "file", self.file, "names no file of the folder")
         require(self.tokens >= 1, "tokens", self.tokens, "must be at least 1")
+        require(1 <= self.shards <= self.tokens, "shards", self.shards, "must be 1 to `tokens`")
         require(self.bytes >= 0, "bytes", self.bytes, "must be 0 or more")
         _require_part(self.tokens, "tokens", words=self.words, unknown=self.unknown)
         _require_part(self.unknown, "unknown", out_of_vocabulary=self.out_of_vocabulary)
