@@ -43,9 +43,6 @@ class Device:
     name: str
     flops: float
     """Operations per second of whole training steps, counted as `flops_per_token` counts them."""
-    kept: float
-    """Bytes that are kept for the backward pass, per token, layer and unit of width (see
-    `activations`)."""
     workspace: float
     """Bytes that the loss needs on top while it is computed."""
 
@@ -55,7 +52,6 @@ H200 = Device(
     # 18.36 GB with half as many tokens (docs/results/speed-h200.json).
     name="NVIDIA H200, bfloat16, compiled",
     flops=317_159 * 1.402e9,
-    kept=1.67,
     workspace=1.46e9,
 )
 
@@ -169,18 +165,18 @@ def memory(case: Case) -> dict[str, float]:
 
 
 def activations(case: Case) -> float:
-    """What the backward pass needs. In units of the decoder's width a layer keeps about eight
-    vectors, of its inner width two; `Device.kept` is what was measured of that, per number."""
-    decoder = case.config.decoder
-    layer = case.device.kept * (8 * decoder.dim + 2 * decoder.ffn_dim)
+    """What the backward pass needs, as tests of `model.recomputation` count it, and the masks of
+    dropout, a byte each."""
+    decoder, wide = case.config.decoder, 2 if case.is_bfloat16 else 4
+    heads = 4 * decoder.num_heads
     match case.config.training.recompute:
-        case "layer":  # the input of each, and one at a time in full
-            kept = decoder.num_layers * (2 if case.is_bfloat16 else 4) * decoder.dim + layer
+        case "layer":
+            kept = wide * 2 * decoder.dim + heads
         case "attention":
-            kept = decoder.num_layers * case.device.kept * (3 * decoder.dim + 2 * decoder.ffn_dim)
+            kept = wide * (4 * decoder.dim + decoder.ffn_dim) + heads + 8 + decoder.dim
         case _:
-            kept = decoder.num_layers * layer
-    return case.tokens * kept
+            kept = wide * (8 * decoder.dim + decoder.ffn_dim) + heads + 16 + 2 * decoder.dim
+    return case.tokens * decoder.num_layers * kept
 
 
 # --- Traffic of a device. ---
@@ -375,7 +371,7 @@ def check(known: list[str] = KNOWN, asked: list[str] = ASKED, steps: int = 8) ->
         ("2 processes, FSDP", 2, ["training.parallel=fsdp"]),
     ):
         config = override(from_name("tiny/ADP-T"), [*asked, *settings])
-        device = Device("one core", alone if world == 1 else both, 0.0, 0.0)
+        device = Device("one core", alone if world == 1 else both, 0.0)
         links = Links(inside=link, between=link, devices=2)
         case = Case(what, config, world, config.batches.tokens, device, links)
         # gloo's threads have no core of their own here: nothing hides behind anything.
