@@ -268,7 +268,9 @@ def test_killed_at_five_moments_it_makes_the_same_folder_and_leaves_nothing_else
 @needs_proc
 def test_a_second_command_for_the_same_folder_is_refused_and_the_first_goes_on(tmp_path):
     process, _ = preparing(tmp_path)
+    process.send_signal(signal.SIGSTOP)  # or it may have ended before the second one begins
     done = zipflm("prepare", TEXT / "train.txt", "--out", tmp_path / "d")
+    process.send_signal(signal.SIGCONT)
     assert done.returncode == 2, done.stdout
     assert re.fullmatch(
         rf"zipflm: {tmp_path}/d: in use by process {process.pid} on \S+ \(zipflm prepare, since "
