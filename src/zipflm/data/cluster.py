@@ -4,7 +4,8 @@ A task is a pure function of a chunk of text: the first kind counts its words, t
 the vocabulary is known, reads it again and looks them up. Workers keep nothing in between and write
 no file. So a worker can be lost at any moment, and its chunks run elsewhere; no file system has to
 be shared but what the texts are on; and the memory of the cluster is that of the chunks under way.
-That costs reading and splitting every text twice, which is what there are many workers for.
+That costs reading and splitting every text twice, which is what there are many workers for. A hash
+of every chunk tells whether a text is still what it was the first time.
 
 Results come back in the order of the text and are written here: a chunk as numbers of its own words
 and what each of these became, some 3 bytes a token. Two chunks a thread are under way, and the rest
@@ -17,21 +18,25 @@ run code on its workers: use TLS addresses outside a network of your own.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
 import threading
+import unicodedata
 from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm import __version__
 from zipflm.config import Splitting
 from zipflm.data.bpe import Codes
 from zipflm.data.counting import WordBlock, WordCounts
@@ -48,6 +53,8 @@ CHUNK_BYTES = 1 << 24
 """Of text in a task: enough that a task's millisecond in the scheduler does not matter."""
 _CONNECT_SECONDS = 10
 _WAIT_FOR_WORKERS_SECONDS = 60
+_LOOK_FOR_WORKERS_SECONDS = 5
+"""While a result does not come, how often to see whether there is anybody left to make it."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +66,17 @@ class Cluster:
     """As the user wrote it."""
 
     def in_order(
-        self, task: Callable[..., Any], jobs: Iterable[Chunk], *arguments: Any
+        self, task: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], *arguments: Any
     ) -> Iterator[tuple[Chunk, Any]]:
-        """Every job with its result; no more under way than keeps all threads busy."""
+        """Every chunk with its result; no more under way than keeps all threads busy.
+
+        A job is a chunk and what else is for this one alone; `arguments` are for all.
+        """
         self._require_workers()
         ahead = 2 * max(1, sum(self.client.nthreads().values()))
         waiting: deque[tuple[Chunk, Any]] = deque()
         for job in jobs:
-            waiting.append((job, self.client.submit(task, job, *arguments, pure=False)))
+            waiting.append((job[0], self.client.submit(task, *job, *arguments, pure=False)))
             if len(waiting) > ahead:
                 yield self._next(waiting)
         while waiting:
@@ -83,7 +93,7 @@ class Cluster:
     def _next(self, waiting: deque[tuple[Chunk, Any]]) -> tuple[Chunk, Any]:
         chunk, future = waiting.popleft()
         try:
-            return chunk, future.result()
+            return chunk, self._result(future)
         except (Exception, CancelledError) as error:
             if isinstance(error, ValueError | OSError) and not _is_of_dask(error):
                 raise  # of the text, as in a process of our own
@@ -92,6 +102,16 @@ class Cluster:
                 f"prepared by any worker: {_first_line(error)}; is the scheduler still there, and "
                 "do all workers have this version of zipflm and enough memory?"
             ) from error
+
+    def _result(self, future: Any) -> Any:
+        """What a task returns; ConnectionError if all workers are gone and none comes."""
+        while True:
+            try:
+                return future.result(timeout=_LOOK_FOR_WORKERS_SECONDS)
+            except TimeoutError:
+                if future.done():  # by then: the result is there, or this is an error of the task
+                    return future.result()
+            self._require_workers()
 
     def _require_workers(self) -> None:
         try:
@@ -203,13 +223,16 @@ class ClusterScan:
                              "twice: save it to a file, or leave out --engine dask")  # fmt: skip
         self._cluster, self._counts = cluster, WordCounts(folder, budget)
         self._text = {"encoding": encoding, "errors": errors}
-        self._how = errors, splitting
+        self._how = errors, splitting, code_identity()
         self._names_of_items = names_of_items
         # Workers are elsewhere: in another folder, too.
         self._names = [name if is_url(name) else os.path.abspath(name) for name in names]
         self._ranges: dict[str, list[Chunk]] = {}
+        self._digests: list[bytes] = []
         self.num_tokens = self.num_sentences = self.num_unsplit = 0
-        for chunk, counted in cluster.in_order(count_words, self._chunks(), *self._how):
+        jobs = ((chunk,) for chunk in self._chunks())
+        for chunk, counted in cluster.in_order(count_words, jobs, *self._how):
+            self._digests.append(counted.digest)
             words = counted.words.split(" ")[1:]
             self._counts.add(words if rename is None else rename(words), counted.counts[1:])
             self.num_tokens += int(counted.counts.sum())
@@ -234,15 +257,20 @@ class ClusterScan:
                 self._names_of_items,
             )
         )
-        num_tokens = 0
-        for _, chunk in self._cluster.in_order(look_up, self._chunks(), table, *self._how):
-            num_tokens += len(chunk.places)
-            yield chunk
-        if num_tokens != self.num_tokens:
-            raise ValueError(
-                f"{', '.join(self._names)}: had {self.num_tokens:,} words and line ends when they "
-                f"were counted, and {num_tokens:,} later: changed while it was read; try again"
-            )
+        for _, encoded in self._cluster.in_order(look_up, self._known_chunks(), table, *self._how):
+            yield encoded
+
+    def _known_chunks(self) -> Iterator[tuple[Chunk, bytes]]:
+        """The chunks once more, each with the digest that it had when its words were counted."""
+        digests, last = iter(self._digests), self._names[-1]
+        for chunk in self._chunks():
+            digest = next(digests, None)
+            if digest is None:
+                raise _changed(chunk.source)
+            yield chunk, digest
+            last = chunk.source
+        if next(digests, None) is not None:
+            raise _changed(last)
 
     def _chunks(self) -> Iterator[Chunk]:
         for name in self._names:
@@ -267,6 +295,8 @@ class Counted:
     words: str
     counts: NDArray[np.int64]
     num_unsplit: int
+    digest: bytes
+    """Of the chunk as it was read."""
 
 
 @dataclass(frozen=True)
@@ -280,15 +310,21 @@ class _Table:
     names_of_items: Sequence[str] | None
 
 
-def count_words(chunk: Chunk, errors: Errors, splitting: Splitting) -> Counted:
-    """A task: the words of a chunk."""
-    joined, numbers, num_unsplit = _numbered(chunk, errors, splitting)
-    return Counted(joined, np.bincount(numbers), num_unsplit)
+def count_words(chunk: Chunk, errors: Errors, splitting: Splitting, code: str) -> Counted:
+    """A task: the words of a chunk; `code` is the `code_identity` of whoever asks for it."""
+    chunk, digest = _read(chunk, code)
+    joined, numbers, num_unsplit = numbered_words(chunk, errors, splitting)
+    return Counted(joined, np.bincount(numbers), num_unsplit, digest)
 
 
-def look_up(chunk: Chunk, table: _Table, errors: Errors, splitting: Splitting) -> EncodedChunk:
-    """A task: the words of a chunk with their ids."""
-    joined, numbers, _ = _numbered(chunk, errors, splitting)
+def look_up(
+    chunk: Chunk, digest: bytes, table: _Table, errors: Errors, splitting: Splitting, code: str
+) -> EncodedChunk:
+    """A task: the words of a chunk with their ids; ValueError if it has not that digest."""
+    chunk, found = _read(chunk, code)
+    if found != digest:
+        raise _changed(chunk.source)
+    joined, numbers, _ = numbered_words(chunk, errors, splitting)
     words = joined.split(" ")
     places = numbers.astype(f"u{id_width(len(words))}")
     if table.names_of_items is not None:
@@ -314,15 +350,42 @@ def _built(table: _Table) -> tuple[Vocabulary, Codes | None]:
     return vocabulary, codes
 
 
-def _numbered(
-    chunk: Chunk, errors: Errors, splitting: Splitting
-) -> tuple[str, NDArray[np.uint32], int]:
-    """As `numbered_words`; an error that says where a text could not be read."""
+def _read(chunk: Chunk, code: str) -> tuple[Chunk, bytes]:
+    """A chunk with its text, read once, and the digest of that; an error that says where it could
+    not be read, or that this is not the code it is to be read with."""
+    if code != code_identity():
+        raise ValueError(
+            f"the worker on {socket.gethostname()} has another zipflm or Python ({code_identity()})"
+            f" than this machine ({code}) and might find other words; install the same everywhere, "
+            "and start the workers again"
+        )
     try:
-        return numbered_words(chunk, errors, splitting)
+        data = chunk.read()
     except OSError as error:
         raise OSError(
             f"{chunk.source}: the worker on {socket.gethostname()} cannot read it "
             f"({error.strerror or error}); put texts where every worker sees them under the same "
             "name, or give URLs (s3://...)"
         ) from None
+    return replace(chunk, data=data), hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _changed(source: str) -> ValueError:
+    return ValueError(
+        f"{source}: changed between the time its words were counted and the time they were looked "
+        "up; try again when nobody writes to it"
+    )
+
+
+@cache
+def code_identity() -> str:
+    """Equal for two processes only if they find the same words in a text.
+
+    The version alone does not tell: a checkout has it before and after a change. What a letter or
+    white space is, Python's edition of Unicode decides.
+    """
+    code = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        code.update(path.read_bytes())
+    unicode = unicodedata.unidata_version
+    return f"{__version__}, code {code.hexdigest()[:12]}, Unicode {unicode}"
