@@ -43,7 +43,7 @@ from zipflm.data.counting import WordBlock, WordCounts
 from zipflm.data.encoding import EncodedChunk, encode_chunk
 from zipflm.data.remote import is_url
 from zipflm.data.scan import LINE_END, Errors, Progress, Rename, id_width, numbered_words
-from zipflm.data.text import STDIN, UTF_8, Chunk, chunks
+from zipflm.data.text import UTF_8, Chunk, chunks, is_stored, shown
 from zipflm.data.vocabulary import Vocabulary
 
 LOCAL = "local"
@@ -53,6 +53,8 @@ CHUNK_BYTES = 1 << 24
 """Of text in a task: enough that a task's millisecond in the scheduler does not matter."""
 _CONNECT_SECONDS = 10
 _WAIT_FOR_WORKERS_SECONDS = 60
+_LEAVE_CTRL_C_TO_THE_PARENT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+"""What workers of our own do first; a terminal interrupts them too, and they would say so."""
 _LOOK_FOR_WORKERS_SECONDS = 5
 """While a result does not come, how often to see whether there is anybody left to make it."""
 
@@ -164,6 +166,7 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",
                 silence_logs=logging.CRITICAL,
+                preload=[_LEAVE_CTRL_C_TO_THE_PARENT],
             ) as local,
             distributed.Client(local, set_as_default=False) as client,
         ):
@@ -212,16 +215,24 @@ class ClusterScan:
         splitting: Splitting,
         names_of_items: Sequence[str] | None = None,
         rename: Rename | None = None,
+        chunk_bytes: int | None = None,
         progress: Progress = lambda stored_bytes: None,
     ) -> None:
         """Count all words; `folder` takes what does not fit into `budget` bytes of memory.
 
+        `chunk_bytes` of text are a task, `CHUNK_BYTES` unless given: results are taken in here,
+        where a chunk of new words takes many times its size.
+
         `rename` checks words that are to be ids, and calls them by `names_of_items` if any.
         """
-        if STDIN in names:
-            raise ValueError("standard input can be read once only, and a cluster reads a text "
-                             "twice: save it to a file, or leave out --engine dask")  # fmt: skip
+        for name in names:
+            if not is_stored(name):
+                raise ValueError(
+                    f"{shown(name)}: can be read once only, and a cluster reads a text twice: save "
+                    "it to a file, or leave out --engine dask"
+                )
         self._cluster, self._counts = cluster, WordCounts(folder, budget)
+        self._chunk_bytes = chunk_bytes or CHUNK_BYTES
         self._text = {"encoding": encoding, "errors": errors}
         self._how = errors, splitting, code_identity()
         self._names_of_items = names_of_items
@@ -278,7 +289,7 @@ class ClusterScan:
                 yield from self._ranges[name]
                 continue
             found: list[Chunk] = []
-            for chunk in chunks(name, CHUNK_BYTES, **self._text):
+            for chunk in chunks(name, self._chunk_bytes, **self._text):
                 # A stream, such as a compressed file, is read here from its beginning to its end,
                 # and is too much to be kept for the second time.
                 if chunk.data is None:
