@@ -7,8 +7,11 @@ import logging
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -305,6 +308,30 @@ def test_a_scheduler_that_cannot_be_reached_is_named(tmp_path, monkeypatch, addr
     with pytest.raises(ConnectionError, match=f"^--scheduler {address}: no Dask scheduler answers"):
         prepare(tmp_path / "d", {"train": [tmp_path / "x.txt"]}, scheduler=address)
     assert os.listdir(tmp_path) == ["x.txt"]
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_somebody_else_who_takes_the_connection_is_no_scheduler(monkeypatch, answer):
+    monkeypatch.setattr(module, "_CONNECT_SECONDS", 0.5)
+    taken = []
+
+    def take():
+        with suppress(OSError):  # when the test is over
+            while True:
+                connection, _ = server.accept()
+                connection.sendall(answer)
+                taken.append(connection)  # and keep it
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=take, daemon=True).start()
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ConnectionError, match=f"{address}: no Dask scheduler answers there"):
+            with connected(address, 1):
+                pass
+        server.shutdown(socket.SHUT_RDWR)
+    assert taken
+    for connection in taken:
+        connection.close()
 
 
 def test_the_command_says_so_in_one_line_and_leaves_nothing(tmp_path, monkeypatch, capfd):

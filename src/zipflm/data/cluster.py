@@ -18,15 +18,16 @@ run code on its workers: use TLS addresses outside a network of your own.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
 import socket
 import threading
 import unicodedata
-from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -96,7 +97,7 @@ class Cluster:
         chunk, future = waiting.popleft()
         try:
             return chunk, self._result(future)
-        except (Exception, CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, ValueError | OSError) and not _is_of_dask(error):
                 raise  # of the text, as in a process of our own
             raise ChildProcessError(
@@ -176,14 +177,31 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
 @contextmanager
 def _client(distributed: Any, address: str) -> Iterator[Any]:
     try:
+        with ThreadPoolExecutor(1) as thread:  # which has no event loop running, as this one might
+            thread.submit(asyncio.run, _greeted(distributed, address)).result()
         client = distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError) as error:  # nobody there, or no address
+    except Exception as error:  # nobody there, no address, or what others send read as numbers
         raise ConnectionError(
             f"--scheduler {address}: no Dask scheduler answers there ({_first_line(error)}); "
             "start one (dask scheduler) and give the address it prints, or give local"
         ) from None
     with client:
         yield client
+
+
+async def _greeted(distributed: Any, address: str) -> None:
+    """OSError unless whoever listens there answers as Dask does.
+
+    A client's own time limit ends when the connection is there, and somebody who takes it and says
+    nothing would keep the client forever.
+    """
+    how = distributed.Security().get_connection_args("client")
+    greeting = distributed.comm.connect(address, timeout=_CONNECT_SECONDS, **how)
+    try:
+        comm = await asyncio.wait_for(greeting, _CONNECT_SECONDS + 1)
+    except TimeoutError:
+        raise TimeoutError("it is connected to, and says nothing") from None
+    await comm.close()
 
 
 @contextmanager
