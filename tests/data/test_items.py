@@ -266,6 +266,16 @@ def test_options_that_contradict_ids_are_refused(options, message):
         Options(**options)
 
 
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="pipes have no names here")
+def test_what_is_no_id_is_named_though_a_pipe_cannot_be_searched_for_it(tmp_path):
+    reading, writing = os.pipe()
+    os.write(writing, b"1 2\n3 x\n")
+    os.close(writing)
+    with pytest.raises(ValueError, match=f"^/dev/fd/{reading}: 'x' is no id"):
+        prepare(tmp_path / "d", {"train": [f"/dev/fd/{reading}"]}, Options(ids=True))
+    os.close(reading)
+
+
 def zipflm(*arguments):
     command = [sys.executable, "-m", "zipflm", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)

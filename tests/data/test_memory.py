@@ -28,6 +28,7 @@ def test_what_is_no_size_is_refused(text):
 
 def test_sizes_are_shown_as_they_are_written():
     assert (shown_size(2 << 30), shown_size(256 * M)) == ("2G", "256M")
+    assert (shown_size(1 << 10), shown_size(300)) == ("1K", "300")
 
 
 def test_processes_share_the_budget():

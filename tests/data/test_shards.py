@@ -1,5 +1,6 @@
 """Several token files that read as one."""
 
+import errno
 import json
 import mmap
 import os
@@ -13,6 +14,7 @@ from small_data import make_folder
 from training_runs import assert_same, run, weights
 
 from zipflm.config import Blocks
+from zipflm.data import shards
 from zipflm.data.batches import Batches
 from zipflm.data.folder import DataFolder
 from zipflm.data.loader import Loader
@@ -93,6 +95,28 @@ def test_ids_compute_like_one_array():
         ids[np.array([True])]
 
 
+def test_offsets_index_across_shards(tmp_path):
+    tokens = open_tokens(write(tmp_path / "x.tokens", [[5, 2], [6, 2], [7, 2]], 2))
+    assert tokens.ids[tokens.offsets[:-1]].tolist() == [5, 6, 7]
+
+
+def test_more_shards_than_can_be_open_are_refused_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MOST_SHARDS", 3)
+    assert len(write(tmp_path / "x.tokens", [[5, 2]] * 3, 2)) == 3
+    with pytest.raises(ValueError, match="--shard-size 2: y.tokens would be more than 3 files"):
+        write(tmp_path / "y.tokens", [[5, 2]] * 4, 2)
+
+
+def test_a_shard_that_cannot_be_begun_is_that_error_and_no_other(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        with ShardWriter(tmp_path / "x.tokens", 300, HASH, 2) as writer:
+            monkeypatch.setattr(shards, "TokenWriter", refuse)
+            writer.write(np.array([5, 2, 6, 2]), np.array([2, 4]))
+
+
 def test_a_slice_within_a_shard_is_a_view_of_its_map(tmp_path):
     paths = write(tmp_path / "x.tokens", [[5, 6, 2]] * 4, 6)
     tokens = ShardedTokens(paths)
@@ -132,8 +156,10 @@ def test_a_folder_of_shards_says_so_and_is_sealed(pair):
     assert set(names) < set(sealed)
     cut.verify()
     facts, others = whole.split("train"), cut.split("train")
-    for field in ("tokens", "words", "sentences", "unknown", "bytes", "types", "words_sha256"):
+    for field in ("tokens", "words", "sentences", "unknown", "bytes", "types"):
         assert getattr(facts, field) == getattr(others, field)
+    # What tells whether two folders hold the same tokens, or the same words.
+    assert (facts.sha256, facts.words_sha256) == (others.sha256, others.words_sha256)
 
 
 @pytest.mark.parametrize("mode", ["none", "complete", "sentence"])
@@ -160,6 +186,9 @@ def test_training_and_evaluation_on_shards_are_those_on_one_file(pair, tmp_path)
     ours, theirs = (result.scores for result in results)
     assert np.array_equal(ours.nll, theirs.nll)
     assert ours.protocol == theirs.protocol and ours.protocol.eos > 0
+    for data, name in zip(reversed(pair), ("whole", "cut"), strict=True):  # each on the other's
+        run(data, tmp_path / name, "training.max_updates=8", resume=True)
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
 
 
 @pytest.fixture

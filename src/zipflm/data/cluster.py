@@ -4,7 +4,8 @@ A task is a pure function of a chunk of text: the first kind counts its words, t
 the vocabulary is known, reads it again and looks them up. Workers keep nothing in between and write
 no file. So a worker can be lost at any moment, and its chunks run elsewhere; no file system has to
 be shared but what the texts are on; and the memory of the cluster is that of the chunks under way.
-That costs reading and splitting every text twice, which is what there are many workers for.
+That costs reading and splitting every text twice, which is what there are many workers for. A hash
+of every chunk tells whether a text is still what it was the first time.
 
 Results come back in the order of the text and are written here: a chunk as numbers of its own words
 and what each of these became, some 3 bytes a token. Two chunks a thread are under way, and the rest
@@ -17,28 +18,33 @@ run code on its workers: use TLS addresses outside a network of your own.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
 import os
 import socket
 import threading
-from asyncio import CancelledError
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm import __version__
 from zipflm.config import Splitting
 from zipflm.data.bpe import Codes
 from zipflm.data.counting import WordBlock, WordCounts
 from zipflm.data.encoding import EncodedChunk, encode_chunk
 from zipflm.data.remote import is_url
 from zipflm.data.scan import LINE_END, Errors, Progress, Rename, id_width, numbered_words
-from zipflm.data.text import STDIN, UTF_8, Chunk, chunks
+from zipflm.data.text import UTF_8, Chunk, chunks, is_stored, shown
 from zipflm.data.vocabulary import Vocabulary
 
 LOCAL = "local"
@@ -48,6 +54,10 @@ CHUNK_BYTES = 1 << 24
 """Of text in a task: enough that a task's millisecond in the scheduler does not matter."""
 _CONNECT_SECONDS = 10
 _WAIT_FOR_WORKERS_SECONDS = 60
+_LEAVE_CTRL_C_TO_THE_PARENT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+"""What workers of our own do first; a terminal interrupts them too, and they would say so."""
+_LOOK_FOR_WORKERS_SECONDS = 5
+"""While a result does not come, how often to see whether there is anybody left to make it."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +69,17 @@ class Cluster:
     """As the user wrote it."""
 
     def in_order(
-        self, task: Callable[..., Any], jobs: Iterable[Chunk], *arguments: Any
+        self, task: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], *arguments: Any
     ) -> Iterator[tuple[Chunk, Any]]:
-        """Every job with its result; no more under way than keeps all threads busy."""
+        """Every chunk with its result; no more under way than keeps all threads busy.
+
+        A job is a chunk and what else is for this one alone; `arguments` are for all.
+        """
         self._require_workers()
         ahead = 2 * max(1, sum(self.client.nthreads().values()))
         waiting: deque[tuple[Chunk, Any]] = deque()
         for job in jobs:
-            waiting.append((job, self.client.submit(task, job, *arguments, pure=False)))
+            waiting.append((job[0], self.client.submit(task, *job, *arguments, pure=False)))
             if len(waiting) > ahead:
                 yield self._next(waiting)
         while waiting:
@@ -83,8 +96,8 @@ class Cluster:
     def _next(self, waiting: deque[tuple[Chunk, Any]]) -> tuple[Chunk, Any]:
         chunk, future = waiting.popleft()
         try:
-            return chunk, future.result()
-        except (Exception, CancelledError) as error:
+            return chunk, self._result(future)
+        except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, ValueError | OSError) and not _is_of_dask(error):
                 raise  # of the text, as in a process of our own
             raise ChildProcessError(
@@ -92,6 +105,16 @@ class Cluster:
                 f"prepared by any worker: {_first_line(error)}; is the scheduler still there, and "
                 "do all workers have this version of zipflm and enough memory?"
             ) from error
+
+    def _result(self, future: Any) -> Any:
+        """What a task returns; ConnectionError if all workers are gone and none comes."""
+        while True:
+            try:
+                return future.result(timeout=_LOOK_FOR_WORKERS_SECONDS)
+            except TimeoutError:
+                if future.done():  # by then: the result is there, or this is an error of the task
+                    return future.result()
+            self._require_workers()
 
     def _require_workers(self) -> None:
         try:
@@ -144,6 +167,7 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",
                 silence_logs=logging.CRITICAL,
+                preload=[_LEAVE_CTRL_C_TO_THE_PARENT],
             ) as local,
             distributed.Client(local, set_as_default=False) as client,
         ):
@@ -153,14 +177,31 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
 @contextmanager
 def _client(distributed: Any, address: str) -> Iterator[Any]:
     try:
+        with ThreadPoolExecutor(1) as thread:  # which has no event loop running, as this one might
+            thread.submit(asyncio.run, _greeted(distributed, address)).result()
         client = distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError) as error:  # nobody there, or no address
+    except Exception as error:  # nobody there, no address, or what others send read as numbers
         raise ConnectionError(
             f"--scheduler {address}: no Dask scheduler answers there ({_first_line(error)}); "
             "start one (dask scheduler) and give the address it prints, or give local"
         ) from None
     with client:
         yield client
+
+
+async def _greeted(distributed: Any, address: str) -> None:
+    """OSError unless whoever listens there answers as Dask does.
+
+    A client's own time limit ends when the connection is there, and somebody who takes it and says
+    nothing would keep the client forever.
+    """
+    how = distributed.Security().get_connection_args("client")
+    greeting = distributed.comm.connect(address, timeout=_CONNECT_SECONDS, **how)
+    try:
+        comm = await asyncio.wait_for(greeting, _CONNECT_SECONDS + 1)
+    except TimeoutError:
+        raise TimeoutError("it is connected to, and says nothing") from None
+    await comm.close()
 
 
 @contextmanager
@@ -192,24 +233,35 @@ class ClusterScan:
         splitting: Splitting,
         names_of_items: Sequence[str] | None = None,
         rename: Rename | None = None,
+        chunk_bytes: int | None = None,
         progress: Progress = lambda stored_bytes: None,
     ) -> None:
         """Count all words; `folder` takes what does not fit into `budget` bytes of memory.
 
+        `chunk_bytes` of text are a task, `CHUNK_BYTES` unless given: results are taken in here,
+        where a chunk of new words takes many times its size.
+
         `rename` checks words that are to be ids, and calls them by `names_of_items` if any.
         """
-        if STDIN in names:
-            raise ValueError("standard input can be read once only, and a cluster reads a text "
-                             "twice: save it to a file, or leave out --engine dask")  # fmt: skip
+        for name in names:
+            if not is_stored(name):
+                raise ValueError(
+                    f"{shown(name)}: can be read once only, and a cluster reads a text twice: save "
+                    "it to a file, or leave out --engine dask"
+                )
         self._cluster, self._counts = cluster, WordCounts(folder, budget)
+        self._chunk_bytes = chunk_bytes or CHUNK_BYTES
         self._text = {"encoding": encoding, "errors": errors}
-        self._how = errors, splitting
+        self._how = errors, splitting, code_identity()
         self._names_of_items = names_of_items
         # Workers are elsewhere: in another folder, too.
         self._names = [name if is_url(name) else os.path.abspath(name) for name in names]
         self._ranges: dict[str, list[Chunk]] = {}
+        self._digests: list[bytes] = []
         self.num_tokens = self.num_sentences = self.num_unsplit = 0
-        for chunk, counted in cluster.in_order(count_words, self._chunks(), *self._how):
+        jobs = ((chunk,) for chunk in self._chunks())
+        for chunk, counted in cluster.in_order(count_words, jobs, *self._how):
+            self._digests.append(counted.digest)
             words = counted.words.split(" ")[1:]
             self._counts.add(words if rename is None else rename(words), counted.counts[1:])
             self.num_tokens += int(counted.counts.sum())
@@ -234,15 +286,20 @@ class ClusterScan:
                 self._names_of_items,
             )
         )
-        num_tokens = 0
-        for _, chunk in self._cluster.in_order(look_up, self._chunks(), table, *self._how):
-            num_tokens += len(chunk.places)
-            yield chunk
-        if num_tokens != self.num_tokens:
-            raise ValueError(
-                f"{', '.join(self._names)}: had {self.num_tokens:,} words and line ends when they "
-                f"were counted, and {num_tokens:,} later: changed while it was read; try again"
-            )
+        for _, encoded in self._cluster.in_order(look_up, self._known_chunks(), table, *self._how):
+            yield encoded
+
+    def _known_chunks(self) -> Iterator[tuple[Chunk, bytes]]:
+        """The chunks once more, each with the digest that it had when its words were counted."""
+        digests, last = iter(self._digests), self._names[-1]
+        for chunk in self._chunks():
+            digest = next(digests, None)
+            if digest is None:
+                raise _changed(chunk.source)
+            yield chunk, digest
+            last = chunk.source
+        if next(digests, None) is not None:
+            raise _changed(last)
 
     def _chunks(self) -> Iterator[Chunk]:
         for name in self._names:
@@ -250,7 +307,7 @@ class ClusterScan:
                 yield from self._ranges[name]
                 continue
             found: list[Chunk] = []
-            for chunk in chunks(name, CHUNK_BYTES, **self._text):
+            for chunk in chunks(name, self._chunk_bytes, **self._text):
                 # A stream, such as a compressed file, is read here from its beginning to its end,
                 # and is too much to be kept for the second time.
                 if chunk.data is None:
@@ -267,6 +324,8 @@ class Counted:
     words: str
     counts: NDArray[np.int64]
     num_unsplit: int
+    digest: bytes
+    """Of the chunk as it was read."""
 
 
 @dataclass(frozen=True)
@@ -280,15 +339,21 @@ class _Table:
     names_of_items: Sequence[str] | None
 
 
-def count_words(chunk: Chunk, errors: Errors, splitting: Splitting) -> Counted:
-    """A task: the words of a chunk."""
-    joined, numbers, num_unsplit = _numbered(chunk, errors, splitting)
-    return Counted(joined, np.bincount(numbers), num_unsplit)
+def count_words(chunk: Chunk, errors: Errors, splitting: Splitting, code: str) -> Counted:
+    """A task: the words of a chunk; `code` is the `code_identity` of whoever asks for it."""
+    chunk, digest = _read(chunk, code)
+    joined, numbers, num_unsplit = numbered_words(chunk, errors, splitting)
+    return Counted(joined, np.bincount(numbers), num_unsplit, digest)
 
 
-def look_up(chunk: Chunk, table: _Table, errors: Errors, splitting: Splitting) -> EncodedChunk:
-    """A task: the words of a chunk with their ids."""
-    joined, numbers, _ = _numbered(chunk, errors, splitting)
+def look_up(
+    chunk: Chunk, digest: bytes, table: _Table, errors: Errors, splitting: Splitting, code: str
+) -> EncodedChunk:
+    """A task: the words of a chunk with their ids; ValueError if it has not that digest."""
+    chunk, found = _read(chunk, code)
+    if found != digest:
+        raise _changed(chunk.source)
+    joined, numbers, _ = numbered_words(chunk, errors, splitting)
     words = joined.split(" ")
     places = numbers.astype(f"u{id_width(len(words))}")
     if table.names_of_items is not None:
@@ -314,15 +379,42 @@ def _built(table: _Table) -> tuple[Vocabulary, Codes | None]:
     return vocabulary, codes
 
 
-def _numbered(
-    chunk: Chunk, errors: Errors, splitting: Splitting
-) -> tuple[str, NDArray[np.uint32], int]:
-    """As `numbered_words`; an error that says where a text could not be read."""
+def _read(chunk: Chunk, code: str) -> tuple[Chunk, bytes]:
+    """A chunk with its text, read once, and the digest of that; an error that says where it could
+    not be read, or that this is not the code it is to be read with."""
+    if code != code_identity():
+        raise ValueError(
+            f"the worker on {socket.gethostname()} has another zipflm or Python ({code_identity()})"
+            f" than this machine ({code}) and might find other words; install the same everywhere, "
+            "and start the workers again"
+        )
     try:
-        return numbered_words(chunk, errors, splitting)
+        data = chunk.read()
     except OSError as error:
         raise OSError(
             f"{chunk.source}: the worker on {socket.gethostname()} cannot read it "
             f"({error.strerror or error}); put texts where every worker sees them under the same "
             "name, or give URLs (s3://...)"
         ) from None
+    return replace(chunk, data=data), hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _changed(source: str) -> ValueError:
+    return ValueError(
+        f"{source}: changed between the time its words were counted and the time they were looked "
+        "up; try again when nobody writes to it"
+    )
+
+
+@cache
+def code_identity() -> str:
+    """Equal for two processes only if they find the same words in a text.
+
+    The version alone does not tell: a checkout has it before and after a change. What a letter or
+    white space is, Python's edition of Unicode decides.
+    """
+    code = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        code.update(path.read_bytes())
+    unicode = unicodedata.unidata_version
+    return f"{__version__}, code {code.hexdigest()[:12]}, Unicode {unicode}"

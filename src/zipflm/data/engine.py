@@ -69,6 +69,7 @@ class Engine:
             splitting=how.splitting,
             names_of_items=how.names,
             rename=rename,
+            chunk_bytes=None if self.budget is None else self.budget.chunk_bytes,
             progress=progress,
         )
         found.settle()

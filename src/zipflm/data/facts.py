@@ -57,7 +57,8 @@ class SplitFacts:
     types: int
     """Different words, `</s>` included."""
     sha256: str
-    """Of the token file; of several, `joint_hash` of theirs."""
+    """Of the token file; of several shards, of the one file that they would be together: the same
+    tokens have the same hash, however they are cut."""
     words_sha256: str
     """Of the words and line ends in order, whatever ids they became: two folders hold the same
     text where this is equal."""
@@ -65,6 +66,8 @@ class SplitFacts:
     """Names of the files the text came from."""
     shards: int = 1
     """Files that the tokens are cut into; `files` are their names."""
+    files_sha256: str = ""
+    """Of the shards, if there are several: `joint_hash` of their own."""
 
     def __post_init__(self) -> None:
         require(_is_plain_name(self.file), "file", self.file, "names no file of the folder")
@@ -88,8 +91,8 @@ class SplitFacts:
 
 
 def joint_hash(sums: Sequence[str]) -> str:
-    """SHA-256 of a split from those of its files: its only one's, or that of them all."""
-    return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
+    """SHA-256 of the checksums of several files."""
+    return hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

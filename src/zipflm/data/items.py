@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.data.scan import LINE_END, ChunkScan, Progress, Rename, ScannedChunk, scan
-from zipflm.data.text import CHUNK_BYTES, STDIN, chunks
+from zipflm.data.text import CHUNK_BYTES, chunks, is_stored, shown
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.quoting import quoted
 
@@ -142,8 +142,8 @@ def _require_numbers(words: Iterable[str], sources: Sequence[str]) -> None:
 def _place(word: str, sources: Sequence[str]) -> str:
     """File and line where a word stands, for a message."""
     for source in sources:
-        if source == STDIN:
-            return "standard input"
+        if not is_stored(source):
+            return shown(source)
         number = 0
         for chunk in chunks(source):
             for line in chunk.read().split(b"\n"):

@@ -118,7 +118,9 @@ def _reading(processes: int, chunk: int) -> int:
 def shown_size(size: int) -> str:
     """As a person writes it.
 
-    >>> shown_size(2 << 30), shown_size(300 << 20)
-    ('2G', '300M')
+    >>> shown_size(2 << 30), shown_size(300 << 20), shown_size(1 << 10)
+    ('2G', '300M', '1K')
     """
+    if size < _MEGABYTE:
+        return f"{size >> 10}K" if size % 1024 == 0 else str(size)
     return f"{size >> 30}G" if size % (1 << 30) == 0 else f"{size / _MEGABYTE:.0f}M"

@@ -41,6 +41,7 @@ from zipflm.data.scan import Errors, SplitScan
 from zipflm.data.shards import SHARD_TOKENS, ShardWriter
 from zipflm.data.sources import corpus_texts
 from zipflm.data.text import STDIN, UTF_8, check_encoding, chunks, expand, stored_size
+from zipflm.data.tokens import TokenFile, hash_of_joined
 from zipflm.data.vocabulary import SPECIALS, UNKNOWN, Vocabulary
 from zipflm.files import file_hash
 from zipflm.folders import new_folder, refuse_existing
@@ -322,6 +323,8 @@ class _Written:
     blank: int
     """Lines without a word."""
     words_sha256: str
+    sha256: str
+    """Of the one file that these are, or would be."""
     sums: Mapping[str, str]
     """SHA-256 of every file."""
 
@@ -347,13 +350,18 @@ def _write(
             unknown += int(np.count_nonzero(ids == UNKNOWN))
             blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
             report(f"writing {split}", 4 * len(chunk.places), 4 * scanned.num_tokens)
+    sums = {name: file_hash(folder / name) for name in writer.files}
+    files = [folder / name for name in writer.files]
     return _Written(
         tokens=writer.num_tokens,
         sentences=writer.num_sentences,
         unknown=unknown,
         blank=blank,
         words_sha256=words.hexdigest(),
-        sums={name: file_hash(folder / name) for name in writer.files},
+        sha256=hash_of_joined(list(map(TokenFile, files)))
+        if len(files) > 1
+        else sums[files[0].name],
+        sums=sums,
     )
 
 
@@ -383,10 +391,11 @@ def _split_facts(
         bytes=totals.letters + scanned.num_tokens - (scanned.num_sentences - written.blank),
         continued=totals.continued,
         types=totals.types + 1,
-        sha256=joint_hash(list(written.sums.values())),
+        sha256=written.sha256,
         words_sha256=written.words_sha256,
         sources=tuple(Path(name).name for name in sources),
         shards=len(written.sums),
+        files_sha256=joint_hash([*written.sums.values()]) if len(written.sums) > 1 else "",
     )
 
 

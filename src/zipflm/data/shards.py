@@ -26,6 +26,10 @@ SHARD_TOKENS = 4_000_000_000
 """Tokens in a file unless somebody says otherwise: 8 to 16 GB."""
 
 
+MOST_SHARDS = 500
+"""Files of a split: a process may commonly have 1024 of them open, and has others as well."""
+
+
 def shard_names(file: str, shards: int) -> tuple[str, ...]:
     """The files of a split whose one file would be called `file`.
 
@@ -95,11 +99,12 @@ class ShardedIds(NDArrayOperatorsMixin):
         first, last = (int(n) for n in np.searchsorted(self._starts, (low, high), "right") - 1)
         if first == last:  # as for almost all batches
             return self._shards[first][places - self._starts[first].astype(places.dtype)]
-        found = np.empty(places.shape, self.dtype)
+        found, kind = np.empty(places.shape, self.dtype), places.dtype
         shard_of = np.searchsorted(self._starts, places, "right") - 1
         for number in range(first, last + 1):
             here = shard_of == number
-            found[here] = self._shards[number][places[here] - self._starts[number]]
+            # Of one type: NumPy makes floats of the difference of uint64 and int64.
+            found[here] = self._shards[number][places[here] - self._starts[number].astype(kind)]
         return found
 
     def __iter__(self) -> Iterator[Any]:
@@ -214,6 +219,11 @@ class ShardWriter:
                 self._begin_shard()
 
     def _begin_shard(self) -> None:
+        if self._closed + 1 == MOST_SHARDS:
+            raise ValueError(
+                f"--shard-size {self._shard_tokens}: {self._path.name} would be more than "
+                f"{MOST_SHARDS} files, which are all opened at once to be read; give a larger one"
+            )
         self._writer.__exit__(None, None, None)
         self._closed += 1
         *closed, new = self.files

@@ -147,8 +147,12 @@ def chunks(
 
 def is_splittable(name: str) -> bool:
     """Whether whoever wants a part of a source can read it without what comes before."""
-    is_stored = name != STDIN and not name.endswith(_SUFFIXES)
-    return is_stored and (is_url(name) or os.path.isfile(name))
+    return is_stored(name) and not name.endswith(_SUFFIXES)
+
+
+def is_stored(name: str) -> bool:
+    """Whether a source can be read again, unlike standard input or a pipe (`<(zcat ...)`)."""
+    return name != STDIN and (is_url(name) or os.path.isfile(name))
 
 
 def line_groups(

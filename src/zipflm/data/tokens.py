@@ -8,6 +8,7 @@ words.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import struct
@@ -178,17 +179,7 @@ class TokenWriter:
         while piece := self._waiting.read(_COPY_BYTES):
             self._file.write(piece)
         self._file.seek(0)
-        self._file.write(
-            _HEADER.pack(
-                _MAGIC,
-                _VERSION,
-                np.dtype(self.dtype).itemsize,
-                self.num_tokens,
-                self.num_sentences,
-                self._size,
-                self._digest.encode(),
-            )
-        )
+        self._file.write(_header(self.num_tokens, self.num_sentences, self._size, self._digest))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -208,7 +199,34 @@ class TokenWriter:
             self._file.close()
         with suppress(OSError):
             self._waiting.close()
-        os.unlink(self._waiting_path)
+        with suppress(FileNotFoundError):  # closed before, when a next file could not be begun
+            os.unlink(self._waiting_path)
+
+
+def hash_of_joined(files: Sequence[TokenFile]) -> str:
+    """SHA-256 of the one token file that these, which share a vocabulary, would be together."""
+    num_tokens, num_sentences = sum(map(len, files)), sum(file.num_sentences for file in files)
+    size, digest = files[0].vocabulary_size, files[0].vocabulary_hash
+    found = hashlib.sha256(_header(num_tokens, num_sentences, size, digest))
+    found.update(b"\0" * (_HEADER_SIZE - _HEADER.size))
+    for file in files:
+        for at in range(0, len(file), _COMPARED):
+            found.update(file.ids[at : at + _COMPARED].data)
+    end = _HEADER_SIZE + num_tokens * files[0].ids.itemsize
+    found.update(b"\0" * (_aligned(end) - end) + b"\0" * 8)
+    before = 0
+    for file in files:
+        ends = file.offsets[1:]
+        for at in range(0, len(ends), _COMPARED):
+            found.update((ends[at : at + _COMPARED] + np.uint64(before)).data)
+        before += len(file)
+    return found.hexdigest()
+
+
+def _header(num_tokens: int, num_sentences: int, vocabulary_size: int, digest: str) -> bytes:
+    width = np.dtype(smallest_type(vocabulary_size)).itemsize
+    counts = num_tokens, num_sentences, vocabulary_size
+    return _HEADER.pack(_MAGIC, _VERSION, width, *counts, digest.encode())
 
 
 def _rises(offsets: NDArray[np.uint64]) -> bool:
