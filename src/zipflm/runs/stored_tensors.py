@@ -54,9 +54,12 @@ class StoredTensors:
     def __init__(self, paths: Sequence[Path]) -> None:
         """ValueError, naming the file, if one is missing or damaged."""
         self._pieces: dict[str, list[_Piece]] = {}
+        self._empty: dict[str, _Piece] = {}
         for path in paths:
             with _naming(path):
                 self._add(path)
+        for name, piece in self._empty.items():  # that of a tensor without a number is all there is
+            self._pieces.setdefault(name, [piece])
         self._shapes = {name: _whole_shape(name, each) for name, each in self._pieces.items()}
 
     def _add(self, path: Path) -> None:
@@ -69,9 +72,11 @@ class StoredTensors:
             start = starts.get(name, (0,) * len(size))
             if len(start) != len(size):
                 raise _damaged(path, f"{name} has {len(size)} dimensions")
+            piece = _Piece(file, path, start, size, dtype)
             if name in starts and not prod(size):
-                continue  # of a short tensor some processes have nothing
-            self._pieces.setdefault(name, []).append(_Piece(file, path, start, size, dtype))
+                self._empty[name] = piece  # of a short tensor some processes have nothing
+                continue
+            self._pieces.setdefault(name, []).append(piece)
 
     @property
     def names(self) -> list[str]:
