@@ -79,7 +79,9 @@ def test_a_missing_shard_is_noticed(paths):
 @pytest.mark.parametrize(
     "header",
     ["{", "[]", '{"table": 3}', '{"table": {"saved_offsets": ["x", 0]}}']
-    + ['{"table": {"saved_offsets": [0]}}', '{"table": {}}'],
+    + ['{"table": {"saved_offsets": [0]}}', '{"table": {}}']
+    + ['{"table": {"saved_offsets": [Infinity, 0]}}', "[" * 100_000],
+    ids=range(8),
 )
 def test_a_header_that_makes_no_sense_is_refused_with_the_file(tmp_path, header):
     path = tmp_path / "a.safetensors"

@@ -25,6 +25,8 @@ from zipflm.runs.building import Part
 _SHARDS = "DCP_SHARDING_INFO"
 _OFFSETS = "saved_offsets"
 """Torch's keys, of `torch.distributed.checkpoint`'s Hugging Face storage."""
+_NO_PLACES = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+"""What reading a header runs into that has something else there."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _starts(header: Mapping[str, str], path: Path) -> dict[str, tuple[int, ...]]
     try:
         shards = json.loads(header.get(_SHARDS, "{}"))
         return {name: tuple(map(int, shard[_OFFSETS])) for name, shard in shards.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except _NO_PLACES as error:
         raise _damaged(path, f"{_SHARDS}: {error}") from None
 
 
