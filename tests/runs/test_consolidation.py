@@ -7,6 +7,7 @@ import torch
 from sharded_checkpoints import in_shards
 from training_runs import assert_same
 
+from zipflm.checksums import seal
 from zipflm.locks import InUse
 from zipflm.runs import consolidation
 from zipflm.runs.consolidation import consolidate
@@ -39,6 +40,17 @@ def test_the_result_is_to_the_bit_what_one_process_saves(run, files):
     # And once more, there is nothing to do.
     assert consolidate(run.path).num_shards == 0
     assert {p.name: p.read_bytes() for p in done.checkpoint.path.iterdir()} == files
+
+
+def test_processes_count_that_had_no_weights_to_save(run):
+    """As of two with whole models: one has all weights, the other all of the optimizer's state."""
+    sharded = run.choose("newest")
+    consolidate(run.path)
+    names = [f"shard-0000{n}-model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for old, new in zip(("weights", "optimizer"), names, strict=True):
+        (sharded.path / f"{old}.safetensors").rename(sharded.path / new)
+    seal(sharded.path)
+    assert consolidate(run.path).num_shards == 2
 
 
 def test_whoever_reads_shards_or_one_file_gets_the_same_model(run, trained):

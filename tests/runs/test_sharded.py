@@ -42,6 +42,18 @@ def test_a_checkpoint_is_not_written_over_another(writer):
     assert (final / "state.json").read_text() == ""
 
 
+def test_what_killed_processes_left_does_not_get_into_the_checkpoint(writer):
+    """Three saved the same update and were killed, and two go on, on a disk without locks."""
+    names = [f"shard-0000{rank}-model-00001-of-00002.safetensors" for rank in (1, 2, 3)]
+    told = results(writer, *names[:2])
+    for name in names:
+        (writer.unfinished / name).write_bytes(b"")
+    writer.finish(Metadata({}), told)
+    (checkpoint,) = RunFolder(writer.unfinished.parent.parent).checkpoints()
+    assert checkpoint.weights_files == names[:2]
+    assert not (checkpoint.path / names[2]).exists()
+
+
 def test_tensors_are_shared_out_evenly_and_alike_everywhere():
     assert doctest.testmod(sharded).failed == 0
     generator = torch.Generator().manual_seed(1)

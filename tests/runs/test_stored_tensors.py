@@ -48,6 +48,19 @@ def test_small_tensors_are_where_one_process_put_them(paths):
     assert torch.equal(stored.read("counts", (slice(1, 2),)), torch.tensor([5]))
 
 
+@pytest.mark.parametrize("holders", [1, 2])
+def test_a_tensor_without_a_number_is_one_all_the_same(tmp_path, holders):
+    """As the classes of a softmax without tails: saved by one process, or by each a part."""
+    others = [{"clusters": torch.empty(0, 4)}, {"clusters": torch.empty(0, 4)}][:holders] + [{}]
+    paths = [
+        shard(tmp_path / f"{i}.safetensors", *[(0, 2), (2, 5)][i], **others[i]) for i in range(2)
+    ]
+    stored = StoredTensors(paths)
+    assert stored.shape("clusters") == stored.read("clusters").shape == (0, 4)
+    part = (slice(0, 0), slice(0, 4))
+    assert stored.read("clusters", part).shape == (0, 4)
+
+
 def test_what_was_read_does_not_depend_on_the_file(paths):
     table = StoredTensors(paths).read("table")
     for path in paths:
@@ -66,7 +79,9 @@ def test_a_missing_shard_is_noticed(paths):
 @pytest.mark.parametrize(
     "header",
     ["{", "[]", '{"table": 3}', '{"table": {"saved_offsets": ["x", 0]}}']
-    + ['{"table": {"saved_offsets": [0]}}', '{"table": {}}'],
+    + ['{"table": {"saved_offsets": [0]}}', '{"table": {}}']
+    + ['{"table": {"saved_offsets": [Infinity, 0]}}', "[" * 100_000],
+    ids=range(8),
 )
 def test_a_header_that_makes_no_sense_is_refused_with_the_file(tmp_path, header):
     path = tmp_path / "a.safetensors"

@@ -8,8 +8,9 @@ import torch
 from training_runs import reports, run, validations
 
 from zipflm.data.folder import DataFolder
+from zipflm.runs import checkpoint as checkpoints
 from zipflm.runs.folder import RunFolder
-from zipflm.training import step
+from zipflm.training import saving, step
 
 EVERY = ["training.checkpoint_every=2", "training.report_every=1", "training.max_bad_updates=6"]
 NEVER_SCORED = ["training.validate_every=0"]
@@ -69,6 +70,30 @@ def test_the_message_names_the_checkpoint_that_may_be_spoilt(word_data, tmp_path
 def test_one_that_may_be_sound_is_not_called_spoilt(word_data, tmp_path, monkeypatch):
     spoil(monkeypatch, 5)
     with pytest.raises(ValueError) as error:
+        run(word_data, tmp_path / "run", *EVERY, *NEVER_SCORED, "training.max_updates=30")
+    assert "spoilt" not in str(error.value)
+
+
+class SlowSaving:
+    """Saves at once, and does not say so before it is waited for, as a slow disk of one process."""
+
+    is_done = False
+
+    def start(self, root, contents):
+        checkpoints.save(root, contents)
+
+    def wait(self):
+        return None
+
+    def close(self):
+        pass
+
+
+def test_nor_by_a_process_that_did_not_know_yet_that_it_was_saved(word_data, tmp_path, monkeypatch):
+    """All processes say the same, or a study takes it for different failures."""
+    monkeypatch.setattr(saving, "_background", lambda process: SlowSaving())
+    spoil(monkeypatch, 5)
+    with pytest.raises(ValueError, match="training.max_bad_updates") as error:
         run(word_data, tmp_path / "run", *EVERY, *NEVER_SCORED, "training.max_updates=30")
     assert "spoilt" not in str(error.value)
 

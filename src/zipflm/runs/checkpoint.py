@@ -109,6 +109,13 @@ class Checkpoint:
         return bool(_shards_of("1", self.checksums))
 
     @property
+    def num_shards(self) -> int:
+        """How many processes saved it side by side, of whom some may have had no weights to save;
+        0 if one process saved all of it."""
+        found = map(_SHARD.fullmatch, self.checksums)
+        return len({match[1] for match in found if match})
+
+    @property
     def weights_files(self) -> list[str]:
         return _shards_of("1", self.checksums) or [WEIGHTS]
 
@@ -142,7 +149,7 @@ class Checkpoint:
     def _require_shard(self, name: str) -> None:
         if is_shard(name) and not (self.path / name).exists():
             raise ValueError(
-                f"{self.path / name}: missing; the {len(self.weights_files)} processes of the run "
+                f"{self.path / name}: missing; the {self.num_shards} processes of the run "
                 "saved their shards of the model side by side, and it is of no use without one of "
                 "them; copy it back, or choose another checkpoint"
             )

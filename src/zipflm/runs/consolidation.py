@@ -40,7 +40,7 @@ def consolidate(path: str | PathLike[str], choice: Choice | None = None) -> Cons
     run, checkpoint = locate(Path(path), choice)
     # A run in progress may be about to remove the checkpoint.
     with run.lock() if run.holds_a_run else nullcontext():
-        num_shards = len(checkpoint.weights_files) if checkpoint.is_sharded else 0
+        num_shards = checkpoint.num_shards
         if num_shards:
             checkpoint.verify()
             _join(checkpoint)

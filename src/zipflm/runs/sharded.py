@@ -13,7 +13,7 @@ folder, and does so when all others have written theirs, which torch sees to.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -76,9 +76,17 @@ class ShardWriter(HuggingFaceStorageWriter):
                 )
         with naming_full_disk(self._final, _REMEDY):
             refuse_existing(self._final)
+            self._clear_away_all_but(sums)
             write_all_but_tensors(self.unfinished, self._contents)
             seal(self.unfinished, known=sums)
             give_its_name(self.unfinished, self._final)
+
+    def _clear_away_all_but(self, names: Container[str]) -> None:
+        """Remove what others left in the folder: of more processes than we are, killed while they
+        saved the same update, where nobody may clear up because there are no locks."""
+        for path in list(self.unfinished.iterdir()):
+            if path.name not in names:
+                path.unlink()
 
     def clear(self) -> None:
         """Remove what there is of a checkpoint that could not be saved."""

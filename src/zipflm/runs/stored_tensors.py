@@ -25,6 +25,8 @@ from zipflm.runs.building import Part
 _SHARDS = "DCP_SHARDING_INFO"
 _OFFSETS = "saved_offsets"
 """Torch's keys, of `torch.distributed.checkpoint`'s Hugging Face storage."""
+_NO_PLACES = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+"""What reading a header runs into that has something else there."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,12 @@ class StoredTensors:
     def __init__(self, paths: Sequence[Path]) -> None:
         """ValueError, naming the file, if one is missing or damaged."""
         self._pieces: dict[str, list[_Piece]] = {}
+        self._empty: dict[str, _Piece] = {}
         for path in paths:
             with _naming(path):
                 self._add(path)
+        for name, piece in self._empty.items():  # that of a tensor without a number is all there is
+            self._pieces.setdefault(name, [piece])
         self._shapes = {name: _whole_shape(name, each) for name, each in self._pieces.items()}
 
     def _add(self, path: Path) -> None:
@@ -69,9 +74,11 @@ class StoredTensors:
             start = starts.get(name, (0,) * len(size))
             if len(start) != len(size):
                 raise _damaged(path, f"{name} has {len(size)} dimensions")
+            piece = _Piece(file, path, start, size, dtype)
             if name in starts and not prod(size):
-                continue  # of a short tensor some processes have nothing
-            self._pieces.setdefault(name, []).append(_Piece(file, path, start, size, dtype))
+                self._empty[name] = piece  # of a short tensor some processes have nothing
+                continue
+            self._pieces.setdefault(name, []).append(piece)
 
     @property
     def names(self) -> list[str]:
@@ -131,7 +138,7 @@ def _starts(header: Mapping[str, str], path: Path) -> dict[str, tuple[int, ...]]
     try:
         shards = json.loads(header.get(_SHARDS, "{}"))
         return {name: tuple(map(int, shard[_OFFSETS])) for name, shard in shards.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except _NO_PLACES as error:
         raise _damaged(path, f"{_SHARDS}: {error}") from None
 
 

@@ -200,23 +200,29 @@ def _shard(
     """Shard every layer of the decoder by itself, the tables by themselves, then what is left;
     `tables` are sharded already, and the rest of their layers is small."""
     mesh = _mesh(process)
+    # FSDP refuses a weight without a number, which the classes of a softmax without tails are.
+    empty = {param for param in model.parameters() if not param.numel()}
     for layer in model.decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     if not tables:
-        _shard_tables(model, mesh, policy)
-    fully_shard(scorer, mesh=mesh, mp_policy=policy, ignored_params=tables)
+        _shard_tables(model, mesh, policy, empty)
+    fully_shard(scorer, mesh=mesh, mp_policy=policy, ignored_params=tables | empty)
 
 
-def _shard_tables(model: LanguageModel, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+def _shard_tables(
+    model: LanguageModel, mesh: DeviceMesh, policy: MixedPrecisionPolicy, empty: set[nn.Parameter]
+) -> None:
     """Have FSDP shard the layers that have the tables."""
     # The backward pass begins with the output layer: its tables stay until then. Tied ones are
     # the input layer's, so that both layers are one unit, gathered once.
     if model.config.tie == Tie.NONE:
         fully_shard(model.input, mesh=mesh, mp_policy=policy)
-        fully_shard(model.output, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        units: nn.Module | list[nn.Module] = model.output
     else:
-        both: list[nn.Module] = [model.input, model.output]
-        fully_shard(both, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        units = [model.input, model.output]
+    fully_shard(
+        units, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=empty
+    )
     # It is asked for these, never for a forward.
     for method in ("nll", "nll_sum"):
         register_fsdp_forward_method(model.output, method)

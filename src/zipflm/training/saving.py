@@ -40,6 +40,8 @@ class Saver:
     def doubtful(self) -> int | None:
         """The update of the newest checkpoint, if it is not known to be good."""
         self.wait()
+        # Processes learn at different times that it was saved; what they say of it is the same.
+        self.see(self._run.tally.last_good)
         return None if self._is_proven else self.newest
 
     def save(self, valid: Validation | None, must: bool) -> None:
