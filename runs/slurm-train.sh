@@ -22,7 +22,7 @@
 # again when a machine fails; --open-mode keeps what the attempts before have said. --signal has Slurm
 # tell this script, and nobody else (B:), 300 seconds before the time limit.
 set -euo pipefail
-preset=$1 data=$2 out=$3
+preset=${1:?PRESET DATA OUT are needed} data=${2:?PRESET DATA OUT are needed} out=${3:?PRESET DATA OUT are needed}
 shift 3
 
 # Where the processes find each other: the first machine, at a port that no other job has.
