@@ -38,7 +38,7 @@ _PLACES = {
     "train": ("zipflm.training.step", "update", 2),
     "read": ("zipflm.training.trainer", "_next_batches", 2),
     "score": ("zipflm.evaluation.scoring", "score_windows", 0),
-    "save": ("zipflm.runs.folder.RunFolder", "save", 0),
+    "save": ("zipflm.runs.sharded.ShardWriter", "finish", 0),
 }
 """What is replaced, and in which of its calls it fails."""
 
