@@ -14,7 +14,7 @@ from training_runs import SMALL, assert_same, environment, weights
 from zipflm.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
-UPDATES = 400
+UPDATES = 200
 """So many that none of what happens to the run comes after its end."""
 SETTINGS = [*SMALL, f"training.max_updates={UPDATES}", "training.checkpoint_every=10"]
 

@@ -3,7 +3,6 @@
 import gzip
 import shutil
 from collections import Counter
-from functools import partial
 
 import pytest
 from fuzz.cases import tried
@@ -155,7 +154,8 @@ def attempt(rng, place, monkeypatch):
     options = Options(
         errors=errors, bpe=rng.choice([1, 5, 50]) if pieces else None, min_count=rng.choice([1, 2])
     )
-    monkeypatch.setattr(scan, "chunks", partial(chunks, size=rng.choice([1, 20, 1 << 22])))
+    size = rng.choice([1, 20, 1 << 22])
+    monkeypatch.setattr(scan, "chunks", lambda name, _, **how: chunks(name, size, **how))
     lines = lines_of(data, errors)
     try:
         prepare(place / "data", {"train": [path]}, options)

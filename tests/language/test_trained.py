@@ -115,7 +115,7 @@ def test_next_words_are_the_most_likely_of_all(models):
 
 def test_next_words_in_pieces_are_those_of_all_words_there_are(bpe):
     prefix = "ba de"
-    found = bpe.next_words(prefix, 12)
+    found = bpe.next_words(prefix, 40)
     assert [word.logprob for word in found] == sorted((w.logprob for w in found), reverse=True)
     names = {a + b for a in "bdfgklmnps" for b in ("a", "e", "ila", "oro", "u", "an", "i")}
     scores = {

@@ -266,7 +266,12 @@ def _open(name: str, encoding: str, errors: str) -> Iterator[tuple[IO[bytes], IO
 def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
     """The source as it is stored; of what is far away, `block` bytes are fetched at a time."""
     with open_url(name, block) if is_url(name) else open(name, "rb") as file:
-        yield file
+        try:
+            yield file
+        except OSError as error:
+            if error.errno is not None and error.filename is None:  # reading does not name the file
+                error.filename = name
+            raise
 
 
 def _in_utf_8(name: str, file: Any, encoding: str, errors: str) -> IO[bytes]:
