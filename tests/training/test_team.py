@@ -88,6 +88,26 @@ def test_different_problems_end_all_and_the_first_process_says_so(capsys):
     assert capsys.readouterr().err == "zipflm: process 0: this; process 1: that\n"
 
 
+def test_nobody_ends_before_all_have_read_why(monkeypatch):
+    """torchrun would end the one that has yet to read with SIGTERM, and it would repeat it all."""
+    times = {}
+
+    def slow(team, keys, own, wait=Team._wait):
+        wait(team, keys, own)
+        if team._rank == 1:
+            time.sleep(0.2)
+            times["read"] = time.monotonic()
+
+    def end(team, alarm):
+        times.setdefault("ended", time.monotonic())
+        raise Ended(alarm.status)
+
+    monkeypatch.setattr(Team, "_wait", slow)
+    monkeypatch.setattr(Team, "_end", end)
+    in_processes(lambda team: team.agree("this"), lambda team: team.agree("that"))
+    assert times["ended"] > times["read"]
+
+
 def test_one_who_failed_does_not_wait_for_those_who_wait_for_him(capsys):
     def stuck(team):
         team._is_over.set()  # and its thread is stuck as well

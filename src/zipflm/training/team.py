@@ -115,14 +115,14 @@ class Team:
         except Exception as error:
             outcomes = self._share(_Outcome(described(error), leaves=True, status=_status(error)))
             if len({outcome.problem for outcome in outcomes if outcome.problem}) > 1:
-                self._end(_alarm(outcomes))
+                self._end_all(outcomes)
             # For the command line: the first process has the same error, or is told of this one.
             error.is_said_elsewhere = self._rank != 0  # type: ignore[attr-defined]
             raise
         else:
             outcomes = self._share(_Outcome("", leaves=True))
             if any(outcome.problem and outcome.status != _BAD_INPUT for outcome in outcomes):
-                self._end(_alarm(outcomes))
+                self._end_all(outcomes)
             for rank, outcome in enumerate(outcomes):
                 if outcome.problem:
                     raise FailedElsewhere(_named(rank, outcome.problem), self._rank != 0)
@@ -139,7 +139,7 @@ class Team:
         outcomes = self._share(_Outcome(problem, leaves=False))
         problems = dict.fromkeys(outcome.problem for outcome in outcomes if outcome.problem)
         if len(problems) > 1 or any(outcome.leaves for outcome in outcomes):
-            self._end(_alarm(outcomes))
+            self._end_all(outcomes)
         return next(iter(problems), "")
 
     def _share(self, own: _Outcome) -> list[_Outcome]:
@@ -268,6 +268,12 @@ class Team:
 
     def _alarm_at(self, key: str) -> _Alarm:
         return _Alarm(**json.loads(self._store.get(key)))
+
+    def _end_all(self, outcomes: Sequence[_Outcome]) -> NoReturn:
+        """End because of outcomes that everybody has, or is about to read: were one to go before,
+        torchrun's SIGTERM would have another say once more what this one says."""
+        self._let_all_leave()
+        self._end(_alarm(outcomes))
 
     def _end(self, alarm: _Alarm) -> NoReturn:
         """End the process here and now; what all processes know is for one of them to say.
