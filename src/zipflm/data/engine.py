@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zipflm.config import Splitting
-from zipflm.data.cluster import Cluster, ClusterScan, connected
+from zipflm.data.cluster import Cluster, connected
+from zipflm.data.cluster_scan import ClusterScan
 from zipflm.data.items import are_arrays, item_names, scan_items
 from zipflm.data.memory import MemoryPlan
 from zipflm.data.scan import ChunkScan, Errors, Progress, Rename, Scan, SplitScan, SpooledScan, scan
