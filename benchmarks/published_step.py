@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads)
-    config = resolve("demo/ADP-T", "paper", [*MODEL, *options.overrides], BANDS.vocab_size)
+    config = resolve("wikitext-103/ADP-T", "paper", [*MODEL, *options.overrides], BANDS.vocab_size)
     steps = {
         "zipflm": our_step(config, LanguageModel(config)),
         "published style": published_step(config, LanguageModel(config)),

@@ -96,9 +96,13 @@ class StackedMuon(torch.optim.Muon):
 def orthogonalise(
     matrices_LMN: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
-    """Each matrix with its singular values moved towards 1, in bfloat16: Newton-Schulz."""
+    """Each matrix with its singular values moved towards 1: Newton-Schulz.
+
+    In bfloat16, as torch's, but in float32 on a CPU: few have units for bfloat16, and the others
+    take twenty times as long for it.
+    """
     a, b, c = coefficients
-    x = matrices_LMN.bfloat16()
+    x = matrices_LMN.float() if matrices_LMN.device.type == "cpu" else matrices_LMN.bfloat16()
     is_tall = x.shape[1] > x.shape[2]
     if is_tall:
         x = x.mT
