@@ -46,10 +46,26 @@ def test_rate_zero_keeps_everything():
 def test_a_relu_with_dropout_draws_the_same_mask(number, dtype):
     x = torch.randn(number, device=DEVICE).to(dtype).requires_grad_()
     seed, threshold = torch.tensor([5], device=DEVICE), 16_384
-    y = relu_dropout(x, seed, threshold)
+    y = relu_dropout(x, None, seed, threshold)
     keep = keep_mask(x.detach(), seed, threshold)
     expected = torch.where(keep, x.detach().relu() * (4 / 3), 0.0)
     torch.testing.assert_close(y.detach(), expected, rtol=1e-2, atol=1e-6)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     flows = keep & (x > 0)
     torch.testing.assert_close(gradient, torch.where(flows, 4 / 3, 0.0).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 7), (2, 150, 520), (600, 513)])
+def test_the_bias_of_a_relu_gets_the_sum_of_its_gradients(shape, dtype):
+    x, upstream = (torch.randn(shape, device=DEVICE).to(dtype) for _ in range(2))
+    x.requires_grad_()
+    bias = torch.randn(shape[-1], device=DEVICE, requires_grad=True)
+    seed, threshold = torch.tensor([5], device=DEVICE), 16_384
+    expected = torch.autograd.grad(relu_dropout(x, None, seed, threshold), x, upstream)[0]
+    gradient, of_bias = torch.autograd.grad(
+        relu_dropout(x, bias, seed, threshold), (x, bias), upstream
+    )
+    torch.testing.assert_close(gradient, expected, rtol=1e-2, atol=1e-6)
+    total = gradient.double().flatten(0, -2).sum(0)
+    torch.testing.assert_close(of_bias.double(), total, rtol=1e-5, atol=1e-4)

@@ -43,6 +43,31 @@ def test_equals_the_reference_in_float32(size, share):
         assert_close(mine, exact, 2e-6, name)
 
 
+def sum_and_gradients(compute, hidden, weight, targets, active):
+    total = compute(hidden, weight, targets, active).sum()
+    return total, *torch.autograd.grad(0.7 * total, (hidden, weight))
+
+
+@pytest.mark.parametrize("share", [0.4, 0.0, 1.1], ids=["some", "none", "all"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_sum_and_its_gradients_equal_those_of_the_reference(size, share):
+    hidden, weight, targets, active = problem(*size, share, device=DEVICE)
+    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    truth = sum_and_gradients(reference.linear_nll, *exact, targets, active)
+    ours = sum_and_gradients(linear_nll_triton.linear_nll_sum, hidden, weight, targets, active)
+    for name, mine, theirs in zip(NAMES, ours, truth, strict=True):
+        assert_close(mine, theirs, 2e-6, name)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 7, 100])
+def test_any_number_of_programs_shares_the_tiles(monkeypatch, programs):
+    """One for all rows, several for a block of them, and more than there are tiles."""
+    monkeypatch.setattr(linear_nll_triton, "_num_programs", lambda *_: programs)
+    arguments = problem(70, 24, 331, 0.8, device=DEVICE)
+    for name, mine, exact in zip(NAMES, ours_of(arguments), truth_of(*arguments), strict=True):
+        assert_close(mine, exact, 2e-6, name)
+
+
 @pytest.mark.parametrize("dtype", LOW)
 def test_is_no_worse_than_plain_low_precision(dtype):
     arguments = problem(70, 64, 331, 0.6, dtype, DEVICE)
@@ -78,10 +103,14 @@ def test_inactive_rows_are_exactly_zero_even_when_their_numbers_are_not():
     hidden, weight, targets, active = problem(40, 16, 50, 0.5, device=DEVICE)
     with torch.no_grad():
         hidden[~active] = float("nan")
-    nll, d_hidden, d_weight = ours_of((hidden, weight, targets, active))
+    arguments = hidden, weight, targets, active
+    nll, d_hidden, d_weight = ours_of(arguments)
     assert (nll[~active] == 0).all()
     assert (d_hidden[~active] == 0).all()
     assert d_weight.isfinite().all()
+    total, d_hidden, d_weight = sum_and_gradients(linear_nll_triton.linear_nll_sum, *arguments)
+    assert total.isfinite() and d_weight.isfinite().all()
+    assert (d_hidden[~active] == 0).all()
 
 
 def test_no_rows_at_all_give_zero_gradients():
@@ -107,4 +136,19 @@ def test_real_sizes_on_a_gpu(width, words, share, dtype):
     plain = losses_and_gradients(reference.linear_nll, *arguments)
     ours = losses_and_gradients(linear_nll, *arguments)
     for name, t, p, o in zip(NAMES, truth_of(*arguments), plain, ours, strict=True):
+        assert_as_good_as_plain(t, p, o, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("width", "words", "share"), [(64, 207_744, 0.03), (64, 20_001, 1.1), (256, 40_000, 0.07)]
+)
+def test_sums_of_real_sizes_on_a_gpu(width, words, share, dtype):
+    hidden, weight, targets, active = problem(4096, width, words, share, dtype, DEVICE)
+    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    truth = sum_and_gradients(reference.linear_nll, *exact, targets, active)
+    plain = sum_and_gradients(reference.linear_nll, hidden, weight, targets, active)
+    ours = sum_and_gradients(linear_nll_triton.linear_nll_sum, hidden, weight, targets, active)
+    for name, t, p, o in zip(NAMES, truth, plain, ours, strict=True):
         assert_as_good_as_plain(t, p, o, name)

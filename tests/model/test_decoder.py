@@ -4,6 +4,7 @@ import pytest
 import torch
 from golden_files import load
 from numerics import assert_close
+from torch import nn
 
 from zipflm.config import DecoderConfig
 from zipflm.model.decoder import Decoder, rotate, rotations, sinusoids
@@ -83,6 +84,20 @@ def test_each_of_the_three_dropouts_acts_alone(rate):
     assert torch.equal(quiet(words), quiet(words))
     noisy = Decoder(replace(PLAIN, **off | {rate: 0.5}))
     assert not torch.equal(noisy(words), noisy(words))
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "ffn_in"])
+def test_what_replaces_a_projection_or_hooks_into_it_is_called(name):
+    """As adapters and people who look inside do; joined products must not pass them by."""
+    decoder, words, seen = Decoder(PLAIN), torch.randn(1, 4, 32), []
+    layer = decoder.layers[0]
+    layer.get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
+    decoder(words)
+    assert seen == [name]
+    decoder.eval()
+    before = decoder(words)
+    layer.register_module(name, nn.Sequential(layer.get_submodule(name), nn.Softsign()))
+    assert not torch.equal(decoder(words), before)
 
 
 def test_zero_output_layers_start_as_the_identity():

@@ -76,9 +76,14 @@ def linear_nll_sum(
     Its gradients are computed together with it, because all rows have the same one.
     """
     hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
+    inputs = hidden_NE, weight_VE, targets_N, active_N
     of_rows = _choose(hidden_NE, impl, rows)
     learns = torch.is_grad_enabled() and (hidden_NE.requires_grad or weight_VE.requires_grad)
     # In float16 small gradients vanish unless the loss scale comes in before they are rounded.
-    if of_rows is linear_nll_chunked.linear_nll and learns and hidden_NE.dtype != torch.float16:
-        return linear_nll_chunked.linear_nll_sum(hidden_NE, weight_VE, targets_N, active_N)
-    return of_rows(hidden_NE, weight_VE, targets_N, active_N).sum()
+    if impl == "reference" or not learns or hidden_NE.dtype == torch.float16:
+        return of_rows(*inputs).sum()
+    if of_rows is linear_nll_chunked.linear_nll:
+        return linear_nll_chunked.linear_nll_sum(*inputs)
+    from zipflm.kernels import linear_nll_triton
+
+    return linear_nll_triton.linear_nll_sum(*inputs)

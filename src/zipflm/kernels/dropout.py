@@ -47,15 +47,25 @@ def dropout(x: Tensor, rate: float, training: bool, seed: Tensor | None = None) 
     return torch.where(keep, x * scale(threshold), 0.0)
 
 
-def relu_dropout(x: Tensor, rate: float, training: bool, seed: Tensor | None = None) -> Tensor:
-    """`dropout(x.relu())`, of which nothing but the result is kept for the backward pass."""
+def relu_dropout(
+    x: Tensor,
+    rate: float,
+    training: bool,
+    seed: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """`dropout(x.relu())`, of which nothing but the result is kept for the backward pass.
+
+    `bias`, on a GPU only, is what was added to make `x`, without a gradient of its own: the
+    backward pass makes that in passing.
+    """
     if not training or rate == 0 or not x.is_cuda:
         return dropout(x.relu(), rate, training, seed)
     from zipflm.kernels import dropout_triton
 
     seed = new_seed(x, rate, training) if seed is None else seed
     assert seed is not None
-    result: Tensor = dropout_triton.relu_dropout(x, seed, round(rate * LEVELS))
+    result: Tensor = dropout_triton.relu_dropout(x, bias, seed, round(rate * LEVELS))
     return result
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from zipflm.kernels.dropout import scale
 
 _BLOCK = 1024
+_ROWS, _COLUMNS = 8, 512  # of a step of the ReLU's backward pass
 # Seven rounds pass all statistical tests that are known; ten are the usual margin of safety.
 _ROUNDS = tl.constexpr(7)
 
@@ -76,12 +77,45 @@ def _(like: Tensor, seed: Tensor, threshold: int) -> Tensor:
     return torch.empty(like.shape, dtype=torch.bool, device=like.device)
 
 
+@triton.jit
+def _relu_backward_kernel(
+    grad_ptr,  # [N, F]
+    y_ptr,  # [N, F]
+    dx_ptr,  # [N, F]
+    sums_ptr,  # [programs(1), F] float32
+    num_rows,
+    width,
+    scale,
+    rows_per_program,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """dx = grad * scale where y is not 0, and its sums over this program's rows."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(1) * rows_per_program
+    last = tl.minimum(first + rows_per_program, num_rows)
+    sums = tl.zeros([COLUMNS], tl.float32)
+    for start in range(first, last, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        places = rows.to(tl.int64)[:, None] * width + columns[None, :]
+        inside = (rows < last)[:, None] & (columns < width)[None, :]
+        y = tl.load(y_ptr + places, mask=inside, other=0.0)
+        grad = tl.load(grad_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        dx = tl.where(y > 0, grad * scale, 0.0).to(dx_ptr.dtype.element_ty)
+        tl.store(dx_ptr + places, dx, mask=inside)
+        sums += tl.sum(dx.to(tl.float32), 0)
+    tl.store(sums_ptr + tl.program_id(1) * width + columns, sums, mask=columns < width)
+
+
 @torch.library.custom_op("zipflm::relu_dropout", mutates_args=())
-def relu_dropout(x: Tensor, seed: Tensor, threshold: int) -> Tensor:
+def relu_dropout(x: Tensor, bias: Tensor | None, seed: Tensor, threshold: int) -> Tensor:
     """ReLU, then dropout as by `keep_mask`; what is kept grows so that the mean stays.
 
     The result tells by itself where a gradient flows: not where it is 0, because either the ReLU
     or the mask made it so. No mask is kept.
+
+    `bias` is what `x` has been given already, without a gradient. It gets one here, a sum over what
+    the backward pass writes anyway: by itself that sum would have to read all of it again.
     """
     x = x.contiguous()
     y = torch.empty_like(x)
@@ -93,18 +127,46 @@ def relu_dropout(x: Tensor, seed: Tensor, threshold: int) -> Tensor:
 
 
 @relu_dropout.register_fake
-def _(x: Tensor, seed: Tensor, threshold: int) -> Tensor:
+def _(x: Tensor, bias: Tensor | None, seed: Tensor, threshold: int) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+@torch.library.custom_op("zipflm::relu_dropout_backward", mutates_args=())
+def relu_dropout_backward(grad: Tensor, y: Tensor, threshold: int) -> tuple[Tensor, Tensor]:
+    """Gradient of x, shaped as `y`, and its sums over all but the last dimension in float32."""
+    grad, width = grad.contiguous(), y.shape[-1]
+    dx = torch.empty_like(y)
+    num_rows = y.numel() // max(width, 1)
+    rows_per_program = 256
+    sums = y.new_zeros(triton.cdiv(num_rows, rows_per_program), width, dtype=torch.float32)
+    if y.numel():
+        grid = (triton.cdiv(width, _COLUMNS), len(sums))
+        sizes = num_rows, width, scale(threshold), rows_per_program
+        _relu_backward_kernel[grid](
+            grad, y, dx, sums, *sizes, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4
+        )
+    return dx, sums.sum(0)
+
+
+@relu_dropout_backward.register_fake
+def _(grad: Tensor, y: Tensor, threshold: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(y), y.new_empty(y.shape[-1], dtype=torch.float32)
+
+
+def _setup_context(
+    ctx: Any, inputs: tuple[Tensor, Tensor | None, Tensor, int], output: Tensor
+) -> None:
     ctx.save_for_backward(output)
-    ctx.scale = scale(inputs[2])
+    ctx.bias_dtype = None if inputs[1] is None else inputs[1].dtype
+    ctx.threshold = inputs[3]
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
     (y,) = ctx.saved_tensors
-    return torch.where(y > 0, grad * ctx.scale, 0.0), None, None
+    if ctx.bias_dtype is None:
+        return torch.where(y > 0, grad * scale(ctx.threshold), 0.0), None, None, None
+    dx, sums = relu_dropout_backward(grad, y, ctx.threshold)
+    return dx, sums.to(ctx.bias_dtype), None, None
 
 
 relu_dropout.register_autograd(_backward, setup_context=_setup_context)

@@ -78,7 +78,7 @@ def backward(
 def sum_and_gradients(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed nll of the active rows and its gradients by hidden and weight."""
+    """The summed nll of the active rows and its gradients by hidden and, not rounded, by weight."""
     dtype = statistics_dtype(hidden_NE.dtype)
     num_words = len(weight_VE)
     hidden_NE, weight_VE = _without_inactive(hidden_NE, active_N), _aligned(weight_VE)
@@ -95,8 +95,8 @@ def sum_and_gradients(
         d_hidden_NE[rows] = d_logits_RV @ weight_VE
         d_weight_VE = _accumulated(d_weight_VE, d_logits_RV, hidden_RE, dtype)
     if d_weight_VE is None:  # no row at all
-        d_weight_VE = torch.zeros_like(weight_VE)
-    return total, d_hidden_NE, d_weight_VE[:num_words].to(weight_VE.dtype)
+        d_weight_VE = torch.zeros_like(weight_VE, dtype=dtype)
+    return total, d_hidden_NE, d_weight_VE[:num_words]
 
 
 def _accumulated(
@@ -108,7 +108,9 @@ def _accumulated(
         # as the product if there are few rows.
         if d_weight_VE is None:
             return torch.mm(d_logits_RV.T, hidden_RE, out_dtype=dtype)
-        return torch.addmm(d_weight_VE, d_logits_RV.T, hidden_RE, out_dtype=dtype)
+        # In place: torch copies what is to be added to unless that is also the result.
+        torch.addmm(d_weight_VE, d_logits_RV.T, hidden_RE, out_dtype=dtype, out=d_weight_VE)
+        return d_weight_VE
     product_VE = (d_logits_RV.T @ hidden_RE).to(dtype)
     return product_VE if d_weight_VE is None else d_weight_VE.add_(product_VE)
 
@@ -143,12 +145,19 @@ def _aligned(weight_VE: Tensor) -> Tensor:
 def _row_chunks(active_N: Tensor, num_words: int) -> Iterator[Tensor | slice]:
     if active_N.device.type != "cpu":
         fewest = min(_DEVICE_ROWS, _MOST_DEVICE_LOGITS // num_words)
-        size = max(1, fewest, _DEVICE_LOGITS // num_words)
+        most = max(1, fewest, _DEVICE_LOGITS // num_words)
+        # As many chunks as that takes, of equal sizes.
+        size = _ceil(len(active_N), max(1, _ceil(len(active_N), most)))
+        size = max(1, _ceil(size, _ALIGNMENT)) * _ALIGNMENT
         yield from (slice(start, start + size) for start in range(0, len(active_N), size))
         return
     order = active_N.argsort(descending=True, stable=True)
     size = max(1, _CPU_LOGITS // num_words)
     yield from torch.split(order[: int(active_N.sum())], size)
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
 
 
 def _logits(hidden_RE: Tensor, weight_VE: Tensor) -> Tensor:

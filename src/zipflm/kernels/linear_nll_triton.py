@@ -1,131 +1,216 @@
 """`linear_nll` on a GPU for narrow bands: logits never leave the registers.
 
-Active rows are moved to the front and their number stays on the device; blocks beyond it return at
-once, so that a band costs what its own tokens cost and the host never asks how many there are. The
-backward pass computes the logits again, once for each gradient. Sums over words are split between
-programs and added up afterwards in a fixed order: equal inputs give equal bits.
+Active rows are moved to the front and their number stays on the device, so that a band costs what
+its own tokens cost and the host never asks how many there are. A tile is some rows by some words;
+the tiles of all active rows are dealt out evenly to as many programs as the device runs at once,
+and what programs found out about the same rows is joined afterwards, in a fixed order: equal inputs
+give equal bits.
+
+The gradient of a hidden vector is the mean of all words' weights under the softmax, less those of
+the target. This is attention, with words for keys and values, and can be computed in one pass
+together with the log-sum-exp. The gradient of the weights needs the log-sum-exp first and computes
+the logits once more.
 
 For widths up to `MAX_WIDTH`: a block of rows must fit into registers.
 
-Shapes: N tokens (R active ones in front), E width, V words, S splits of the vocabulary.
+Shapes: N tokens (active ones in front), E width, V words, S segments (all that one program has of
+one block of rows), R rows of a block.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from zipflm.kernels.nll_operator import nll_operator
+from zipflm.kernels.nll_operator import nll_operator, nll_sum_operator
 
 MAX_WIDTH = 512
 
+# Exponentials are to the base of 2 on the device: one instruction less for each.
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_LN_2 = tl.constexpr(0.6931471805599453)
+
 
 @triton.jit
-def _lse_kernel(
+def _rows_kernel(
     hidden_ptr,  # [N, E]
     weight_ptr,  # [V, E]
-    lse_ptr,  # [S, N] float32
     count_ptr,  # [1] number of active rows
-    num_rows,
+    lse_ptr,  # [S, R] float32, to the base of 2
+    mean_ptr,  # [S, R, E] float32
     num_words,
     width,
-    words_per_split,
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
     WIDTH: tl.constexpr,
+    EXACT: tl.constexpr,  # WIDTH is the width, not more
+    WITH_MEAN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Log-sum-exp of each row's logits over one split of the words."""
-    row_block, split = tl.program_id(0), tl.program_id(1)
+    """Log-sum-exp of each row's logits and mean of the weights, over this program's tiles."""
+    program = tl.program_id(0)
     count = tl.load(count_ptr)
-    if row_block * ROWS >= count:
-        return
-    rows = row_block * ROWS + tl.arange(0, ROWS)
+    num_tiles = tl.cdiv(num_words, WORDS)
+    place, end = _share(program, tl.num_programs(0), count, num_tiles, ROWS)
     columns = tl.arange(0, WIDTH)
-    in_width = (columns < width)[None, :]
-    in_rows = rows < count
-    hidden = tl.load(
-        hidden_ptr + rows[:, None].to(tl.int64) * width + columns[None, :],
-        mask=in_rows[:, None] & in_width,
-        other=0.0,
-    )
-    # Online: `top` is the largest logit so far, `total` the sum of exponentials below it.
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    first = split * words_per_split
-    last = tl.minimum(first + words_per_split, num_words)
-    for start in range(first, last, WORDS):
-        words = start + tl.arange(0, WORDS)
-        in_words = words < last
-        weight = tl.load(
-            weight_ptr + words[:, None].to(tl.int64) * width + columns[None, :],
-            mask=in_words[:, None] & in_width,
-            other=0.0,
-        )
-        logits = tl.dot(hidden, tl.trans(weight), input_precision=PRECISION)
-        logits = tl.where(in_words[None, :], logits, float("-inf"))
-        new_top = tl.maximum(top, tl.max(logits, 1))
-        total = total * tl.exp(top - new_top) + tl.sum(tl.exp(logits - new_top[:, None]), 1)
-        top = new_top
-    tl.store(lse_ptr + split * num_rows + rows, top + tl.log(total), mask=in_rows)
+    while place < end:
+        row_block = place // num_tiles
+        first = place - row_block * num_tiles
+        last = tl.minimum(num_tiles, first + end - place)
+        rows = row_block * ROWS + tl.arange(0, ROWS)
+        hidden = _load(hidden_ptr, rows, columns, count, width, True, EXACT)
+        # Online: `top` is the largest logit so far, `total` the sum of exponentials below it.
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        mean = tl.zeros([ROWS, WIDTH], tl.float32)
+        whole = tl.minimum(last, num_words // WORDS)
+        for tile in range(first, whole):
+            # fmt: off
+            top, total, mean = _absorb_words(
+                top, total, mean, hidden, weight_ptr, tile * WORDS, columns, num_words, width,
+                WORDS, False, EXACT, WITH_MEAN, PRECISION,
+            )
+            # fmt: on
+        if last > whole:
+            # fmt: off
+            top, total, mean = _absorb_words(
+                top, total, mean, hidden, weight_ptr, whole * WORDS, columns, num_words, width,
+                WORDS, True, EXACT, WITH_MEAN, PRECISION,
+            )
+            # fmt: on
+        places = (program + row_block).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        tl.store(lse_ptr + places, top + tl.log2(total))
+        if WITH_MEAN:
+            tl.store(
+                mean_ptr + places[:, None] * width + columns[None, :],
+                mean / total[:, None],
+                mask=(columns < width)[None, :],
+            )
+        place += last - first
 
 
 @triton.jit
-def _hidden_gradient_kernel(
-    hidden_ptr,  # [N, E]
+def _absorb_words(
+    top,
+    total,
+    mean,
+    hidden,
+    weight_ptr,
+    start,
+    columns,
+    num_words,
+    width,
+    WORDS: tl.constexpr,
+    BOUNDED: tl.constexpr,  # some of the words may lie behind the end
+    EXACT: tl.constexpr,
+    WITH_MEAN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    words = start + tl.arange(0, WORDS)
+    weight = _load(weight_ptr, words, columns, num_words, width, BOUNDED, EXACT)
+    logits = tl.dot(hidden, tl.trans(weight), input_precision=PRECISION)
+    if BOUNDED:
+        logits = tl.where((words < num_words)[None, :], logits, float("-inf"))
+    new_top = tl.maximum(top, tl.max(logits, 1) * _LOG2_E)
+    exps = tl.exp2(logits * _LOG2_E - new_top[:, None])
+    shrink = tl.exp2(top - new_top)
+    total = total * shrink + tl.sum(exps, 1)
+    if WITH_MEAN:
+        mean = tl.dot(
+            exps.to(weight.dtype), weight, mean * shrink[:, None], input_precision=PRECISION
+        )
+    return new_top, total, mean
+
+
+@triton.jit
+def _join_kernel(
+    segment_lse_ptr,  # [S, R] float32, to the base of 2
+    mean_ptr,  # [S, R, E] float32
+    hidden_ptr,  # [N, E], active rows in front
     weight_ptr,  # [V, E]
-    targets_ptr,  # [N]
-    lse_ptr,  # [N] float32
-    grad_ptr,  # [N] float32
-    d_hidden_ptr,  # [S, N, E] float32
+    order_ptr,  # [N] where the rows come from; those below are in that order of tokens
     count_ptr,  # [1]
+    targets_ptr,  # [N]; -1 for none of these words
+    grad_ptr,  # [N] of nll, if WITH_MEAN
+    whole_lse_ptr,  # [N] over these words and others, if IS_PART
+    nll_ptr,  # [N] out
+    lse_ptr,  # [N] out
+    d_hidden_ptr,  # [N, E] out, if WITH_MEAN
     num_rows,
     num_words,
     width,
-    words_per_split,
+    programs,
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
     WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SOME: tl.constexpr,
+    WITH_MEAN: tl.constexpr,
+    WITH_GRAD: tl.constexpr,
+    IS_PART: tl.constexpr,
 ):
-    """(softmax - onehot) @ weight over one split of the words, times each row's gradient."""
-    row_block, split = tl.program_id(0), tl.program_id(1)
+    """What programs of `_rows_kernel` found out about some rows; zeros for inactive ones."""
+    start = tl.program_id(0) * SOME
     count = tl.load(count_ptr)
-    if row_block * ROWS >= count:
-        return
-    rows = row_block * ROWS + tl.arange(0, ROWS)
+    rows = start + tl.arange(0, SOME)
+    in_rows, is_active = rows < num_rows, rows < count
     columns = tl.arange(0, WIDTH)
     in_width = (columns < width)[None, :]
-    in_rows = rows < count
-    places = rows[:, None].to(tl.int64) * width + columns[None, :]
-    mask = in_rows[:, None] & in_width
-    hidden = tl.load(hidden_ptr + places, mask=mask, other=0.0)
-    lse = tl.load(lse_ptr + rows, mask=in_rows, other=0.0)
-    grad = tl.load(grad_ptr + rows, mask=in_rows, other=0.0)
-    targets = tl.load(targets_ptr + rows, mask=in_rows, other=-1)
-    d_hidden = tl.zeros([ROWS, WIDTH], tl.float32)
-    first = split * words_per_split
-    last = tl.minimum(first + words_per_split, num_words)
-    for start in range(first, last, WORDS):
-        words = start + tl.arange(0, WORDS)
-        in_words = words < last
-        weight = tl.load(
-            weight_ptr + words[:, None].to(tl.int64) * width + columns[None, :],
-            mask=in_words[:, None] & in_width,
-            other=0.0,
+    tokens = tl.load(order_ptr + rows, mask=in_rows, other=0)
+    row_block = start // ROWS
+    top = tl.full([SOME], float("-inf"), tl.float32)
+    total = tl.zeros([SOME], tl.float32)
+    mean = tl.zeros([SOME, WIDTH], tl.float32)
+    if start < count:
+        num_tiles = tl.cdiv(num_words, WORDS)
+        per_program = tl.cdiv(tl.cdiv(count, ROWS) * num_tiles, programs)
+        first = row_block * num_tiles // per_program
+        last = ((row_block + 1) * num_tiles - 1) // per_program
+        for program in range(first, last + 1):
+            places = (program + row_block).to(tl.int64) * ROWS + rows - row_block * ROWS
+            lse = tl.load(segment_lse_ptr + places)
+            new_top = tl.maximum(top, lse)
+            shrink, grow = tl.exp2(top - new_top), tl.exp2(lse - new_top)
+            total = total * shrink + grow
+            if WITH_MEAN:
+                part = tl.load(
+                    mean_ptr + places[:, None] * width + columns[None, :], mask=in_width, other=0.0
+                )
+                mean = mean * shrink[:, None] + part * grow[:, None]
+            top = new_top
+    total = tl.where(is_active, total, 1.0)
+    targets = tl.load(targets_ptr + tokens, mask=is_active, other=-1)
+    has_target = (targets >= 0) & is_active
+    own = tl.load(
+        weight_ptr + targets.to(tl.int64)[:, None] * width + columns[None, :],
+        mask=has_target[:, None] & in_width,
+        other=0.0,
+    ).to(tl.float32)
+    hidden = tl.load(
+        hidden_ptr + rows.to(tl.int64)[:, None] * width + columns[None, :],
+        mask=is_active[:, None] & in_width,
+        other=0.0,
+    ).to(tl.float32)
+    lse = top + tl.log2(total)
+    nll = lse * _LN_2 - tl.sum(hidden * own, 1)
+    tl.store(nll_ptr + tokens, tl.where(is_active, nll, 0.0), mask=in_rows)
+    tl.store(lse_ptr + tokens, tl.where(is_active, lse * _LN_2, 0.0), mask=in_rows)
+    if WITH_MEAN:
+        mean = mean / total[:, None]
+        if IS_PART:
+            whole_lse = tl.load(whole_lse_ptr + tokens, mask=is_active, other=0.0)
+            mean *= tl.exp2(lse - whole_lse * _LOG2_E)[:, None]
+        d_hidden = mean - own
+        if WITH_GRAD:
+            d_hidden *= tl.load(grad_ptr + tokens, mask=is_active, other=0.0)[:, None]
+        tl.store(
+            d_hidden_ptr + tokens[:, None] * width + columns[None, :],
+            tl.where(is_active[:, None], d_hidden, 0.0).to(d_hidden_ptr.dtype.element_ty),
+            mask=in_rows[:, None] & in_width,
         )
-        logits = tl.dot(hidden, tl.trans(weight), input_precision=PRECISION)
-        # Zero weights alone would not silence the words behind the end: below a low log-sum-exp
-        # their exponential overflows, and infinity times zero is NaN.
-        logits = tl.where(in_words[None, :], logits, float("-inf"))
-        d_logits = tl.exp(logits - lse[:, None]) - (words[None, :] == targets[:, None])
-        d_logits = (d_logits * grad[:, None]).to(weight.dtype)
-        d_hidden = tl.dot(d_logits, weight, d_hidden, input_precision=PRECISION)
-    tl.store(d_hidden_ptr + split.to(tl.int64) * num_rows * width + places, d_hidden, mask=mask)
 
 
 @triton.jit
@@ -134,7 +219,7 @@ def _weight_gradient_kernel(
     weight_ptr,  # [V, E]
     targets_ptr,  # [N]
     lse_ptr,  # [N] float32
-    grad_ptr,  # [N] float32
+    grad_ptr,  # [N] float32, if WITH_GRAD
     d_weight_ptr,  # [V, E]
     count_ptr,  # [1]
     num_words,
@@ -142,102 +227,255 @@ def _weight_gradient_kernel(
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
     WIDTH: tl.constexpr,
+    EXACT: tl.constexpr,
+    WITH_GRAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """(softmax - onehot) * gradient, transposed, @ hidden, for one block of words."""
     words = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     columns = tl.arange(0, WIDTH)
-    in_width = (columns < width)[None, :]
-    in_words = words < num_words
-    places = words[:, None].to(tl.int64) * width + columns[None, :]
-    mask = in_words[:, None] & in_width
-    weight = tl.load(weight_ptr + places, mask=mask, other=0.0)
+    # Behind the end the last word comes again, so that no logit is out of bounds.
+    real = tl.minimum(words, num_words - 1)
+    weight = _load(weight_ptr, real, columns, num_words, width, False, EXACT)
     d_weight = tl.zeros([WORDS, WIDTH], tl.float32)
     count = tl.load(count_ptr)
-    for start in range(0, count, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        in_rows = rows < count
-        hidden = tl.load(
-            hidden_ptr + rows[:, None].to(tl.int64) * width + columns[None, :],
-            mask=in_rows[:, None] & in_width,
-            other=0.0,
+    whole = count // ROWS
+    for block in range(0, whole):
+        # fmt: off
+        d_weight = _absorb_rows(
+            d_weight, weight, words, hidden_ptr, targets_ptr, lse_ptr, grad_ptr, block * ROWS,
+            columns, count, width, ROWS, False, EXACT, WITH_GRAD, PRECISION,
         )
-        lse = tl.load(lse_ptr + rows, mask=in_rows, other=0.0)
-        grad = tl.load(grad_ptr + rows, mask=in_rows, other=0.0)
-        targets = tl.load(targets_ptr + rows, mask=in_rows, other=-1)
-        logits = tl.dot(weight, tl.trans(hidden), input_precision=PRECISION)
-        # Neither rows behind the count nor words behind the end, as above.
-        logits = tl.where(in_words[:, None] & in_rows[None, :], logits, float("-inf"))
-        d_logits = tl.exp(logits - lse[None, :]) - (words[:, None] == targets[None, :])
-        d_logits = (d_logits * grad[None, :]).to(hidden.dtype)
-        d_weight = tl.dot(d_logits, hidden, d_weight, input_precision=PRECISION)
-    tl.store(d_weight_ptr + places, d_weight.to(d_weight_ptr.dtype.element_ty), mask=mask)
+        # fmt: on
+    if whole * ROWS < count:
+        # fmt: off
+        d_weight = _absorb_rows(
+            d_weight, weight, words, hidden_ptr, targets_ptr, lse_ptr, grad_ptr, whole * ROWS,
+            columns, count, width, ROWS, True, EXACT, WITH_GRAD, PRECISION,
+        )
+        # fmt: on
+    tl.store(
+        d_weight_ptr + words.to(tl.int64)[:, None] * width + columns[None, :],
+        d_weight.to(d_weight_ptr.dtype.element_ty),
+        mask=(words < num_words)[:, None] & (columns < width)[None, :],
+    )
 
 
-# Rows, words, warps and stages of a kernel's block up to a width: the fastest of nine choices on an
-# H200, for widths of 64 and 256 and for few, some and many active rows.
+@triton.jit
+def _absorb_rows(
+    d_weight,
+    weight,
+    words,
+    hidden_ptr,
+    targets_ptr,
+    lse_ptr,
+    grad_ptr,
+    start,
+    columns,
+    count,
+    width,
+    ROWS: tl.constexpr,
+    BOUNDED: tl.constexpr,  # some of the rows may lie behind the count
+    EXACT: tl.constexpr,
+    WITH_GRAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    rows = start + tl.arange(0, ROWS)
+    hidden = _load(hidden_ptr, rows, columns, count, width, BOUNDED, EXACT)
+    # An infinite log-sum-exp silences a row. Words behind the end need no silence: what they get
+    # is not stored.
+    if BOUNDED:
+        lse = tl.load(lse_ptr + rows, mask=rows < count, other=float("inf"))
+        targets = tl.load(targets_ptr + rows, mask=rows < count, other=-1)
+    else:
+        lse = tl.load(lse_ptr + rows)
+        targets = tl.load(targets_ptr + rows)
+    # Rows down, words across: what belongs to a row is then the same throughout the loop for the
+    # few rows that a thread has.
+    logits = tl.dot(hidden, tl.trans(weight), input_precision=PRECISION)
+    d_logits = tl.exp2(logits * _LOG2_E - (lse * _LOG2_E)[:, None])
+    d_logits = tl.where(words[None, :] == targets[:, None], d_logits - 1.0, d_logits)
+    if WITH_GRAD:
+        if BOUNDED:
+            grad = tl.load(grad_ptr + rows, mask=rows < count, other=0.0)
+        else:
+            grad = tl.load(grad_ptr + rows)
+        d_logits *= grad[:, None]
+    return tl.dot(tl.trans(d_logits.to(hidden.dtype)), hidden, d_weight, input_precision=PRECISION)
+
+
+@triton.jit
+def _share(program, programs, count, num_tiles, ROWS: tl.constexpr):
+    """First tile of a program and the one after its last, of those of all active rows."""
+    total = tl.cdiv(count, ROWS) * num_tiles
+    per_program = tl.cdiv(total, programs)
+    place = tl.minimum(program * per_program, total)
+    return place, tl.minimum(place + per_program, total)
+
+
+@triton.jit
+def _load(ptr, rows, columns, num_rows, width, BOUNDED: tl.constexpr, EXACT: tl.constexpr):
+    """Rows of a matrix, with zeros for what lies outside; unmasked where nothing can."""
+    places = ptr + rows.to(tl.int64)[:, None] * width + columns[None, :]
+    if BOUNDED and EXACT:
+        return tl.load(places, mask=(rows < num_rows)[:, None], other=0.0)
+    elif BOUNDED:
+        mask = (rows < num_rows)[:, None] & (columns < width)[None, :]
+        return tl.load(places, mask=mask, other=0.0)
+    elif EXACT:
+        return tl.load(places)
+    else:
+        return tl.load(places, mask=(columns < width)[None, :], other=0.0)
+
+
+class _Blocks(NamedTuple):
+    rows: int
+    words: int
+    warps: int
+    stages: int
+
+
+# Of a kernel up to a width.
 _BLOCKS = {
-    "lse": {128: (128, 128, 8, 3), 256: (128, 128, 8, 2)},
-    "hidden": {128: (128, 128, 8, 3), 256: (128, 64, 8, 2)},
-    "weight": {128: (64, 128, 4, 2), 256: (64, 128, 8, 3)},
+    "lse": {128: _Blocks(128, 128, 8, 3), 256: _Blocks(128, 128, 8, 2)},
+    "mean": {128: _Blocks(128, 128, 8, 3), 256: _Blocks(128, 64, 8, 2)},
+    "weight": {128: _Blocks(128, 128, 8, 2), 256: _Blocks(64, 128, 8, 2)},
 }
+# Programs that run at once on one of the device's processors.
+_PROGRAMS = {"lse": 2, "mean": 2}
+_JOINED_ROWS = 16
 
 
 def _meta(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
     """Block sizes that keep a block of rows, a block of words and a sum in registers."""
     padded = max(16, triton.next_power_of_2(width))
     if dtype == torch.float32:
-        rows, words, warps, stages = (32, 32, 4, 2) if padded <= 128 else (16, 16, 8, 2)
+        blocks = _Blocks(32, 32, 4, 2) if padded <= 128 else _Blocks(16, 16, 8, 2)
     else:
-        fitting = [block for widest, block in _BLOCKS[kernel].items() if padded <= widest]
-        rows, words, warps, stages = fitting[0] if fitting else (32, 32, 8, 2)
+        fitting = [found for widest, found in _BLOCKS[kernel].items() if padded <= widest]
+        blocks = fitting[0] if fitting else _Blocks(32, 32, 8, 2)
     return {
-        "ROWS": rows,
-        "WORDS": words,
+        "ROWS": blocks.rows,
+        "WORDS": blocks.words,
         "WIDTH": padded,
+        "EXACT": padded == width,
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",  # only float32 asks which
-        "num_warps": warps,
-        "num_stages": stages,
+        "num_warps": blocks.warps,
+        "num_stages": blocks.stages,
     }
 
 
-def _splits(num_words: int, meta: dict[str, Any]) -> tuple[int, int]:
-    """(number of splits, words in each): with few active rows, it is words that fill the device."""
-    blocks = triton.cdiv(num_words, meta["WORDS"])
-    splits = min(blocks, 16)
-    words_per_split = triton.cdiv(blocks, splits) * meta["WORDS"]
-    return triton.cdiv(num_words, words_per_split), words_per_split
+def _num_programs(kernel: str, device: torch.device) -> int:
+    if device.type != "cuda":
+        return 3  # the interpreter, which runs them one after the other
+    return _PROGRAMS[kernel] * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _active_first(active_N: Tensor) -> tuple[Tensor, Tensor]:
-    """(order that moves active rows to the front, their number [1]), both on the device."""
-    ahead_N = active_N.cumsum(0)
-    count = active_N.sum(dtype=torch.int32).view(1)
-    behind_N = count + (~active_N).cumsum(0)
-    places_N = torch.where(active_N, ahead_N, behind_N) - 1
-    order_N = torch.empty_like(places_N)
-    order_N.scatter_(0, places_N, torch.arange(len(places_N), device=places_N.device))
-    return order_N, count
+class _Active(NamedTuple):
+    """Active rows, moved to the front; everything stays on the device."""
+
+    order_N: Tensor
+    number: Tensor
+    hidden_NE: Tensor
+
+    @classmethod
+    def of(cls, hidden_NE: Tensor, active_N: Tensor) -> _Active:
+        ahead_N = active_N.cumsum(0)
+        count = active_N.sum(dtype=torch.int32).view(1)
+        behind_N = count + (~active_N).cumsum(0)
+        places_N = torch.where(active_N, ahead_N, behind_N) - 1
+        order_N = torch.empty_like(places_N)
+        order_N.scatter_(0, places_N, torch.arange(len(places_N), device=places_N.device))
+        return cls(order_N, count, hidden_NE[order_N])
+
+
+class _OfRows(NamedTuple):
+    """In the order of the tokens, 0 where not active."""
+
+    nll_N: Tensor
+    lse_N: Tensor
+    d_hidden_NE: Tensor
+    """Empty unless asked for."""
+
+
+def _of_rows(
+    active: _Active,
+    weight_VE: Tensor,
+    targets_N: Tensor,
+    with_mean: bool,
+    grad_N: Tensor | None = None,
+    whole_lse_N: Tensor | None = None,
+) -> _OfRows:
+    """nll and log-sum-exp and, `with_mean`, the gradient of hidden, times that of nll if given.
+
+    `whole_lse_N` is the log-sum-exp of a softmax of which these words are a part.
+    """
+    kernel = "mean" if with_mean else "lse"
+    hidden_NE, device = active.hidden_NE, active.hidden_NE.device
+    num_rows, width = hidden_NE.shape
+    meta = _meta(kernel, width, hidden_NE.dtype)
+    programs = _num_programs(kernel, device)
+    # Going from segment to segment, the number of the program or that of the block of rows grows,
+    # so that their sum tells all segments apart.
+    num_segments = programs + triton.cdiv(num_rows, meta["ROWS"])
+    lse_SR = torch.empty(num_segments, meta["ROWS"], device=device)
+    mean_SRE = torch.empty(*lse_SR.shape, width if with_mean else 0, device=device)
+    sizes = len(weight_VE), width
+    _rows_kernel[(programs,)](
+        *(hidden_NE, weight_VE, active.number, lse_SR, mean_SRE, *sizes),
+        WITH_MEAN=with_mean,
+        **meta,
+    )
+    nll_N = torch.empty(num_rows, device=device)
+    lse_N = torch.empty_like(nll_N)
+    d_hidden_NE = torch.empty_like(hidden_NE if with_mean else mean_SRE[0, :0])
+    if num_rows:
+        _join_kernel[(triton.cdiv(num_rows, _JOINED_ROWS),)](
+            *(lse_SR, mean_SRE, hidden_NE, weight_VE, active.order_N, active.number, targets_N),
+            *(nll_N if grad_N is None else grad_N, nll_N if whole_lse_N is None else whole_lse_N),
+            *(nll_N, lse_N, d_hidden_NE, num_rows, *sizes, programs),
+            ROWS=meta["ROWS"],
+            WORDS=meta["WORDS"],
+            WIDTH=meta["WIDTH"],
+            SOME=_JOINED_ROWS,
+            WITH_MEAN=with_mean,
+            WITH_GRAD=grad_N is not None,
+            IS_PART=whole_lse_N is not None,
+            num_warps=4,
+        )
+    return _OfRows(nll_N, lse_N, d_hidden_NE)
+
+
+def _of_weights(
+    active: _Active,
+    weight_VE: Tensor,
+    targets_N: Tensor,
+    lse_N: Tensor,
+    grad_N: Tensor | None = None,
+) -> Tensor:
+    """The gradient of the weights; without `grad_N` that of the sum of all rows, not rounded."""
+    hidden_NE, order_N = active.hidden_NE, active.order_N
+    meta = _meta("weight", hidden_NE.shape[1], hidden_NE.dtype)
+    dtype = torch.float32 if grad_N is None else weight_VE.dtype
+    d_weight_VE = torch.empty_like(weight_VE, dtype=dtype)
+    lse_N = lse_N[order_N]
+    _weight_gradient_kernel[(triton.cdiv(len(weight_VE), meta["WORDS"]),)](
+        *(hidden_NE, weight_VE, targets_N[order_N], lse_N),
+        lse_N if grad_N is None else grad_N[order_N],
+        *(d_weight_VE, active.number, *weight_VE.shape),
+        WITH_GRAD=grad_N is not None,
+        **meta,
+    )
+    return d_weight_VE
 
 
 def forward(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor]:
     """nll_N and the log-sum-exp of every row, both 0 where not active."""
-    num_rows, width = hidden_NE.shape
-    meta = _meta("lse", width, hidden_NE.dtype)
-    splits, words_per_split = _splits(len(weight_VE), meta)
-    order_N, count = _active_first(active_N)
-    hidden, weight = hidden_NE[order_N], weight_VE.contiguous()
-    lse_SN = torch.zeros(splits, num_rows, dtype=torch.float32, device=hidden.device)
-    grid = (triton.cdiv(num_rows, meta["ROWS"]), splits)
-    _lse_kernel[grid](
-        hidden, weight, lse_SN, count, num_rows, len(weight), width, words_per_split, **meta
-    )
-    lse_N = torch.empty_like(lse_SN[0])
-    lse_N[order_N] = lse_SN.logsumexp(0)
-    target_N = (hidden_NE.float() * weight[targets_N].float()).sum(-1)
-    return (lse_N - target_N).where(active_N, 0.0), lse_N.where(active_N, 0.0)
+    active = _Active.of(hidden_NE, active_N)
+    rows = _of_rows(active, weight_VE.contiguous(), targets_N, with_mean=False)
+    return rows.nll_N, rows.lse_N
 
 
 def backward(
@@ -248,24 +486,24 @@ def backward(
     active_N: Tensor,
     lse_N: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    num_rows, width = hidden_NE.shape
-    meta = _meta("hidden", width, hidden_NE.dtype)
-    splits, words_per_split = _splits(len(weight_VE), meta)
-    order_N, count = _active_first(active_N)
-    hidden, weight = hidden_NE[order_N], weight_VE.contiguous()
-    rows = hidden, weight, targets_N[order_N], lse_N[order_N], grad_N.float()[order_N]
-    d_hidden_SNE = hidden.new_zeros(splits, num_rows, width, dtype=torch.float32)
-    grid = (triton.cdiv(num_rows, meta["ROWS"]), splits)
-    sizes = num_rows, len(weight), width, words_per_split
-    _hidden_gradient_kernel[grid](*rows, d_hidden_SNE, count, *sizes, **meta)
-    d_hidden_NE = torch.empty_like(hidden_NE)
-    d_hidden_NE[order_N] = d_hidden_SNE.sum(0).to(hidden_NE.dtype)
-    d_weight_VE = torch.empty_like(weight)
-    meta = _meta("weight", width, hidden_NE.dtype)
-    word_blocks = triton.cdiv(len(weight), meta["WORDS"])
-    _weight_gradient_kernel[(word_blocks,)](*rows, d_weight_VE, count, len(weight), width, **meta)
-    return d_hidden_NE, d_weight_VE
+    """Gradients of hidden and weight; `lse_N` may be over more words than these."""
+    active, weight_VE = _Active.of(hidden_NE, active_N), weight_VE.contiguous()
+    grad_N = grad_N.float().contiguous()
+    rows = _of_rows(active, weight_VE, targets_N, True, grad_N, lse_N)
+    return rows.d_hidden_NE, _of_weights(active, weight_VE, targets_N, lse_N, grad_N)
+
+
+def sum_and_gradients(
+    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The summed nll of the active rows and its gradients by hidden and, not rounded, by weight."""
+    active, weight_VE = _Active.of(hidden_NE, active_N), weight_VE.contiguous()
+    rows = _of_rows(active, weight_VE, targets_N, with_mean=True)
+    d_weight_VE = _of_weights(active, weight_VE, targets_N, rows.lse_N)
+    return rows.nll_N.sum(), rows.d_hidden_NE, d_weight_VE
 
 
 linear_nll = nll_operator("linear_nll_triton", forward, backward)
 """The same as `reference.linear_nll`, at a cost in proportion to the active rows."""
+linear_nll_sum = nll_sum_operator("linear_nll_sum_triton", sum_and_gradients)
+"""Its sum over all rows, with a gradient at the price of four products instead of five."""

@@ -21,7 +21,8 @@ Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """grad_N, hidden_NE, weight_VE, targets_N, active_N, lse_N -> gradients of hidden and weight."""
 SumAndGradients = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""hidden_NE, weight_VE, targets_N, active_N -> the summed nll, gradients of hidden and weight."""
+"""hidden_NE, weight_VE, targets_N, active_N -> the summed nll, gradients of hidden and weight, the
+latter in the precision of statistics."""
 
 
 def nll_operator(
@@ -62,11 +63,12 @@ def nll_sum_operator(
 
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*output[1:])
+        ctx.dtype = inputs[1].dtype
 
     def autograd(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden_NE, d_weight_VE = (
             # The factor is not rounded to the gradients' precision: it is the same for all.
-            (gradient.to(grad.dtype) * grad).to(gradient.dtype)
+            (gradient.to(grad.dtype) * grad).to(ctx.dtype)
             for gradient in ctx.saved_tensors
         )
         return d_hidden_NE, d_weight_VE, None, None
@@ -87,7 +89,8 @@ def _fake_sum_and_gradients(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     total = hidden_NE.new_empty((), dtype=statistics_dtype(hidden_NE.dtype))
-    return total, torch.empty_like(hidden_NE), weight_VE.new_empty(weight_VE.shape)
+    d_weight_VE = weight_VE.new_empty(weight_VE.shape, dtype=total.dtype)
+    return total, torch.empty_like(hidden_NE), d_weight_VE
 
 
 def _fake_forward(

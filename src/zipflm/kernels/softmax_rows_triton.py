@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096
+_WHOLE = 32_768
+"""Rows up to this length are held in registers: read once instead of twice."""
 
 
 @triton.jit
@@ -68,24 +70,37 @@ def _nll_and_gradient_kernel(
     num_words,
     stride,
     BLOCK: tl.constexpr,
+    IS_WHOLE: tl.constexpr,  # a block holds a row
 ):
     """nll of each row and softmax - onehot, both 0 where not active; 0 behind the words."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_active = tl.load(active_ptr + row) != 0
     target = tl.load(targets_ptr + row)
-    lse = _row_lse(logits_ptr, row, num_words, stride, BLOCK)
-    nll = lse - tl.load(logits_ptr + row * stride + target)
-    tl.store(nll_ptr + row, tl.where(is_active, nll, 0.0))
-    # The row was read a moment ago and comes out of the cache where it fits.
-    for start in range(0, stride, BLOCK):
-        words = start + columns
-        is_word = words < num_words
-        logits = tl.load(logits_ptr + row * stride + words, mask=is_word, other=float("-inf"))
-        d_logits = tl.exp(logits - lse) - (words == target)
-        d_logits = tl.where(is_word & is_active, d_logits, 0.0)
-        out = d_logits.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + row * stride + words, out, mask=words < stride)
+    target_logit = tl.load(logits_ptr + row * stride + target)
+    if IS_WHOLE:
+        is_word = columns < num_words
+        logits = tl.load(logits_ptr + row * stride + columns, mask=is_word, other=float("-inf"))
+        top = tl.max(logits, 0)
+        exps = tl.exp(logits - top)
+        total = tl.sum(exps, 0)
+        lse = top + tl.log(total)
+        _store_gradient(out_ptr + row * stride, columns, exps / total, target, is_active, stride)
+    else:
+        lse = _row_lse(logits_ptr, row, num_words, stride, BLOCK)
+        for start in range(0, stride, BLOCK):
+            words = start + columns
+            is_word = words < num_words
+            logits = tl.load(logits_ptr + row * stride + words, mask=is_word, other=float("-inf"))
+            softmax = tl.exp(logits - lse)
+            _store_gradient(out_ptr + row * stride, words, softmax, target, is_active, stride)
+    tl.store(nll_ptr + row, tl.where(is_active, lse - target_logit, 0.0))
+
+
+@triton.jit
+def _store_gradient(out_ptr, words, softmax, target, is_active, stride):
+    d_logits = tl.where(is_active, softmax - (words == target), 0.0)
+    tl.store(out_ptr + words, d_logits.to(out_ptr.dtype.element_ty), mask=words < stride)
 
 
 def row_nll_and_gradient(
@@ -95,6 +110,7 @@ def row_nll_and_gradient(
     rows, stride = logits_RV.shape
     nll_R = torch.empty(rows, dtype=torch.float32, device=logits_RV.device)
     out_RV = torch.empty_like(logits_RV, dtype=dtype)
+    is_whole = stride <= _WHOLE
     _nll_and_gradient_kernel[(rows,)](
         logits_RV,
         targets_R.contiguous(),
@@ -103,8 +119,9 @@ def row_nll_and_gradient(
         out_RV,
         num_words,
         stride,
-        BLOCK=_BLOCK,
-        num_warps=8,
+        BLOCK=triton.next_power_of_2(stride) if is_whole else _BLOCK,
+        IS_WHOLE=is_whole,
+        num_warps=16 if is_whole and stride > _BLOCK else 8,
     )
     return nll_R, out_RV
 

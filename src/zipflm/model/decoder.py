@@ -188,8 +188,8 @@ class DecoderLayer(nn.Module):
         return hidden_BTD + dropout(attended_BTD, rate, self.training, seeds.attention)
 
     def _add_feed_forward(self, hidden_BTD: Tensor, seeds: Seeds) -> Tensor:
-        inner_BTF = self.ffn_in(self.ffn_norm(hidden_BTD))
-        fed_BTD = self.ffn_out(self._activate(inner_BTF, seeds.activation))
+        inner_BTF = self._feed(self.ffn_norm(hidden_BTD), seeds.activation)
+        fed_BTD = self.ffn_out(inner_BTF)
         rate = self.config.dropout
         return hidden_BTD + dropout(fed_BTD, rate, self.training, seeds.feed_forward)
 
@@ -228,7 +228,7 @@ class DecoderLayer(nn.Module):
     def _project(self, normed_BTD: Tensor, is_step: bool) -> Sequence[Tensor]:
         """Queries, keys and values."""
         projections = (self.query, self.key, self.value)
-        if is_step:
+        if is_step or not _are_plain(*projections):
             # For a few words, joining the weights would take longer than multiplying with them.
             return [projection(normed_BTD) for projection in projections]
         weights: list[Tensor] = [projection.weight for projection in projections]
@@ -236,15 +236,29 @@ class DecoderLayer(nn.Module):
         bias = torch.cat(biases) if biases else None
         return F.linear(normed_BTD, torch.cat(weights), bias).chunk(3, dim=-1)
 
-    def _activate(self, inner_BTF: Tensor, seed: Tensor | None) -> Tensor:
-        rate = self.config.relu_dropout
+    def _feed(self, normed_BTD: Tensor, seed: Tensor | None) -> Tensor:
+        """The activations of the feed-forward block."""
+        linear, rate, training = self.ffn_in, self.config.relu_dropout, self.training
         match self.config.activation:
             case "relu":
-                return relu_dropout(inner_BTF, rate, self.training, seed)
+                if not (normed_BTD.is_cuda and training and rate and _are_plain(linear)):
+                    return relu_dropout(linear(normed_BTD), rate, training, seed)
+                bias = linear.bias
+                fixed = None if bias is None else bias.detach()
+                inner_BTF = F.linear(normed_BTD, linear.weight, fixed)
+                return relu_dropout(inner_BTF, rate, training, seed, bias)
             case "relu_squared":
-                return dropout(inner_BTF.relu().square(), rate, self.training, seed)
+                return dropout(linear(normed_BTD).relu().square(), rate, training, seed)
             case _:
                 assert_never(self.config.activation)
+
+
+def _are_plain(*linears: nn.Module) -> bool:
+    """Whether weight and bias say it all: nobody has put an adapter or a hook in their place."""
+    return all(
+        type(linear) is nn.Linear and not linear._forward_hooks and not linear._forward_pre_hooks
+        for linear in linears
+    )
 
 
 def sinusoids(
