@@ -45,7 +45,8 @@ def test_equals_the_reference_in_float32(size, share):
 
 def sum_and_gradients(compute, hidden, weight, targets, active):
     total = compute(hidden, weight, targets, active).sum()
-    return total, *torch.autograd.grad(0.7 * total, (hidden, weight))
+    # A power of two, because any other factor rounds a second time.
+    return total, *torch.autograd.grad(0.5 * total, (hidden, weight))
 
 
 @pytest.mark.parametrize("share", [0.4, 0.0, 1.1], ids=["some", "none", "all"])

@@ -1,6 +1,6 @@
 """One pass over logits where plain PyTorch makes five: for `linear_nll_chunked` on a GPU.
 
-Each program owns one row. Shapes: R rows, V words.
+Shapes: R rows, V words.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096
-_WHOLE = 32_768
-"""Rows up to this length are held in registers: read once instead of twice."""
+_PART = 8192
+"""Words of a row that a program holds in registers, to read them once."""
+_PART_WARPS = 8
 
 
 @triton.jit
@@ -67,40 +68,54 @@ def _nll_and_gradient_kernel(
     active_ptr,  # [R] bool
     nll_ptr,  # [R] float32
     out_ptr,  # [R, stride]
+    part_lse_ptr,  # [R, PARTS] float32
+    done_ptr,  # [R + 1] int32, zeros: parts done of each row, and programs started
+    num_rows,
     num_words,
     stride,
+    num_parts,
     BLOCK: tl.constexpr,
-    IS_WHOLE: tl.constexpr,  # a block holds a row
+    PARTS: tl.constexpr,  # num_parts or a little more
 ):
-    """nll of each row and softmax - onehot, both 0 where not active; 0 behind the words."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
+    """nll of each row and softmax - onehot, both 0 where not active; 0 behind the words.
+
+    Each program has a part of a row in its registers and reads it once. Those of a row wait for
+    each other in between. They are numbered as they start, so that all programs with a lower number
+    are running or done: the rows of these come to an end whatever else happens.
+    """
+    number = tl.atomic_add(done_ptr + num_rows, 1)
+    row, part = (number // num_parts).to(tl.int64), number % num_parts
+    words = part * BLOCK + tl.arange(0, BLOCK)
+    logits = tl.load(
+        logits_ptr + row * stride + words, mask=words < num_words, other=float("-inf")
+    )
     is_active = tl.load(active_ptr + row) != 0
     target = tl.load(targets_ptr + row)
-    target_logit = tl.load(logits_ptr + row * stride + target)
-    if IS_WHOLE:
-        is_word = columns < num_words
-        logits = tl.load(logits_ptr + row * stride + columns, mask=is_word, other=float("-inf"))
-        top = tl.max(logits, 0)
-        exps = tl.exp(logits - top)
-        total = tl.sum(exps, 0)
-        lse = top + tl.log(total)
-        _store_gradient(out_ptr + row * stride, columns, exps / total, target, is_active, stride)
-    else:
-        lse = _row_lse(logits_ptr, row, num_words, stride, BLOCK)
-        for start in range(0, stride, BLOCK):
-            words = start + columns
-            is_word = words < num_words
-            logits = tl.load(logits_ptr + row * stride + words, mask=is_word, other=float("-inf"))
-            softmax = tl.exp(logits - lse)
-            _store_gradient(out_ptr + row * stride, words, softmax, target, is_active, stride)
-    tl.store(nll_ptr + row, tl.where(is_active, lse - target_logit, 0.0))
-
-
-@triton.jit
-def _store_gradient(out_ptr, words, softmax, target, is_active, stride):
-    d_logits = tl.where(is_active, softmax - (words == target), 0.0)
-    tl.store(out_ptr + words, d_logits.to(out_ptr.dtype.element_ty), mask=words < stride)
+    top = tl.max(logits, 0)
+    exps = tl.exp(logits - top)
+    lse = top + tl.log(tl.sum(exps, 0))
+    if PARTS > 1:
+        tl.store(part_lse_ptr + row * num_parts + part, lse)
+        tl.debug_barrier()
+        done = tl.atomic_add(done_ptr + row, 1, sem="acq_rel") + 1
+        while done < num_parts:
+            done = tl.atomic_add(done_ptr + row, 0, sem="acquire")
+        parts = tl.arange(0, PARTS)
+        lses = tl.load(
+            part_lse_ptr + row * num_parts + parts,
+            mask=parts < num_parts,
+            other=float("-inf"),
+            volatile=True,
+        )
+        highest = tl.max(lses, 0)
+        lse = highest + tl.log(tl.sum(tl.exp(lses - highest), 0))
+    d_logits = exps * tl.exp(top - lse) - (words == target)
+    d_logits = tl.where(is_active, d_logits, 0.0)
+    out = d_logits.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * stride + words, out, mask=words < stride)
+    if part == 0:
+        nll = lse - tl.load(logits_ptr + row * stride + target)
+        tl.store(nll_ptr + row, tl.where(is_active, nll, 0.0))
 
 
 def row_nll_and_gradient(
@@ -108,20 +123,34 @@ def row_nll_and_gradient(
 ) -> tuple[Tensor, Tensor]:
     """nll of each row of float32 logits and its gradient by them, 0 where not active."""
     rows, stride = logits_RV.shape
-    nll_R = torch.empty(rows, dtype=torch.float32, device=logits_RV.device)
+    block = min(_PART, triton.next_power_of_2(stride))
+    num_parts = triton.cdiv(num_words, block)
+    if num_parts > 1 and not logits_RV.is_cuda:
+        # The interpreter runs one program after the other; they must not wait for each other.
+        lse_R = row_lse(logits_RV, num_words)
+        nll_R = lse_R - logits_RV.gather(1, targets_R.unsqueeze(1)).squeeze(1)
+        out_RV = row_gradient(logits_RV, num_words, lse_R, targets_R, active_R, dtype)
+        return nll_R.where(active_R, 0.0), out_RV
+    device = logits_RV.device
+    nll_R = torch.empty(rows, device=device)
     out_RV = torch.empty_like(logits_RV, dtype=dtype)
-    is_whole = stride <= _WHOLE
-    _nll_and_gradient_kernel[(rows,)](
+    part_lse = torch.empty(rows, num_parts, device=device)
+    done = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+    _nll_and_gradient_kernel[(rows * num_parts,)](
         logits_RV,
         targets_R.contiguous(),
         active_R.contiguous(),
         nll_R,
         out_RV,
+        part_lse,
+        done,
+        rows,
         num_words,
         stride,
-        BLOCK=triton.next_power_of_2(stride) if is_whole else _BLOCK,
-        IS_WHOLE=is_whole,
-        num_warps=16 if is_whole and stride > _BLOCK else 8,
+        num_parts,
+        BLOCK=block,
+        PARTS=triton.next_power_of_2(num_parts),
+        num_warps=_PART_WARPS,
     )
     return nll_R, out_RV
 
