@@ -72,18 +72,20 @@ def _keep(row_keys, columns, threshold):
 
 @triton.jit(do_not_specialize=["threshold", "length"])
 def _keep_kernel(
-    keep_ptr,  # [B * H, T, T] bool
+    keep_ptr,  # [B * H * T, T] bool
     seed_ptr,  # [1] int64
+    num_rows,
     length,
     threshold,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One row of the mask that the other kernels use without ever writing it down."""
-    row_of_all = tl.program_id(0)
-    row_key = _row_keys(seed_ptr, row_of_all)
-    columns = tl.arange(0, COLUMNS)
-    keep = _keep(row_key, columns, threshold)
-    tl.store(keep_ptr + row_of_all.to(tl.int64) * length + columns, keep, mask=columns < length)
+    """A block of the mask that the other kernels use without ever writing it down."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)[None, :]
+    keep = _keep(_row_keys(seed_ptr, rows)[:, None], columns, threshold)
+    places = rows.to(tl.int64)[:, None] * length + columns
+    tl.store(keep_ptr + places, keep, mask=(rows < num_rows)[:, None] & (columns < length))
 
 
 # --- Tiles ----------------------------------------------------------------------------------------
@@ -91,10 +93,10 @@ def _keep_kernel(
 
 @triton.jit
 def _place(program, length, num_heads, ROWS: tl.constexpr):
-    """(block, sequence, head) of a program; the blocks of a head follow one another."""
+    """(block, sequence, head) of a program; the blocks of a head follow one another, last first."""
     num_blocks = tl.cdiv(length, ROWS)
     head_of_all = program // num_blocks
-    return program % num_blocks, head_of_all // num_heads, head_of_all % num_heads
+    return num_blocks - 1 - program % num_blocks, head_of_all // num_heads, head_of_all % num_heads
 
 
 @triton.jit
@@ -136,7 +138,7 @@ def _absorb(
     weights = tl.exp2(scores * steepness - new_top[:, None])
     shrink = tl.exp2(top - new_top)
     total = total * shrink + tl.sum(weights, 1)
-    # Only what is dropped counts in the sum that the weights are divided by, not in the output.
+    # What is dropped still counts in the sum by which the weights are divided.
     if DROPS:
         weights = tl.where(keep, weights, 0.0)
     out = out * shrink[:, None]
@@ -587,14 +589,16 @@ def _keys_kernel(
 
 # --- Launching ------------------------------------------------------------------------------------
 
-# Of a program in low precision, by padded head width: for "forward" and "queries" (rows, warps,
-# stages), where rows divide 128; for "keys" (keys, rows, warps, stages), where rows divide keys.
+# A program's part in low precision, by padded head width. For "forward" and "queries": (rows, warps,
+# stages, registers), where rows divide 128. For "keys": (keys, rows, warps, stages, registers),
+# where rows divide keys. A limit on a thread's registers, if it is not 0, lets more programs share a
+# processor: while one waits for its products, another can compute.
 _BLOCKS: dict[str, dict[int, tuple[int, ...]]] = {
-    "forward": {64: (128, 8, 2), 128: (128, 8, 2)},
-    "queries": {64: (128, 8, 2), 128: (128, 8, 2)},
-    "keys": {64: (128, 64, 8, 2), 128: (64, 64, 4, 2)},
+    "forward": {64: (128, 8, 2, 128), 128: (128, 8, 2, 0)},
+    "queries": {64: (64, 4, 2, 168), 128: (128, 8, 2, 0)},
+    "keys": {64: (128, 64, 8, 2, 0), 128: (64, 64, 8, 2, 0)},
 }
-_BLOCKS_FLOAT32 = {"forward": (32, 4, 1), "queries": (32, 4, 1), "keys": (32, 32, 4, 1)}
+_BLOCKS_FLOAT32 = {"forward": (32, 4, 1, 0), "queries": (32, 4, 1, 0), "keys": (32, 32, 4, 1, 0)}
 
 
 def _meta(kernel: str, head: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -604,7 +608,7 @@ def _meta(kernel: str, head: int, dtype: torch.dtype) -> dict[str, Any]:
         block = _BLOCKS_FLOAT32[kernel]
     else:
         block = next(block for widest, block in _BLOCKS[kernel].items() if padded <= widest)
-    *sizes, warps, stages = block
+    *sizes, warps, stages, registers = block
     names = ("KEYS", "ROWS") if kernel == "keys" else ("ROWS",)
     return {
         **dict(zip(names, sizes, strict=True)),
@@ -613,6 +617,7 @@ def _meta(kernel: str, head: int, dtype: torch.dtype) -> dict[str, Any]:
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",  # only float32 asks which
         "num_warps": warps,
         "num_stages": stages,
+        "maxnreg": registers or None,
     }
 
 
@@ -711,7 +716,16 @@ def backward(
 def keep_mask(seed: Tensor, heads_of_all: int, length: int, threshold: int) -> Tensor:
     """[B * H, T, T] bool: which weights the kernels keep; for tests and other implementations."""
     keep = torch.empty(heads_of_all, length, length, dtype=torch.bool, device=seed.device)
-    if keep.numel():
-        columns = triton.next_power_of_2(length)
-        _keep_kernel[(heads_of_all * length,)](keep, seed, length, threshold, COLUMNS=columns)
+    num_rows, block = heads_of_all * length, 64
+    if num_rows:
+        _keep_kernel[(triton.cdiv(num_rows, block),)](
+            keep,
+            seed,
+            num_rows,
+            length,
+            threshold,
+            ROWS=block,
+            COLUMNS=triton.next_power_of_2(length),
+            num_warps=8,
+        )
     return keep
