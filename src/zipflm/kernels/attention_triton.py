@@ -589,10 +589,10 @@ def _keys_kernel(
 
 # --- Launching ------------------------------------------------------------------------------------
 
-# A program's part in low precision, by padded head width. For "forward" and "queries": (rows, warps,
-# stages, registers), where rows divide 128. For "keys": (keys, rows, warps, stages, registers),
-# where rows divide keys. A limit on a thread's registers, if it is not 0, lets more programs share a
-# processor: while one waits for its products, another can compute.
+# A program's part in low precision, by padded head width. For "forward" and "queries": (rows,
+# warps, stages, registers), where rows divide 128. For "keys": (keys, rows, warps, stages,
+# registers), where rows divide keys. A limit on a thread's registers, if it is not 0, lets more
+# programs share a processor: while one waits for its products, another can compute.
 _BLOCKS: dict[str, dict[int, tuple[int, ...]]] = {
     "forward": {64: (128, 8, 2, 128), 128: (128, 8, 2, 0)},
     "queries": {64: (64, 4, 2, 168), 128: (128, 8, 2, 0)},
