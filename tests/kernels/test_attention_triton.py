@@ -21,9 +21,9 @@ THRESHOLD = round(RATE * 65_536)
 LOW = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 # Each kernel's tiles: the smallest, then as the table has them on a GPU.
 TILES = [
-    {"forward": (16, 4, 1, 0), "queries": (32, 4, 1, 0), "keys": (32, 16, 4, 1, 0)},
-    {"forward": (64, 4, 1, 0), "queries": (128, 4, 1, 0), "keys": (64, 64, 4, 1, 0)},
-    {"forward": (128, 4, 1, 0), "queries": (64, 4, 1, 0), "keys": (128, 64, 4, 1, 0)},
+    {"forward": (16, 4, 1, 0), "queries": (32, 16, 4, 1, 0), "keys": (32, 16, 4, 1, 0)},
+    {"forward": (64, 4, 1, 0), "queries": (128, 64, 4, 1, 0), "keys": (64, 64, 4, 1, 0)},
+    {"forward": (128, 4, 1, 0), "queries": (64, 128, 4, 1, 0), "keys": (128, 64, 4, 1, 0)},
 ]
 
 

@@ -10,7 +10,7 @@ another one wrote, so equal inputs give equal bits.
 Dropout has to decide about every weight in three kernels with different tiles, so the decision is a
 function of the seed, the head, the row and the column alone. Philox draws a key for each row, which
 costs next to nothing, and a short integer hash of that key and the column gives 32 bits: 16 each
-for column c and column c + 64. Wherever a kernel has both columns in the same lane, one hash does.
+for column c and column c + 64. The forward pass takes both columns at once, and one hash does.
 
 Shapes: B sequences, H heads, T positions, K head width, D = H * K.
 """
@@ -29,7 +29,7 @@ from zipflm.kernels.dropout import scale
 MAX_HEAD_WIDTH = 128
 
 _LOG2_E = 1.4426950408889634
-# Two columns at this distance share a hash, which makes it the width of the tiles of keys.
+# Two columns at this distance share a hash, which makes it the width of the forward pass's tiles.
 _COLUMNS = tl.constexpr(64)
 _ROUNDS = tl.constexpr(7)
 
@@ -239,29 +239,40 @@ def _forward_kernel(
 
 
 @triton.jit
-def _score_gradient(
+def _absorb_keys(
+    d_query,
     query,
-    key,
-    value,
     d_out,
     lse,
     delta,
-    keep,
-    seen,
+    row_keys,
+    rows,
+    columns,
+    key_ptr,  # of one head
+    value_ptr,
+    row_stride,
+    length,
+    threshold,
     steepness,
-    HAS_MASK: tl.constexpr,
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
     DROPS: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_DIAGONAL: tl.constexpr,
 ):
-    """dS / growth of a tile [rows, columns]."""
+    """Add a tile of keys to the gradients of a block of queries. Tiles are [rows, columns]."""
+    key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, not IS_DIAGONAL)
+    value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, not IS_DIAGONAL)
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-    if HAS_MASK:
-        scores = tl.where(seen, scores, float("-inf"))
+    if IS_DIAGONAL:
+        scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
     weights = tl.exp2(scores * steepness - lse[:, None])
     d_weights = tl.dot(d_out, tl.trans(value), input_precision=PRECISION)
     if DROPS:
+        keep = _keep(row_keys[:, None], columns[None, :], threshold)
         d_weights = tl.where(keep, d_weights, 0.0)
-    return (weights * (d_weights - delta[:, None])).to(key.dtype)
+    d_scores = (weights * (d_weights - delta[:, None])).to(key.dtype)
+    return tl.dot(d_scores, key, d_query, input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=["threshold", "length"])
@@ -287,6 +298,7 @@ def _queries_kernel(
     HEAD: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     DROPS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -297,7 +309,7 @@ def _queries_kernel(
     query_ptr = qkv_ptr + sequence * sequence_stride + head * HEAD
     key_ptr, value_ptr = query_ptr + dim, query_ptr + 2 * dim
     rows = block * ROWS + tl.arange(0, ROWS)
-    lanes = tl.arange(0, _COLUMNS)
+    lanes = tl.arange(0, COLUMNS)
     query = _load(query_ptr, rows, row_stride, length, HEAD, WIDTH, False)
     out_ptr += sequence * length * dim + head * HEAD
     out = _load(out_ptr, rows, dim, length, HEAD, WIDTH, False)
@@ -312,90 +324,54 @@ def _queries_kernel(
     row_keys = _row_keys(seed_ptr, rows_of_all)
     if DROPS:
         tl.store(row_keys_ptr + rows_of_all, row_keys.to(tl.int32, bitcast=True), mask=in_length)
-    row_keys = row_keys[:, None]
-    limit = _limit(threshold)
     d_query = tl.zeros([ROWS, WIDTH], tl.float32)
 
-    # Pairs of tiles that every row of the block sees.
-    end = block * ROWS // (2 * _COLUMNS) * (2 * _COLUMNS)
-    for start in range(0, end, 2 * _COLUMNS):
-        columns = start + lanes
-        bits = _bits(row_keys, columns[None, :])
-        key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, True)
-        value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, True)
-        d_scores = _score_gradient(
+    # Keys that every row of the block sees, then those on the diagonal.
+    diagonal = block * ROWS // COLUMNS * COLUMNS
+    for start in range(0, diagonal, COLUMNS):
+        d_query = _absorb_keys(
+            d_query,
             query,
-            key,
-            value,
             d_out,
             lse,
             delta,
-            (bits << 16) >= limit,
-            None,
+            row_keys,
+            rows,
+            start + lanes,
+            key_ptr,
+            value_ptr,
+            row_stride,
+            length,
+            threshold,
             steepness,
-            False,
+            HEAD,
+            WIDTH,
             DROPS,
             PRECISION,
+            False,
         )
-        d_query = tl.dot(d_scores, key, d_query, input_precision=PRECISION)
-        columns += _COLUMNS
-        key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, True)
-        value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, True)
-        d_scores = _score_gradient(
+    for start in range(diagonal, tl.minimum((block + 1) * ROWS, length), COLUMNS):
+        d_query = _absorb_keys(
+            d_query,
             query,
-            key,
-            value,
             d_out,
             lse,
             delta,
-            bits >= limit,
-            None,
+            row_keys,
+            rows,
+            start + lanes,
+            key_ptr,
+            value_ptr,
+            row_stride,
+            length,
+            threshold,
             steepness,
-            False,
+            HEAD,
+            WIDTH,
             DROPS,
             PRECISION,
-        )
-        d_query = tl.dot(d_scores, key, d_query, input_precision=PRECISION)
-
-    # The pair on the diagonal.
-    columns = end + lanes
-    bits = _bits(row_keys, columns[None, :])
-    key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-    value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-    d_scores = _score_gradient(
-        query,
-        key,
-        value,
-        d_out,
-        lse,
-        delta,
-        (bits << 16) >= limit,
-        columns[None, :] <= rows[:, None],
-        steepness,
-        True,
-        DROPS,
-        PRECISION,
-    )
-    d_query = tl.dot(d_scores, key, d_query, input_precision=PRECISION)
-    if end + _COLUMNS < (block + 1) * ROWS:
-        columns += _COLUMNS
-        key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-        value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-        d_scores = _score_gradient(
-            query,
-            key,
-            value,
-            d_out,
-            lse,
-            delta,
-            bits >= limit,
-            columns[None, :] <= rows[:, None],
-            steepness,
             True,
-            DROPS,
-            PRECISION,
         )
-        d_query = tl.dot(d_scores, key, d_query, input_precision=PRECISION)
 
     d_query_ptr = d_qkv_ptr + sequence * length * 3 * dim + head * HEAD
     d_query = d_query * (head_scale * growth)
@@ -589,16 +565,22 @@ def _keys_kernel(
 
 # --- Launching ------------------------------------------------------------------------------------
 
-# A program's part in low precision, by padded head width. For "forward" and "queries": (rows,
-# warps, stages, registers), where rows divide 128. For "keys": (keys, rows, warps, stages,
-# registers), where rows divide keys. A limit on a thread's registers, if it is not 0, lets more
-# programs share a processor: while one waits for its products, another can compute.
+# A program's part in low precision, by padded head width. "forward": (rows, warps, stages,
+# registers), where rows divide 128. "queries": (rows, columns, warps, stages, registers). "keys":
+# (keys, rows, warps, stages, registers), where rows divide keys. A limit on a thread's registers
+# lets more programs share a processor: while one waits for its products, another computes. 0 is no
+# limit.
 _BLOCKS: dict[str, dict[int, tuple[int, ...]]] = {
     "forward": {64: (128, 8, 2, 128), 128: (128, 8, 2, 0)},
-    "queries": {64: (64, 4, 2, 168), 128: (128, 8, 2, 0)},
+    "queries": {64: (64, 64, 4, 2, 0), 128: (128, 64, 8, 2, 0)},
     "keys": {64: (128, 64, 8, 2, 0), 128: (64, 64, 8, 2, 0)},
 }
-_BLOCKS_FLOAT32 = {"forward": (32, 4, 1, 0), "queries": (32, 4, 1, 0), "keys": (32, 32, 4, 1, 0)}
+_BLOCKS_FLOAT32: dict[str, tuple[int, ...]] = {
+    "forward": (32, 4, 1, 0),
+    "queries": (32, 32, 4, 1, 0),
+    "keys": (32, 32, 4, 1, 0),
+}
+_SIZES = {"forward": ("ROWS",), "queries": ("ROWS", "COLUMNS"), "keys": ("KEYS", "ROWS")}
 
 
 def _meta(kernel: str, head: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -609,9 +591,8 @@ def _meta(kernel: str, head: int, dtype: torch.dtype) -> dict[str, Any]:
     else:
         block = next(block for widest, block in _BLOCKS[kernel].items() if padded <= widest)
     *sizes, warps, stages, registers = block
-    names = ("KEYS", "ROWS") if kernel == "keys" else ("ROWS",)
     return {
-        **dict(zip(names, sizes, strict=True)),
+        **dict(zip(_SIZES[kernel], sizes, strict=True)),
         "HEAD": head,
         "WIDTH": padded,
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",  # only float32 asks which
