@@ -86,9 +86,7 @@ def _nll_and_gradient_kernel(
     number = tl.atomic_add(done_ptr + num_rows, 1)
     row, part = (number // num_parts).to(tl.int64), number % num_parts
     words = part * BLOCK + tl.arange(0, BLOCK)
-    logits = tl.load(
-        logits_ptr + row * stride + words, mask=words < num_words, other=float("-inf")
-    )
+    logits = tl.load(logits_ptr + row * stride + words, mask=words < num_words, other=float("-inf"))
     is_active = tl.load(active_ptr + row) != 0
     target = tl.load(targets_ptr + row)
     top = tl.max(logits, 0)

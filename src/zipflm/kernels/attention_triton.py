@@ -1,0 +1,712 @@
+"""Causal self-attention with dropout on a GPU, from and to the packed projection.
+
+Queries, keys and values are read where one product left them, and their gradients are written side
+by side as that product's backward pass wants them: nothing is transposed, copied or joined.
+
+Scores never leave the registers; the backward pass computes them again from the log-sum-exp of each
+row, once for the queries' gradients and once for those of keys and values. No program adds to what
+another one wrote, so equal inputs give equal bits.
+
+Dropout has to decide about every weight in three kernels with different tiles, so the decision is a
+function of the seed, the head, the row and the column alone. Philox draws a key for each row, which
+costs next to nothing, and a short integer hash of that key and the column gives 32 bits: 16 each
+for column c and column c + 64. The forward pass takes both columns at once, and one hash does.
+
+Shapes: B sequences, H heads, T positions, K head width, D = H * K.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from zipflm.kernels.dropout import scale
+
+MAX_HEAD_WIDTH = 128
+
+_LOG2_E = 1.4426950408889634
+# Two columns at this distance share a hash, which makes it the width of the forward pass's tiles.
+_COLUMNS = tl.constexpr(64)
+_ROUNDS = tl.constexpr(7)
+
+
+# --- Random bits ----------------------------------------------------------------------------------
+
+
+@triton.jit
+def _row_keys(seed_ptr, counter):
+    """32 random bits for every row of every head."""
+    return tl.randint(tl.load(seed_ptr), counter.to(tl.uint32), n_rounds=_ROUNDS).to(tl.uint32)
+
+
+@triton.jit
+def _bits(row_keys, columns):
+    """32 random bits that columns c and c + 64 of a group of 128 share; arguments broadcast.
+
+    The keys are random already, so two multiplications suffice to part a row's columns. Without
+    the shift, the lower half would know nothing of the upper half of the key.
+    """
+    places = ((columns >> 7) * 64 + (columns & 63)).to(tl.uint32)
+    bits = (row_keys ^ (places * 0x9E3779B1)) * 0x85EBCA6B
+    bits = bits ^ (bits >> 15)
+    return bits * 0xC2B2AE35
+
+
+@triton.jit
+def _limit(threshold):
+    """A half of the bits, moved to the upper end, keeps its weight if it is not below this."""
+    return threshold.to(tl.uint32) << 16
+
+
+@triton.jit
+def _keep(row_keys, columns, threshold):
+    """Whether weights are kept, each by itself; arguments broadcast."""
+    # The upper half needs no move: below it lie bits that cannot change the comparison.
+    shifts = tl.where((columns & 64) != 0, 0, 16).to(tl.uint32)
+    return (_bits(row_keys, columns) << shifts) >= _limit(threshold)
+
+
+@triton.jit(do_not_specialize=["threshold", "length"])
+def _keep_kernel(
+    keep_ptr,  # [B * H * T, T] bool
+    seed_ptr,  # [1] int64
+    num_rows,
+    length,
+    threshold,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A block of the mask that the other kernels use without ever writing it down."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)[None, :]
+    keep = _keep(_row_keys(seed_ptr, rows)[:, None], columns, threshold)
+    places = rows.to(tl.int64)[:, None] * length + columns
+    tl.store(keep_ptr + places, keep, mask=(rows < num_rows)[:, None] & (columns < length))
+
+
+# --- Tiles ----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _place(program, length, num_heads, ROWS: tl.constexpr):
+    """(block, sequence, head) of a program; the blocks of a head follow one another, last first."""
+    num_blocks = tl.cdiv(length, ROWS)
+    head_of_all = program // num_blocks
+    return num_blocks - 1 - program % num_blocks, head_of_all // num_heads, head_of_all % num_heads
+
+
+@triton.jit
+def _mask(rows, length, HEAD: tl.constexpr, WIDTH: tl.constexpr):
+    return (rows < length)[:, None] & (tl.arange(0, WIDTH) < HEAD)[None, :]
+
+
+@triton.jit
+def _load(
+    pointer, rows, stride, length, HEAD: tl.constexpr, WIDTH: tl.constexpr, ALL: tl.constexpr
+):
+    """One head of some rows [rows, WIDTH], 0 behind the end; `ALL` rows exist, if it says so."""
+    lanes = tl.arange(0, WIDTH)
+    places = pointer + rows[:, None] * stride + lanes[None, :]
+    if not ALL:
+        return tl.load(places, mask=_mask(rows, length, HEAD, WIDTH), other=0.0)
+    elif HEAD < WIDTH:
+        return tl.load(places, mask=(lanes < HEAD)[None, :], other=0.0)
+    else:
+        return tl.load(places)
+
+
+@triton.jit
+def _store(pointer, rows, stride, length, values, HEAD: tl.constexpr, WIDTH: tl.constexpr):
+    places = pointer + rows[:, None] * stride + tl.arange(0, WIDTH)[None, :]
+    values = values.to(pointer.dtype.element_ty)
+    tl.store(places, values, mask=_mask(rows, length, HEAD, WIDTH))
+
+
+# --- Forward --------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _absorb(
+    out, top, total, scores, value, keep, steepness, DROPS: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Add a tile of keys to the running sums of its rows."""
+    new_top = tl.maximum(top, tl.max(scores, 1) * steepness)
+    weights = tl.exp2(scores * steepness - new_top[:, None])
+    shrink = tl.exp2(top - new_top)
+    total = total * shrink + tl.sum(weights, 1)
+    # What is dropped still counts in the sum by which the weights are divided.
+    if DROPS:
+        weights = tl.where(keep, weights, 0.0)
+    out = out * shrink[:, None]
+    out = tl.dot(weights.to(value.dtype), value, out, input_precision=PRECISION)
+    return out, new_top, total
+
+
+@triton.jit(do_not_specialize=["threshold", "length"])
+def _forward_kernel(
+    qkv_ptr,  # [B, T, 3 D], columns adjacent
+    out_ptr,  # [B, T, D]
+    lse_ptr,  # [B, H, T] float32, to base 2
+    seed_ptr,  # [1] int64
+    sequence_stride,
+    row_stride,
+    num_heads,
+    length,
+    threshold,
+    steepness,  # scores times this are exponents of 2
+    growth,  # of the weights that are kept
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    DROPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Output and log-sum-exp of a block of rows."""
+    block, sequence, head = _place(tl.program_id(0), length, num_heads, ROWS)
+    dim = num_heads * HEAD
+    query_ptr = qkv_ptr + sequence.to(tl.int64) * sequence_stride + head * HEAD
+    key_ptr, value_ptr = query_ptr + dim, query_ptr + 2 * dim
+    rows = block * ROWS + tl.arange(0, ROWS)
+    lanes = tl.arange(0, _COLUMNS)
+    query = _load(query_ptr, rows, row_stride, length, HEAD, WIDTH, False)
+    rows_of_all = (sequence * num_heads + head) * length + rows
+    row_keys = _row_keys(seed_ptr, rows_of_all)[:, None]
+    limit = _limit(threshold)
+    # Online: `top` is the largest exponent so far, `total` the sum of powers below it.
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    out = tl.zeros([ROWS, WIDTH], tl.float32)
+
+    # Pairs of tiles that every row of the block sees.
+    end = block * ROWS // (2 * _COLUMNS) * (2 * _COLUMNS)
+    for start in range(0, end, 2 * _COLUMNS):
+        first, second = start + lanes, start + lanes + _COLUMNS
+        key = _load(key_ptr, first, row_stride, length, HEAD, WIDTH, True)
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+        key = _load(key_ptr, second, row_stride, length, HEAD, WIDTH, True)
+        more_scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+        new_top = tl.maximum(top, tl.max(tl.maximum(scores, more_scores), 1) * steepness)
+        weights = tl.exp2(scores * steepness - new_top[:, None])
+        more_weights = tl.exp2(more_scores * steepness - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weights + more_weights, 1)
+        if DROPS:
+            bits = _bits(row_keys, first[None, :])
+            weights = tl.where((bits << 16) >= limit, weights, 0.0)
+            more_weights = tl.where(bits >= limit, more_weights, 0.0)
+        out = out * shrink[:, None]
+        value = _load(value_ptr, first, row_stride, length, HEAD, WIDTH, True)
+        out = tl.dot(weights.to(value.dtype), value, out, input_precision=PRECISION)
+        value = _load(value_ptr, second, row_stride, length, HEAD, WIDTH, True)
+        out = tl.dot(more_weights.to(value.dtype), value, out, input_precision=PRECISION)
+        top = new_top
+
+    # The pair on the diagonal.
+    columns = end + lanes
+    bits = _bits(row_keys, columns[None, :])
+    key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, False)
+    value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, False)
+    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
+    out, top, total = _absorb(
+        out, top, total, scores, value, (bits << 16) >= limit, steepness, DROPS, PRECISION
+    )
+    if end + _COLUMNS < (block + 1) * ROWS:
+        columns += _COLUMNS
+        key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, False)
+        value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, False)
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+        scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
+        out, top, total = _absorb(
+            out, top, total, scores, value, bits >= limit, steepness, DROPS, PRECISION
+        )
+
+    out = out * (growth / total)[:, None]
+    out_ptr += sequence.to(tl.int64) * length * dim + head * HEAD
+    _store(out_ptr, rows, dim, length, out, HEAD, WIDTH)
+    tl.store(lse_ptr + rows_of_all, top + tl.log2(total), mask=rows < length)
+
+
+# --- Backward -------------------------------------------------------------------------------------
+#
+# With weights P, mask M (0 or `growth`) and output O = (P * M) V:
+#   dV = (P * M)^T dO,   dS = P * ((dO V^T) * M - delta),   delta = sum(dO * O) of each row.
+# The kernels compute dS / growth and give the factor back at the end, once instead of everywhere.
+
+
+@triton.jit
+def _absorb_keys(
+    d_query,
+    query,
+    d_out,
+    lse,
+    delta,
+    row_keys,
+    rows,
+    columns,
+    key_ptr,  # of one head
+    value_ptr,
+    row_stride,
+    length,
+    threshold,
+    steepness,
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DROPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IS_DIAGONAL: tl.constexpr,
+):
+    """Add a tile of keys to the gradients of a block of queries. Tiles are [rows, columns]."""
+    key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, not IS_DIAGONAL)
+    value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, not IS_DIAGONAL)
+    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    if IS_DIAGONAL:
+        scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
+    weights = tl.exp2(scores * steepness - lse[:, None])
+    d_weights = tl.dot(d_out, tl.trans(value), input_precision=PRECISION)
+    if DROPS:
+        keep = _keep(row_keys[:, None], columns[None, :], threshold)
+        d_weights = tl.where(keep, d_weights, 0.0)
+    d_scores = (weights * (d_weights - delta[:, None])).to(key.dtype)
+    return tl.dot(d_scores, key, d_query, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["threshold", "length"])
+def _queries_kernel(
+    qkv_ptr,  # [B, T, 3 D], columns adjacent
+    out_ptr,  # [B, T, D]
+    d_out_ptr,  # [B, T, D], columns adjacent
+    lse_ptr,  # [B, H, T] float32, to base 2
+    seed_ptr,  # [1] int64
+    d_qkv_ptr,  # [B, T, 3 D]
+    delta_ptr,  # [B, H, T] float32
+    row_keys_ptr,  # [B, H, T] int32
+    sequence_stride,
+    row_stride,
+    d_out_sequence_stride,
+    d_out_row_stride,
+    num_heads,
+    length,
+    threshold,
+    steepness,
+    growth,
+    head_scale,  # of the scores
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DROPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Gradients of a block of queries; `delta / growth` and the rows' keys for the next kernel."""
+    block, sequence, head = _place(tl.program_id(0), length, num_heads, ROWS)
+    dim = num_heads * HEAD
+    sequence = sequence.to(tl.int64)
+    query_ptr = qkv_ptr + sequence * sequence_stride + head * HEAD
+    key_ptr, value_ptr = query_ptr + dim, query_ptr + 2 * dim
+    rows = block * ROWS + tl.arange(0, ROWS)
+    lanes = tl.arange(0, COLUMNS)
+    query = _load(query_ptr, rows, row_stride, length, HEAD, WIDTH, False)
+    out_ptr += sequence * length * dim + head * HEAD
+    out = _load(out_ptr, rows, dim, length, HEAD, WIDTH, False)
+    d_out_ptr += sequence * d_out_sequence_stride + head * HEAD
+    d_out = _load(d_out_ptr, rows, d_out_row_stride, length, HEAD, WIDTH, False)
+    rows_of_all = (sequence * num_heads + head) * length + rows
+    in_length = rows < length
+    # A row behind the end has no weights at all.
+    lse = tl.load(lse_ptr + rows_of_all, mask=in_length, other=float("inf"))
+    delta = tl.sum(out.to(tl.float32) * d_out.to(tl.float32), 1) / growth
+    tl.store(delta_ptr + rows_of_all, delta, mask=in_length)
+    row_keys = _row_keys(seed_ptr, rows_of_all)
+    if DROPS:
+        tl.store(row_keys_ptr + rows_of_all, row_keys.to(tl.int32, bitcast=True), mask=in_length)
+    d_query = tl.zeros([ROWS, WIDTH], tl.float32)
+
+    # Keys that every row of the block sees, then those on the diagonal.
+    diagonal = block * ROWS // COLUMNS * COLUMNS
+    for start in range(0, diagonal, COLUMNS):
+        d_query = _absorb_keys(
+            d_query,
+            query,
+            d_out,
+            lse,
+            delta,
+            row_keys,
+            rows,
+            start + lanes,
+            key_ptr,
+            value_ptr,
+            row_stride,
+            length,
+            threshold,
+            steepness,
+            HEAD,
+            WIDTH,
+            DROPS,
+            PRECISION,
+            False,
+        )
+    for start in range(diagonal, tl.minimum((block + 1) * ROWS, length), COLUMNS):
+        d_query = _absorb_keys(
+            d_query,
+            query,
+            d_out,
+            lse,
+            delta,
+            row_keys,
+            rows,
+            start + lanes,
+            key_ptr,
+            value_ptr,
+            row_stride,
+            length,
+            threshold,
+            steepness,
+            HEAD,
+            WIDTH,
+            DROPS,
+            PRECISION,
+            True,
+        )
+
+    d_query_ptr = d_qkv_ptr + sequence * length * 3 * dim + head * HEAD
+    d_query = d_query * (head_scale * growth)
+    _store(d_query_ptr, rows, 3 * dim, length, d_query, HEAD, WIDTH)
+
+
+@triton.jit
+def _absorb_queries(
+    d_key,
+    d_value,
+    key,
+    value,
+    columns,
+    query_ptr,
+    d_out_ptr,
+    lse_ptr,
+    delta_ptr,
+    row_keys_ptr,  # of one head
+    rows,
+    row_stride,
+    d_out_row_stride,
+    length,
+    threshold,
+    steepness,
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DROPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IS_DIAGONAL: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    """Add a tile of rows to the gradients of a block of keys and values. Tiles are [columns, rows]:
+    what comes out of one product is then where the next one wants it."""
+    query = _load(query_ptr, rows, row_stride, length, HEAD, WIDTH, ALL)
+    d_out = _load(d_out_ptr, rows, d_out_row_stride, length, HEAD, WIDTH, ALL)
+    if ALL:
+        lse = tl.load(lse_ptr + rows)
+        delta = tl.load(delta_ptr + rows)
+    else:
+        lse = tl.load(lse_ptr + rows, mask=rows < length, other=float("inf"))
+        delta = tl.load(delta_ptr + rows, mask=rows < length, other=0.0)
+    scores = tl.dot(key, tl.trans(query), input_precision=PRECISION)
+    if IS_DIAGONAL:
+        scores = tl.where(columns[:, None] <= rows[None, :], scores, float("-inf"))
+    weights = tl.exp2(scores * steepness - lse[None, :])
+    d_weights = tl.dot(value, tl.trans(d_out), input_precision=PRECISION)
+    kept_weights = weights
+    if DROPS:
+        if ALL:
+            row_keys = tl.load(row_keys_ptr + rows)
+        else:
+            row_keys = tl.load(row_keys_ptr + rows, mask=rows < length, other=0)
+        row_keys = row_keys.to(tl.uint32, bitcast=True)
+        keep = _keep(row_keys[None, :], columns[:, None], threshold)
+        kept_weights = tl.where(keep, weights, 0.0)
+        d_weights = tl.where(keep, d_weights, 0.0)
+    d_value = tl.dot(kept_weights.to(d_out.dtype), d_out, d_value, input_precision=PRECISION)
+    d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
+    d_key = tl.dot(d_scores, query, d_key, input_precision=PRECISION)
+    return d_key, d_value
+
+
+@triton.jit(do_not_specialize=["threshold", "length"])
+def _keys_kernel(
+    qkv_ptr,  # [B, T, 3 D], columns adjacent
+    d_out_ptr,  # [B, T, D], columns adjacent
+    lse_ptr,  # [B, H, T] float32, to base 2
+    delta_ptr,  # [B, H, T] float32
+    row_keys_ptr,  # [B, H, T] int32
+    d_qkv_ptr,  # [B, T, 3 D]
+    sequence_stride,
+    row_stride,
+    d_out_sequence_stride,
+    d_out_row_stride,
+    num_heads,
+    length,
+    threshold,
+    steepness,
+    growth,
+    head_scale,
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
+    IS_EVEN: tl.constexpr,  # ROWS divides the length
+    DROPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Gradients of a block of keys and of their values."""
+    block, sequence, head = _place(tl.program_id(0), length, num_heads, KEYS)
+    dim = num_heads * HEAD
+    sequence = sequence.to(tl.int64)
+    query_ptr = qkv_ptr + sequence * sequence_stride + head * HEAD
+    d_out_ptr += sequence * d_out_sequence_stride + head * HEAD
+    row_of_all = (sequence * num_heads + head) * length
+    lse_ptr += row_of_all
+    delta_ptr += row_of_all
+    row_keys_ptr += row_of_all
+    columns = block * KEYS + tl.arange(0, KEYS)
+    lanes = tl.arange(0, ROWS)
+    key = _load(query_ptr + dim, columns, row_stride, length, HEAD, WIDTH, False)
+    value = _load(query_ptr + 2 * dim, columns, row_stride, length, HEAD, WIDTH, False)
+    d_key = tl.zeros([KEYS, WIDTH], tl.float32)
+    d_value = tl.zeros([KEYS, WIDTH], tl.float32)
+
+    # Rows on the diagonal, then those that see every key of the block.
+    diagonal_end = (block + 1) * KEYS
+    for start in range(block * KEYS, tl.minimum(diagonal_end, length), ROWS):
+        d_key, d_value = _absorb_queries(
+            d_key,
+            d_value,
+            key,
+            value,
+            columns,
+            query_ptr,
+            d_out_ptr,
+            lse_ptr,
+            delta_ptr,
+            row_keys_ptr,
+            start + lanes,
+            row_stride,
+            d_out_row_stride,
+            length,
+            threshold,
+            steepness,
+            HEAD,
+            WIDTH,
+            DROPS,
+            PRECISION,
+            True,
+            IS_EVEN,
+        )
+    for start in range(diagonal_end, length // ROWS * ROWS, ROWS):
+        d_key, d_value = _absorb_queries(
+            d_key,
+            d_value,
+            key,
+            value,
+            columns,
+            query_ptr,
+            d_out_ptr,
+            lse_ptr,
+            delta_ptr,
+            row_keys_ptr,
+            start + lanes,
+            row_stride,
+            d_out_row_stride,
+            length,
+            threshold,
+            steepness,
+            HEAD,
+            WIDTH,
+            DROPS,
+            PRECISION,
+            False,
+            True,
+        )
+    if not IS_EVEN:
+        start = length // ROWS * ROWS
+        if start >= diagonal_end:
+            d_key, d_value = _absorb_queries(
+                d_key,
+                d_value,
+                key,
+                value,
+                columns,
+                query_ptr,
+                d_out_ptr,
+                lse_ptr,
+                delta_ptr,
+                row_keys_ptr,
+                start + lanes,
+                row_stride,
+                d_out_row_stride,
+                length,
+                threshold,
+                steepness,
+                HEAD,
+                WIDTH,
+                DROPS,
+                PRECISION,
+                False,
+                False,
+            )
+
+    d_key_ptr = d_qkv_ptr + sequence * length * 3 * dim + dim + head * HEAD
+    d_key = d_key * (head_scale * growth)
+    _store(d_key_ptr, columns, 3 * dim, length, d_key, HEAD, WIDTH)
+    _store(d_key_ptr + dim, columns, 3 * dim, length, d_value * growth, HEAD, WIDTH)
+
+
+# --- Launching ------------------------------------------------------------------------------------
+
+# A program's part in low precision, by padded head width. "forward": (rows, warps, stages,
+# registers), where rows divide 128. "queries": (rows, columns, warps, stages, registers). "keys":
+# (keys, rows, warps, stages, registers), where rows divide keys. A limit on a thread's registers
+# lets more programs share a processor: while one waits for its products, another computes. 0 is no
+# limit.
+_BLOCKS: dict[str, dict[int, tuple[int, ...]]] = {
+    "forward": {64: (128, 8, 2, 128), 128: (128, 8, 2, 0)},
+    "queries": {64: (64, 64, 4, 2, 0), 128: (128, 64, 8, 2, 0)},
+    "keys": {64: (128, 64, 8, 2, 0), 128: (64, 64, 8, 2, 0)},
+}
+_BLOCKS_FLOAT32: dict[str, tuple[int, ...]] = {
+    "forward": (32, 4, 1, 0),
+    "queries": (32, 32, 4, 1, 0),
+    "keys": (32, 32, 4, 1, 0),
+}
+_SIZES = {"forward": ("ROWS",), "queries": ("ROWS", "COLUMNS"), "keys": ("KEYS", "ROWS")}
+
+
+def _meta(kernel: str, head: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Everything that a kernel is compiled for."""
+    padded = max(16, triton.next_power_of_2(head))
+    if dtype == torch.float32:
+        block = _BLOCKS_FLOAT32[kernel]
+    else:
+        block = next(block for widest, block in _BLOCKS[kernel].items() if padded <= widest)
+    *sizes, warps, stages, registers = block
+    return {
+        **dict(zip(_SIZES[kernel], sizes, strict=True)),
+        "HEAD": head,
+        "WIDTH": padded,
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",  # only float32 asks which
+        "num_warps": warps,
+        "num_stages": stages,
+        "maxnreg": registers or None,
+    }
+
+
+def _columns_adjacent(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def forward(qkv_BTE: Tensor, seed: Tensor, num_heads: int, threshold: int) -> tuple[Tensor, Tensor]:
+    """out_BTD, and lse_BHT to base 2."""
+    qkv_BTE = _columns_adjacent(qkv_BTE)
+    batch, length, dim = qkv_BTE.shape[0], qkv_BTE.shape[1], qkv_BTE.shape[2] // 3
+    out_BTD = qkv_BTE.new_empty(batch, length, dim)
+    lse_BHT = qkv_BTE.new_empty(batch, num_heads, length, dtype=torch.float32)
+    if not out_BTD.numel():
+        return out_BTD, lse_BHT
+    head = dim // num_heads
+    meta = _meta("forward", head, qkv_BTE.dtype)
+    grid = (triton.cdiv(length, meta["ROWS"]) * batch * num_heads,)
+    _forward_kernel[grid](
+        qkv_BTE,
+        out_BTD,
+        lse_BHT,
+        seed,
+        *qkv_BTE.stride()[:2],
+        num_heads,
+        length,
+        threshold,
+        head**-0.5 * _LOG2_E,
+        scale(threshold),
+        DROPS=threshold > 0,
+        **meta,
+    )
+    return out_BTD, lse_BHT
+
+
+def backward(
+    grad_BTD: Tensor,
+    qkv_BTE: Tensor,
+    out_BTD: Tensor,
+    lse_BHT: Tensor,
+    seed: Tensor,
+    num_heads: int,
+    threshold: int,
+) -> Tensor:
+    """The gradient of the packed projection, contiguous."""
+    qkv_BTE, grad_BTD = _columns_adjacent(qkv_BTE), _columns_adjacent(grad_BTD)
+    batch, length, dim = out_BTD.shape
+    d_qkv_BTE = torch.empty_like(qkv_BTE, memory_format=torch.contiguous_format)
+    if not out_BTD.numel():
+        return d_qkv_BTE
+    head = dim // num_heads
+    delta_BHT = torch.empty_like(lse_BHT)
+    row_keys_BHT = torch.empty_like(lse_BHT, dtype=torch.int32)
+    sizes = (
+        *qkv_BTE.stride()[:2],
+        *grad_BTD.stride()[:2],
+        num_heads,
+        length,
+        threshold,
+        head**-0.5 * _LOG2_E,
+        scale(threshold),
+        head**-0.5,
+    )
+    meta = _meta("queries", head, qkv_BTE.dtype)
+    grid = (triton.cdiv(length, meta["ROWS"]) * batch * num_heads,)
+    _queries_kernel[grid](
+        qkv_BTE,
+        out_BTD.contiguous(),
+        grad_BTD,
+        lse_BHT,
+        seed,
+        d_qkv_BTE,
+        delta_BHT,
+        row_keys_BHT,
+        *sizes,
+        DROPS=threshold > 0,
+        **meta,
+    )
+    meta = _meta("keys", head, qkv_BTE.dtype)
+    grid = (triton.cdiv(length, meta["KEYS"]) * batch * num_heads,)
+    _keys_kernel[grid](
+        qkv_BTE,
+        grad_BTD,
+        lse_BHT,
+        delta_BHT,
+        row_keys_BHT,
+        d_qkv_BTE,
+        *sizes,
+        IS_EVEN=length % meta["ROWS"] == 0,
+        DROPS=threshold > 0,
+        **meta,
+    )
+    return d_qkv_BTE
+
+
+def keep_mask(seed: Tensor, heads_of_all: int, length: int, threshold: int) -> Tensor:
+    """[B * H, T, T] bool: which weights the kernels keep; for tests and other implementations."""
+    keep = torch.empty(heads_of_all, length, length, dtype=torch.bool, device=seed.device)
+    num_rows, block = heads_of_all * length, 64
+    if num_rows:
+        _keep_kernel[(triton.cdiv(num_rows, block),)](
+            keep,
+            seed,
+            num_rows,
+            length,
+            threshold,
+            ROWS=block,
+            COLUMNS=triton.next_power_of_2(length),
+            num_warps=8,
+        )
+    return keep
