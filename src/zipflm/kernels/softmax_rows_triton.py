@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096
-_PART = 8192
+_PART = 4096
 """Words of a row that a program holds in registers, to read them once."""
-_PART_WARPS = 8
+_PART_WARPS = 4
 
 
 @triton.jit
