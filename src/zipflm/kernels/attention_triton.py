@@ -403,8 +403,8 @@ def _absorb_queries(
     IS_DIAGONAL: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """Add a tile of rows to the gradients of a block of keys and values. Tiles are [rows, columns]:
-    a thread has few rows, and what belongs to a row is the same for all of its columns."""
+    """Add a tile of rows to the gradients of a block of keys and values. Tiles are [columns, rows]:
+    what comes out of one product is then where the next one wants it."""
     query = _load(query_ptr, rows, row_stride, length, HEAD, WIDTH, ALL)
     d_out = _load(d_out_ptr, rows, d_out_row_stride, length, HEAD, WIDTH, ALL)
     if ALL:
@@ -413,11 +413,11 @@ def _absorb_queries(
     else:
         lse = tl.load(lse_ptr + rows, mask=rows < length, other=float("inf"))
         delta = tl.load(delta_ptr + rows, mask=rows < length, other=0.0)
-    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    scores = tl.dot(key, tl.trans(query), input_precision=PRECISION)
     if IS_DIAGONAL:
-        scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
-    weights = tl.exp2(scores * steepness - lse[:, None])
-    d_weights = tl.dot(d_out, tl.trans(value), input_precision=PRECISION)
+        scores = tl.where(columns[:, None] <= rows[None, :], scores, float("-inf"))
+    weights = tl.exp2(scores * steepness - lse[None, :])
+    d_weights = tl.dot(value, tl.trans(d_out), input_precision=PRECISION)
     kept_weights = weights
     if DROPS:
         if ALL:
@@ -425,12 +425,11 @@ def _absorb_queries(
         else:
             row_keys = tl.load(row_keys_ptr + rows, mask=rows < length, other=0)
         row_keys = row_keys.to(tl.uint32, bitcast=True)
-        keep = _keep(row_keys[:, None], columns[None, :], threshold)
+        keep = _keep(row_keys[None, :], columns[:, None], threshold)
         kept_weights = tl.where(keep, weights, 0.0)
         d_weights = tl.where(keep, d_weights, 0.0)
-    kept_weights = tl.trans(kept_weights.to(d_out.dtype))
-    d_value = tl.dot(kept_weights, d_out, d_value, input_precision=PRECISION)
-    d_scores = tl.trans((weights * (d_weights - delta[:, None])).to(query.dtype))
+    d_value = tl.dot(kept_weights.to(d_out.dtype), d_out, d_value, input_precision=PRECISION)
+    d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
     d_key = tl.dot(d_scores, query, d_key, input_precision=PRECISION)
     return d_key, d_value
 
@@ -572,9 +571,9 @@ def _keys_kernel(
 # lets more programs share a processor: while one waits for its products, another computes. 0 is no
 # limit.
 _BLOCKS: dict[str, dict[int, tuple[int, ...]]] = {
-    "forward": {64: (128, 8, 2, 128), 128: (128, 8, 2, 0)},
-    "queries": {64: (64, 64, 4, 2, 0), 128: (128, 64, 8, 2, 0)},
-    "keys": {64: (128, 64, 8, 2, 0), 128: (64, 64, 8, 2, 0)},
+    "forward": {64: (64, 4, 2, 168), 128: (64, 4, 1, 0)},
+    "queries": {64: (64, 64, 4, 1, 128), 128: (64, 32, 4, 2, 0)},
+    "keys": {64: (64, 32, 4, 2, 168), 128: (64, 32, 4, 2, 0)},
 }
 _BLOCKS_FLOAT32: dict[str, tuple[int, ...]] = {
     "forward": (32, 4, 1, 0),

@@ -137,7 +137,7 @@ def relu_dropout_backward(grad: Tensor, y: Tensor, threshold: int) -> tuple[Tens
     grad, width = grad.contiguous(), y.shape[-1]
     dx = torch.empty_like(y)
     num_rows = y.numel() // max(width, 1)
-    rows_per_program = 256
+    rows_per_program = 64
     sums = y.new_zeros(triton.cdiv(num_rows, rows_per_program), width, dtype=torch.float32)
     if y.numel():
         grid = (triton.cdiv(width, _COLUMNS), len(sums))

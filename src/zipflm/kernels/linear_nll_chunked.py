@@ -92,7 +92,10 @@ def sum_and_gradients(
             logits_RV, num_words, targets_R, active_R, hidden_NE.dtype
         )
         total += nll_R.sum()
-        d_hidden_NE[rows] = d_logits_RV @ weight_VE
+        if isinstance(rows, slice):
+            torch.mm(d_logits_RV, weight_VE, out=d_hidden_NE[rows])
+        else:
+            d_hidden_NE[rows] = d_logits_RV @ weight_VE
         d_weight_VE = _accumulated(d_weight_VE, d_logits_RV, hidden_RE, dtype)
     if d_weight_VE is None:  # no row at all
         d_weight_VE = torch.zeros_like(weight_VE, dtype=dtype)

@@ -63,9 +63,10 @@ def nll_sum_operator(
 
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*output[1:])
+        ctx.set_materialize_grads(False)  # nobody asks for gradients of the gradients
         ctx.dtype = inputs[1].dtype
 
-    def autograd(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+    def autograd(ctx: Any, grad: Tensor, *unused: None) -> tuple[Tensor | None, ...]:
         d_hidden_NE, d_weight_VE = (
             # The factor is not rounded to the gradients' precision: it is the same for all.
             (gradient.to(grad.dtype) * grad).to(ctx.dtype)
