@@ -32,6 +32,10 @@ _LOG2_E = 1.4426950408889634
 # Two columns at this distance share a hash, which makes it the width of the forward pass's tiles.
 _COLUMNS = tl.constexpr(64)
 _ROUNDS = tl.constexpr(7)
+# The same multiplication: of a column's own product the upper half counts, and of the column's that
+# comes 64 before it the lower half, which the second factor moves up.
+_UPPER = tl.constexpr(0xC2B2AE35)
+_LOWER = tl.constexpr(0xAE350000)
 
 
 # --- Random bits ----------------------------------------------------------------------------------
@@ -44,30 +48,30 @@ def _row_keys(seed_ptr, counter):
 
 
 @triton.jit
-def _bits(row_keys, columns):
-    """32 random bits that columns c and c + 64 of a group of 128 share; arguments broadcast.
+def _hash(row_keys, columns):
+    """32 bits that columns c and c + 64 of a group of 128 share; arguments broadcast.
 
-    The keys are random already, so two multiplications suffice to part a row's columns. Without
-    the shift, the lower half would know nothing of the upper half of the key.
+    `_UPPER` or `_LOWER` times these give a column its random bits, in the upper half. The keys are
+    random already, so two multiplications suffice to part a row's columns; without the shift, the
+    lower column would know nothing of the upper half of the key.
     """
     places = ((columns >> 7) * 64 + (columns & 63)).to(tl.uint32)
     bits = (row_keys ^ (places * 0x9E3779B1)) * 0x85EBCA6B
-    bits = bits ^ (bits >> 15)
-    return bits * 0xC2B2AE35
+    return bits ^ (bits >> 15)
 
 
 @triton.jit
 def _limit(threshold):
-    """A half of the bits, moved to the upper end, keeps its weight if it is not below this."""
+    """A weight is kept if its random bits are not below this; those of the lower half, which are
+    no part of the draw, cannot change that."""
     return threshold.to(tl.uint32) << 16
 
 
 @triton.jit
 def _keep(row_keys, columns, threshold):
     """Whether weights are kept, each by itself; arguments broadcast."""
-    # The upper half needs no move: below it lie bits that cannot change the comparison.
-    shifts = tl.where((columns & 64) != 0, 0, 16).to(tl.uint32)
-    return (_bits(row_keys, columns) << shifts) >= _limit(threshold)
+    factors = tl.where((columns & 64) != 0, _UPPER, _LOWER).to(tl.uint32)
+    return _hash(row_keys, columns) * factors >= _limit(threshold)
 
 
 @triton.jit(do_not_specialize=["threshold", "length"])
@@ -195,9 +199,9 @@ def _forward_kernel(
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weights + more_weights, 1)
         if DROPS:
-            bits = _bits(row_keys, first[None, :])
-            weights = tl.where((bits << 16) >= limit, weights, 0.0)
-            more_weights = tl.where(bits >= limit, more_weights, 0.0)
+            bits = _hash(row_keys, first[None, :])
+            weights = tl.where(bits * _LOWER >= limit, weights, 0.0)
+            more_weights = tl.where(bits * _UPPER >= limit, more_weights, 0.0)
         out = out * shrink[:, None]
         value = _load(value_ptr, first, row_stride, length, HEAD, WIDTH, True)
         out = tl.dot(weights.to(value.dtype), value, out, input_precision=PRECISION)
@@ -207,13 +211,13 @@ def _forward_kernel(
 
     # The pair on the diagonal.
     columns = end + lanes
-    bits = _bits(row_keys, columns[None, :])
+    bits = _hash(row_keys, columns[None, :])
     key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, False)
     value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, False)
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
     out, top, total = _absorb(
-        out, top, total, scores, value, (bits << 16) >= limit, steepness, DROPS, PRECISION
+        out, top, total, scores, value, bits * _LOWER >= limit, steepness, DROPS, PRECISION
     )
     if end + _COLUMNS < (block + 1) * ROWS:
         columns += _COLUMNS
@@ -222,7 +226,7 @@ def _forward_kernel(
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
         scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
         out, top, total = _absorb(
-            out, top, total, scores, value, bits >= limit, steepness, DROPS, PRECISION
+            out, top, total, scores, value, bits * _UPPER >= limit, steepness, DROPS, PRECISION
         )
 
     out = out * (growth / total)[:, None]
@@ -427,9 +431,9 @@ def _absorb_queries(
         row_keys = row_keys.to(tl.uint32, bitcast=True)
         keep = _keep(row_keys[None, :], columns[:, None], threshold)
         kept_weights = tl.where(keep, weights, 0.0)
-        d_weights = tl.where(keep, d_weights, 0.0)
     d_value = tl.dot(kept_weights.to(d_out.dtype), d_out, d_value, input_precision=PRECISION)
-    d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
+    # A second use of the mask would cost more than a product of its own for `delta`.
+    d_scores = (kept_weights * d_weights - weights * delta[None, :]).to(query.dtype)
     d_key = tl.dot(d_scores, query, d_key, input_precision=PRECISION)
     return d_key, d_value
 
