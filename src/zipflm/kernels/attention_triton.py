@@ -24,9 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from zipflm.kernels.attention import MAX_PACKED_HEAD_WIDTH
 from zipflm.kernels.dropout import scale
-
-MAX_HEAD_WIDTH = 128
 
 _LOG2_E = 1.4426950408889634
 # Two columns at this distance share a hash, which makes it the width of the forward pass's tiles.
@@ -133,23 +132,6 @@ def _store(pointer, rows, stride, length, values, HEAD: tl.constexpr, WIDTH: tl.
 # --- Forward --------------------------------------------------------------------------------------
 
 
-@triton.jit
-def _absorb(
-    out, top, total, scores, value, keep, steepness, DROPS: tl.constexpr, PRECISION: tl.constexpr
-):
-    """Add a tile of keys to the running sums of its rows."""
-    new_top = tl.maximum(top, tl.max(scores, 1) * steepness)
-    weights = tl.exp2(scores * steepness - new_top[:, None])
-    shrink = tl.exp2(top - new_top)
-    total = total * shrink + tl.sum(weights, 1)
-    # What is dropped still counts in the sum by which the weights are divided.
-    if DROPS:
-        weights = tl.where(keep, weights, 0.0)
-    out = out * shrink[:, None]
-    out = tl.dot(weights.to(value.dtype), value, out, input_precision=PRECISION)
-    return out, new_top, total
-
-
 @triton.jit(do_not_specialize=["threshold", "length"])
 def _forward_kernel(
     qkv_ptr,  # [B, T, 3 D], columns adjacent
@@ -198,6 +180,7 @@ def _forward_kernel(
         more_weights = tl.exp2(more_scores * steepness - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weights + more_weights, 1)
+        # What is dropped still counts in the sum by which the weights are divided.
         if DROPS:
             bits = _hash(row_keys, first[None, :])
             weights = tl.where(bits * _LOWER >= limit, weights, 0.0)
@@ -209,25 +192,25 @@ def _forward_kernel(
         out = tl.dot(more_weights.to(value.dtype), value, out, input_precision=PRECISION)
         top = new_top
 
-    # The pair on the diagonal.
-    columns = end + lanes
-    bits = _hash(row_keys, columns[None, :])
-    key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-    value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-    scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
-    out, top, total = _absorb(
-        out, top, total, scores, value, bits * _LOWER >= limit, steepness, DROPS, PRECISION
-    )
-    if end + _COLUMNS < (block + 1) * ROWS:
-        columns += _COLUMNS
-        key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-        value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-        scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
-        out, top, total = _absorb(
-            out, top, total, scores, value, bits * _UPPER >= limit, steepness, DROPS, PRECISION
-        )
+    # The pair on the diagonal, or its first tile alone where the block ends before the second.
+    bits = _hash(row_keys, (end + lanes)[None, :])
+    for half in tl.static_range(2):
+        if end + half * _COLUMNS < (block + 1) * ROWS:
+            columns = end + lanes + half * _COLUMNS
+            key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, False)
+            value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, False)
+            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+            scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1) * steepness)
+            weights = tl.exp2(scores * steepness - new_top[:, None])
+            shrink = tl.exp2(top - new_top)
+            total = total * shrink + tl.sum(weights, 1)
+            if DROPS:
+                factor = _LOWER if half == 0 else _UPPER
+                weights = tl.where(bits * factor >= limit, weights, 0.0)
+            out = out * shrink[:, None]
+            out = tl.dot(weights.to(value.dtype), value, out, input_precision=PRECISION)
+            top = new_top
 
     out = out * (growth / total)[:, None]
     out_ptr += sequence.to(tl.int64) * length * dim + head * HEAD
@@ -576,8 +559,8 @@ def _keys_kernel(
 # limit.
 _BLOCKS: dict[str, dict[int, tuple[int, ...]]] = {
     "forward": {64: (128, 8, 2, 128), 128: (128, 8, 2, 0)},
-    "queries": {64: (64, 64, 4, 2, 0), 128: (128, 64, 8, 2, 0)},
-    "keys": {64: (128, 64, 8, 2, 0), 128: (64, 64, 8, 2, 0)},
+    "queries": {64: (128, 64, 8, 2, 128), 128: (128, 64, 8, 2, 0)},
+    "keys": {64: (64, 64, 4, 2, 168), 128: (64, 64, 8, 2, 0)},
 }
 _BLOCKS_FLOAT32: dict[str, tuple[int, ...]] = {
     "forward": (32, 4, 1, 0),
@@ -612,8 +595,14 @@ def _columns_adjacent(x: Tensor) -> Tensor:
 
 def forward(qkv_BTE: Tensor, seed: Tensor, num_heads: int, threshold: int) -> tuple[Tensor, Tensor]:
     """out_BTD, and lse_BHT to base 2."""
+    batch, length, width = qkv_BTE.shape
+    dim = width // 3
+    if width % (3 * num_heads) or dim // num_heads > MAX_PACKED_HEAD_WIDTH:
+        raise ValueError(
+            f"packed width {width} with {num_heads} heads: it must be three times the heads' width "
+            f"together, and a head no wider than {MAX_PACKED_HEAD_WIDTH}"
+        )
     qkv_BTE = _columns_adjacent(qkv_BTE)
-    batch, length, dim = qkv_BTE.shape[0], qkv_BTE.shape[1], qkv_BTE.shape[2] // 3
     out_BTD = qkv_BTE.new_empty(batch, length, dim)
     lse_BHT = qkv_BTE.new_empty(batch, num_heads, length, dtype=torch.float32)
     if not out_BTD.numel():
