@@ -315,50 +315,31 @@ def _queries_kernel(
 
     # Keys that every row of the block sees, then those on the diagonal.
     diagonal = block * ROWS // COLUMNS * COLUMNS
-    for start in range(0, diagonal, COLUMNS):
-        d_query = _absorb_keys(
-            d_query,
-            query,
-            d_out,
-            lse,
-            delta,
-            row_keys,
-            rows,
-            start + lanes,
-            key_ptr,
-            value_ptr,
-            row_stride,
-            length,
-            threshold,
-            steepness,
-            HEAD,
-            WIDTH,
-            DROPS,
-            PRECISION,
-            False,
-        )
-    for start in range(diagonal, tl.minimum((block + 1) * ROWS, length), COLUMNS):
-        d_query = _absorb_keys(
-            d_query,
-            query,
-            d_out,
-            lse,
-            delta,
-            row_keys,
-            rows,
-            start + lanes,
-            key_ptr,
-            value_ptr,
-            row_stride,
-            length,
-            threshold,
-            steepness,
-            HEAD,
-            WIDTH,
-            DROPS,
-            PRECISION,
-            True,
-        )
+    for is_diagonal in tl.static_range(2):
+        first = diagonal if is_diagonal else 0
+        end = tl.minimum((block + 1) * ROWS, length) if is_diagonal else diagonal
+        for start in range(first, end, COLUMNS):
+            d_query = _absorb_keys(
+                d_query,
+                query,
+                d_out,
+                lse,
+                delta,
+                row_keys,
+                rows,
+                start + lanes,
+                key_ptr,
+                value_ptr,
+                row_stride,
+                length,
+                threshold,
+                steepness,
+                HEAD,
+                WIDTH,
+                DROPS,
+                PRECISION,
+                is_diagonal,
+            )
 
     d_query_ptr = d_qkv_ptr + sequence * length * 3 * dim + head * HEAD
     d_query = d_query * (head_scale * growth)
@@ -372,12 +353,12 @@ def _absorb_queries(
     key,
     value,
     columns,
-    query_ptr,
+    rows,
+    query_ptr,  # of one head, like the others
     d_out_ptr,
     lse_ptr,
     delta_ptr,
-    row_keys_ptr,  # of one head
-    rows,
+    row_keys_ptr,
     row_stride,
     d_out_row_stride,
     length,
@@ -464,73 +445,29 @@ def _keys_kernel(
     d_key = tl.zeros([KEYS, WIDTH], tl.float32)
     d_value = tl.zeros([KEYS, WIDTH], tl.float32)
 
-    # Rows on the diagonal, then those that see every key of the block.
+    # Rows on the diagonal, then those that see every key of the block, then what remains of them.
     diagonal_end = (block + 1) * KEYS
-    for start in range(block * KEYS, tl.minimum(diagonal_end, length), ROWS):
-        d_key, d_value = _absorb_queries(
-            d_key,
-            d_value,
-            key,
-            value,
-            columns,
-            query_ptr,
-            d_out_ptr,
-            lse_ptr,
-            delta_ptr,
-            row_keys_ptr,
-            start + lanes,
-            row_stride,
-            d_out_row_stride,
-            length,
-            threshold,
-            steepness,
-            HEAD,
-            WIDTH,
-            DROPS,
-            PRECISION,
-            True,
-            IS_EVEN,
-        )
-    for start in range(diagonal_end, length // ROWS * ROWS, ROWS):
-        d_key, d_value = _absorb_queries(
-            d_key,
-            d_value,
-            key,
-            value,
-            columns,
-            query_ptr,
-            d_out_ptr,
-            lse_ptr,
-            delta_ptr,
-            row_keys_ptr,
-            start + lanes,
-            row_stride,
-            d_out_row_stride,
-            length,
-            threshold,
-            steepness,
-            HEAD,
-            WIDTH,
-            DROPS,
-            PRECISION,
-            False,
-            True,
-        )
-    if not IS_EVEN:
-        start = length // ROWS * ROWS
-        if start >= diagonal_end:
+    whole_end = length // ROWS * ROWS
+    for phase in tl.static_range(2 if IS_EVEN else 3):
+        if phase == 0:
+            first, end = block * KEYS, tl.minimum(diagonal_end, length)
+        elif phase == 1:
+            first, end = diagonal_end, whole_end
+        else:
+            first, end = tl.maximum(diagonal_end, whole_end), length
+        for start in range(first, end, ROWS):
             d_key, d_value = _absorb_queries(
                 d_key,
                 d_value,
                 key,
                 value,
                 columns,
+                start + lanes,
                 query_ptr,
                 d_out_ptr,
                 lse_ptr,
                 delta_ptr,
                 row_keys_ptr,
-                start + lanes,
                 row_stride,
                 d_out_row_stride,
                 length,
@@ -540,8 +477,8 @@ def _keys_kernel(
                 WIDTH,
                 DROPS,
                 PRECISION,
-                False,
-                False,
+                phase == 0,
+                IS_EVEN or phase == 1,
             )
 
     d_key_ptr = d_qkv_ptr + sequence * length * 3 * dim + dim + head * HEAD
