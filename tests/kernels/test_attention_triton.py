@@ -254,7 +254,10 @@ def test_real_sizes_on_a_gpu(length, heads, head, dtype):
     plain = expected_of(qkv, grad, heads, dtype=dtype)
     ours, again = ours_of(qkv, grad, heads), ours_of(qkv, grad, heads)
     for name, t, p, o, same in zip(("output", "gradient"), truth, plain, ours, again, strict=True):
-        assert_as_good_as_plain(t, p, o, name)
+        if dtype == torch.float32:
+            assert_close(o, t, 5e-6, name)
+        else:
+            assert_as_good_as_plain(t, p, o, name)
         assert torch.equal(o, same)
 
 

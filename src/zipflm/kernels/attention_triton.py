@@ -31,8 +31,9 @@ _LOG2_E = 1.4426950408889634
 # Two columns at this distance share a hash, which makes it the width of the forward pass's tiles.
 _COLUMNS = tl.constexpr(64)
 _ROUNDS = tl.constexpr(7)
-# The same multiplication: of a column's own product the upper half counts, and of the column's that
-# comes 64 before it the lower half, which the second factor moves up.
+# The last factor of the hash. The upper half of the product decides about the upper of two columns,
+# the lower half about the lower one; the second factor is the first, moved up by 16 places, which
+# puts that half on top.
 _UPPER = tl.constexpr(0xC2B2AE35)
 _LOWER = tl.constexpr(0xAE350000)
 
