@@ -39,8 +39,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, rate: float) -> 
 def packed_seed(hidden_BTD: Tensor, num_heads: int, rate: float, training: bool) -> Tensor | None:
     """The seed for `packed_causal_attention` where that is the fast form, else None.
 
-    It is, on a GPU, with dropout in low precision. PyTorch's own is faster where nothing is dropped
-    and as fast in float32.
+    That is on a GPU, with dropout, in low precision. Everywhere else attention is PyTorch's own.
     """
     is_low = hidden_BTD.dtype in (torch.bfloat16, torch.float16)
     if not is_low or hidden_BTD.shape[-1] // num_heads > MAX_PACKED_HEAD_WIDTH:

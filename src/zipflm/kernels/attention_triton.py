@@ -24,14 +24,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from zipflm.kernels.attention import MAX_PACKED_HEAD_WIDTH
 from zipflm.kernels.dropout import scale
-
-MAX_HEAD_WIDTH = 128
 
 _LOG2_E = 1.4426950408889634
 # Two columns at this distance share a hash, which makes it the width of the forward pass's tiles.
 _COLUMNS = tl.constexpr(64)
 _ROUNDS = tl.constexpr(7)
+# The last factor of the hash. The upper half of the product decides about the upper of two columns,
+# the lower half about the lower one; the second factor is the first, moved up by 16 places, which
+# puts that half on top.
+_UPPER = tl.constexpr(0xC2B2AE35)
+_LOWER = tl.constexpr(0xAE350000)
 
 
 # --- Random bits ----------------------------------------------------------------------------------
@@ -44,30 +48,30 @@ def _row_keys(seed_ptr, counter):
 
 
 @triton.jit
-def _bits(row_keys, columns):
-    """32 random bits that columns c and c + 64 of a group of 128 share; arguments broadcast.
+def _hash(row_keys, columns):
+    """32 bits that columns c and c + 64 of a group of 128 share; arguments broadcast.
 
-    The keys are random already, so two multiplications suffice to part a row's columns. Without
-    the shift, the lower half would know nothing of the upper half of the key.
+    `_UPPER` or `_LOWER` times these give a column its random bits, in the upper half. The keys are
+    random already, so two multiplications suffice to part a row's columns; without the shift, the
+    lower column would know nothing of the upper half of the key.
     """
     places = ((columns >> 7) * 64 + (columns & 63)).to(tl.uint32)
     bits = (row_keys ^ (places * 0x9E3779B1)) * 0x85EBCA6B
-    bits = bits ^ (bits >> 15)
-    return bits * 0xC2B2AE35
+    return bits ^ (bits >> 15)
 
 
 @triton.jit
 def _limit(threshold):
-    """A half of the bits, moved to the upper end, keeps its weight if it is not below this."""
+    """A weight is kept if its random bits are not below this; those of the lower half, which are
+    no part of the draw, cannot change that."""
     return threshold.to(tl.uint32) << 16
 
 
 @triton.jit
 def _keep(row_keys, columns, threshold):
     """Whether weights are kept, each by itself; arguments broadcast."""
-    # The upper half needs no move: below it lie bits that cannot change the comparison.
-    shifts = tl.where((columns & 64) != 0, 0, 16).to(tl.uint32)
-    return (_bits(row_keys, columns) << shifts) >= _limit(threshold)
+    factors = tl.where((columns & 64) != 0, _UPPER, _LOWER).to(tl.uint32)
+    return _hash(row_keys, columns) * factors >= _limit(threshold)
 
 
 @triton.jit(do_not_specialize=["threshold", "length"])
@@ -129,23 +133,6 @@ def _store(pointer, rows, stride, length, values, HEAD: tl.constexpr, WIDTH: tl.
 # --- Forward --------------------------------------------------------------------------------------
 
 
-@triton.jit
-def _absorb(
-    out, top, total, scores, value, keep, steepness, DROPS: tl.constexpr, PRECISION: tl.constexpr
-):
-    """Add a tile of keys to the running sums of its rows."""
-    new_top = tl.maximum(top, tl.max(scores, 1) * steepness)
-    weights = tl.exp2(scores * steepness - new_top[:, None])
-    shrink = tl.exp2(top - new_top)
-    total = total * shrink + tl.sum(weights, 1)
-    # What is dropped still counts in the sum by which the weights are divided.
-    if DROPS:
-        weights = tl.where(keep, weights, 0.0)
-    out = out * shrink[:, None]
-    out = tl.dot(weights.to(value.dtype), value, out, input_precision=PRECISION)
-    return out, new_top, total
-
-
 @triton.jit(do_not_specialize=["threshold", "length"])
 def _forward_kernel(
     qkv_ptr,  # [B, T, 3 D], columns adjacent
@@ -194,10 +181,11 @@ def _forward_kernel(
         more_weights = tl.exp2(more_scores * steepness - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weights + more_weights, 1)
+        # What is dropped still counts in the sum by which the weights are divided.
         if DROPS:
-            bits = _bits(row_keys, first[None, :])
-            weights = tl.where((bits << 16) >= limit, weights, 0.0)
-            more_weights = tl.where(bits >= limit, more_weights, 0.0)
+            bits = _hash(row_keys, first[None, :])
+            weights = tl.where(bits * _LOWER >= limit, weights, 0.0)
+            more_weights = tl.where(bits * _UPPER >= limit, more_weights, 0.0)
         out = out * shrink[:, None]
         value = _load(value_ptr, first, row_stride, length, HEAD, WIDTH, True)
         out = tl.dot(weights.to(value.dtype), value, out, input_precision=PRECISION)
@@ -205,25 +193,25 @@ def _forward_kernel(
         out = tl.dot(more_weights.to(value.dtype), value, out, input_precision=PRECISION)
         top = new_top
 
-    # The pair on the diagonal.
-    columns = end + lanes
-    bits = _bits(row_keys, columns[None, :])
-    key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-    value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-    scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
-    out, top, total = _absorb(
-        out, top, total, scores, value, (bits << 16) >= limit, steepness, DROPS, PRECISION
-    )
-    if end + _COLUMNS < (block + 1) * ROWS:
-        columns += _COLUMNS
-        key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-        value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, False)
-        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-        scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
-        out, top, total = _absorb(
-            out, top, total, scores, value, bits >= limit, steepness, DROPS, PRECISION
-        )
+    # The pair on the diagonal, or its first tile alone where the block ends before the second.
+    bits = _hash(row_keys, (end + lanes)[None, :])
+    for half in tl.static_range(2):
+        if end + half * _COLUMNS < (block + 1) * ROWS:
+            columns = end + lanes + half * _COLUMNS
+            key = _load(key_ptr, columns, row_stride, length, HEAD, WIDTH, False)
+            value = _load(value_ptr, columns, row_stride, length, HEAD, WIDTH, False)
+            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+            scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1) * steepness)
+            weights = tl.exp2(scores * steepness - new_top[:, None])
+            shrink = tl.exp2(top - new_top)
+            total = total * shrink + tl.sum(weights, 1)
+            if DROPS:
+                factor = _LOWER if half == 0 else _UPPER
+                weights = tl.where(bits * factor >= limit, weights, 0.0)
+            out = out * shrink[:, None]
+            out = tl.dot(weights.to(value.dtype), value, out, input_precision=PRECISION)
+            top = new_top
 
     out = out * (growth / total)[:, None]
     out_ptr += sequence.to(tl.int64) * length * dim + head * HEAD
@@ -328,50 +316,31 @@ def _queries_kernel(
 
     # Keys that every row of the block sees, then those on the diagonal.
     diagonal = block * ROWS // COLUMNS * COLUMNS
-    for start in range(0, diagonal, COLUMNS):
-        d_query = _absorb_keys(
-            d_query,
-            query,
-            d_out,
-            lse,
-            delta,
-            row_keys,
-            rows,
-            start + lanes,
-            key_ptr,
-            value_ptr,
-            row_stride,
-            length,
-            threshold,
-            steepness,
-            HEAD,
-            WIDTH,
-            DROPS,
-            PRECISION,
-            False,
-        )
-    for start in range(diagonal, tl.minimum((block + 1) * ROWS, length), COLUMNS):
-        d_query = _absorb_keys(
-            d_query,
-            query,
-            d_out,
-            lse,
-            delta,
-            row_keys,
-            rows,
-            start + lanes,
-            key_ptr,
-            value_ptr,
-            row_stride,
-            length,
-            threshold,
-            steepness,
-            HEAD,
-            WIDTH,
-            DROPS,
-            PRECISION,
-            True,
-        )
+    for is_diagonal in tl.static_range(2):
+        first = diagonal if is_diagonal else 0
+        end = tl.minimum((block + 1) * ROWS, length) if is_diagonal else diagonal
+        for start in range(first, end, COLUMNS):
+            d_query = _absorb_keys(
+                d_query,
+                query,
+                d_out,
+                lse,
+                delta,
+                row_keys,
+                rows,
+                start + lanes,
+                key_ptr,
+                value_ptr,
+                row_stride,
+                length,
+                threshold,
+                steepness,
+                HEAD,
+                WIDTH,
+                DROPS,
+                PRECISION,
+                is_diagonal,
+            )
 
     d_query_ptr = d_qkv_ptr + sequence * length * 3 * dim + head * HEAD
     d_query = d_query * (head_scale * growth)
@@ -385,12 +354,12 @@ def _absorb_queries(
     key,
     value,
     columns,
-    query_ptr,
+    rows,
+    query_ptr,  # of one head, like the others
     d_out_ptr,
     lse_ptr,
     delta_ptr,
-    row_keys_ptr,  # of one head
-    rows,
+    row_keys_ptr,
     row_stride,
     d_out_row_stride,
     length,
@@ -427,9 +396,9 @@ def _absorb_queries(
         row_keys = row_keys.to(tl.uint32, bitcast=True)
         keep = _keep(row_keys[None, :], columns[:, None], threshold)
         kept_weights = tl.where(keep, weights, 0.0)
-        d_weights = tl.where(keep, d_weights, 0.0)
     d_value = tl.dot(kept_weights.to(d_out.dtype), d_out, d_value, input_precision=PRECISION)
-    d_scores = (weights * (d_weights - delta[None, :])).to(query.dtype)
+    # A second use of the mask would cost more than a product of its own for `delta`.
+    d_scores = (kept_weights * d_weights - weights * delta[None, :]).to(query.dtype)
     d_key = tl.dot(d_scores, query, d_key, input_precision=PRECISION)
     return d_key, d_value
 
@@ -477,73 +446,29 @@ def _keys_kernel(
     d_key = tl.zeros([KEYS, WIDTH], tl.float32)
     d_value = tl.zeros([KEYS, WIDTH], tl.float32)
 
-    # Rows on the diagonal, then those that see every key of the block.
+    # Rows on the diagonal, then those that see every key of the block, then what remains of them.
     diagonal_end = (block + 1) * KEYS
-    for start in range(block * KEYS, tl.minimum(diagonal_end, length), ROWS):
-        d_key, d_value = _absorb_queries(
-            d_key,
-            d_value,
-            key,
-            value,
-            columns,
-            query_ptr,
-            d_out_ptr,
-            lse_ptr,
-            delta_ptr,
-            row_keys_ptr,
-            start + lanes,
-            row_stride,
-            d_out_row_stride,
-            length,
-            threshold,
-            steepness,
-            HEAD,
-            WIDTH,
-            DROPS,
-            PRECISION,
-            True,
-            IS_EVEN,
-        )
-    for start in range(diagonal_end, length // ROWS * ROWS, ROWS):
-        d_key, d_value = _absorb_queries(
-            d_key,
-            d_value,
-            key,
-            value,
-            columns,
-            query_ptr,
-            d_out_ptr,
-            lse_ptr,
-            delta_ptr,
-            row_keys_ptr,
-            start + lanes,
-            row_stride,
-            d_out_row_stride,
-            length,
-            threshold,
-            steepness,
-            HEAD,
-            WIDTH,
-            DROPS,
-            PRECISION,
-            False,
-            True,
-        )
-    if not IS_EVEN:
-        start = length // ROWS * ROWS
-        if start >= diagonal_end:
+    whole_end = length // ROWS * ROWS
+    for phase in tl.static_range(2 if IS_EVEN else 3):
+        if phase == 0:
+            first, end = block * KEYS, tl.minimum(diagonal_end, length)
+        elif phase == 1:
+            first, end = diagonal_end, whole_end
+        else:
+            first, end = tl.maximum(diagonal_end, whole_end), length
+        for start in range(first, end, ROWS):
             d_key, d_value = _absorb_queries(
                 d_key,
                 d_value,
                 key,
                 value,
                 columns,
+                start + lanes,
                 query_ptr,
                 d_out_ptr,
                 lse_ptr,
                 delta_ptr,
                 row_keys_ptr,
-                start + lanes,
                 row_stride,
                 d_out_row_stride,
                 length,
@@ -553,8 +478,8 @@ def _keys_kernel(
                 WIDTH,
                 DROPS,
                 PRECISION,
-                False,
-                False,
+                phase == 0,
+                IS_EVEN or phase == 1,
             )
 
     d_key_ptr = d_qkv_ptr + sequence * length * 3 * dim + dim + head * HEAD
@@ -608,8 +533,14 @@ def _columns_adjacent(x: Tensor) -> Tensor:
 
 def forward(qkv_BTE: Tensor, seed: Tensor, num_heads: int, threshold: int) -> tuple[Tensor, Tensor]:
     """out_BTD, and lse_BHT to base 2."""
+    batch, length, width = qkv_BTE.shape
+    dim = width // 3
+    if width % (3 * num_heads) or dim // num_heads > MAX_PACKED_HEAD_WIDTH:
+        raise ValueError(
+            f"packed width {width} with {num_heads} heads: it must be three times the heads' width "
+            f"together, and a head no wider than {MAX_PACKED_HEAD_WIDTH}"
+        )
     qkv_BTE = _columns_adjacent(qkv_BTE)
-    batch, length, dim = qkv_BTE.shape[0], qkv_BTE.shape[1], qkv_BTE.shape[2] // 3
     out_BTD = qkv_BTE.new_empty(batch, length, dim)
     lse_BHT = qkv_BTE.new_empty(batch, num_heads, length, dtype=torch.float32)
     if not out_BTD.numel():
