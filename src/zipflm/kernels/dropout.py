@@ -6,9 +6,12 @@ takes longer than anything else that is done with it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from zipflm.kernels.precision import statistics_dtype
@@ -36,7 +39,7 @@ def dropout(x: Tensor, rate: float, training: bool, seed: Tensor | None = None) 
     if not training or rate == 0:
         return x
     threshold = round(rate * LEVELS)
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+    if _is_cpu_eager(x):
         return x * noise(x.shape, x.dtype, threshold)
     if not x.is_cuda:
         return F.dropout(x, rate)
@@ -50,14 +53,42 @@ def dropout(x: Tensor, rate: float, training: bool, seed: Tensor | None = None) 
 
 def relu_dropout(x: Tensor, rate: float, training: bool, seed: Tensor | None = None) -> Tensor:
     """`dropout(x.relu())`, of which nothing but the result is kept for the backward pass."""
-    if not training or rate == 0 or not x.is_cuda:
-        return dropout(x.relu(), rate, training, seed)
+    if not training or rate == 0:
+        return x.relu()
+    threshold = round(rate * LEVELS)
+    if _is_cpu_eager(x):
+        return _ReluDropout.apply(x, threshold)  # type: ignore[no-any-return]
+    if not x.is_cuda:
+        return dropout(x.relu(), rate, training)
     from zipflm.kernels import dropout_triton
 
     seed = new_seed(x, rate, training) if seed is None else seed
     assert seed is not None
-    result: Tensor = dropout_triton.relu_dropout(x, seed, round(rate * LEVELS))
+    result: Tensor = dropout_triton.relu_dropout(x, seed, threshold)
     return result
+
+
+class _ReluDropout(torch.autograd.Function):
+    """On a CPU, where touching new memory takes longer than what is computed there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
+        y = noise(x.shape, x.dtype, threshold).mul_(x).clamp_min_(0)
+        ctx.save_for_backward(y)
+        ctx.scale = scale(threshold)
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        # What is above zero was neither negative nor dropped.
+        return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None
+
+
+def _is_cpu_eager(x: Tensor) -> bool:
+    """Whether masks come from `noise`, which the compiler cannot follow."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def scale(threshold: int) -> float:
