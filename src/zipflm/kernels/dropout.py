@@ -98,12 +98,23 @@ def scale(threshold: int) -> float:
 
 def noise(shape: torch.Size, dtype: torch.dtype, threshold: int) -> Tensor:
     """What to multiply with on a CPU: 0 with a probability of threshold / LEVELS, else `scale`."""
-    number = shape.numel()
-    # NumPy draws bits in less than half the time of torch. Its raw streams stay the same from
-    # version to version, and the seed comes from torch's generator, whose state is that of the run.
-    draws = np.random.SFC64(int(torch.randint(1 << 62, ()))).random_raw((number + 3) // 4)
-    bits = torch.from_numpy(draws.view(np.int16)[:number]).view(shape)
+    # The seed comes from torch's generator, whose state is that of the run.
+    bits = _random_bits(torch.randint(1 << 62, ()), shape.numel()).view(shape)
     # Numbers throughout, because a mask of truth values takes longer to convert than to make; of
     # 16 bits' precision at least, until it is decided.
     kept = bits.to(statistics_dtype(dtype)).ge_(threshold - LEVELS // 2)
     return kept.mul_(scale(threshold)).to(dtype)
+
+
+# An operator, because it reads its seed, which only a CPU can do without waiting.
+@torch.library.custom_op("zipflm::random_bits", mutates_args=())
+def _random_bits(seed: Tensor, number: int) -> Tensor:
+    """`number` times 16 bits, by NumPy, which draws them in less than half the time of torch and
+    keeps the raw stream of a generator the same from version to version."""
+    draws = np.random.SFC64(int(seed)).random_raw((number + 3) // 4)
+    return torch.from_numpy(draws.view(np.int16)[:number])
+
+
+@_random_bits.register_fake
+def _(seed: Tensor, number: int) -> Tensor:
+    return seed.new_empty(number, dtype=torch.int16)
