@@ -32,8 +32,10 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, rate: float) -> 
     if rate == 0 or query.device.type != "cpu" or torch.compiler.is_compiling():
         return F.scaled_dot_product_attention(query, key, value, dropout_p=rate, is_causal=True)
     query = query * query.shape[-1] ** -0.5
-    inputs = (autocast(x).flatten(0, 1) for x in (query, key, value))
-    attended_NTK: Tensor = _CausalAttention.apply(*inputs, round(rate * LEVELS))
+    inputs_NTK = (autocast(x).flatten(0, 1) for x in (query, key, value))
+    attended_NTK: Tensor = _CausalAttention.apply(  # type: ignore[no-untyped-call]
+        *inputs_NTK, round(rate * LEVELS)
+    )
     return attended_NTK.view(query.shape)
 
 
@@ -59,7 +61,7 @@ class _CausalAttention(torch.autograd.Function):
         return attended_NTK
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_NTK: Tensor) -> tuple[Tensor | None, ...]:
         query_NTK, key_NTK, value_NTK, attended_NTK, *kept = ctx.saved_tensors
         d_query_NTK = torch.empty_like(query_NTK)

@@ -56,15 +56,17 @@ def relu_dropout(x: Tensor, rate: float, training: bool, seed: Tensor | None = N
     if not training or rate == 0:
         return x.relu()
     threshold = round(rate * LEVELS)
+    result: Tensor
     if _is_cpu_eager(x):
-        return _ReluDropout.apply(x, threshold)  # type: ignore[no-any-return]
+        result = _ReluDropout.apply(x, threshold)  # type: ignore[no-untyped-call]
+        return result
     if not x.is_cuda:
         return dropout(x.relu(), rate, training)
     from zipflm.kernels import dropout_triton
 
     seed = new_seed(x, rate, training) if seed is None else seed
     assert seed is not None
-    result: Tensor = dropout_triton.relu_dropout(x, seed, threshold)
+    result = dropout_triton.relu_dropout(x, seed, threshold)
     return result
 
 
@@ -79,7 +81,7 @@ class _ReluDropout(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
         # What is above zero was neither negative nor dropped.
@@ -99,10 +101,10 @@ def scale(threshold: int) -> float:
 def noise(shape: torch.Size, dtype: torch.dtype, threshold: int) -> Tensor:
     """What to multiply with on a CPU: 0 with a probability of threshold / LEVELS, else `scale`."""
     # The seed comes from torch's generator, whose state is that of the run.
-    bits = _random_bits(torch.randint(1 << 62, ()), shape.numel()).view(shape)
+    bits: Tensor = _random_bits(torch.randint(1 << 62, ()), shape.numel())
     # Numbers throughout, because a mask of truth values takes longer to convert than to make; of
     # 16 bits' precision at least, until it is decided.
-    kept = bits.to(statistics_dtype(dtype)).ge_(threshold - LEVELS // 2)
+    kept = bits.view(shape).to(statistics_dtype(dtype)).ge_(threshold - LEVELS // 2)
     return kept.mul_(scale(threshold)).to(dtype)
 
 
