@@ -1,5 +1,7 @@
 """Dropout: rates, factors and gradients; on a GPU the masks as well."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -82,3 +84,13 @@ def test_the_state_of_torchs_generator_decides_about_every_mask():
     again = [function(x, 0.3, True) for function in (dropout, relu_dropout)]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(*first)
+
+
+def test_masks_on_a_cpu_do_without_numpy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    x, results = torch.ones(1 << 16), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(dropout(x, 0.3, True))
+    assert abs((results[0] == 0).double().mean().item() - 0.3) < 0.01
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
