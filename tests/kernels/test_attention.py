@@ -6,10 +6,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from zipflm.kernels import attention
 from zipflm.kernels.attention import causal_attention
-from zipflm.kernels.dropout import dropout
+from zipflm.kernels.dropout import LEVELS, noise
 
 SHAPE = 2, 3, 7, 4
+BLOCKS = [1, 3, 7, 64]
+"""Queries computed together: one, a number that leaves a rest, all, more than there are."""
+
+
+@pytest.fixture(params=BLOCKS)
+def block(request, monkeypatch):
+    monkeypatch.setattr(attention, "_BLOCK", request.param)
+    return request.param
 
 
 def vectors(seed=0):
@@ -18,11 +27,20 @@ def vectors(seed=0):
     return [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in draws]
 
 
-def by_definition(query, key, value, rate):
+def by_definition(query, key, value, rate, block):
     scores = query @ key.mT / math.sqrt(SHAPE[-1])
     future = torch.ones(7, 7).triu(1).bool()
     weights = scores.masked_fill(future, -math.inf).softmax(-1)
-    return dropout(weights.flatten(0, 1), rate, True).view(2, 3, 7, 7) @ value
+    return (weights * masks(rate, block)) @ value
+
+
+def masks(rate, block):
+    """Drawn block by block, for the keys up to its end."""
+    drawn = torch.zeros(6, 7, 7, dtype=torch.float64)
+    for start in range(0, 7, block):
+        part = drawn[:, start : start + block, : start + block]
+        part.copy_(noise(part.shape, part.dtype, round(rate * LEVELS)))
+    return drawn.view(2, 3, 7, 7)
 
 
 def test_without_dropout_it_is_torchs_own():
@@ -32,18 +50,47 @@ def test_without_dropout_it_is_torchs_own():
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_values_and_gradients_are_those_of_the_definition(rate):
+def test_values_and_gradients_are_those_of_the_definition(rate, block):
     results = []
-    for attention in (causal_attention, by_definition):
+    for function in (causal_attention, lambda *arguments: by_definition(*arguments, block)):
         inputs = vectors()
         torch.manual_seed(1)
-        output = attention(*inputs, rate)
+        output = function(*inputs, rate)
         results.append([output, *torch.autograd.grad(output.square().sum(), inputs)])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_later_positions_are_not_seen():
+def test_gradients_are_those_of_finite_differences(monkeypatch):
+    monkeypatch.setattr(attention, "_BLOCK", 3)
+
+    def with_the_same_mask(*inputs):
+        torch.manual_seed(1)
+        return causal_attention(*inputs, 0.3)
+
+    assert torch.autograd.gradcheck(with_the_same_mask, vectors())
+
+
+def test_low_precision_is_near_and_keeps_its_type(block):
+    exact, low = vectors(), [x.detach().bfloat16() for x in vectors()]
+    outputs = []
+    for inputs in (exact, low):
+        torch.manual_seed(1)
+        outputs.append(causal_attention(*inputs, 0.3))
+    assert outputs[1].dtype == torch.bfloat16
+    torch.testing.assert_close(outputs[1].double(), outputs[0], rtol=0.05, atol=0.05)
+
+
+def test_autocast_takes_inputs_of_several_types():
+    query, key, value = (x.detach().float().requires_grad_() for x in vectors())
+    with torch.autocast("cpu", torch.bfloat16):
+        output = causal_attention(query, key, value.bfloat16(), 0.3)
+    assert output.dtype == torch.bfloat16
+    gradients = torch.autograd.grad(output.float().sum(), (query, key, value))
+    assert [g.dtype for g in gradients] == [torch.float32] * 3
+
+
+def test_later_positions_are_not_seen(block):
     query, key, value = vectors()
     outputs = []
     for last in (key, key + torch.eye(7)[-1].view(1, 1, 7, 1)):

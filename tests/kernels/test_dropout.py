@@ -1,5 +1,8 @@
 """Dropout: rates, factors and gradients; on a GPU the masks as well."""
 
+import sys
+
+import numpy as np
 import pytest
 import torch
 from nll_problems import DEVICE
@@ -64,3 +67,30 @@ def test_neighbours_that_share_a_draw_are_independent():
     kept = (dropout(torch.ones(1 << 18, 8, device=DEVICE), 0.5, True) != 0).double() - 0.5
     correlation = 4 * (kept.T @ kept) / len(kept)
     assert (correlation - torch.eye(8, device=DEVICE)).abs().max() < 6 / len(kept) ** 0.5
+
+
+def test_the_state_of_torchs_generator_decides_about_every_mask():
+    """Resumed runs restore that state, and no other."""
+    x = torch.ones(4096, device=DEVICE)
+    torch.manual_seed(1)
+    dropout(x, 0.3, True)
+    if DEVICE == "cuda":
+        state, restore = torch.cuda.get_rng_state(), torch.cuda.set_rng_state
+    else:
+        state, restore = torch.get_rng_state(), torch.set_rng_state
+    first = [function(x, 0.3, True) for function in (dropout, relu_dropout)]
+    np.random.seed(0)
+    restore(state)
+    again = [function(x, 0.3, True) for function in (dropout, relu_dropout)]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(*first)
+
+
+def test_masks_on_a_cpu_do_without_numpy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    x, results = torch.ones(1 << 16), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(dropout(x, 0.3, True))
+    assert abs((results[0] == 0).double().mean().item() - 0.3) < 0.01
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])

@@ -7,7 +7,6 @@ from numerics import assert_close
 from torch import nn
 
 from zipflm.config import DecoderConfig
-from zipflm.kernels.attention import packed_seed
 from zipflm.model import decoder as decoder_module
 from zipflm.model.cache import KeyValueCache
 from zipflm.model.decoder import Decoder, rotate, rotations, sinusoids
@@ -169,22 +168,6 @@ def test_whatever_comes_before_attention_or_a_cache_keeps_it_from_the_packed_one
     # Only a cache stands between the plain decoder and the packed form.
     with torch.no_grad():
         decoder(torch.randn(1, 4, 32), None if change else KeyValueCache(PLAIN, 1, 4))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cpu_draws_no_seed_for_the_packed_one(dtype):
-    assert packed_seed(torch.randn(1, 4, 32).to(dtype), 4, 0.1, True) is None
-
-
-@pytest.mark.gpu
-def test_a_gpu_does_for_dropout_in_low_precision_and_heads_that_fit():
-    hidden = torch.randn(1, 4, 256, device="cuda")
-    low = hidden.bfloat16()
-    assert packed_seed(low, 2, 0.1, True).shape == (1,)
-    assert packed_seed(low, 2, 0.1, False) is None
-    assert packed_seed(low, 2, 0.0, True) is None
-    assert packed_seed(low, 1, 0.1, True) is None
-    assert packed_seed(hidden, 2, 0.1, True) is None
 
 
 @pytest.mark.gpu

@@ -1,23 +1,26 @@
-"""Causal attention; with dropout in forms of our own, whose random numbers are cheap.
+"""Causal attention; with dropout on a CPU by hand, with cheap masks and without the future.
 
-On a CPU it is plain operations then, on a GPU Triton kernels that read queries, keys and values
-where one product left them.
-
-Shapes: B sequences, H heads, T positions, K head width, D = H * K, E = 3 D.
+Shapes: B sequences, H heads, T positions, K head width; N = B x H, Q queries of a block, S keys up
+to its end.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zipflm.kernels.dropout import LEVELS, dropout, new_seed
+from zipflm.kernels.dropout import LEVELS, noise
+from zipflm.kernels.precision import autocast
 
-MAX_PACKED_HEAD_WIDTH = 128
+# Queries computed together, each with all keys up to the last of them. Fewer would waste less on
+# the future, but small products are slow.
+_BLOCK = 64
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, rate: float) -> Tensor:
@@ -28,98 +31,62 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, rate: float) -> 
     """
     if rate == 0 or query.device.type != "cpu" or torch.compiler.is_compiling():
         return F.scaled_dot_product_attention(query, key, value, dropout_p=rate, is_causal=True)
-    rows, heads, length, width = query.shape
-    query, key, value = (x.reshape(rows * heads, length, width) for x in (query, key, value))
-    future = torch.full((length, length), -math.inf, dtype=query.dtype).triu_(1)
-    scores = torch.baddbmm(future, query, key.transpose(1, 2), alpha=width**-0.5)
-    weights = dropout(scores.softmax(dim=-1), rate, training=True)
-    return torch.bmm(weights, value).view(rows, heads, length, width)
+    query = query * query.shape[-1] ** -0.5
+    inputs_NTK = (autocast(x).flatten(0, 1) for x in (query, key, value))
+    attended_NTK: Tensor = _CausalAttention.apply(  # type: ignore[no-untyped-call]
+        *inputs_NTK, round(rate * LEVELS)
+    )
+    return attended_NTK.view(query.shape)
 
 
-def packed_seed(hidden_BTD: Tensor, num_heads: int, rate: float, training: bool) -> Tensor | None:
-    """The seed for `packed_causal_attention` where that is the fast form, else None.
+class _CausalAttention(torch.autograd.Function):
+    """softmax(q k') with dropout, times v, a block of queries at a time.
 
-    That is on a GPU, with dropout, in low precision. Everywhere else attention is PyTorch's own.
+    Autograd would keep the noise as well, and allocate more than half again as much: on a CPU
+    touching new memory takes longer than computing what is written to it.
     """
-    is_low = hidden_BTD.dtype in (torch.bfloat16, torch.float16)
-    if not is_low or hidden_BTD.shape[-1] // num_heads > MAX_PACKED_HEAD_WIDTH:
-        return None
-    return new_seed(hidden_BTD, rate, training)
+
+    @staticmethod
+    def forward(
+        ctx: Any, query_NTK: Tensor, key_NTK: Tensor, value_NTK: Tensor, threshold: int
+    ) -> Tensor:
+        attended_NTK = torch.empty_like(query_NTK, memory_format=torch.contiguous_format)
+        kept = []
+        for start, end in _blocks(query_NTK):
+            weights_NQS = _scores(query_NTK, key_NTK, start, end).softmax(-1).to(query_NTK.dtype)
+            dropped_NQS = noise(weights_NQS.shape, weights_NQS.dtype, threshold).mul_(weights_NQS)
+            attended_NTK[:, start:end] = torch.bmm(dropped_NQS, value_NTK[:, :end])
+            kept += [weights_NQS, dropped_NQS]
+        ctx.save_for_backward(query_NTK, key_NTK, value_NTK, attended_NTK, *kept)
+        return attended_NTK
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NTK: Tensor) -> tuple[Tensor | None, ...]:
+        query_NTK, key_NTK, value_NTK, attended_NTK, *kept = ctx.saved_tensors
+        d_query_NTK = torch.empty_like(query_NTK)
+        d_key_NTK, d_value_NTK = torch.zeros_like(key_NTK), torch.zeros_like(value_NTK)
+        # Of a softmax: w (dw - sum of w dw), and that sum is the same as attended . grad.
+        sum_NT1 = (attended_NTK * grad_NTK).sum(-1, keepdim=True)
+        for index, (start, end) in enumerate(_blocks(query_NTK)):
+            weights_NQS, dropped_NQS = kept[2 * index : 2 * index + 2]
+            grad_NQK = grad_NTK[:, start:end]
+            d_value_NTK[:, :end].baddbmm_(dropped_NQS.mT, grad_NQK)
+            d_scores_NQS = torch.bmm(grad_NQK, value_NTK[:, :end].mT).mul_(dropped_NQS)
+            d_scores_NQS.addcmul_(weights_NQS, sum_NT1[:, start:end], value=-1)
+            d_query_NTK[:, start:end] = torch.bmm(d_scores_NQS, key_NTK[:, :end])
+            d_key_NTK[:, :end].baddbmm_(d_scores_NQS.mT, query_NTK[:, start:end])
+        return d_query_NTK, d_key_NTK, d_value_NTK, None
 
 
-def packed_causal_attention(qkv_BTE: Tensor, num_heads: int, rate: float, seed: Tensor) -> Tensor:
-    """out_BTD of queries, keys and values that lie side by side, as `causal_attention`.
-
-    `rate` is rounded to 1 / 65,536; `seed` decides which weights are dropped. Its gradient is
-    packed as well.
-    """
-    out_BTD: Tensor = packed_attention(qkv_BTE, seed, num_heads, round(rate * LEVELS))[0]
-    return out_BTD
+def _blocks(query_NTK: Tensor) -> Iterator[tuple[int, int]]:
+    length = query_NTK.shape[1]
+    return ((start, min(start + _BLOCK, length)) for start in range(0, length, _BLOCK))
 
 
-# The operators stand here and not beside their kernels, so that recomputation can name them where
-# there is no Triton.
-@torch.library.custom_op("zipflm::packed_attention", mutates_args=())
-def packed_attention(
-    qkv_BTE: Tensor, seed: Tensor, num_heads: int, threshold: int
-) -> tuple[Tensor, Tensor]:
-    """out_BTD and the log-sum-exp of every row to base 2, lse_BHT.
-
-    A weight is dropped with probability threshold / 65,536, as `seed`, one int64 on the device,
-    decides.
-    """
-    from zipflm.kernels import attention_triton
-
-    return attention_triton.forward(qkv_BTE, seed, num_heads, threshold)
-
-
-@packed_attention.register_fake
-def _(qkv_BTE: Tensor, seed: Tensor, num_heads: int, threshold: int) -> tuple[Tensor, Tensor]:
-    batch, length, width = qkv_BTE.shape
-    out_BTD = qkv_BTE.new_empty(batch, length, width // 3)
-    return out_BTD, qkv_BTE.new_empty(batch, num_heads, length, dtype=torch.float32)
-
-
-@torch.library.custom_op("zipflm::packed_attention_backward", mutates_args=())
-def packed_attention_backward(
-    grad_BTD: Tensor,
-    qkv_BTE: Tensor,
-    out_BTD: Tensor,
-    lse_BHT: Tensor,
-    seed: Tensor,
-    num_heads: int,
-    threshold: int,
-) -> Tensor:
-    """The gradient of the packed queries, keys and values."""
-    from zipflm.kernels import attention_triton
-
-    saved = qkv_BTE, out_BTD, lse_BHT, seed
-    return attention_triton.backward(grad_BTD, *saved, num_heads, threshold)
-
-
-@packed_attention_backward.register_fake
-def _(
-    grad_BTD: Tensor,
-    qkv_BTE: Tensor,
-    out_BTD: Tensor,
-    lse_BHT: Tensor,
-    seed: Tensor,
-    num_heads: int,
-    threshold: int,
-) -> Tensor:
-    return torch.empty_like(qkv_BTE, memory_format=torch.contiguous_format)
-
-
-def _setup_context(
-    ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: tuple[Tensor, Tensor]
-) -> None:
-    qkv_BTE, seed, ctx.num_heads, ctx.threshold = inputs
-    ctx.save_for_backward(qkv_BTE, *output, seed)
-
-
-def _backward(ctx: Any, grad_BTD: Tensor, grad_lse_BHT: Tensor) -> tuple[Tensor, None, None, None]:
-    gradient = packed_attention_backward(grad_BTD, *ctx.saved_tensors, ctx.num_heads, ctx.threshold)
-    return gradient, None, None, None
-
-
-packed_attention.register_autograd(_backward, setup_context=_setup_context)
+def _scores(query_NTK: Tensor, key_NTK: Tensor, start: int, end: int) -> Tensor:
+    """Of the queries from `start` to `end` with the keys up to there; -inf for those to come."""
+    scores_NQS = torch.bmm(query_NTK[:, start:end], key_NTK[:, :end].mT)
+    future_QQ = torch.full((end - start, end - start), -math.inf, dtype=scores_NQS.dtype).triu_(1)
+    scores_NQS[:, :, start:] += future_QQ
+    return scores_NQS

@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zipflm.kernels.attention import MAX_PACKED_HEAD_WIDTH
 from zipflm.kernels.dropout import scale
+from zipflm.kernels.packed_attention import MAX_HEAD_WIDTH
 
 _LOG2_E = 1.4426950408889634
 # Two columns at this distance share a hash, which makes it the width of the forward pass's tiles.
@@ -535,10 +535,10 @@ def forward(qkv_BTE: Tensor, seed: Tensor, num_heads: int, threshold: int) -> tu
     """out_BTD, and lse_BHT to base 2."""
     batch, length, width = qkv_BTE.shape
     dim = width // 3
-    if width % (3 * num_heads) or dim // num_heads > MAX_PACKED_HEAD_WIDTH:
+    if width % (3 * num_heads) or dim // num_heads > MAX_HEAD_WIDTH:
         raise ValueError(
             f"packed width {width} with {num_heads} heads: it must be three times the heads' width "
-            f"together, and a head no wider than {MAX_PACKED_HEAD_WIDTH}"
+            f"together, and a head no wider than {MAX_HEAD_WIDTH}"
         )
     qkv_BTE = _columns_adjacent(qkv_BTE)
     out_BTD = qkv_BTE.new_empty(batch, length, dim)

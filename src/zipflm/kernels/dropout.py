@@ -6,8 +6,11 @@ takes longer than anything else that is done with it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from zipflm.kernels.precision import statistics_dtype
@@ -35,8 +38,8 @@ def dropout(x: Tensor, rate: float, training: bool, seed: Tensor | None = None) 
     if not training or rate == 0:
         return x
     threshold = round(rate * LEVELS)
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        return x * _noise(x, threshold)
+    if _is_cpu_eager(x):
+        return x * noise(x.shape, x.dtype, threshold)
     if not x.is_cuda:
         return F.dropout(x, rate)
     from zipflm.kernels.dropout_triton import keep_mask
@@ -59,14 +62,44 @@ def relu_dropout(
     `bias`, on a GPU only, is what was added to make `x`, without a gradient of its own: the
     backward pass makes that in passing.
     """
-    if not training or rate == 0 or not x.is_cuda:
-        return dropout(x.relu(), rate, training, seed)
+    if not training or rate == 0:
+        return x.relu()
+    threshold = round(rate * LEVELS)
+    result: Tensor
+    if _is_cpu_eager(x):
+        result = _ReluDropout.apply(x, threshold)  # type: ignore[no-untyped-call]
+        return result
+    if not x.is_cuda:
+        return dropout(x.relu(), rate, training)
     from zipflm.kernels import dropout_triton
 
     seed = new_seed(x, rate, training) if seed is None else seed
     assert seed is not None
-    result: Tensor = dropout_triton.relu_dropout(x, bias, seed, round(rate * LEVELS))
+    result = dropout_triton.relu_dropout(x, bias, seed, threshold)
     return result
+
+
+class _ReluDropout(torch.autograd.Function):
+    """On a CPU, where touching new memory takes longer than what is computed there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
+        y = noise(x.shape, x.dtype, threshold).mul_(x).clamp_min_(0)
+        ctx.save_for_backward(y)
+        ctx.scale = scale(threshold)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        # What is above zero was neither negative nor dropped.
+        return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None
+
+
+def _is_cpu_eager(x: Tensor) -> bool:
+    """Whether masks come from `noise`, which the compiler cannot follow."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def scale(threshold: int) -> float:
@@ -74,13 +107,33 @@ def scale(threshold: int) -> float:
     return LEVELS / (LEVELS - threshold)
 
 
-def _noise(x: Tensor, threshold: int) -> Tensor:
+def noise(shape: torch.Size, dtype: torch.dtype, threshold: int) -> Tensor:
     """What to multiply with on a CPU: 0 with a probability of threshold / LEVELS, else `scale`."""
-    number = x.numel()
-    # Four elements share one draw of torch's generator, whose state is that of the run.
-    draws = torch.randint(-(1 << 63), (1 << 63) - 1, ((number + 3) // 4,))
-    bits = draws.view(torch.int16)[:number].view(x.shape)
+    # The seed comes from torch's generator, whose state is that of the run.
+    bits: Tensor = _random_bits(torch.randint(1 << 62, ()), shape.numel())
     # Numbers throughout, because a mask of truth values takes longer to convert than to make; of
     # 16 bits' precision at least, until it is decided.
-    noise = bits.to(statistics_dtype(x.dtype)).ge_(threshold - LEVELS // 2)
-    return noise.mul_(scale(threshold)).to(x.dtype)
+    kept = bits.view(shape).to(statistics_dtype(dtype)).ge_(threshold - LEVELS // 2)
+    return kept.mul_(scale(threshold)).to(dtype)
+
+
+# An operator, because it reads its seed, which only a CPU can do without waiting.
+@torch.library.custom_op("zipflm::random_bits", mutates_args=())
+def _random_bits(seed: Tensor, number: int) -> Tensor:
+    """`number` times 16 bits, by NumPy, which draws them in less than half the time of torch and
+    keeps the raw stream of a generator the same from version to version; by torch without it."""
+    number_of_draws = (number + 3) // 4
+    try:
+        import numpy as np
+    except ImportError:  # the layers by themselves need nothing but torch
+        generator = torch.Generator().manual_seed(int(seed))
+        low, high = -(1 << 63), (1 << 63) - 1
+        draws = torch.randint(low, high, (number_of_draws,), generator=generator)
+        return draws.view(torch.int16)[:number]
+    raw = np.random.SFC64(int(seed)).random_raw(number_of_draws)
+    return torch.from_numpy(raw.view(np.int16)[:number])
+
+
+@_random_bits.register_fake
+def _(seed: Tensor, number: int) -> Tensor:
+    return seed.new_empty(number, dtype=torch.int16)

@@ -20,8 +20,9 @@ from torch.nn import functional as F
 
 from zipflm.config import DecoderConfig, Recompute
 from zipflm.kernels import autocast
-from zipflm.kernels.attention import causal_attention, packed_causal_attention, packed_seed
+from zipflm.kernels.attention import causal_attention
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
+from zipflm.kernels.packed_attention import packed_causal_attention, packed_seed
 from zipflm.model import initial
 from zipflm.model.cache import Past
 from zipflm.model.initial import Fill

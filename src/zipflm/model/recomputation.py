@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from zipflm.kernels.attention import packed_attention as packed_attention  # registers it
+from zipflm.kernels.packed_attention import packed_attention as packed_attention  # registers it
 
 _KEPT = (
     torch.ops.zipflm.packed_attention.default,
