@@ -171,6 +171,7 @@ def test_whatever_comes_before_attention_or_a_cache_keeps_it_from_the_packed_one
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_a_gpu_trains_with_it():
     decoder = Decoder(PLAIN).cuda()
     words = torch.randn(2, 9, 32, device="cuda")

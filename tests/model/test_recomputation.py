@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 import torch
-from numerics import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zipflm import LanguageModel
@@ -174,21 +173,23 @@ def test_changing_lengths_share_a_compiled_version():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_gpu_draws_the_same_masks_again(mode, precision, compiled):
-    """A single other mask would change every gradient by far more than rounding does. In float32
-    attention is PyTorch's own, in bfloat16 that from the packed projection."""
+    """A single other mask would change every gradient by a good part of itself, which rounding does
+    to some elements only. In float32 attention is PyTorch's own, in bfloat16 that from the packed
+    projection."""
     results = []
     for each in ("none", mode):
         torch.compiler.reset()
         model = model_with(each, *ALL_DROPOUT, device="cuda")
         score = torch.compile(model.nll_sum, fullgraph=True) if compiled else None
         results.append(loss_and_gradients(model, score, 64, precision))
-    tolerance = 1e-4 if precision == torch.float32 else 2e-2
+    tolerance = 1e-4 if precision == torch.float32 else 0.05
     for ours, theirs in zip(*reversed(results), strict=True):
-        assert_close(ours, theirs, tolerance)
+        assert (ours - theirs).norm() <= tolerance * theirs.norm()
 
 
 @pytest.mark.gpu

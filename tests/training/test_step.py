@@ -350,6 +350,7 @@ def test_a_bad_sparse_gradient_changes_nothing_at_all(word_data, optimizer):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # a notice of some versions of torch
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_sparse_updates_on_a_gpu_never_wait_and_are_those_of_a_cpu(word_data, optimizer):
     results = []
