@@ -25,10 +25,6 @@ from torch import Tensor
 from zipflm.kernels import Impl, Rows, _choose, linear_nll_chunked
 from zipflm.kernels.precision import statistics_dtype
 
-_MOST_ROWS = 1 << 15
-"""Tokens of many processes are many. The kernels that keep logits in registers add up the gradient
-of hidden from several copies of it; those of so many rows are made at a time."""
-
 
 def part_statistics(
     hidden_NE: Tensor,
@@ -71,21 +67,10 @@ def part_gradients(
     """
     if len(weight_VE) == 0:
         return torch.zeros_like(hidden_NE), torch.zeros_like(weight_VE)
-    form = _form(hidden_NE, impl, rows)
-    if form is linear_nll_chunked or len(hidden_NE) <= _MOST_ROWS:
-        gradients: tuple[Tensor, Tensor] = form.backward(
-            grad_N, hidden_NE, weight_VE, targets_N, active_N, lse_N
-        )
-        return gradients
-    d_hidden_NE = torch.empty_like(hidden_NE)
-    d_weight_VE = torch.zeros_like(weight_VE, dtype=lse_N.dtype)
-    for start in range(0, len(hidden_NE), _MOST_ROWS):
-        some = slice(start, start + _MOST_ROWS)
-        d_hidden_NE[some], d_weight_of_some_VE = form.backward(
-            grad_N[some], hidden_NE[some], weight_VE, targets_N[some], active_N[some], lse_N[some]
-        )
-        d_weight_VE += d_weight_of_some_VE
-    return d_hidden_NE, d_weight_VE.to(weight_VE.dtype)
+    gradients: tuple[Tensor, Tensor] = _form(hidden_NE, impl, rows).backward(
+        grad_N, hidden_NE, weight_VE, targets_N, active_N, lse_N
+    )
+    return gradients
 
 
 def _form(hidden_NE: Tensor, impl: Impl, rows: Rows) -> ModuleType:

@@ -58,9 +58,9 @@ def _rows_kernel(
     place, end = _share(program, tl.num_programs(0), count, num_tiles, ROWS)
     columns = tl.arange(0, WIDTH)
     while place < end:
-        row_block = place // num_tiles
-        first = place - row_block * num_tiles
-        last = tl.minimum(num_tiles, first + end - place)
+        row_block = (place // num_tiles).to(tl.int32)
+        first = (place % num_tiles).to(tl.int32)
+        last = tl.minimum(num_tiles, first + end - place).to(tl.int32)
         rows = row_block * ROWS + tl.arange(0, ROWS)
         hidden = _load(hidden_ptr, rows, columns, count, width, True, EXACT)
         # Online: `top` is the largest logit so far, `total` the sum of exponentials below it.
@@ -166,9 +166,10 @@ def _join_kernel(
     mean = tl.zeros([SOME, WIDTH], tl.float32)
     if start < count:
         num_tiles = tl.cdiv(num_words, WORDS)
-        per_program = tl.cdiv(tl.cdiv(count, ROWS) * num_tiles, programs)
-        first = row_block * num_tiles // per_program
-        last = ((row_block + 1) * num_tiles - 1) // per_program
+        per_program = tl.cdiv(tl.cdiv(count, ROWS).to(tl.int64) * num_tiles, programs)
+        first_tile = row_block.to(tl.int64) * num_tiles
+        first = (first_tile // per_program).to(tl.int32)
+        last = ((first_tile + num_tiles - 1) // per_program).to(tl.int32)
         for program in range(first, last + 1):
             places = (program + row_block).to(tl.int64) * ROWS + rows - row_block * ROWS
             lse = tl.load(segment_lse_ptr + places)
@@ -307,7 +308,7 @@ def _absorb_rows(
 @triton.jit
 def _share(program, programs, count, num_tiles, ROWS: tl.constexpr):
     """First tile of a program and the one after its last, of those of all active rows."""
-    total = tl.cdiv(count, ROWS) * num_tiles
+    total = tl.cdiv(count, ROWS).to(tl.int64) * num_tiles
     per_program = tl.cdiv(total, programs)
     place = tl.minimum(program * per_program, total)
     return place, tl.minimum(place + per_program, total)
