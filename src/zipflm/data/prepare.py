@@ -7,7 +7,7 @@ who reads the texts, with how much memory, is the engine's affair.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
@@ -15,13 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import get_args
 
-import numpy as np
-
 from zipflm.checksums import seal
 from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data.bpe import Codes
 from zipflm.data.counting import Totals, WordBlock
-from zipflm.data.encoding import TextHash
 from zipflm.data.engine import Engine, Reading, engine
 from zipflm.data.facts import (
     FACTS_FILE,
@@ -31,25 +28,21 @@ from zipflm.data.facts import (
     OptionFacts,
     SplitFacts,
     VocabularyFacts,
-    joint_hash,
 )
 from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.items import ARRAYS, load_names
 from zipflm.data.memory import MemoryPlan
 from zipflm.data.remote import is_url, same_file
 from zipflm.data.scan import Errors, SplitScan
-from zipflm.data.shards import SHARD_TOKENS, ShardWriter
+from zipflm.data.shards import SHARD_TOKENS
 from zipflm.data.sources import corpus_texts
+from zipflm.data.split_files import Report, split_facts, write_split
 from zipflm.data.text import STDIN, UTF_8, check_encoding, chunks, expand, stored_size
-from zipflm.data.tokens import TokenFile, hash_of_joined
-from zipflm.data.vocabulary import SPECIALS, UNKNOWN, Vocabulary
-from zipflm.files import file_hash
+from zipflm.data.vocabulary import SPECIALS, Vocabulary
 from zipflm.folders import new_folder, refuse_existing
 from zipflm.records import write_record
 
 Text = str | PathLike[str]
-Report = Callable[[str, int, int | None], None]
-"""Called with what is going on, the bytes just done, and all the bytes there are, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,14 +144,16 @@ def prepare(
                 options, codes, scans["train"].word_counts(), reader.budget
             )
             written = {
-                split: _write(folder, split, scanned, vocabulary, codes, options, report)
+                split: write_split(
+                    folder, split, scanned, vocabulary, codes, options.shard_tokens, report
+                )
                 for split, scanned in scans.items()
             }
         vocabulary.save(folder / VOCABULARY_FILE)
         if codes is not None:
             codes.save(folder / CODES_FILE)
         told = {
-            split: _split_facts(
+            split: split_facts(
                 split, sources[split], scans[split], totals[split], vocabulary, tokens
             )
             for split, tokens in written.items()
@@ -311,92 +306,6 @@ def _piece_counts(codes: Codes, blocks: Iterable[WordBlock]) -> dict[str, int]:
             for piece in pieces:
                 total[piece] = total.get(piece, 0) + count
     return total
-
-
-@dataclass(frozen=True)
-class _Written:
-    """The token files of a split."""
-
-    tokens: int
-    sentences: int
-    unknown: int
-    blank: int
-    """Lines without a word."""
-    words_sha256: str
-    sha256: str
-    """Of the one file that these are, or would be."""
-    sums: Mapping[str, str]
-    """SHA-256 of every file."""
-
-
-def _write(
-    folder: Path,
-    split: str,
-    scanned: SplitScan,
-    vocabulary: Vocabulary,
-    codes: Codes | None,
-    options: Options,
-    report: Report,
-) -> _Written:
-    """Write a split's token files."""
-    words = TextHash()
-    path = folder / _token_file(split)
-    unknown = blank = 0
-    with ShardWriter(path, len(vocabulary), vocabulary.hash, options.shard_tokens) as writer:
-        for chunk in scanned.encoded(vocabulary, codes):
-            ids, ends = chunk.ids()
-            writer.write(ids, ends)
-            chunk.add_to(words)
-            unknown += int(np.count_nonzero(ids == UNKNOWN))
-            blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
-            report(f"writing {split}", 4 * len(chunk.places), 4 * scanned.num_tokens)
-    sums = {name: file_hash(folder / name) for name in writer.files}
-    files = [folder / name for name in writer.files]
-    return _Written(
-        tokens=writer.num_tokens,
-        sentences=writer.num_sentences,
-        unknown=unknown,
-        blank=blank,
-        words_sha256=words.hexdigest(),
-        sha256=hash_of_joined(list(map(TokenFile, files)))
-        if len(files) > 1
-        else sums[files[0].name],
-        sums=sums,
-    )
-
-
-def _token_file(split: str) -> str:
-    return f"{split}.tokens"
-
-
-def _split_facts(
-    split: str,
-    sources: Sequence[str],
-    scanned: SplitScan,
-    totals: Totals,
-    vocabulary: Vocabulary,
-    written: _Written,
-) -> SplitFacts:
-    """The split's entry in data.json."""
-    # A word is one `<unk>` or none, and the text may spell that one itself.
-    spelt = totals.spelt_unknown if vocabulary.id(SPECIALS[UNKNOWN]) == UNKNOWN else 0
-    return SplitFacts(
-        file=_token_file(split),
-        tokens=written.tokens,
-        words=scanned.num_tokens,
-        sentences=written.sentences,
-        unknown=written.unknown,
-        out_of_vocabulary=written.unknown - spelt,
-        # Words and line ends are the tokens; the last word of a line has no space behind it.
-        bytes=totals.letters + scanned.num_tokens - (scanned.num_sentences - written.blank),
-        continued=totals.continued,
-        types=totals.types + 1,
-        sha256=written.sha256,
-        words_sha256=written.words_sha256,
-        sources=tuple(Path(name).name for name in sources),
-        shards=len(written.sums),
-        files_sha256=joint_hash([*written.sums.values()]) if len(written.sums) > 1 else "",
-    )
 
 
 def _facts(
