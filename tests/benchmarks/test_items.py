@@ -6,7 +6,6 @@ from contextlib import redirect_stdout
 
 from benchmark_scripts import load
 
-
 SMALL = ["--items", "2000", "--dim", "32", "--users", "2", "--length", "4", "--repeats", "1"]
 
 
