@@ -52,13 +52,18 @@ def _same_numbers_every_time():
 
 
 @pytest.fixture
-def one_thread_of_a_cpu(monkeypatch):
-    """As documents were written: several threads, where others are busy, only wait."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def one_thread():
+    """Models this small only wait for a second thread, above all on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_thread_of_a_cpu(one_thread, monkeypatch):
+    """The device with which the documents were written."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """What the README and the pages on training, evaluation and models show runs."""
 
-import os
 import re
 import shlex
 import shutil
@@ -11,6 +10,8 @@ from pathlib import Path
 import pytest
 from fairseq_checkpoints import DICT, GOLDEN, OLDEST
 from shell_blocks import blocks_of, require_shown_output, run_blocks
+from started_together import run_together
+from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
 import zipflm.cli
@@ -95,14 +96,19 @@ def test_models_are_trained_evaluated_and_used_as_shown(tmp_path, monkeypatch):
 
 
 def run(words):
-    """In this process, because importing torch takes seconds; or with torchrun, on fewer cores."""
+    """In this process, because importing torch takes seconds; or in two forked from one that has
+    imported it, where a page has torchrun start eight."""
     if words[0] == "torchrun":
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        words = [*start, *("2" if word == "8" else word for word in words[1:])]
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+        asked = get_args_parser().parse_args(words[1:])
+        assert (asked.module, asked.nproc_per_node, asked.training_script) == (True, "8", "zipflm")
+        ended = run_together(Path("said"), 2, command, asked.training_script_args)
+        assert [each.status for each in ended] == [0, 0], ended
         return
     assert words[0] == "zipflm", words
     result = CliRunner().invoke(zipflm.cli.app, words[1:], catch_exceptions=False)
     assert result.exit_code == 0, result.output
+
+
+def command(words):
+    sys.argv = ["zipflm", *words]
+    zipflm.cli.main()

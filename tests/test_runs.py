@@ -1,13 +1,12 @@
 """The whole pipelines under runs/, at toy size."""
 
-import os
+import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from golden_files import GOLDEN
+from shell_blocks import Block, run_blocks
 
 ROOT = Path(__file__).parents[1]
 TOY = """
@@ -16,11 +15,6 @@ TOY = """
     batches.tokens=128 training.tokens_per_update=128 training.max_updates=3
     training.compile=false training.precision=float32
 """.split()
-
-
-pytestmark = pytest.mark.skipif(
-    not (Path(sys.executable).parent / "zipflm").exists(), reason="the command is not installed"
-)
 
 
 def run(script: str, place: Path, train_name: str, *options: str) -> str:
@@ -34,15 +28,9 @@ def run(script: str, place: Path, train_name: str, *options: str) -> str:
     }.items():
         shutil.copy(GOLDEN / "data" / "text" / ours, text / theirs)
     shutil.copy(GOLDEN / "data" / "dict.txt", text)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    result = subprocess.run(
-        ["bash", ROOT / "runs" / script, text, place / "out", *TOY, *options],
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    words = ["bash", ROOT / "runs" / script, text, place / "out", *TOY, *options]
+    (said,) = run_blocks([Block("bash", shlex.join(map(str, words)))], place)
+    return said
 
 
 @pytest.mark.slow

@@ -1,17 +1,36 @@
 """The benchmark of next-item models runs at toy size, for every model."""
 
+import io
+import json
+from contextlib import redirect_stdout
+
 from benchmark_scripts import load
 
+SMALL = ["--items", "2000", "--dim", "32", "--users", "2", "--length", "4", "--repeats", "1"]
 
-def test_every_model_is_measured(capsys):
+
+def test_every_model_is_measured(capsys, monkeypatch):
+    """In this process, where torch is loaded already."""
     benchmark = load("items")
-    small = ["--items", "2000", "--dim", "32", "--users", "2", "--length", "4", "--repeats", "1"]
-    benchmark.main(["--device", "cpu", *small])
+
+    def measure_here(name, arguments):
+        with redirect_stdout(io.StringIO()) as said:
+            benchmark.main([*arguments, "--only", name])
+        return json.loads(said.getvalue())
+
+    monkeypatch.setattr(benchmark, "_measure_elsewhere", measure_here)
+    benchmark.main(["--device", "cpu", *SMALL])
     first, _, *rows = capsys.readouterr().out.splitlines()
     assert "2,000 items, 32 wide, 8 predictions a step" in first
     assert [row[:12].strip() for row in rows] == list(benchmark.MODELS)
     parameters = [int(row[12:].split()[0].replace(",", "")) for row in rows]
     assert parameters[0] > parameters[1] > parameters[2] > 0
+
+
+def test_a_model_is_measured_in_a_process_of_its_own():
+    numbers = load("items")._measure_elsewhere("pair", ["--device", "cpu", *SMALL])
+    assert numbers.keys() == {"parameters", "ms", "peak_gb"}
+    assert numbers["parameters"] > 0 and numbers["ms"] > 0
 
 
 def test_every_model_scores_every_next_item():

@@ -6,14 +6,7 @@ import pytest
 import torch
 from benchmark_scripts import load
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """On a busy machine two threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_every_optimizer_is_measured_with_both_kinds_of_gradient(tmp_path, capsys):

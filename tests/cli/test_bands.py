@@ -4,6 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+from zipflm.cli import main
+
 
 def zipflm(*arguments):
     command = [sys.executable, "-m", "zipflm", *map(str, arguments)]
@@ -20,7 +24,7 @@ def test_a_plain_table_when_piped_and_numbers_for_programs(word_data):
     assert f"input.cutoffs={cutoffs} " in table.stdout
 
 
-def test_bad_input_is_one_line_and_status_2(tmp_path, word_data):
+def test_bad_input_is_one_line_and_status_2(tmp_path, word_data, monkeypatch, capsys):
     for arguments, message in [
         ((tmp_path / "none",), "no data folder"),
         ((word_data.path, "--budget", "much"), "--budget 'much': write a number"),
@@ -28,6 +32,9 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, word_data):
         ((word_data.path, "--tails", "9"), "tails=9"),
         ((word_data.path, "--dim", "0"), "dim=0"),
     ]:
-        result = zipflm("bands", *arguments)
-        assert result.returncode == 2 and result.stdout == ""
-        assert message in result.stderr and len(result.stderr.splitlines()) == 1
+        monkeypatch.setattr("sys.argv", ["zipflm", "bands", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        said = capsys.readouterr()
+        assert (exit.value.code, said.out) == (2, "")
+        assert message in said.err and len(said.err.splitlines()) == 1

@@ -1,17 +1,12 @@
 import pytest
-import torch
 from fairseq_checkpoints import DICT, GOLDEN
 
 from zipflm.data.prepare import Options, prepare
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    """The models here are so small that several threads would mostly wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread(one_thread):
+    pass
 
 
 @pytest.fixture(scope="session")

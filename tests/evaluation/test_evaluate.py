@@ -2,8 +2,6 @@ import errno
 import json
 import math
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,31 +17,24 @@ from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 TEXTS = GOLDEN / "data" / "text"
 
 
-def command(*arguments):
-    """As a user would: a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "zipflm", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def invoke(*arguments):
+    return CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
 
 
 def refused(*arguments):
     with pytest.raises((ValueError, OSError)) as error:
-        CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
+        invoke(*arguments)
     return str(error.value)
 
 
 def test_import_and_evaluate_from_the_command_line(data, tmp_path):
-    arguments = ["import-fairseq", OLDEST, "--dict", DICT, "--out", tmp_path / "run"]
-    result = CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
+    result = invoke("import-fairseq", OLDEST, "--dict", DICT, "--out", tmp_path / "run")
     assert "transformer_lm_wiki103" in result.stdout
-    done = command(
+    done = invoke(
         *("evaluate", tmp_path / "run", "--data", data, "--split", "valid"),
         *("--block", 64, "--context", 48, "--break", "complete", "--json", "--device", "cpu"),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["perplexity"] == pytest.approx(28.7713, abs=1e-3)
     assert report["perplexity"] == pytest.approx(math.exp(report["nll"]))

@@ -1,17 +1,12 @@
 import pytest
-import torch
 from training_runs import config_of
 
 from zipflm.training.trainer import train
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    """Models this small only wait for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread):
+    pass
 
 
 @pytest.fixture(scope="session")

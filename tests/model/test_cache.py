@@ -26,13 +26,9 @@ PRECISIONS = [(torch.float32, 1e-5), (torch.float64, 1e-10)]
 
 
 @pytest.fixture(autouse=True)
-def _inference():
-    """With one thread: tensors are small, and threads on a busy machine wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _inference(one_thread):
     with torch.no_grad():
         yield
-    torch.set_num_threads(threads)
 
 
 def in_pieces(module, inputs, cache, sizes):

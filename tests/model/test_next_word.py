@@ -20,13 +20,7 @@ BANDS = Bands(vocab_size=40, cutoffs=(8, 20), dim=8, factor=2)
 RARE = Bands(vocab_size=40, cutoffs=(3, 4, 30), dim=8, factor=1)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tensors are small here, and threads on a busy machine wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def adaptive(bands=BANDS, scale=1.0):

@@ -9,7 +9,6 @@ import time
 import pytest
 from training_runs import (
     assert_same,
-    call,
     child,
     environment,
     reports,
@@ -38,20 +37,23 @@ def test_the_second_of_two_trainings_is_refused_and_the_first_one_goes_on(word_d
     out = tmp_path / "run"
     command = train_command(word_data, out, *LONG)
     with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL) as first:
-        wait_for(lambda: RunFolder(out).checkpoints(), first)
-        config = (out / "config.json").read_bytes()
-        done = call([*train_command(word_data, out, *SHORT), "--resume"])
-        assert done.returncode == 2
-        assert re.fullmatch(
-            rf"zipflm: {out}: in use by process {first.pid} on \S+ \(zipflm train, since "
-            r"[^)]+\); wait until it has ended, or choose another folder\n",
-            done.stderr,
-        )
-        assert (out / "config.json").read_bytes() == config
-        seen = len(reports(out))
-        wait_for(lambda: len(reports(out)) > seen, first)
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(60) == 130  # it had more to do
+        try:
+            wait_for(lambda: RunFolder(out).checkpoints(), first)
+            config = (out / "config.json").read_bytes()
+            with pytest.raises(ValueError) as refused:  # which the command line says
+                run(word_data, out, *SHORT, resume=True)
+            assert re.fullmatch(
+                rf"{out}: in use by process {first.pid} on \S+ \(zipflm train, since "
+                r"[^)]+\); wait until it has ended, or choose another folder",
+                str(refused.value),
+            )
+            assert (out / "config.json").read_bytes() == config
+            seen = len(reports(out))
+            wait_for(lambda: len(reports(out)) > seen, first)
+            first.send_signal(signal.SIGTERM)
+            assert first.wait(60) == 130  # it had more to do
+        finally:
+            first.kill()  # or a failure would wait for its end
     updates = [report.update for report in reports(out)]
     assert updates == sorted(set(updates))
     for checkpoint in RunFolder(out).checkpoints():
