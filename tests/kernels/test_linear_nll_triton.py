@@ -69,6 +69,24 @@ def test_any_number_of_programs_shares_the_tiles(monkeypatch, programs):
         assert_close(mine, exact, 2e-6, name)
 
 
+def test_targets_and_gradients_need_not_lie_close_together():
+    hidden, weight, targets, active = problem(70, 24, 131, 0.4, device=DEVICE)
+    apart = torch.stack([targets, targets.flip(0)], 1)[:, 0]
+    assert not apart.is_contiguous()
+    compact = ours_of((hidden, weight, targets, active))
+    spread = ours_of((hidden, weight, apart, active))
+    for mine, expected in zip(spread, compact, strict=True):
+        assert torch.equal(mine, expected)
+    hidden, weight, targets, active, grad, lse = (
+        x.detach() for x in (hidden, weight, apart, active, *torch.rand(2, 70, device=DEVICE))
+    )
+    close = linear_nll_triton.backward(grad, hidden, weight, targets, active, lse)
+    grad, lse = (torch.stack([x, -x], 1)[:, 0] for x in (grad, lse))
+    far = linear_nll_triton.backward(grad, hidden, weight, targets, active, lse)
+    for mine, expected in zip(far, close, strict=True):
+        assert torch.equal(mine, expected)
+
+
 @pytest.mark.parametrize("dtype", LOW)
 def test_is_no_worse_than_plain_low_precision(dtype):
     arguments = problem(70, 64, 331, 0.6, dtype, DEVICE)
