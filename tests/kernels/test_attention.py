@@ -90,6 +90,27 @@ def test_autocast_takes_inputs_of_several_types():
     assert [g.dtype for g in gradients] == [torch.float32] * 3
 
 
+def test_the_backward_pass_is_as_precise_as_the_forward_pass_inside_autocast_too():
+    results = []
+    for is_on in (False, True):
+        inputs = [x.detach().float().requires_grad_() for x in vectors()]
+        torch.manual_seed(1)
+        output = causal_attention(*inputs, 0.3).square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            results.append(torch.autograd.grad(output, inputs))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_where_new_tensors_go_by_default_does_not_matter():
+    inputs, outputs = vectors(), []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(1)
+        with torch.device(device):
+            outputs.append(causal_attention(*inputs, 0.3))
+    assert torch.equal(*outputs)
+
+
 def test_later_positions_are_not_seen(block):
     query, key, value = vectors()
     outputs = []

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
@@ -47,6 +48,7 @@ class _CausalAttention(torch.autograd.Function):
     """
 
     @staticmethod
+    @custom_fwd(device_type="cpu")  # so that the backward pass computes in the same precision
     def forward(
         ctx: Any, query_NTK: Tensor, key_NTK: Tensor, value_NTK: Tensor, threshold: int
     ) -> Tensor:
@@ -61,6 +63,7 @@ class _CausalAttention(torch.autograd.Function):
         return attended_NTK
 
     @staticmethod
+    @custom_bwd(device_type="cpu")
     @once_differentiable
     def backward(ctx: Any, grad_NTK: Tensor) -> tuple[Tensor | None, ...]:
         query_NTK, key_NTK, value_NTK, attended_NTK, *kept = ctx.saved_tensors
@@ -87,6 +90,6 @@ def _blocks(query_NTK: Tensor) -> Iterator[tuple[int, int]]:
 def _scores(query_NTK: Tensor, key_NTK: Tensor, start: int, end: int) -> Tensor:
     """Of the queries from `start` to `end` with the keys up to there; -inf for those to come."""
     scores_NQS = torch.bmm(query_NTK[:, start:end], key_NTK[:, :end].mT)
-    future_QQ = torch.full((end - start, end - start), -math.inf, dtype=scores_NQS.dtype).triu_(1)
+    future_QQ = scores_NQS.new_full((end - start, end - start), -math.inf).triu_(1)
     scores_NQS[:, :, start:] += future_QQ
     return scores_NQS

@@ -66,7 +66,9 @@ def nll_sum_operator(
         ctx.set_materialize_grads(False)  # nobody asks for gradients of the gradients
         ctx.dtype = inputs[1].dtype
 
-    def autograd(ctx: Any, grad: Tensor, *unused: None) -> tuple[Tensor | None, ...]:
+    def autograd(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
+        if grad is None:  # somebody behind has said that the sum does not matter
+            return None, None, None, None
         d_hidden_NE, d_weight_VE = (
             # The factor is not rounded to the gradients' precision: it is the same for all.
             (gradient.to(grad.dtype) * grad).to(ctx.dtype)
