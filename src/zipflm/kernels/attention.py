@@ -48,7 +48,7 @@ class _CausalAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    @custom_fwd(device_type="cpu")  # so that the backward pass computes in the same precision
+    @custom_fwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def forward(
         ctx: Any, query_NTK: Tensor, key_NTK: Tensor, value_NTK: Tensor, threshold: int
     ) -> Tensor:
@@ -63,7 +63,7 @@ class _CausalAttention(torch.autograd.Function):
         return attended_NTK
 
     @staticmethod
-    @custom_bwd(device_type="cpu")
+    @custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     @once_differentiable
     def backward(ctx: Any, grad_NTK: Tensor) -> tuple[Tensor | None, ...]:
         query_NTK, key_NTK, value_NTK, attended_NTK, *kept = ctx.saved_tensors
