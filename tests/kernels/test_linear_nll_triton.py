@@ -11,6 +11,7 @@ from nll_problems import (
     truth_of,
 )
 from numerics import assert_as_good_as_plain, assert_close
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zipflm.kernels import linear_nll, reference
 
@@ -175,3 +176,19 @@ def test_sums_of_real_sizes_on_a_gpu(width, words, share, dtype):
             assert_close(o, t, 2e-5, name)
         else:
             assert_as_good_as_plain(t, p, o, name)
+
+
+@pytest.mark.parametrize("share", [0.6, 0.0], ids=["some", "none"])
+def test_gradients_lie_as_the_compiler_is_told_even_if_inputs_are_transposed(share):
+    hidden, weight, targets, active = problem(9, 24, 33, share, device=DEVICE)
+    hidden, weight = (x.detach().T.contiguous().T for x in (hidden, weight))
+    numbers = torch.ones_like(hidden[:, 0])
+    arguments = hidden, weight, targets, active
+    for operator, inputs in [
+        (torch.ops.zipflm.linear_nll_sum_triton, arguments),
+        (torch.ops.zipflm.linear_nll_triton_backward, (numbers, *arguments, numbers)),
+    ]:
+        real = operator(*inputs)
+        with FakeTensorMode() as mode:
+            fake = operator(*(mode.from_tensor(x) for x in inputs))
+        assert [x.stride() for x in real] == [x.stride() for x in fake]
