@@ -81,6 +81,25 @@ def test_low_precision_is_near_and_keeps_its_type(block):
     torch.testing.assert_close(outputs[1].double(), outputs[0], rtol=0.05, atol=0.05)
 
 
+def test_gradients_in_low_precision_do_not_round_with_every_block(monkeypatch):
+    """Blocks add up to the gradients of keys and values, which one block has at once."""
+    inputs = torch.randn(4, 1, 2, 512, 16, dtype=torch.float64, generator=torch.manual_seed(0))
+    errors = {}
+    for block in (8, 512):
+        monkeypatch.setattr(attention, "_BLOCK", block)
+        results = []
+        for dtype in (torch.float64, torch.bfloat16):
+            *vectors, grad = (x.to(dtype).requires_grad_() for x in inputs)
+            torch.manual_seed(1)
+            output = causal_attention(*vectors, 0.1)
+            results.append(torch.autograd.grad(output, vectors[1:], grad))
+        errors[block] = [
+            ((low - exact).norm() / exact.norm()).item()
+            for exact, low in zip(*results, strict=True)
+        ]
+    assert all(many < 1.2 * one for many, one in zip(*errors.values(), strict=True)), errors
+
+
 def test_autocast_takes_inputs_of_several_types():
     query, key, value = (x.detach().float().requires_grad_() for x in vectors())
     with torch.autocast("cpu", torch.bfloat16):
