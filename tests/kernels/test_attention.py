@@ -81,6 +81,25 @@ def test_low_precision_is_near_and_keeps_its_type(block):
     torch.testing.assert_close(outputs[1].double(), outputs[0], rtol=0.05, atol=0.05)
 
 
+def test_gradients_in_low_precision_do_not_round_with_every_block(monkeypatch):
+    """Blocks add up to the gradients of keys and values, which one block has at once."""
+    inputs = torch.randn(4, 1, 2, 512, 16, dtype=torch.float64, generator=torch.manual_seed(0))
+    errors = {}
+    for block in (8, 512):
+        monkeypatch.setattr(attention, "_BLOCK", block)
+        results = []
+        for dtype in (torch.float64, torch.bfloat16):
+            *vectors, grad = (x.to(dtype).requires_grad_() for x in inputs)
+            torch.manual_seed(1)
+            output = causal_attention(*vectors, 0.1)
+            results.append(torch.autograd.grad(output, vectors[1:], grad))
+        errors[block] = [
+            ((low - exact).norm() / exact.norm()).item()
+            for exact, low in zip(*results, strict=True)
+        ]
+    assert all(many < 1.2 * one for many, one in zip(*errors.values(), strict=True)), errors
+
+
 def test_autocast_takes_inputs_of_several_types():
     query, key, value = (x.detach().float().requires_grad_() for x in vectors())
     with torch.autocast("cpu", torch.bfloat16):
@@ -88,6 +107,27 @@ def test_autocast_takes_inputs_of_several_types():
     assert output.dtype == torch.bfloat16
     gradients = torch.autograd.grad(output.float().sum(), (query, key, value))
     assert [g.dtype for g in gradients] == [torch.float32] * 3
+
+
+def test_the_backward_pass_is_as_precise_as_the_forward_pass_inside_autocast_too():
+    results = []
+    for is_on in (False, True):
+        inputs = [x.detach().float().requires_grad_() for x in vectors()]
+        torch.manual_seed(1)
+        output = causal_attention(*inputs, 0.3).square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            results.append(torch.autograd.grad(output, inputs))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_where_new_tensors_go_by_default_does_not_matter():
+    inputs, outputs = vectors(), []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(1)
+        with torch.device(device):
+            outputs.append(causal_attention(*inputs, 0.3))
+    assert torch.equal(*outputs)
 
 
 def test_later_positions_are_not_seen(block):

@@ -94,3 +94,11 @@ def test_masks_on_a_cpu_do_without_numpy(monkeypatch):
         results.append(dropout(x, 0.3, True))
     assert abs((results[0] == 0).double().mean().item() - 0.3) < 0.01
     assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("function", [dropout, relu_dropout])
+def test_where_new_tensors_go_by_default_does_not_matter(function):
+    x = torch.ones(100, device=DEVICE)
+    with torch.device("meta"):
+        y = function(x, 0.5, True)
+    assert set(y.tolist()) == {0.0, 2.0}

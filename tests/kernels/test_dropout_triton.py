@@ -6,6 +6,7 @@ from nll_problems import DEVICE
 
 triton = pytest.importorskip("triton")
 
+from zipflm.kernels import dropout_triton  # noqa: E402
 from zipflm.kernels.dropout_triton import keep_mask, relu_dropout  # noqa: E402
 
 
@@ -69,3 +70,21 @@ def test_the_bias_of_a_relu_gets_the_sum_of_its_gradients(shape, dtype):
     torch.testing.assert_close(gradient, expected, rtol=1e-2, atol=1e-6)
     total = gradient.double().flatten(0, -2).sum(0)
     torch.testing.assert_close(of_bias.double(), total, rtol=1e-5, atol=1e-4)
+
+
+def test_a_grid_holds_the_rows_of_any_batch(monkeypatch):
+    """With 64 rows for each program, a grid's second axis would end at 4,194,240 tokens."""
+    grids, kernel = [], dropout_triton._relu_backward_kernel
+
+    class Recording:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(dropout_triton, "_relu_backward_kernel", Recording())
+    monkeypatch.setattr(dropout_triton, "_MOST_PROGRAMS", 3)
+    y, grad = torch.rand(2, 601, 13, device=DEVICE)
+    dx, sums = dropout_triton.relu_dropout_backward(grad, y, 0)
+    assert [rows for _, rows in grids] == [3]
+    torch.testing.assert_close(dx, grad)
+    torch.testing.assert_close(sums, grad.sum(0))

@@ -2,6 +2,7 @@ import pytest
 import torch
 from nll_problems import NAMES, losses_and_gradients, problem_with_lse, truth_of
 from numerics import LargestTensor, assert_as_good_as_plain, assert_close
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zipflm.kernels import linear_nll, reference
 from zipflm.kernels import linear_nll_chunked as fused
@@ -180,3 +181,19 @@ def test_operators_keep_their_promises_to_the_compiler():
     ]:
         checks = ("test_schema", "test_faketensor", "test_autograd_registration")
         torch.library.opcheck(operator.default, arguments, test_utils=checks)
+
+
+@pytest.mark.parametrize("rows", ["some", "none"])
+def test_gradients_lie_as_the_compiler_is_told_even_if_inputs_are_transposed(rows):
+    hidden, weight, targets, active = problem(active=rows)
+    hidden, weight = (x.detach().T.contiguous().T for x in (hidden, weight))
+    numbers = torch.ones_like(hidden[:, 0])
+    arguments = hidden, weight, targets, active
+    for operator, inputs in [
+        (torch.ops.zipflm.linear_nll_sum_chunked, arguments),
+        (torch.ops.zipflm.linear_nll_chunked_backward, (numbers, *arguments, numbers)),
+    ]:
+        real = operator(*inputs)
+        with FakeTensorMode() as mode:
+            fake = operator(*(mode.from_tensor(x) for x in inputs))
+        assert [x.stride() for x in real] == [x.stride() for x in fake]

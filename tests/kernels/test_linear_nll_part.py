@@ -52,7 +52,6 @@ def test_so_do_the_parts_of_the_gpu_kernels(cut, monkeypatch):
     from zipflm.kernels import linear_nll_triton
 
     monkeypatch.setattr(linear_nll_part, "_form", lambda *_: linear_nll_triton)
-    monkeypatch.setattr(linear_nll_part, "_MOST_ROWS", 32)
     arguments = problem(70, 24, 131, 0.6)
     ours = in_parts(CUTS[cut], *arguments)
     for name, mine, exact in zip(NAMES, ours, truth_of(*arguments), strict=True):

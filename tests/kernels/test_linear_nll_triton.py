@@ -11,6 +11,7 @@ from nll_problems import (
     truth_of,
 )
 from numerics import assert_as_good_as_plain, assert_close
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zipflm.kernels import linear_nll, reference
 
@@ -67,6 +68,24 @@ def test_any_number_of_programs_shares_the_tiles(monkeypatch, programs):
     arguments = problem(70, 24, 331, 0.8, device=DEVICE)
     for name, mine, exact in zip(NAMES, ours_of(arguments), truth_of(*arguments), strict=True):
         assert_close(mine, exact, 2e-6, name)
+
+
+def test_targets_and_gradients_need_not_lie_close_together():
+    hidden, weight, targets, active = problem(70, 24, 131, 0.4, device=DEVICE)
+    apart = torch.stack([targets, targets.flip(0)], 1)[:, 0]
+    assert not apart.is_contiguous()
+    compact = ours_of((hidden, weight, targets, active))
+    spread = ours_of((hidden, weight, apart, active))
+    for mine, expected in zip(spread, compact, strict=True):
+        assert torch.equal(mine, expected)
+    hidden, weight, targets, active, grad, lse = (
+        x.detach() for x in (hidden, weight, apart, active, *torch.rand(2, 70, device=DEVICE))
+    )
+    close = linear_nll_triton.backward(grad, hidden, weight, targets, active, lse)
+    grad, lse = (torch.stack([x, -x], 1)[:, 0] for x in (grad, lse))
+    far = linear_nll_triton.backward(grad, hidden, weight, targets, active, lse)
+    for mine, expected in zip(far, close, strict=True):
+        assert torch.equal(mine, expected)
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -157,3 +176,19 @@ def test_sums_of_real_sizes_on_a_gpu(width, words, share, dtype):
             assert_close(o, t, 2e-5, name)
         else:
             assert_as_good_as_plain(t, p, o, name)
+
+
+@pytest.mark.parametrize("share", [0.6, 0.0], ids=["some", "none"])
+def test_gradients_lie_as_the_compiler_is_told_even_if_inputs_are_transposed(share):
+    hidden, weight, targets, active = problem(9, 24, 33, share, device=DEVICE)
+    hidden, weight = (x.detach().T.contiguous().T for x in (hidden, weight))
+    numbers = torch.ones_like(hidden[:, 0])
+    arguments = hidden, weight, targets, active
+    for operator, inputs in [
+        (torch.ops.zipflm.linear_nll_sum_triton, arguments),
+        (torch.ops.zipflm.linear_nll_triton_backward, (numbers, *arguments, numbers)),
+    ]:
+        real = operator(*inputs)
+        with FakeTensorMode() as mode:
+            fake = operator(*(mode.from_tensor(x) for x in inputs))
+        assert [x.stride() for x in real] == [x.stride() for x in fake]

@@ -6,7 +6,7 @@ from nll_problems import problem
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zipflm.kernels.nll_operator import nll_operator
+from zipflm.kernels.nll_operator import nll_operator, nll_sum_operator
 from zipflm.kernels.precision import statistics_dtype
 
 CALLS = []
@@ -36,7 +36,17 @@ def backward(
     return torch.full_like(hidden_NE, 2.0), torch.full_like(weight_VE, 3.0)
 
 
+def sum_and_gradients(
+    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of all rows, with its gradient by hidden, and an invented one by weight."""
+    total = hidden_NE.to(statistics_dtype(hidden_NE.dtype)).sum()
+    d_weight_VE = torch.full_like(weight_VE, 3.0, dtype=total.dtype)
+    return total, torch.ones_like(hidden_NE), d_weight_VE
+
+
 linear_nll = nll_operator("nll_operator_under_test", forward, backward)
+linear_nll_sum = nll_sum_operator("nll_sum_operator_under_test", sum_and_gradients)
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +96,33 @@ def test_pretending_calls_neither_function():
         hidden, weight, targets, active = problem(6, 4, 5, 0.0)
         linear_nll(hidden, weight, targets, active).sum().backward()
     assert CALLS == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_sum_has_its_gradients_times_its_own_as_often_as_asked(dtype):
+    hidden, weight, targets, active = problem(2, 4, 5, 1.1, dtype)
+    total = linear_nll_sum(hidden, weight, targets, active)
+    for factor in (0.5, 4.0):
+        grads = torch.autograd.grad(factor * total, (hidden, weight), retain_graph=True)
+        assert [(g.dtype, g.unique().item()) for g in grads] == [
+            (dtype, factor),
+            (dtype, 3 * factor),
+        ]
+
+
+class Ignored(torch.autograd.Function):
+    """A number that does not depend on what it is given."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def test_a_sum_that_does_not_matter_has_no_gradients():
+    hidden, weight, targets, active = problem(2, 4, 5, 1.1)
+    Ignored.apply(linear_nll_sum(hidden, weight, targets, active)).backward()
+    assert all(x.grad is None or not x.grad.any() for x in (hidden, weight))

@@ -9,7 +9,7 @@ from torch import nn
 from zipflm.config import DecoderConfig
 from zipflm.model import decoder as decoder_module
 from zipflm.model.cache import KeyValueCache
-from zipflm.model.decoder import Decoder, rotate, rotations, sinusoids
+from zipflm.model.decoder import Decoder, _are_plain, rotate, rotations, sinusoids
 
 PLAIN = DecoderConfig(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
 MODERN = replace(
@@ -100,6 +100,31 @@ def test_what_replaces_a_projection_or_hooks_into_it_is_called(name):
     before = decoder(words)
     layer.register_module(name, nn.Sequential(layer.get_submodule(name), nn.Softsign()))
     assert not torch.equal(decoder(words), before)
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "ffn_in"])
+@pytest.mark.parametrize(
+    "register", ["register_full_backward_hook", "register_full_backward_pre_hook"]
+)
+def test_hooks_into_the_backward_pass_of_a_projection_are_called(name, register):
+    decoder, seen = Decoder(PLAIN), []
+    linear = decoder.layers[0].get_submodule(name)
+    getattr(linear, register)(lambda *_: seen.append(name))
+    decoder(torch.randn(1, 4, 32)).sum().backward()
+    assert seen == [name]
+    assert not _are_plain(linear)  # what decides on a GPU
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "ffn_in"])
+def test_a_forward_put_into_a_projection_is_called(name):
+    """As libraries do that move weights to the device when they are needed."""
+    decoder, words = Decoder(PLAIN).eval(), torch.randn(1, 4, 32)
+    before = decoder(words)
+    linear = decoder.layers[0].get_submodule(name)
+    original = linear.forward
+    linear.forward = lambda x: 2 * original(x)
+    assert not torch.equal(decoder(words), before)
+    assert not _are_plain(linear)  # what decides on a GPU
 
 
 def test_zero_output_layers_start_as_the_identity():

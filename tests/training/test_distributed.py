@@ -53,7 +53,7 @@ CASES = {
     # A softmax without tails has no classes for them: a weight without a number.
     "fsdp, one band": ["training.parallel=fsdp", "input.cutoffs=", "output.cutoffs="],
     "fsdp, recompute": ["training.parallel=fsdp", "training.recompute=layer"],
-    # Not Muon: torch orthogonalises in bfloat16, where sharded products round differently.
+    "fsdp, Muon": ["training.parallel=fsdp", "training.optimizer=Muon", *ADAMW],
     "fsdp, AdamW": ["training.parallel=fsdp", "training.optimizer=AdamW", *ADAMW],
 }
 

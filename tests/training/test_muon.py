@@ -1,22 +1,28 @@
 import pytest
 import torch
 from numerics import assert_close
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from training_runs import in_processes
 
+from zipflm.training.distributed import started
 from zipflm.training.muon import StackedMuon, orthogonalise
 
 OPTIONS = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
 
 
-def train(make, skip=()):
+def train(make, skip=(), place=lambda tensor: tensor):
     torch.manual_seed(0)
-    shapes = [(24, 16), (16, 16), (24, 16), (16, 40), (16, 16)]
-    params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    # Rows that two processes can share evenly, rows that they cannot, and a single one.
+    shapes = [(24, 16), (16, 16), (24, 16), (17, 40), (16, 16), (1, 8)]
+    params = [torch.nn.Parameter(place(torch.randn(shape))) for shape in shapes]
     optimizer = make(params, **OPTIONS)
     for update in range(4):
-        for param in params:
-            param.grad = torch.randn_like(param)
-        if update in skip:
-            params[1].grad[0, 0] = float("nan")
+        for index, param in enumerate(params):
+            grad = torch.randn(shapes[index])
+            if update in skip and index == 1:
+                grad[0, 0] = float("nan")
+            param.grad = place(grad)
         if isinstance(optimizer, StackedMuon):
             optimizer.found_inf = torch.tensor(float(update in skip))
         elif update in skip:
@@ -31,6 +37,21 @@ def test_equals_torchs_muon_and_skips_what_it_is_told_to(skip):
         for mine, expected in zip(ours, theirs, strict=True):
             # The iteration runs in bfloat16, and stacked products round in another order.
             assert_close(mine, expected, 5e-3)
+
+
+def train_sharded(skip):
+    with started("cpu"):
+        mesh = init_device_mesh("cpu", (2,))
+        sharded = train(StackedMuon, skip, lambda whole: distribute_tensor(whole, mesh, [Shard(0)]))
+        for ours, theirs in zip(sharded, train(StackedMuon, skip), strict=True):
+            for mine, expected in zip(ours, theirs, strict=True):
+                assert isinstance(mine, DTensor)
+                torch.testing.assert_close(mine.full_tensor(), expected)
+
+
+@pytest.mark.multi_process
+def test_shards_of_matrices_are_updated_as_the_whole():
+    assert in_processes(2, train_sharded, (1, 2)) == [0, 0]
 
 
 def test_a_skipped_update_changes_no_bit():

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from zipflm.kernels.dropout import LEVELS, noise
-from zipflm.kernels.precision import autocast
+from zipflm.kernels.precision import autocast, statistics_dtype
 
 # Queries computed together, each with all keys up to the last of them. Fewer would waste less on
 # the future, but small products are slow.
@@ -47,6 +48,7 @@ class _CausalAttention(torch.autograd.Function):
     """
 
     @staticmethod
+    @custom_fwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def forward(
         ctx: Any, query_NTK: Tensor, key_NTK: Tensor, value_NTK: Tensor, threshold: int
     ) -> Tensor:
@@ -61,22 +63,32 @@ class _CausalAttention(torch.autograd.Function):
         return attended_NTK
 
     @staticmethod
+    @custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     @once_differentiable
     def backward(ctx: Any, grad_NTK: Tensor) -> tuple[Tensor | None, ...]:
         query_NTK, key_NTK, value_NTK, attended_NTK, *kept = ctx.saved_tensors
         d_query_NTK = torch.empty_like(query_NTK)
-        d_key_NTK, d_value_NTK = torch.zeros_like(key_NTK), torch.zeros_like(value_NTK)
+        # Sums over blocks: in low precision each would round again what is there already.
+        dtype = statistics_dtype(key_NTK.dtype)
+        d_key_NTK, d_value_NTK = (torch.zeros_like(x, dtype=dtype) for x in (key_NTK, value_NTK))
         # Of a softmax: w (dw - sum of w dw), and that sum is the same as attended . grad.
         sum_NT1 = (attended_NTK * grad_NTK).sum(-1, keepdim=True)
         for index, (start, end) in enumerate(_blocks(query_NTK)):
             weights_NQS, dropped_NQS = kept[2 * index : 2 * index + 2]
             grad_NQK = grad_NTK[:, start:end]
-            d_value_NTK[:, :end].baddbmm_(dropped_NQS.mT, grad_NQK)
+            _add_product(d_value_NTK[:, :end], dropped_NQS.mT, grad_NQK)
             d_scores_NQS = torch.bmm(grad_NQK, value_NTK[:, :end].mT).mul_(dropped_NQS)
             d_scores_NQS.addcmul_(weights_NQS, sum_NT1[:, start:end], value=-1)
             d_query_NTK[:, start:end] = torch.bmm(d_scores_NQS, key_NTK[:, :end])
-            d_key_NTK[:, :end].baddbmm_(d_scores_NQS.mT, query_NTK[:, start:end])
-        return d_query_NTK, d_key_NTK, d_value_NTK, None
+            _add_product(d_key_NTK[:, :end], d_scores_NQS.mT, query_NTK[:, start:end])
+        return d_query_NTK, d_key_NTK.to(key_NTK.dtype), d_value_NTK.to(value_NTK.dtype), None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.baddbmm_(left, right)
+    else:
+        total += torch.bmm(left, right)
 
 
 def _blocks(query_NTK: Tensor) -> Iterator[tuple[int, int]]:
@@ -87,6 +99,6 @@ def _blocks(query_NTK: Tensor) -> Iterator[tuple[int, int]]:
 def _scores(query_NTK: Tensor, key_NTK: Tensor, start: int, end: int) -> Tensor:
     """Of the queries from `start` to `end` with the keys up to there; -inf for those to come."""
     scores_NQS = torch.bmm(query_NTK[:, start:end], key_NTK[:, :end].mT)
-    future_QQ = torch.full((end - start, end - start), -math.inf, dtype=scores_NQS.dtype).triu_(1)
+    future_QQ = scores_NQS.new_full((end - start, end - start), -math.inf).triu_(1)
     scores_NQS[:, :, start:] += future_QQ
     return scores_NQS

@@ -110,7 +110,7 @@ def scale(threshold: int) -> float:
 def noise(shape: torch.Size, dtype: torch.dtype, threshold: int) -> Tensor:
     """What to multiply with on a CPU: 0 with a probability of threshold / LEVELS, else `scale`."""
     # The seed comes from torch's generator, whose state is that of the run.
-    bits: Tensor = _random_bits(torch.randint(1 << 62, ()), shape.numel())
+    bits: Tensor = _random_bits(torch.randint(1 << 62, (), device="cpu"), shape.numel())
     # Numbers throughout, because a mask of truth values takes longer to convert than to make; of
     # 16 bits' precision at least, until it is decided.
     kept = bits.view(shape).to(statistics_dtype(dtype)).ge_(threshold - LEVELS // 2)
@@ -128,7 +128,8 @@ def _random_bits(seed: Tensor, number: int) -> Tensor:
     except ImportError:  # the layers by themselves need nothing but torch
         generator = torch.Generator().manual_seed(int(seed))
         low, high = -(1 << 63), (1 << 63) - 1
-        draws = torch.randint(low, high, (number_of_draws,), generator=generator)
+        size, device = (number_of_draws,), seed.device
+        draws = torch.randint(low, high, size, generator=generator, device=device)
         return draws.view(torch.int16)[:number]
     raw = np.random.SFC64(int(seed)).random_raw(number_of_draws)
     return torch.from_numpy(raw.view(np.int16)[:number])

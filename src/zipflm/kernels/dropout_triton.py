@@ -18,6 +18,7 @@ from zipflm.kernels.dropout import scale
 
 _BLOCK = 1024
 _ROWS, _COLUMNS = 8, 512  # of a step of the ReLU's backward pass
+_MOST_PROGRAMS = 65_535  # along the second axis of a grid
 # Seven rounds pass all statistical tests that are known; ten are the usual margin of safety.
 _ROUNDS = tl.constexpr(7)
 
@@ -137,7 +138,7 @@ def relu_dropout_backward(grad: Tensor, y: Tensor, threshold: int) -> tuple[Tens
     grad, width = grad.contiguous(), y.shape[-1]
     dx = torch.empty_like(y)
     num_rows = y.numel() // max(width, 1)
-    rows_per_program = 64
+    rows_per_program = max(64, triton.cdiv(num_rows, _MOST_PROGRAMS))
     sums = y.new_zeros(triton.cdiv(num_rows, rows_per_program), width, dtype=torch.float32)
     if y.numel():
         grid = (triton.cdiv(width, _COLUMNS), len(sums))

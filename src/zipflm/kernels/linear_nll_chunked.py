@@ -64,8 +64,8 @@ def backward(
     grad_N = grad_N.where(active_N, 0.0)
     num_words = len(weight_VE)
     hidden_NE, weight_VE = _without_inactive(hidden_NE, active_N), _aligned(weight_VE)
-    d_hidden_NE = torch.zeros_like(hidden_NE)
-    d_weight_VE = torch.zeros_like(weight_VE, dtype=lse_N.dtype)
+    d_hidden_NE = hidden_NE.new_zeros(hidden_NE.shape)
+    d_weight_VE = weight_VE.new_zeros(weight_VE.shape, dtype=lse_N.dtype)
     for rows in _row_chunks(active_N, len(weight_VE)):
         hidden_RE = hidden_NE[rows]
         logits_RV = _logits(hidden_RE, weight_VE)
@@ -85,7 +85,7 @@ def sum_and_gradients(
     num_words = len(weight_VE)
     hidden_NE, weight_VE = _without_inactive(hidden_NE, active_N), _aligned(weight_VE)
     total = torch.zeros((), dtype=dtype, device=hidden_NE.device)
-    d_hidden_NE = torch.zeros_like(hidden_NE)
+    d_hidden_NE = hidden_NE.new_zeros(hidden_NE.shape)
     d_weight_VE: Tensor | None = None
     for rows in _row_chunks(active_N, len(weight_VE)):
         hidden_RE, targets_R, active_R = hidden_NE[rows], targets_N[rows], active_N[rows]
@@ -100,7 +100,7 @@ def sum_and_gradients(
             d_hidden_NE[rows] = d_logits_RV @ weight_VE
         d_weight_VE = _accumulated(d_weight_VE, d_logits_RV, hidden_RE, dtype)
     if d_weight_VE is None:  # no row at all
-        d_weight_VE = torch.zeros_like(weight_VE, dtype=dtype)
+        d_weight_VE = weight_VE.new_zeros(weight_VE.shape, dtype=dtype)
     return total, d_hidden_NE, d_weight_VE[:num_words]
 
 

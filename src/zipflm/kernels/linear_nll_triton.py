@@ -428,6 +428,7 @@ def _of_rows(
         WITH_MEAN=with_mean,
         **meta,
     )
+    targets_N = targets_N.contiguous()
     nll_N = torch.empty(num_rows, device=device)
     lse_N = torch.empty_like(nll_N)
     d_hidden_NE = torch.empty_like(hidden_NE if with_mean else mean_SRE[0, :0])
@@ -490,7 +491,7 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of hidden and weight; `lse_N` may be over more words than these."""
     active, weight_VE = _Active.of(hidden_NE, active_N), weight_VE.contiguous()
-    grad_N = grad_N.float().contiguous()
+    grad_N, lse_N = grad_N.float().contiguous(), lse_N.contiguous()
     rows = _of_rows(active, weight_VE, targets_N, True, grad_N, lse_N)
     return rows.d_hidden_NE, _of_weights(active, weight_VE, targets_N, lse_N, grad_N)
 

@@ -19,10 +19,11 @@ from zipflm.kernels.precision import statistics_dtype
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """hidden_NE, weight_VE, targets_N, active_N -> nll_N, lse_N."""
 Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""grad_N, hidden_NE, weight_VE, targets_N, active_N, lse_N -> gradients of hidden and weight."""
+"""grad_N, hidden_NE, weight_VE, targets_N, active_N, lse_N -> gradients of hidden and weight, both
+contiguous whatever the inputs are: the compiler is told so."""
 SumAndGradients = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """hidden_NE, weight_VE, targets_N, active_N -> the summed nll, gradients of hidden and weight, the
-latter in the precision of statistics."""
+latter in the precision of statistics; both contiguous."""
 
 
 def nll_operator(
@@ -66,7 +67,9 @@ def nll_sum_operator(
         ctx.set_materialize_grads(False)  # nobody asks for gradients of the gradients
         ctx.dtype = inputs[1].dtype
 
-    def autograd(ctx: Any, grad: Tensor, *unused: None) -> tuple[Tensor | None, ...]:
+    def autograd(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
+        if grad is None:  # somebody behind has said that the sum does not matter
+            return None, None, None, None
         d_hidden_NE, d_weight_VE = (
             # The factor is not rounded to the gradients' precision: it is the same for all.
             (gradient.to(grad.dtype) * grad).to(ctx.dtype)
@@ -91,7 +94,7 @@ def _fake_sum_and_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     total = hidden_NE.new_empty((), dtype=statistics_dtype(hidden_NE.dtype))
     d_weight_VE = weight_VE.new_empty(weight_VE.shape, dtype=total.dtype)
-    return total, torch.empty_like(hidden_NE), d_weight_VE
+    return total, hidden_NE.new_empty(hidden_NE.shape), d_weight_VE
 
 
 def _fake_forward(
@@ -109,4 +112,4 @@ def _fake_backward(
     active_N: Tensor,
     lse_N: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(hidden_NE), weight_VE.new_empty(weight_VE.shape)
+    return hidden_NE.new_empty(hidden_NE.shape), weight_VE.new_empty(weight_VE.shape)

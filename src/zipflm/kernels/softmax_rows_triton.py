@@ -81,7 +81,8 @@ def _nll_and_gradient_kernel(
 
     Each program has a part of a row in its registers and reads it once. Those of a row wait for
     each other in between. They are numbered as they start, so that all programs with a lower number
-    are running or done: the rows of these come to an end whatever else happens.
+    are running or done: only the last row that has started can lack programs, and it gets them as
+    long as the device can run all parts of one row at once.
     """
     number = tl.atomic_add(done_ptr + num_rows, 1)
     row, part = (number // num_parts).to(tl.int64), number % num_parts
@@ -116,6 +117,17 @@ def _nll_and_gradient_kernel(
         tl.store(nll_ptr + row, tl.where(is_active, nll, 0.0))
 
 
+def _most_waiting(device: torch.device) -> int:
+    """How many programs may wait for each other: all of them must be running at once.
+
+    Each processor of a GPU runs one at least. Half of them are left to other kernels, which may
+    themselves wait for another GPU. The interpreter runs one program after the other.
+    """
+    if device.type != "cuda":
+        return 1
+    return max(1, torch.cuda.get_device_properties(device).multi_processor_count // 2)
+
+
 def row_nll_and_gradient(
     logits_RV: Tensor, num_words: int, targets_R: Tensor, active_R: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -124,8 +136,7 @@ def row_nll_and_gradient(
     part = next(part for longest, part in _PARTS.items() if stride <= longest)
     block = min(part, triton.next_power_of_2(stride))
     num_parts = triton.cdiv(num_words, block)
-    if num_parts > 1 and not logits_RV.is_cuda:
-        # The interpreter runs one program after the other; they must not wait for each other.
+    if num_parts > _most_waiting(logits_RV.device):
         lse_R = row_lse(logits_RV, num_words)
         nll_R = lse_R - logits_RV.gather(1, targets_R.unsqueeze(1)).squeeze(1)
         out_RV = row_gradient(logits_RV, num_words, lse_R, targets_R, active_R, dtype)

@@ -283,9 +283,13 @@ class DecoderLayer(nn.Module):
 
 
 def _are_plain(*linears: nn.Module) -> bool:
-    """Whether weight and bias say it all: nobody has put an adapter or a hook in their place."""
+    """Whether weight and bias say it all: nobody has put an adapter or a hook in their place, nor
+    another `forward` into the module itself, as some libraries do."""
     return all(
-        type(linear) is nn.Linear and not linear._forward_hooks and not linear._forward_pre_hooks
+        type(linear) is nn.Linear
+        and "forward" not in vars(linear)
+        and not (linear._forward_hooks or linear._forward_pre_hooks)
+        and not (linear._backward_hooks or linear._backward_pre_hooks)
         for linear in linears
     )
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from zipflm.training.filling import local_shard
+from zipflm.training.filling import like_shard, local_shard, part_here
 
 
 class StackedMuon(torch.optim.Muon):
@@ -32,77 +32,92 @@ class StackedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if any(isinstance(p, DTensor) for p in params):
-                self._step_sharded()
-                return
             by_shape: dict[torch.Size, list[Tensor]] = {}
-            for p in params:
-                by_shape.setdefault(p.shape, []).append(p)
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if isinstance(p, DTensor):
+                    self._step_sharded(p, group)
+                else:
+                    by_shape.setdefault(p.shape, []).append(p)
             for same in by_shape.values():
                 self._step_stacked(same, group)
 
     def _step_stacked(self, params: Sequence[Tensor], group: dict[str, Any]) -> None:
-        momentum, lr = group["momentum"], group["lr"]
-        grads, buffers = [], []
-        for p in params:
-            assert p.grad is not None
-            grads.append(p.grad)
-            state = self.state[p]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p)
-            buffers.append(state["momentum_buffer"])
-        gradient_LMN, buffer_LMN = torch.stack(grads), torch.stack(buffers)
-        if self.grad_scale is not None:
-            gradient_LMN /= self.grad_scale
-        good = torch.ones((), device=gradient_LMN.device)
-        if self.found_inf is not None:
-            # The buffer moves towards the gradient: towards itself it stays, bit for bit.
-            gradient_LMN = torch.where(self.found_inf != 0, buffer_LMN, gradient_LMN)
-            good = 1 - self.found_inf
-        buffer_LMN.lerp_(gradient_LMN, 1 - momentum)
+        lr, buffers = group["lr"], [self._buffer(p) for p in params]
+        buffer_LMN = torch.stack(buffers)
+        wanted_LMN = self._move(buffer_LMN, torch.stack([_gradient(p) for p in params]), group)
         torch._foreach_copy_(buffers, list(buffer_LMN))
-        if group["nesterov"]:
-            buffer_LMN = gradient_LMN.lerp(buffer_LMN, momentum)
-        update_LMN = orthogonalise(
-            buffer_LMN, group["ns_coefficients"], group["ns_steps"], group["eps"]
-        )
+        update_LMN = _orthogonalised(wanted_LMN, group)
+        good = self._good(wanted_LMN.device)
         if group["weight_decay"]:
             torch._foreach_mul_(list(params), 1 - lr * group["weight_decay"] * good)
         size = lr * _size(group["adjust_lr_fn"], params[0].shape)
         torch._foreach_add_(list(params), list(update_LMN.to(params[0].dtype) * (-size * good)))
 
-    def _step_sharded(self) -> None:
-        """torch's own step, which can handle sharded matrices, undone if it should be skipped."""
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        # There is room for a copy of the weights: the activations, far larger, are freed by now.
-        before = [local_shard(p).clone() for p in params]
-        none = torch.zeros((), device=before[0].device)
-        bad = (none if self.found_inf is None else self.found_inf) != 0
-        for p in params:
-            assert p.grad is not None
-            grad = local_shard(p.grad)
-            if self.grad_scale is not None:
-                grad /= self.grad_scale
-            if "momentum_buffer" in self.state[p]:
-                grad.copy_(torch.where(bad, local_shard(self.state[p]["momentum_buffer"]), grad))
-            else:
-                grad.masked_fill_(bad, 0.0)
-        super().step()  # type: ignore[no-untyped-call]
-        for p, old in zip(params, before, strict=True):
-            local_shard(p).copy_(torch.where(bad, old, local_shard(p)))
+    def _step_sharded(self, p: DTensor, group: dict[str, Any]) -> None:
+        """The same for a matrix of which each process has a part.
+
+        Only the iteration needs the whole matrix. It is put together in every process, one at a
+        time, which takes less than to exchange parts at each of the iteration's products, and
+        rounds as in one process.
+        """
+        lr, shard = group["lr"], local_shard(p)
+        buffer, gradient = (local_shard(x) for x in (self._buffer(p), _gradient(p)))
+        wanted = self._move(buffer, gradient, group).to(_precision(shard.device))
+        whole_MN = cast(DTensor, like_shard(wanted, p)).full_tensor()
+        update = _orthogonalised(whole_MN.unsqueeze(0), group)[0][part_here(p)]
+        good = self._good(shard.device)
+        if group["weight_decay"]:
+            shard.mul_(1 - lr * group["weight_decay"] * good)
+        size = lr * _size(group["adjust_lr_fn"], p.shape)
+        shard.add_(update.to(shard.dtype) * (-size * good))
+
+    def _buffer(self, p: Tensor) -> Tensor:
+        state = self.state[p]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(p)
+        buffer: Tensor = state["momentum_buffer"]
+        return buffer
+
+    def _move(self, buffer: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+        """Move the buffer towards the gradient; the direction in which the weights should go."""
+        momentum: float = group["momentum"]
+        if self.grad_scale is not None:
+            gradient = gradient / self.grad_scale
+        if self.found_inf is not None:
+            # The buffer moves towards the gradient: towards itself it stays, bit for bit.
+            gradient = torch.where(self.found_inf != 0, buffer, gradient)
+        buffer.lerp_(gradient, 1 - momentum)
+        return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
+
+    def _good(self, device: torch.device) -> Tensor:
+        """1, or 0 if the update is to be skipped."""
+        none = torch.zeros((), device=device)
+        return 1 - (none if self.found_inf is None else self.found_inf)
+
+
+def _gradient(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad
+
+
+def _orthogonalised(matrices_LMN: Tensor, group: dict[str, Any]) -> Tensor:
+    return orthogonalise(matrices_LMN, group["ns_coefficients"], group["ns_steps"], group["eps"])
+
+
+def _precision(device: torch.device) -> torch.dtype:
+    """Of the iteration: bfloat16, as torch's, but float32 on a CPU. Few of those have units for
+    bfloat16, and the others take twenty times as long for it."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def orthogonalise(
     matrices_LMN: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
-    """Each matrix with its singular values moved towards 1: Newton-Schulz.
-
-    In bfloat16, as torch's, but in float32 on a CPU: few have units for bfloat16, and the others
-    take twenty times as long for it.
-    """
+    """Each matrix with its singular values moved towards 1: Newton-Schulz."""
     a, b, c = coefficients
-    x = matrices_LMN.float() if matrices_LMN.device.type == "cpu" else matrices_LMN.bfloat16()
+    x = matrices_LMN.to(_precision(matrices_LMN.device))
     is_tall = x.shape[1] > x.shape[2]
     if is_tall:
         x = x.mT
