@@ -287,7 +287,8 @@ def _are_plain(*linears: nn.Module) -> bool:
     another `forward` into the module itself, as some libraries do."""
     return all(
         type(linear) is nn.Linear
-        and "forward" not in vars(linear)
+        # Not every compiler can look into a module like this.
+        and (torch.compiler.is_compiling() or "forward" not in vars(linear))
         and not (linear._forward_hooks or linear._forward_pre_hooks)
         and not (linear._backward_hooks or linear._backward_pre_hooks)
         for linear in linears
