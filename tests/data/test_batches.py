@@ -1,4 +1,6 @@
 import json
+import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -6,22 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from token_streams import SENTENCES, stream
 
 from zipflm.config import Blocks
-from zipflm.data import batches as batches_module
-from zipflm.data.batches import Batches, cut, group
+from zipflm.data.batches import Batches
+from zipflm.data.parts import cut
 from zipflm.data.tokens import TokenArray
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 MODES = {"none": "none", "complete": "complete", "sentence": "eos"}
-
-SENTENCES = st.lists(st.integers(1, 12), min_size=1, max_size=20)
-
-
-def stream(lengths):
-    """Every token has an id of its own, from 10 on, so that each can be told from all others."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return TokenArray(np.arange(10, 10 + offsets[-1], dtype=np.int64), offsets)
 
 
 @st.composite
@@ -161,76 +156,6 @@ def test_plan_is_a_pure_function_that_two_integers_resume(plan, epoch, start, wo
         assert torch.equal(one.scored, other.scored)
 
 
-@given(SENTENCES, st.integers(1, 14), st.integers(1, 5))
-def test_packing_sentences_piecemeal_changes_nothing(lengths, size, at_once):
-    whole = cut(stream(lengths), "complete", size)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches_module, "_SENTENCES", at_once)
-        assert cut(stream(lengths), "complete", size).tolist() == whole.tolist()
-
-
-@given(SENTENCES, st.integers(1, 14))
-def test_complete_blocks_hold_as_many_sentences_as_fit(lengths, size):
-    tokens = stream(lengths)
-    bounds = cut(tokens, "complete", size)
-    assert set(bounds) <= set(tokens.offsets.tolist())
-    assert (bounds[0], bounds[-1]) == (0, len(tokens))
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
-        inside = tokens.offsets[(tokens.offsets > start) & (tokens.offsets <= end)]
-        assert end - start <= size or len(inside) == 1
-        after = tokens.offsets[tokens.offsets > end]
-        assert len(after) == 0 or after[0] - start > size
-
-
-@given(st.lists(st.integers(1, 20), min_size=1), st.integers(1, 50))
-def test_groups_are_greedy(lengths, max_tokens):
-    bounds = group(np.array(lengths, dtype=np.uint16), max_tokens)
-    assert (bounds[0], bounds[-1]) == (0, len(lengths))
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
-        assert end == start + 1 or max(lengths[start:end]) * (end - start) <= max_tokens
-        assert end == len(lengths) or max(lengths[start : end + 1]) * (end + 1 - start) > max_tokens
-
-
-@given(
-    st.lists(st.integers(1, 20), min_size=1, max_size=60),
-    st.integers(1, 90),
-    st.sampled_from([0, 1000]),
-    st.sampled_from([1, 2, 7, 1000]),
-    st.sampled_from([2, 5, 256]),
-)
-def test_rows_are_grouped_alike_run_by_run_and_many_at_once(
-    lengths, max_tokens, short_run, rows, most_rows
-):
-    whole = group(np.array(lengths, dtype=np.uint16), max_tokens).tolist()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches_module, "_SHORT_RUN", short_run)
-        patch.setattr(batches_module, "_ROWS", rows)
-        patch.setattr(batches_module, "_MOST_ROWS", most_rows)
-        assert group(np.array(lengths, dtype=np.uint16), max_tokens).tolist() == whole
-
-
-@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 30)), max_size=8), st.integers(1, 60))
-def test_rows_of_one_length_are_grouped_as_one_by_one(runs, max_tokens):
-    lengths = [length for length, number in runs for _ in range(number)]
-    expected, first = [0], 0
-    for row in range(1, len(lengths) + 1):
-        is_full = row == len(lengths) or (
-            max(lengths[first : row + 1]) * (row + 1 - first) > max_tokens
-        )
-        if is_full:
-            expected.append(row)
-            first = row
-    assert group(np.array(lengths, dtype=np.uint16), max_tokens).tolist() == expected
-
-
-def test_groups_are_those_of_the_published_code():
-    golden = json.loads((GOLDEN / "dataset.json").read_text())["batch_by_size"]
-    lengths = np.array(golden["sizes"])[golden["order"]]
-    bounds = group(lengths, golden["max_tokens"])
-    wanted = np.cumsum([0] + [len(batch) for batch in golden["batches_multiple1"]])
-    assert bounds.tolist() == wanted.tolist()
-
-
 def test_shuffling_changes_with_seed_and_epoch_and_not_otherwise():
     tokens = stream([7] * 100)
 
@@ -244,6 +169,28 @@ def test_shuffling_changes_with_seed_and_epoch_and_not_otherwise():
     assert first(1, 0) != first(1, 1)
     assert first(1, 0) != first(2, 0)
     assert first(1, 0, shuffle=False) == first(2, 5, shuffle=False) == tokens.ids.tolist()
+
+
+def test_a_plan_of_billions_of_tokens_takes_no_time_and_no_memory():
+    class Billions:
+        ids = np.broadcast_to(np.uint16(7), 512 * 10**9 + 5)
+
+        def require_whole(self):
+            pass
+
+    batches = batches_of(
+        Billions(), break_mode="none", block=512, context=2, max_tokens=4096, shuffle=True
+    )
+    assert len(batches) == -(-(512 * 10**9 + 5) // 510) // 8 + 1
+    seconds = time.process_time()
+    tracemalloc.start()
+    firsts = {int(batches.windows(epoch, 0).first[0]) for epoch in range(20)}
+    assert len(firsts) == 20
+    assert max(firsts) > 256 * 10**9
+    assert next(batches.epoch(3, start=10**8)).words.shape == (8, 512)
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
+    assert time.process_time() - seconds < 2
 
 
 def test_shuffled_sentences_are_batched_by_length_with_changing_neighbours():

@@ -36,10 +36,10 @@ def test_leaving_early_ends_the_thread(batches):
 
 
 def test_an_error_in_the_background_reaches_the_consumer(batches, monkeypatch):
-    def fail(epoch, index):
+    def fail(windows):
         raise OSError("the disk went away")
 
-    monkeypatch.setattr(batches, "batch", fail)
+    monkeypatch.setattr(batches, "_read", fail)
     with pytest.raises(OSError, match="the disk went away"):
         next(Loader(batches, "cpu").epoch(0))
 

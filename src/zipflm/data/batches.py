@@ -1,18 +1,16 @@
 """Plans of batches: which tokens of a stream a step sees, and which of them it scores.
 
-A stream is cut into parts that cover every token once (`cut`); a part with the context before it
-is a window; windows of similar length make a batch. All of it is a pure function of the tokens and
-the arguments, so `(epoch, start)` resumes it anywhere. Section 4.3 of the paper; knows ids only.
-
-Example: with `block=5, context=2` the parts of ten tokens are 0-3, 3-6, 6-9, 9-10, and the second
-window is 1-6, in which the targets 3, 4 and 5 are scored.
+A stream is cut into rows (`parts`), and rows of similar length make a batch (`grouping`). All of it
+is a pure function of the tokens and the arguments, so `(epoch, start)` resumes it anywhere. Orders
+are never written down (`permutation`): an epoch of a hundred billion tokens begins at once. Knows
+ids only.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -20,20 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.config import Blocks, BreakMode
+from zipflm.config import Blocks
+from zipflm.data.grouping import Positions, group_runs
+from zipflm.data.parts import Windows, rows
+from zipflm.data.permutation import Permutation
 from zipflm.data.tokens import Tokens
 from zipflm.data.vocabulary import END, PAD
 from zipflm.distinct_words import DistinctWords, distinct_words
 
-Positions = NDArray[np.int64]
-
-_SENTENCES = 1 << 14
-_ROWS = 1 << 14
-"""As many at a time as a processor's cache has room for."""
-_MOST_ROWS = 256
-"""Of a batch; larger ones are so few that they may take their time."""
-_SHORT_RUN = 4
-"""Rows of one length, on average; where there are more, whole runs are batched at once."""
+_AT_ONCE = 64
+"""Batches whose places are found together: for one alone, a dozen rows, NumPy takes as long."""
 
 
 @dataclass(frozen=True)
@@ -72,126 +66,6 @@ class Batch:
         """Every tensor changed."""
         distinct = None if self.distinct is None else DistinctWords(*map(change, self.distinct))
         return Batch(change(self.words), change(self.targets), change(self.scored), distinct)
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The rows of one batch as positions in the stream: targets are `first` to `end`, of which
-    those from `start` on are scored."""
-
-    first: Positions
-    start: Positions
-    end: Positions
-
-
-def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
-    """Boundaries of the parts: ascending, from 0 to the number of tokens.
-
-    `none`: every `size` tokens, the last part shorter. `complete`: as many whole sentences as fit
-    into `size`, a longer one alone. `sentence`: every sentence, whatever `size` is.
-    """
-    if break_mode == "none":
-        total = len(tokens.ids)
-        return np.append(np.arange(0, total, size, dtype=np.int64), total)
-    offsets = np.asarray(tokens.offsets)
-    if break_mode == "sentence":
-        return offsets
-    firsts = _pack(offsets, size)
-    return offsets[firsts].astype(np.int64)
-
-
-def _pack(offsets: NDArray[Any], size: int) -> Positions:
-    """The first sentence of every part of whole sentences, and the number of sentences."""
-    firsts, sentence, total = array("q", [0]), 0, len(offsets) - 1
-    while sentence < total:
-        # Where a part must end that begins with sentence i, for many i at once; for so few that
-        # all offsets they can reach, with a token a sentence at least, are in the cache.
-        start, stop = sentence, min(sentence + _SENTENCES, total)
-        near = offsets[start : min(stop + size, total) + 1]
-        limits = near[: stop - start] + np.asarray(size, dtype=offsets.dtype)
-        ends = np.searchsorted(near, limits, side="right") - 1
-        ends = np.maximum(ends, np.arange(1, stop - start + 1)) + start
-        sentence = _follow(ends, start, stop, firsts)
-    return np.array(firsts, dtype=np.int64)
-
-
-def _follow(ends: Positions, start: int, stop: int, bounds: array[int]) -> int:
-    """Go from `start` to `ends` of it and on, until `stop`, and note every place on the way.
-
-    The only Python per part or batch, 0.1 microseconds of it: where one begins is known when the
-    one before has ended.
-    """
-    view, place, note = ends.data, start, bounds.append
-    while place < stop:
-        place = view[place - start]
-        note(place)
-    return place
-
-
-def group(lengths: NDArray[Any], max_tokens: int) -> Positions:
-    """Boundaries of batches over rows in the given order.
-
-    As many rows as fit into `max_tokens` padded to the longest; a row that is longer goes alone.
-    """
-    run_ends = np.append(np.flatnonzero(np.diff(lengths)) + 1, len(lengths))
-    if _SHORT_RUN * len(run_ends) > len(lengths):
-        return _group_rows(lengths, max_tokens)
-    return _group_runs(lengths, run_ends, max_tokens)
-
-
-def _group_runs(lengths: NDArray[Any], run_ends: Positions, max_tokens: int) -> Positions:
-    """Rows of one length fill batches of one size, however many: almost all of a text in blocks, or
-    of one whose rows are sorted."""
-    bounds, row, run = [np.zeros(1, dtype=np.int64)], 0, 0
-    while row < len(lengths):
-        most = max(1, max_tokens // int(lengths[row]))
-        while run_ends[run] <= row:
-            run += 1
-        full = (int(run_ends[run]) - row) // most
-        if full:
-            bounds.append(row + most * np.arange(1, full + 1))
-            row += full * most
-        else:
-            row = _end_of_batch(lengths, row, max_tokens)
-            bounds.append(np.array([row]))
-    return np.concatenate(bounds)
-
-
-def _group_rows(lengths: NDArray[Any], max_tokens: int) -> Positions:
-    """Rows whose lengths change all the time: where a batch must end that begins with row i, for
-    many i at once."""
-    bounds, row, total = array("q", [0]), 0, len(lengths)
-    while row < total:
-        near = lengths[row : row + _ROWS].astype(np.int64)
-        sizes, most = _rows_that_fit(near, max_tokens)
-        # Of the last rows it is not known what comes behind them.
-        known = len(near) if row + len(near) == total else len(near) - most
-        if most == _MOST_ROWS or known <= 0:
-            row = _end_of_batch(lengths, row, max_tokens)
-            bounds.append(row)
-        else:
-            row = _follow(np.arange(row, row + len(near)) + sizes, row, row + known, bounds)
-    return np.array(bounds, dtype=np.int64)
-
-
-def _rows_that_fit(lengths: Positions, max_tokens: int) -> tuple[Positions, int]:
-    """How many rows a batch has that begins with row i, and the most of them; no more are tried
-    than `_MOST_ROWS`."""
-    sizes, longest = np.ones(len(lengths), dtype=np.int64), lengths
-    for size in range(2, min(_MOST_ROWS, len(lengths)) + 1):
-        longest = np.maximum(longest[:-1], lengths[size - 1 :])
-        fits = longest * size <= max_tokens
-        if not fits.any():
-            return sizes, size - 1
-        sizes[: len(fits)] += fits
-    return sizes, min(_MOST_ROWS, len(lengths))
-
-
-def _end_of_batch(lengths: NDArray[Any], row: int, max_tokens: int) -> int:
-    most = max(1, max_tokens // int(lengths[row]))
-    longest = np.maximum.accumulate(lengths[row : row + most].astype(np.int64))
-    fitting = np.count_nonzero(longest * np.arange(1, len(longest) + 1) <= max_tokens)
-    return row + max(1, int(fitting))
 
 
 def batch_of(ids: NDArray[Any], windows: Windows) -> Batch:
@@ -239,13 +113,8 @@ class Batches:
         self._ids = tokens.ids
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
-        self._bounds = cut(tokens, blocks.break_mode, blocks.block - blocks.context)
-        self._sorts = shuffle or blocks.break_mode == "sentence"
-        self._lengths = self._window_lengths()
-        # A stable sort of small integers takes time with their number alone.
-        lengths = np.sort(self._lengths, kind="stable") if self._sorts else self._lengths
-        self._groups = group(lengths, max_tokens)
-        self._epoch, self._order, self._turns = -1, _NOTHING, _NOTHING
+        self._rows = rows(tokens, blocks, sorts=shuffle or blocks.break_mode == "sentence")
+        self._groups = group_runs(self._rows.runs, max_tokens)
 
     def __len__(self) -> int:
         """Batches of one epoch on this rank, the same on every rank."""
@@ -254,58 +123,61 @@ class Batches:
     @property
     def num_batches(self) -> int:
         """Batches of one epoch on all ranks together."""
-        return len(self._groups) - 1
+        return len(self._groups)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This rank's batches of an epoch, from the `start`-th on."""
-        for index in range(start, len(self)):
-            yield self.batch(epoch, index)
+        first, end = epoch * self.num_batches, (epoch + 1) * self.num_batches
+        mine = range(first + start * self._world_size + self._rank, end, self._world_size)
+        yield from self.numbered(mine)
+        if start + len(mine) < len(self):
+            yield self.batch(epoch, len(self) - 1)
+
+    def numbered(self, numbers: Iterable[int]) -> Iterator[Batch]:
+        """Batches by their numbers in the sequence of all epochs and ranks."""
+        remaining = iter(numbers)
+        while some := list(islice(remaining, _AT_ONCE)):
+            for epoch, group in groupby(some, lambda number: number // self.num_batches):
+                places = np.array(list(group)) - epoch * self.num_batches
+                for windows in self._windows(epoch, places):
+                    yield self._read(windows)
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of this rank."""
-        return batch_of(self._ids, self.windows(epoch, index))
+        return self._read(self.windows(epoch, index))
 
     def windows(self, epoch: int, index: int) -> Windows:
         """Where batch `index` of this rank lies in the stream."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         self.tokens.require_whole()
-        order, turns = self._plan(epoch)
         place = index * self._world_size + self._rank
-        surplus = place >= self.num_batches
-        number = int(turns[0 if surplus else place])
-        rows = order[self._groups[number] : self._groups[number + 1]].astype(np.int64)
-        start, end = (self._bounds[at].astype(np.int64) for at in (rows, rows + 1))
-        return Windows(end - self._lengths[rows], end if surplus else start, end)
+        if place < self.num_batches:
+            return next(self._windows(epoch, np.array([place])))
+        windows = next(self._windows(epoch, np.array([0])))
+        return Windows(windows.first, windows.end, windows.end)
 
-    def _window_lengths(self) -> NDArray[Any]:
-        """Tokens of every part with its context, in a type that is small and sorts fast."""
-        lengths = np.diff(self._bounds)
-        block, context = self.blocks.block, self.blocks.context
-        longest = max(int(lengths.max()), block)
-        lengths = lengths.astype(np.uint16 if longest < 1 << 16 else np.int64)
-        if context:
-            room = np.clip(block - lengths.astype(np.int64), 0, context)
-            room = np.minimum(room, self._bounds[:-1].astype(np.int64))
-            lengths = lengths + room.astype(lengths.dtype)
-        return lengths
+    def _read(self, windows: Windows) -> Batch:
+        self.tokens.require_whole()
+        return batch_of(self._ids, windows)
 
-    def _plan(self, epoch: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The order of the rows and of the batches; the last one asked for is kept."""
-        if self._epoch != epoch:
-            rows = np.arange(len(self._lengths), dtype=np.uint32)
-            turns = np.arange(self.num_batches, dtype=np.uint32)
-            if self._shuffle:
-                random = np.random.default_rng([self._seed, epoch])
-                random.shuffle(rows)
-                random.shuffle(turns)
-            if self._sorts:
-                rows = rows[np.argsort(self._lengths[rows], kind="stable")]
-            self._order, self._turns, self._epoch = rows, turns, epoch
-        return self._order, self._turns
-
-
-_NOTHING: NDArray[Any] = np.zeros(0, dtype=np.uint32)
+    def _windows(self, epoch: int, places: Positions) -> Iterator[Windows]:
+        """Those of some batches of an epoch, by their places in it."""
+        random = Permutation(self._seed, epoch) if self._shuffle else None
+        runs, turns = self._rows.runs, places
+        if random is not None:
+            turns = random(places, self.num_batches, np.full_like(places, len(runs)))
+        first_rows, sizes = self._groups.rows(turns)
+        ends = np.cumsum(sizes)
+        at = np.arange(ends[-1]) + np.repeat(first_rows + sizes - ends, sizes)
+        if random is not None:
+            # Among rows of one length.
+            run = np.searchsorted(runs.ends, at, side="right")
+            first = runs.starts[run]
+            at = first + random(at - first, runs.ends[run] - first, run)
+        windows = self._rows.windows(at)
+        for size, end in zip(sizes, ends, strict=True):
+            yield windows[end - size : end]
 
 
 def _check(blocks: Blocks, max_tokens: int, rank: int, world_size: int) -> None:

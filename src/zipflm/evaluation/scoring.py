@@ -23,7 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.data.batches import Batch, Batches, Windows, batch_of
+from zipflm.data.batches import Batch, Batches, batch_of
+from zipflm.data.parts import Windows
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol, TokenScores, count_words
 from zipflm.evaluation.sharing import ALONE, Share

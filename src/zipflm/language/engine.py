@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.config import Blocks, Unit
-from zipflm.data.batches import Windows, batch_of, group
+from zipflm.data.batches import batch_of
+from zipflm.data.grouping import group
+from zipflm.data.parts import Windows
 from zipflm.data.vocabulary import END, PAD, UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol
 from zipflm.evaluation.scoring import score_windows, start_scoring

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import Blocks
-from zipflm.data.batches import Windows, cut
+from zipflm.data.parts import Windows, cut
 from zipflm.data.tokens import TokenArray
 from zipflm.language.engine import Engine
 from zipflm.language.texts import Ids

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import Blocks
-from zipflm.data.batches import Windows
+from zipflm.data.parts import Windows
 
 _SMALL = 8
 """Below this part of what fits, a batch leaves the device idle."""

@@ -212,7 +212,9 @@ class CharacterEmbedding(nn.Module):
         self.spellings_VC: Tensor
         self.register_buffer("spellings_VC", spellings_VC, persistent=False)
         self.bytes = nn.Parameter(torch.empty(NUM_BYTES, char_dim))
-        self.convolutions = nn.ModuleList(nn.Conv1d(char_dim, n, size) for size, n in filters)
+        self.convolutions = nn.ModuleList(
+            _PooledConvolution(char_dim, n, size) for size, n in filters
+        )
         features = sum(n for _, n in filters)
         self.highway = nn.ModuleList(
             nn.Linear(features, 2 * features) for _ in range(highway_layers)
@@ -228,7 +230,7 @@ class CharacterEmbedding(nn.Module):
         yield "bytes", initial.xavier_normal(zero_row=0)
         yield "symbols", initial.xavier_normal()
         for index, convolution in enumerate(self.convolutions):
-            assert isinstance(convolution, nn.Conv1d)
+            assert isinstance(convolution, _PooledConvolution)
             fill = initial.torch_linear(convolution.in_channels * convolution.kernel_size[0])
             yield f"convolutions.{index}.weight", fill
             yield f"convolutions.{index}.bias", fill
@@ -258,7 +260,7 @@ class CharacterEmbedding(nn.Module):
 
     def _spell(self, bytes_NC: Tensor) -> Tensor:
         chars_NEC = F.embedding(bytes_NC, self.bytes, padding_idx=0).transpose(1, 2)
-        pooled = [convolution(chars_NEC).amax(dim=-1) for convolution in self.convolutions]
+        pooled = [convolution(chars_NEC) for convolution in self.convolutions]
         hidden_NF = torch.cat(pooled, dim=-1).relu()
         for layer in self.highway:
             transform, gate = layer(hidden_NF).chunk(2, dim=-1)
@@ -266,6 +268,19 @@ class CharacterEmbedding(nn.Module):
             hidden_NF = gate * hidden_NF + (1 - gate) * transform.relu()
         hidden_ND: Tensor = self.projection(hidden_NF)
         return hidden_ND
+
+
+class _PooledConvolution(nn.Conv1d):
+    """The highest value of each feature over the bytes of a word.
+
+    In two dimensions torch leaves channels side by side, as an embedding has written them. In one
+    it would turn them around, and back for the gradient: with that, all of this takes 2.6 times
+    as long on a GPU, 1.5 times on a CPU.
+    """
+
+    def forward(self, chars_NEC: Tensor) -> Tensor:
+        features = F.conv2d(chars_NEC.unsqueeze(2), self.weight.unsqueeze(2), self.bias)
+        return features.amax(dim=(-2, -1))
 
 
 def _carrying(tensor: Tensor, generator: Generator | None = None) -> None:

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.data.batches import Windows, batch_of
+from zipflm.data.batches import batch_of
+from zipflm.data.parts import Windows
 from zipflm.data.vocabulary import END
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.texts import Ids

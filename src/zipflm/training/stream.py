@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from itertools import count
 
 import torch.nn.functional as F
 
@@ -97,21 +98,19 @@ class _Share(Batches):
             shuffle=True,
         )
         self._offset, self._stride = process.rank, process.world_size
-        self._rows = config.batches.tokens // block
+        self._num_rows = config.batches.tokens // block
         self._is_filled_up = config.training.compile and config.batches.break_mode == "none"
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Without end; `start` counts the batches of all processes from the start of `epoch`."""
-        number = epoch * self.num_batches + start + self._offset
-        while True:
-            batch = self.batch(*divmod(number, self.num_batches))
+        first = epoch * self.num_batches + start + self._offset
+        for batch in self.numbered(count(first, self._stride)):
             yield self._full(batch) if self._is_filled_up else batch
-            number += self._stride
 
     def _full(self, batch: Batch) -> Batch:
         """An epoch's last batch filled up with rows that are not scored: for every new shape, a
         compiled model is compiled again."""
-        rows = self._rows - batch.words.shape[0]
+        rows = self._num_rows - batch.words.shape[0]
         columns = self.blocks.block - batch.words.shape[1]
         if rows == columns == 0:
             return batch

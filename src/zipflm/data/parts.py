@@ -1,0 +1,172 @@
+"""Cutting a stream into parts that cover every token once, with the context before each of them.
+
+Section 4.3 of the paper. Example: with `block=5, context=2` the parts of ten tokens are 0-3, 3-6,
+6-9, 9-10, and the second window is 1-6, in which the targets 3, 4 and 5 are scored.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zipflm.config import Blocks, BreakMode
+from zipflm.data.grouping import Positions, Runs, follow
+from zipflm.data.tokens import Tokens
+
+_AT_ONCE = 1 << 14
+"""As many sentences or windows as a processor's cache has room for."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Parts with their context, as positions in the stream: targets are `first` to `end`, of which
+    those from `start` on are scored."""
+
+    first: Positions
+    start: Positions
+    end: Positions
+
+    def __getitem__(self, rows: slice) -> Windows:
+        return Windows(self.first[rows], self.start[rows], self.end[rows])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Windows in the order in which they are put into batches."""
+
+    runs: Runs
+    """Of their lengths."""
+    windows: Callable[[Positions], Windows]
+    """Those at the given places of the order."""
+
+
+def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
+    """Boundaries of the parts: ascending, from 0 to the number of tokens.
+
+    `none`: every `size` tokens, the last part shorter. `complete`: as many whole sentences as fit
+    into `size`, a longer one alone. `sentence`: every sentence, whatever `size` is.
+    """
+    if break_mode == "none":
+        total = len(tokens.ids)
+        return np.append(np.arange(0, total, size, dtype=np.int64), total)
+    offsets = np.asarray(tokens.offsets)
+    if break_mode == "sentence":
+        return offsets
+    firsts = _pack(offsets, size)
+    return offsets[firsts].astype(np.int64)
+
+
+def rows(tokens: Tokens, blocks: Blocks, *, sorts: bool) -> Rows:
+    """The windows of a stream in its own order, or the shorter ones first."""
+    if blocks.break_mode == "none":
+        return _even_rows(len(tokens.ids), blocks, sorts)
+    bounds = cut(tokens, blocks.break_mode, blocks.block - blocks.context)
+    return _rows_between(bounds, blocks, sorts)
+
+
+def _even_rows(total: int, blocks: Blocks, sorts: bool) -> Rows:
+    """Parts of one size: nothing is kept of them, however many there are."""
+    size = blocks.block - blocks.context
+    number = -(-total // size)
+
+    def windows(parts: Positions) -> Windows:
+        return _with_context(parts * size, np.minimum((parts + 1) * size, total), blocks)
+
+    # The first ones find less context before them, and the last may be shorter itself.
+    num_first = min(-(-blocks.context // size), number - 1)
+    few = np.append(np.arange(num_first), number - 1)
+    few_lengths, others = _lengths(windows(few)), number - len(few)
+    if not sorts:
+        lengths = np.insert(few_lengths, num_first, blocks.block)
+        counts = np.insert(np.ones_like(few), num_first, others)
+        return Rows(_runs(lengths, counts), windows)
+    few = few[np.argsort(few_lengths, kind="stable")]
+    lengths = np.append(np.sort(few_lengths), blocks.block)
+    counts = np.append(np.ones_like(few), others)
+
+    def sorted_windows(places: Positions) -> Windows:
+        among_few = few[np.minimum(places, len(few) - 1)]
+        return windows(np.where(places < len(few), among_few, places - len(few) + num_first))
+
+    return Rows(_runs(lengths, counts), sorted_windows)
+
+
+def _runs(lengths: Positions, counts: Positions) -> Runs:
+    return Runs.of(lengths[counts > 0], counts[counts > 0])
+
+
+def _rows_between(bounds: NDArray[Any], blocks: Blocks, sorts: bool) -> Rows:
+    lengths = _window_lengths(bounds, blocks)
+
+    def windows(parts: Positions) -> Windows:
+        start, end = (bounds[at].astype(np.int64) for at in (parts, parts + 1))
+        return _with_context(start, end, blocks)
+
+    if not sorts:
+        return Rows(Runs.of(lengths), windows)
+    order, runs = _by_length(lengths)
+    return Rows(runs, lambda places: windows(order[places].astype(np.int64)))
+
+
+def _by_length(lengths: NDArray[Any]) -> tuple[NDArray[Any], Runs]:
+    """Rows in the order of their lengths, those of one length in their own order, and its runs."""
+    if lengths.dtype != np.uint16:
+        order = np.argsort(lengths, kind="stable")
+        return order, Runs.of(lengths[order])
+    # Each piece is sorted in the cache and dealt out: half the time and memory of one large sort.
+    pieces = [(at, lengths[at : at + _AT_ONCE]) for at in range(0, len(lengths), _AT_ONCE)]
+    total = np.zeros(int(lengths.max()) + 1, dtype=np.int64)
+    for _, piece in pieces:
+        total += np.bincount(piece, minlength=len(total))
+    free = _starts(total)
+    order = np.empty(len(lengths), dtype=np.uint32 if len(lengths) <= 1 << 32 else np.int64)
+    for at, piece in pieces:
+        count, within = np.bincount(piece, minlength=len(total)), np.argsort(piece, kind="stable")
+        order[(free - _starts(count))[piece[within]] + np.arange(len(piece))] = at + within
+        free += count
+    values = np.flatnonzero(total)
+    return order, Runs.of(values, total[values])
+
+
+def _starts(counts: Positions) -> Positions:
+    return np.cumsum(counts) - counts
+
+
+def _window_lengths(bounds: NDArray[Any], blocks: Blocks) -> NDArray[Any]:
+    """In a type that is small and sorts fast; piecemeal, for new memory is slow memory."""
+    pieces = []
+    for at in range(0, len(bounds) - 1, _AT_ONCE):
+        near = bounds[at : at + _AT_ONCE + 1].astype(np.int64)
+        lengths = _lengths(_with_context(near[:-1], near[1:], blocks))
+        pieces.append(lengths.astype(np.uint16 if lengths.max() < 1 << 16 else np.int64))
+    return np.concatenate(pieces)
+
+
+def _with_context(start: Positions, end: Positions, blocks: Blocks) -> Windows:
+    """As much of it as there is and as a block has room for."""
+    room = np.clip(blocks.block - (end - start), 0, blocks.context)
+    return Windows(start - np.minimum(room, start), start, end)
+
+
+def _lengths(windows: Windows) -> Positions:
+    return windows.end - windows.first
+
+
+def _pack(offsets: NDArray[Any], size: int) -> Positions:
+    """The first sentence of every part of whole sentences, and the number of sentences."""
+    firsts, sentence, total = array("q", [0]), 0, len(offsets) - 1
+    while sentence < total:
+        # Where a part must end that begins with sentence i, for many i at once; for so few that
+        # all offsets they can reach, with a token a sentence at least, are in the cache.
+        start, stop = sentence, min(sentence + _AT_ONCE, total)
+        near = offsets[start : min(stop + size, total) + 1]
+        limits = near[: stop - start] + np.asarray(size, dtype=offsets.dtype)
+        ends = np.searchsorted(near, limits, side="right") - 1
+        ends = np.maximum(ends, np.arange(1, stop - start + 1)) + start
+        sentence = follow(ends, start, stop, firsts)
+    return np.array(firsts, dtype=np.int64)
