@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from nll_problems import NAMES, losses_and_gradients, problem, truth_of
+from nll_problems import DEVICE, NAMES, losses_and_gradients, problem, truth_of
 from numerics import assert_close
 
 from zipflm.kernels import linear_nll_part
@@ -28,7 +28,7 @@ def in_parts(sizes, hidden, weight, targets, active):
     ]
     lse = torch.stack([each[0] for each in statistics]).logsumexp(0)
     nll = (lse - sum(each[1] for each in statistics)).where(active, 0.0)
-    grad = torch.linspace(*GRADIENT, len(nll), dtype=nll.dtype)
+    grad = torch.linspace(*GRADIENT, len(nll), dtype=nll.dtype, device=nll.device)
     gradients = [
         part_gradients(grad, hidden, part, mine, active, lse)
         for part, mine in zip(parts, locals_, strict=True)
@@ -52,7 +52,7 @@ def test_so_do_the_parts_of_the_gpu_kernels(cut, monkeypatch):
     from zipflm.kernels import linear_nll_triton
 
     monkeypatch.setattr(linear_nll_part, "_form", lambda *_: linear_nll_triton)
-    arguments = problem(70, 24, 131, 0.6)
+    arguments = problem(70, 24, 131, 0.6, device=DEVICE)
     ours = in_parts(CUTS[cut], *arguments)
     for name, mine, exact in zip(NAMES, ours, truth_of(*arguments), strict=True):
         assert_close(mine, exact, 3e-6, name)

@@ -89,12 +89,15 @@ def sum_and_gradients(
     d_weight_VE: Tensor | None = None
     for rows in _row_chunks(active_N, len(weight_VE)):
         hidden_RE, targets_R, active_R = hidden_NE[rows], targets_N[rows], active_N[rows]
-        logits_RV = _logits(hidden_RE, weight_VE)
-        nll_R, d_logits_RV = _nll_and_gradient(
-            logits_RV, num_words, targets_R, active_R, hidden_NE.dtype
+        nll_R, d_logits_RV, scale_R = _nll_and_gradient(
+            hidden_RE, weight_VE, num_words, targets_R, active_R
         )
         total += nll_R.sum()
-        if isinstance(rows, slice):
+        if scale_R is not None:
+            scale_R1 = scale_R.unsqueeze(1)
+            d_hidden_NE[rows] = torch.mm(d_logits_RV, weight_VE, out_dtype=dtype) * scale_R1
+            hidden_RE = (hidden_RE * scale_R1).to(hidden_RE.dtype)
+        elif isinstance(rows, slice):
             torch.mm(d_logits_RV, weight_VE, out=d_hidden_NE[rows])
         else:
             d_hidden_NE[rows] = d_logits_RV @ weight_VE
@@ -121,22 +124,29 @@ def _accumulated(
 
 
 def _nll_and_gradient(
-    logits_RV: Tensor, num_words: int, targets_R: Tensor, active_R: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """nll of each row and its gradient by the logits, 0 where not active; overwrites the logits."""
-    if _has_row_kernels(logits_RV):
-        from zipflm.kernels.softmax_rows_triton import row_nll_and_gradient
+    hidden_RE: Tensor, weight_VE: Tensor, num_words: int, targets_R: Tensor, active_R: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """nll of each row, 0 where not active, and its gradient by the logits, which where there is a
+    third tensor must still be multiplied with that, row by row."""
+    dtype = hidden_RE.dtype
+    if _has_exponential_kernels(hidden_RE):
+        from zipflm.kernels.softmax_exps_triton import row_exps
 
-        return row_nll_and_gradient(logits_RV, num_words, targets_R, active_R, dtype)
+        return row_exps(hidden_RE, weight_VE, num_words, targets_R, active_R)
+    logits_RV, targets_R1 = _logits(hidden_RE, weight_VE), targets_R.unsqueeze(1)
+    if _has_row_kernels(logits_RV):
+        lse_R = _lse(logits_RV, num_words)
+        nll_R = (lse_R - logits_RV.gather(1, targets_R1).squeeze(1)).where(active_R, 0.0)
+        return nll_R, _gradient(logits_RV, num_words, lse_R, targets_R, active_R, dtype), None
     # Each exponential once, and in place: memory that is touched first takes longer than that.
     logits_RV[:, num_words:] = -math.inf
-    targets_R1, active_R1 = targets_R.unsqueeze(1), active_R.unsqueeze(1)
+    active_R1 = active_R.unsqueeze(1)
     target_R1 = logits_RV.gather(1, targets_R1)
     most_R1 = logits_RV.amax(dim=1, keepdim=True)
     sum_R1 = logits_RV.sub_(most_R1).exp_().sum(dim=1, keepdim=True)
     nll_R1 = sum_R1.log() + most_R1 - target_R1
     logits_RV.mul_(active_R1 / sum_R1).scatter_add_(1, targets_R1, -active_R1.to(sum_R1.dtype))
-    return nll_R1.where(active_R1, 0.0).squeeze(1), logits_RV.to(dtype)
+    return nll_R1.where(active_R1, 0.0).squeeze(1), logits_RV.to(dtype), None
 
 
 def _without_inactive(hidden_NE: Tensor, active_N: Tensor) -> Tensor:
@@ -217,6 +227,14 @@ def _gradient(
 
 def _has_row_kernels(logits_RV: Tensor) -> bool:
     return logits_RV.is_cuda and logits_RV.dtype == torch.float32
+
+
+def _has_exponential_kernels(hidden_RE: Tensor) -> bool:
+    """Only bfloat16 has room for the exponentials; rows are read in units of 16 bytes, by units
+    that GPUs have from Hopper on."""
+    is_possible = hidden_RE.is_cuda and hidden_RE.dtype == torch.bfloat16
+    is_possible = is_possible and hidden_RE.shape[1] % 8 == 0
+    return is_possible and torch.cuda.get_device_capability(hidden_RE.device)[0] >= 9
 
 
 linear_nll = nll_operator("linear_nll_chunked", forward, backward)
