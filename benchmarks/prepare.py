@@ -129,6 +129,8 @@ def batches(names: list[str]) -> dict[str, float]:
 
 def long_plans(tokens: int) -> dict[str, float]:
     """CPU seconds that the plan of a first epoch takes, of a text that nobody has written."""
+    import zipflm.data.batches  # noqa: F401  (its import is not a plan's)
+
     lengths = np.random.default_rng(0).integers(1, 54, size=max(2, tokens // 27))
     offsets = np.concatenate([[0], np.cumsum(lengths)])
 

@@ -94,9 +94,10 @@ def sum_and_gradients(
         )
         total += nll_R.sum()
         if scale_R is not None:
-            scale_R1 = scale_R.unsqueeze(1)
-            d_hidden_NE[rows] = torch.mm(d_logits_RV, weight_VE, out_dtype=dtype) * scale_R1
-            hidden_RE = (hidden_RE * scale_R1).to(hidden_RE.dtype)
+            unscaled_RE = torch.mm(d_logits_RV, weight_VE, out_dtype=dtype)
+            torch.mul(unscaled_RE, scale_R.unsqueeze(1), out=d_hidden_NE[rows])
+            scaled_RE = torch.empty_like(hidden_RE)
+            hidden_RE = torch.mul(hidden_RE, scale_R.unsqueeze(1), out=scaled_RE)
         elif isinstance(rows, slice):
             torch.mm(d_logits_RV, weight_VE, out=d_hidden_NE[rows])
         else:
