@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.config import Blocks
-from zipflm.data.grouping import Positions, group_runs
+from zipflm.data.grouping import group_runs
 from zipflm.data.parts import Windows, rows
 from zipflm.data.permutation import Permutation
 from zipflm.data.tokens import Tokens
@@ -138,8 +138,7 @@ class Batches:
         remaining = iter(numbers)
         while some := list(islice(remaining, _AT_ONCE)):
             for epoch, group in groupby(some, lambda number: number // self.num_batches):
-                places = np.array(list(group)) - epoch * self.num_batches
-                for windows in self._windows(epoch, places):
+                for windows in self._windows(epoch, [n % self.num_batches for n in group]):
                     yield self._read(windows)
 
     def batch(self, epoch: int, index: int) -> Batch:
@@ -150,23 +149,22 @@ class Batches:
         """Where batch `index` of this rank lies in the stream."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
-        self.tokens.require_whole()
         place = index * self._world_size + self._rank
-        if place < self.num_batches:
-            return next(self._windows(epoch, np.array([place])))
-        windows = next(self._windows(epoch, np.array([0])))
-        return Windows(windows.first, windows.end, windows.end)
+        is_surplus = place >= self.num_batches
+        windows = next(self._windows(epoch, [0 if is_surplus else place]))
+        return Windows(windows.first, windows.end, windows.end) if is_surplus else windows
 
     def _read(self, windows: Windows) -> Batch:
         self.tokens.require_whole()
         return batch_of(self._ids, windows)
 
-    def _windows(self, epoch: int, places: Positions) -> Iterator[Windows]:
+    def _windows(self, epoch: int, places: list[int]) -> Iterator[Windows]:
         """Those of some batches of an epoch, by their places in it."""
+        self.tokens.require_whole()
         random = Permutation(self._seed, epoch) if self._shuffle else None
-        runs, turns = self._rows.runs, places
+        runs, turns = self._rows.runs, np.array(places, dtype=np.int64)
         if random is not None:
-            turns = random(places, self.num_batches, np.full_like(places, len(runs)))
+            turns = random(turns, self.num_batches, np.full_like(turns, len(runs)))
         first_rows, sizes = self._groups.rows(turns)
         ends = np.cumsum(sizes)
         at = np.arange(ends[-1]) + np.repeat(first_rows + sizes - ends, sizes)
