@@ -1,4 +1,5 @@
 import json
+import os
 import time
 import tracemalloc
 from pathlib import Path
@@ -13,7 +14,7 @@ from token_streams import SENTENCES, stream
 from zipflm.config import Blocks
 from zipflm.data.batches import Batches
 from zipflm.data.parts import cut
-from zipflm.data.tokens import TokenArray
+from zipflm.data.tokens import TokenArray, TokenFile, TokenWriter
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 MODES = {"none": "none", "complete": "complete", "sentence": "eos"}
@@ -217,6 +218,46 @@ def test_impossible_arguments_are_refused(changes, message):
     arguments = {"break_mode": "none", "block": 5, "max_tokens": 10, "shuffle": False} | changes
     with pytest.raises(ValueError, match=message):
         batches_of(stream([4, 4]), **arguments)
+
+
+def test_no_batch_comes_before_the_first():
+    batches = batches_of(
+        stream([5] * 9), break_mode="none", block=5, max_tokens=10, seed=0, shuffle=True
+    )
+    with pytest.raises(IndexError, match="batch -2 of 5"):
+        next(batches.epoch(1, -2))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_file_that_was_cut_is_named_before_anything_of_it_is_read(tmp_path, mode):
+    """Reading behind the end of a mapped file would end the process."""
+    path = tmp_path / "train.tokens"
+    with TokenWriter(path, 1000, "0" * 64) as writer:
+        writer.write(np.full(100_000, 7), np.arange(5, 100_001, 5))
+    arguments = {"break_mode": mode, "block": 32, "max_tokens": 64, "shuffle": True}
+    batches = batches_of(TokenFile(path), **arguments)
+    ready = batches.epoch(0)
+    next(ready)
+    os.truncate(path, 128)
+    for read in (
+        lambda: next(ready),
+        lambda: next(batches.epoch(1)),
+        lambda: batches.windows(2, 0),
+        lambda: batches_of(batches.tokens, **arguments),
+    ):
+        with pytest.raises(ValueError, match="changed while it was in use"):
+            read()
+
+
+def test_batches_of_very_many_rows_are_not_all_placed_at_once():
+    tokens = stream([1] * 300_000)
+    batches = batches_of(
+        tokens, break_mode="sentence", block=8, max_tokens=10_000, seed=0, shuffle=True
+    )
+    tracemalloc.start()
+    next(batches.epoch(0))
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
 
 
 def test_split_without_tokens_is_refused():

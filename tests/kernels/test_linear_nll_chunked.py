@@ -1,6 +1,7 @@
 import pytest
 import torch
-from nll_problems import NAMES, losses_and_gradients, problem_with_lse, truth_of
+from nll_problems import DEVICE, NAMES, losses_and_gradients, problem_with_lse, truth_of
+from nll_problems import problem as problem_of
 from numerics import LargestTensor, assert_as_good_as_plain, assert_close
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -197,3 +198,38 @@ def test_gradients_lie_as_the_compiler_is_told_even_if_inputs_are_transposed(row
         with FakeTensorMode() as mode:
             fake = operator(*(mode.from_tensor(x) for x in inputs))
         assert [x.stride() for x in real] == [x.stride() for x in fake]
+
+
+def test_exponentials_instead_of_logits_give_the_same(monkeypatch):
+    """In Triton's interpreter, and in float32, of which it knows what a product is."""
+    if DEVICE == "cuda":
+        pytest.skip("the next test is of what runs there")
+    pytest.importorskip("triton")
+    hidden, weight, targets, active = problem_of(70, 24, 132, 0.7)
+    monkeypatch.setattr(fused, "_row_chunks", lambda *_: iter([slice(0, 40), slice(40, 70)]))
+    with torch.no_grad():
+        ours = fused._by_exponentials(hidden, weight, targets, active)
+        nothing = fused._by_exponentials(hidden, weight, targets, torch.zeros_like(active))
+    exact = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
+    truth = sum_and_gradients(reference.linear_nll, *exact, targets, active, factor=1)
+    for name, mine, theirs in zip(NAMES, ours, truth, strict=True):
+        assert_close(mine, theirs, 1e-6, name)
+    assert all((each == 0).all() for each in nothing)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.4])
+@pytest.mark.parametrize("size", [(1024, 512, 5000), (300, 72, 999)])
+def test_on_a_gpu_the_sum_is_no_worse_than_plain_bfloat16(size, spread):
+    """Random targets: their own entries, near -1, are most of every gradient."""
+    hidden, weight, targets, active = problem_of(*size, 0.9, torch.bfloat16, "cuda")
+    with torch.no_grad():
+        weight.copy_(spread * torch.randn(weight.shape))
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    truth = sum_and_gradients(reference.linear_nll, *exact, targets, active)
+    plain = sum_and_gradients(reference.linear_nll, hidden, weight, targets, active)
+    ours = sum_and_gradients(fused.linear_nll_sum, hidden, weight, targets, active)
+    again = sum_and_gradients(fused.linear_nll_sum, hidden, weight, targets, active)
+    for name, t, p, o, a in zip(NAMES, truth, plain, ours, again, strict=True):
+        assert_as_good_as_plain(t, p, o, name)
+        assert torch.equal(o, a), name

@@ -9,7 +9,11 @@ from torch.nn import functional as F
 triton = pytest.importorskip("triton")
 
 from zipflm.kernels import softmax_exps_triton  # noqa: E402
-from zipflm.kernels.softmax_exps_triton import row_exps  # noqa: E402
+from zipflm.kernels.softmax_exps_triton import (  # noqa: E402
+    hidden_gradient,
+    row_exps,
+    subtract_targets,
+)
 
 # On a GPU products of float32 would be rounded; bfloat16 is what it is for.
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -34,15 +38,17 @@ def logits_of(hidden, weight, words):
 
 def require_exact(hidden, weight, words, targets, active):
     """Loss and gradient are those of float64; returns the scales."""
-    nll, exps, scale = row_exps(hidden, weight, words, targets, active)
+    nll, exps, scale, miss = row_exps(hidden, weight, words, targets, active)
     logits = logits_of(hidden, weight, words)
     expected = F.cross_entropy(logits, targets, reduction="none").where(active, 0.0)
     assert_close(nll, expected, 1e-5)
     gradient = (logits.softmax(-1) - F.one_hot(targets, words)) * active.unsqueeze(1)
     ours = exps[:, :words].double() * scale.double().unsqueeze(1)
+    assert (exps.gather(1, targets.unsqueeze(1)) == 0).all()
+    ours.scatter_(1, targets.unsqueeze(1), -miss.double().unsqueeze(1))
     assert ((ours - gradient).abs() <= TOLERANCE * gradient.abs() + 1e-30).all()
     assert (exps[:, words:] == 0).all()
-    assert (nll[~active] == 0).all() and (scale[~active] == 0).all()
+    assert all((each[~active] == 0).all() for each in (nll, scale, miss))
     return scale
 
 
@@ -70,7 +76,7 @@ def test_a_confident_row_keeps_the_digits_of_its_gradient():
     require_exact(hidden, weight, words, targets, active)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:overflow encountered|invalid value:RuntimeWarning")
 def test_a_row_whose_target_is_hopeless_is_computed_anew():
     """Its exponentials are beyond float32, those of other rows are not."""
     hidden, weight, words, targets, active = problem()
@@ -83,12 +89,57 @@ def test_a_row_whose_target_is_hopeless_is_computed_anew():
     assert scale[3] == 1
 
 
-def test_what_is_not_a_number_stays_in_its_row():
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+def test_what_is_not_a_number_stays_in_its_row(bad):
     hidden, weight, words, targets, active = problem()
-    hidden[0, 0] = float("nan")
-    nll, _, scale = row_exps(hidden, weight, words, targets, active)
-    assert nll[0].isnan() and scale[0].isnan()
-    assert nll[1:].isfinite().all() and scale[1:].isfinite().all()
+    hidden[0, 0] = float(bad)
+    weight[:words, 0] = -weight[:words, 0].abs()
+    weight[targets[0], 0] *= -1  # with infinity, the target is all and the others are nothing
+    nll, _, scale, miss = row_exps(hidden, weight, words, targets, active)
+    for numbers in (nll, scale, miss):
+        assert numbers[0].isnan()
+        assert numbers[1:].isfinite().all()
+
+
+def test_statistics_are_float32_whatever_is_the_default():
+    arguments = problem()
+    expected = row_exps(*arguments)
+    for dtype in (torch.float16, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            found = row_exps(*arguments)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        for one, other in zip(expected, found, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_the_gradient_of_hidden_vectors_has_the_target_in_full_precision():
+    hidden, weight, words, targets, active = problem()
+    exps = row_exps(hidden, weight, words, targets, active)
+    unscaled = exps.exps_RV.float() @ weight.float()
+    ours = torch.empty_like(unscaled)
+    hidden_gradient(unscaled, exps, weight, targets, ours)
+    logits = logits_of(hidden, weight, words)
+    gradient = (logits.softmax(-1) - F.one_hot(targets, words)) * active.unsqueeze(1)
+    assert_close(ours, gradient @ weight[:words].double(), TOLERANCE / 4)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 100])
+@pytest.mark.parametrize("words", [1, 3, 200])
+def test_every_row_is_taken_from_its_target_once_and_in_one_order(rows, words):
+    hidden, weight, words, targets, active = problem(rows, 264, words)
+    miss = torch.rand(rows, device=DEVICE) * active
+    start = torch.randn(words, 264, device=DEVICE)
+    found = []
+    for _ in range(2):
+        ours = start.clone()
+        subtract_targets(ours, hidden, miss, targets)
+        found.append(ours)
+    assert torch.equal(*found)
+    each = miss.double().unsqueeze(1) * hidden.double()
+    assert_close(found[0], start.double().index_add(0, targets, -each), 1e-6)
 
 
 def test_arguments_need_not_be_contiguous():

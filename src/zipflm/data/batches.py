@@ -26,8 +26,9 @@ from zipflm.data.tokens import Tokens
 from zipflm.data.vocabulary import END, PAD
 from zipflm.distinct_words import DistinctWords, distinct_words
 
-_AT_ONCE = 64
-"""Batches whose places are found together: for one alone, a dozen rows, NumPy takes as long."""
+_MOST_AT_ONCE, _ROWS_AT_ONCE = 64, 1 << 14
+"""Batches whose places are found together, and their rows: for one batch alone, a dozen rows, NumPy
+takes as long."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,15 @@ class Batches:
         _check(blocks, max_tokens, rank, world_size)
         if len(tokens.ids) == 0:
             raise ValueError("cannot cut batches from a split with no token")
+        tokens.require_whole()
         self.tokens, self.blocks = tokens, blocks
         self._ids = tokens.ids
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
         self._rows = rows(tokens, blocks, sorts=shuffle or blocks.break_mode == "sentence")
         self._groups = group_runs(self._rows.runs, max_tokens)
+        largest = int(self._groups.sizes.max())
+        self._at_once = max(1, min(_MOST_AT_ONCE, _ROWS_AT_ONCE // largest))
 
     def __len__(self) -> int:
         """Batches of one epoch on this rank, the same on every rank."""
@@ -127,6 +131,8 @@ class Batches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This rank's batches of an epoch, from the `start`-th on."""
+        if start < 0:
+            raise IndexError(f"batch {start} of {len(self)}")
         first, end = epoch * self.num_batches, (epoch + 1) * self.num_batches
         mine = range(first + start * self._world_size + self._rank, end, self._world_size)
         yield from self.numbered(mine)
@@ -136,7 +142,7 @@ class Batches:
     def numbered(self, numbers: Iterable[int]) -> Iterator[Batch]:
         """Batches by their numbers in the sequence of all epochs and ranks."""
         remaining = iter(numbers)
-        while some := list(islice(remaining, _AT_ONCE)):
+        while some := list(islice(remaining, self._at_once)):
             for epoch, group in groupby(some, lambda number: number // self.num_batches):
                 for windows in self._windows(epoch, [n % self.num_batches for n in group]):
                     yield self._read(windows)

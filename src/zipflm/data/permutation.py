@@ -33,7 +33,10 @@ class Permutation:
     def __call__(
         self, places: NDArray[np.int64], sizes: NDArray[np.int64] | int, labels: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The number at each place, below its own of `sizes`; the orders of two labels differ."""
+        """The number at each place, below its own of `sizes`, in the order of its label.
+
+        Of fewer than 16 numbers some orders come a little more often than others.
+        """
         limits = np.broadcast_to(sizes, places.shape).astype(np.uint64)
         bits = np.maximum(_bits(limits - 1), _FEWEST_BITS)
         masks, folds = (np.uint64(1) << bits) - 1, (bits + 1) >> np.uint64(1)

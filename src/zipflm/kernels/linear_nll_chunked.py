@@ -81,6 +81,8 @@ def sum_and_gradients(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The summed nll of the active rows and its gradients by hidden and, not rounded, by weight."""
+    if _has_exponential_kernels(hidden_NE):
+        return _by_exponentials(hidden_NE, weight_VE, targets_N, active_N)
     dtype = statistics_dtype(hidden_NE.dtype)
     num_words = len(weight_VE)
     hidden_NE, weight_VE = _without_inactive(hidden_NE, active_N), _aligned(weight_VE)
@@ -89,16 +91,12 @@ def sum_and_gradients(
     d_weight_VE: Tensor | None = None
     for rows in _row_chunks(active_N, len(weight_VE)):
         hidden_RE, targets_R, active_R = hidden_NE[rows], targets_N[rows], active_N[rows]
-        nll_R, d_logits_RV, scale_R = _nll_and_gradient(
-            hidden_RE, weight_VE, num_words, targets_R, active_R
+        logits_RV = _logits(hidden_RE, weight_VE)
+        nll_R, d_logits_RV = _nll_and_gradient(
+            logits_RV, num_words, targets_R, active_R, hidden_NE.dtype
         )
         total += nll_R.sum()
-        if scale_R is not None:
-            unscaled_RE = torch.mm(d_logits_RV, weight_VE, out_dtype=dtype)
-            torch.mul(unscaled_RE, scale_R.unsqueeze(1), out=d_hidden_NE[rows])
-            scaled_RE = torch.empty_like(hidden_RE)
-            hidden_RE = torch.mul(hidden_RE, scale_R.unsqueeze(1), out=scaled_RE)
-        elif isinstance(rows, slice):
+        if isinstance(rows, slice):
             torch.mm(d_logits_RV, weight_VE, out=d_hidden_NE[rows])
         else:
             d_hidden_NE[rows] = d_logits_RV @ weight_VE
@@ -108,37 +106,64 @@ def sum_and_gradients(
     return total, d_hidden_NE, d_weight_VE[:num_words]
 
 
+def _by_exponentials(
+    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same without a pass over the logits: see `softmax_exps_triton`."""
+    from zipflm.kernels.softmax_exps_triton import hidden_gradient, row_exps, subtract_targets
+
+    num_words = len(weight_VE)
+    hidden_NE, weight_VE = _without_inactive(hidden_NE, active_N), _aligned(weight_VE)
+    nll_N, miss_N = hidden_NE.new_empty(2, len(hidden_NE), dtype=torch.float32)
+    d_hidden_NE = torch.empty_like(hidden_NE)
+    d_weight_VE: Tensor | None = None
+    for rows in _row_chunks(active_N, len(weight_VE)):
+        hidden_RE, targets_R = hidden_NE[rows], targets_N[rows]
+        exps = row_exps(hidden_RE, weight_VE, num_words, targets_R, active_N[rows])
+        nll_N[rows], miss_N[rows] = exps.nll_R, exps.miss_R
+        unscaled_RE = _product(exps.exps_RV, weight_VE, torch.float32)
+        hidden_gradient(unscaled_RE, exps, weight_VE, targets_R, d_hidden_NE[rows])
+        scaled_RE = torch.empty_like(hidden_RE)
+        torch.mul(hidden_RE, exps.scale_R.unsqueeze(1), out=scaled_RE)
+        d_weight_VE = _accumulated(d_weight_VE, exps.exps_RV, scaled_RE, torch.float32)
+    if d_weight_VE is None:  # no row at all
+        d_weight_VE = weight_VE.new_zeros(weight_VE.shape, dtype=torch.float32)
+    else:
+        subtract_targets(d_weight_VE, hidden_NE, miss_N, targets_N)
+    return nll_N.sum(), d_hidden_NE, d_weight_VE[:num_words]
+
+
 def _accumulated(
     d_weight_VE: Tensor | None, d_logits_RV: Tensor, hidden_RE: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """The gradient of the weights with that of some more rows added, in `dtype`."""
+    if d_weight_VE is None:
+        return _product(d_logits_RV.T, hidden_RE, dtype)
     if hidden_RE.is_cuda and dtype != hidden_RE.dtype:
         # In the product's own accumulator: a pass over the weights of its own would cost as much
-        # as the product if there are few rows.
-        if d_weight_VE is None:
-            return torch.mm(d_logits_RV.T, hidden_RE, out_dtype=dtype)
-        # In place: torch copies what is to be added to unless that is also the result.
+        # as the product if there are few rows. And in place: torch copies what is to be added to
+        # unless that is also the result.
         torch.addmm(d_weight_VE, d_logits_RV.T, hidden_RE, out_dtype=dtype, out=d_weight_VE)
         return d_weight_VE
-    product_VE = (d_logits_RV.T @ hidden_RE).to(dtype)
-    return product_VE if d_weight_VE is None else d_weight_VE.add_(product_VE)
+    return d_weight_VE.add_(_product(d_logits_RV.T, hidden_RE, dtype))
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """In `dtype`: a GPU's products accumulate in float32 and need not be rounded on the way out."""
+    if left.is_cuda and dtype != left.dtype:
+        return torch.mm(left, right, out_dtype=dtype)
+    return (left @ right).to(dtype)
 
 
 def _nll_and_gradient(
-    hidden_RE: Tensor, weight_VE: Tensor, num_words: int, targets_R: Tensor, active_R: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """nll of each row, 0 where not active, and its gradient by the logits, which where there is a
-    third tensor must still be multiplied with that, row by row."""
-    dtype = hidden_RE.dtype
-    if _has_exponential_kernels(hidden_RE):
-        from zipflm.kernels.softmax_exps_triton import row_exps
-
-        return row_exps(hidden_RE, weight_VE, num_words, targets_R, active_R)
-    logits_RV, targets_R1 = _logits(hidden_RE, weight_VE), targets_R.unsqueeze(1)
+    logits_RV: Tensor, num_words: int, targets_R: Tensor, active_R: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """nll of each row and its gradient by the logits, 0 where not active; overwrites the logits."""
+    targets_R1 = targets_R.unsqueeze(1)
     if _has_row_kernels(logits_RV):
         lse_R = _lse(logits_RV, num_words)
         nll_R = (lse_R - logits_RV.gather(1, targets_R1).squeeze(1)).where(active_R, 0.0)
-        return nll_R, _gradient(logits_RV, num_words, lse_R, targets_R, active_R, dtype), None
+        return nll_R, _gradient(logits_RV, num_words, lse_R, targets_R, active_R, dtype)
     # Each exponential once, and in place: memory that is touched first takes longer than that.
     logits_RV[:, num_words:] = -math.inf
     active_R1 = active_R.unsqueeze(1)
@@ -147,7 +172,7 @@ def _nll_and_gradient(
     sum_R1 = logits_RV.sub_(most_R1).exp_().sum(dim=1, keepdim=True)
     nll_R1 = sum_R1.log() + most_R1 - target_R1
     logits_RV.mul_(active_R1 / sum_R1).scatter_add_(1, targets_R1, -active_R1.to(sum_R1.dtype))
-    return nll_R1.where(active_R1, 0.0).squeeze(1), logits_RV.to(dtype), None
+    return nll_R1.where(active_R1, 0.0).squeeze(1), logits_RV.to(dtype)
 
 
 def _without_inactive(hidden_NE: Tensor, active_N: Tensor) -> Tensor:
@@ -183,16 +208,13 @@ def _ceil(number: int, divisor: int) -> int:
 @torch.no_grad()  # which `out` asks for; the gradients are written by hand
 def _logits(hidden_RE: Tensor, weight_VE: Tensor) -> Tensor:
     dtype = statistics_dtype(hidden_RE.dtype)
-    if hidden_RE.is_cuda and dtype != hidden_RE.dtype:
-        # The products accumulate in float32 anyway; do not round them on the way out.
-        return torch.mm(hidden_RE, weight_VE.T, out_dtype=dtype)
     if hidden_RE.device.type == "cpu" and dtype == hidden_RE.dtype:
         # Rows start at multiples of 64 bytes: with 2,002 words close together, the product takes
         # half as long again.
         num_rows, num_words = len(hidden_RE), len(weight_VE)
         room_RX = hidden_RE.new_empty(num_rows, num_words + -num_words % _CPU_ALIGNMENT)
         return torch.mm(hidden_RE, weight_VE.T, out=room_RX[:, :num_words])
-    return (hidden_RE @ weight_VE.T).to(dtype)
+    return _product(hidden_RE, weight_VE.T, dtype)
 
 
 def _lse(logits_RV: Tensor, num_words: int) -> Tensor:
@@ -234,7 +256,7 @@ def _has_exponential_kernels(hidden_RE: Tensor) -> bool:
     """Only bfloat16 has room for the exponentials; rows are read in units of 16 bytes, by units
     that GPUs have from Hopper on."""
     is_possible = hidden_RE.is_cuda and hidden_RE.dtype == torch.bfloat16
-    is_possible = is_possible and hidden_RE.shape[1] % 8 == 0
+    is_possible = is_possible and hidden_RE.shape[1] % 8 == 0 and torch.version.hip is None
     return is_possible and torch.cuda.get_device_capability(hidden_RE.device)[0] >= 9
 
 

@@ -5,14 +5,16 @@ gradient of row r by logit v is exp(l_v - lse) - (v == t), and it is wanted only
 along r and v. So what depends on the row alone may be multiplied in afterwards:
 
     exp(l_v - lse) = exp(l_v - l_t) * scale,    scale = 1 / (1 + others),
-    others = sum of exp(l_v - l_t) over all words but the target,    nll = log(1 + others),
+    others = sum of exp(l_v - l_t) over all words but the target,    nll = log(1 + others).
 
-and the target's own entry, exp(0) * scale - 1, is -others * scale. Exponentials relative to the
-target's logit, which is one short product a row, can be written where the logits would have been;
-the log-sum-exp need not be known. bfloat16 has room for them up to 69 nats; beyond, a row is
-computed once more, slowly.
+Exponentials relative to the target's logit, which is one short product a row, can be written where
+the logits would have been; the log-sum-exp need not be known. bfloat16 has room for them up to 69
+nats; beyond, a row is computed once more, slowly.
 
-Shapes: R rows, E width, V words.
+The target's own entry, p_t - 1 = -others * scale, is the largest of its row. It has no place there,
+where it would be rounded: its part of both gradients is added in float32.
+
+Shapes: N tokens, R rows of a chunk, E width, V words.
 """
 
 from __future__ import annotations
@@ -112,25 +114,27 @@ def _finish_kernel(
     out_ptr,  # [R, stride]
     nll_ptr,
     scale_ptr,
+    miss_ptr,
     num_words,
     width,
     stride,
     WORDS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """nll and scale of a row, 0 where not active, and the target's entry.
+    """nll, scale and miss, which is 1 - p_t, of a row; 0 where not active.
 
     A row with words far more likely than its target is written anew, relative to its log-sum-exp.
     """
     row = tl.program_id(0).to(tl.int64)
-    others = tl.load(others_ptr + row)
+    base = tl.load(base_ptr + row)
+    # Beside an infinite logit of the target all others are nothing: that is no number either.
+    others = tl.load(others_ptr + row) + (base - base)
     target = tl.load(targets_ptr + row)
     is_active = tl.load(active_ptr + row) != 0
     nll = tl.log(1.0 + others)
     scale = 1.0 / (1.0 + others)
-    at_target = -others
+    miss = others * scale
     if others > _MOST:
-        base = tl.load(base_ptr + row)
         top = tl.full([WORDS], float("-inf"), tl.float32)
         total = tl.zeros([WORDS], tl.float32)
         for start in range(0, num_words, WORDS):
@@ -151,10 +155,76 @@ def _finish_kernel(
             tl.store(out_ptr + row * stride + words, exps, mask=mask)
         nll = lse - base
         scale = 1.0
-        at_target = tl.exp(-nll) - 1.0
-    tl.store(out_ptr + row * stride + target, at_target.to(out_ptr.dtype.element_ty))
+        miss = 1.0 - tl.exp(-nll)
+    tl.store(miss_ptr + row, tl.where(is_active, miss, 0.0))
     tl.store(nll_ptr + row, tl.where(is_active, nll, 0.0))
     tl.store(scale_ptr + row, tl.where(is_active, scale, 0.0))
+
+
+@triton.jit
+def _hidden_kernel(
+    unscaled_ptr,  # [R, E] float32
+    scale_ptr,
+    miss_ptr,
+    weight_ptr,
+    targets_ptr,
+    out_ptr,  # [R, E]
+    width,
+    BLOCK: tl.constexpr,
+):
+    """The gradient of hidden vectors: unscaled * scale - miss * w_t, rounded once."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets_ptr + row).to(tl.int64)
+    places = tl.arange(0, BLOCK)
+    mask = places < width
+    unscaled = tl.load(unscaled_ptr + row * width + places, mask=mask, other=0.0)
+    weight = tl.load(weight_ptr + target * width + places, mask=mask, other=0.0).to(tl.float32)
+    out = unscaled * tl.load(scale_ptr + row) - tl.load(miss_ptr + row) * weight
+    tl.store(out_ptr + row * width + places, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _targets_kernel(
+    hidden_ptr,  # [N, E]
+    miss_ptr,
+    targets_ptr,  # [N], ascending
+    order_ptr,  # [N], the row of each
+    d_weight_ptr,  # [V, E] float32
+    num_rows,
+    width,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """d_weight of a target less miss * hidden of its rows.
+
+    The program of the first of them has them all, so nobody else writes there, and they are added
+    in one order.
+    """
+    first = tl.program_id(0)
+    target = tl.load(targets_ptr + first)
+    before = tl.load(targets_ptr + first - 1, mask=first > 0, other=-1)
+    if before != target:
+        columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        is_column = columns < width
+        total = tl.zeros([COLUMNS], tl.float32)
+        start = first
+        more = 1
+        while more > 0:
+            places = start + tl.arange(0, ROWS)
+            found = tl.load(targets_ptr + places, mask=places < num_rows, other=-1)
+            is_mine = found == target
+            rows = tl.load(order_ptr + places, mask=is_mine, other=0).to(tl.int64)
+            miss = tl.load(miss_ptr + rows, mask=is_mine, other=0.0)
+            hidden = tl.load(
+                hidden_ptr + rows[:, None] * width + columns[None, :],
+                mask=is_mine[:, None] & is_column[None, :],
+                other=0.0,
+            )
+            total += tl.sum(miss[:, None] * hidden.to(tl.float32), 0)
+            start += ROWS
+            more = tl.min(is_mine.to(tl.int32), 0)
+        at = d_weight_ptr + target.to(tl.int64) * width + columns
+        tl.store(at, tl.load(at, mask=is_column, other=0.0) - total, mask=is_column)
 
 
 class _Tiles(NamedTuple):
@@ -165,6 +235,7 @@ class _Tiles(NamedTuple):
 
 _DEPTH = 64
 _STAGES = 3
+_ROWS, _COLUMNS = 16, 256
 # By the memory that a program has to itself: the first is the fastest of ten choices on an H200,
 # the second fits into smaller GPUs and has not been timed on one.
 _TILES = {220_000: _Tiles(128, 256, 8), 0: _Tiles(64, 128, 4)}
@@ -180,20 +251,29 @@ def _tiles_and_programs(device: torch.device) -> tuple[_Tiles, int]:
     return tiles, properties.multi_processor_count
 
 
+class Exps(NamedTuple):
+    """The gradient of nll_R by the logits is exps_RV times scale_R, and -miss_R at the targets."""
+
+    nll_R: Tensor
+    exps_RV: Tensor
+    """0 at the target and behind the words."""
+    scale_R: Tensor
+    miss_R: Tensor
+    """1 - p_t. It, nll and scale are 0 where not active."""
+
+
 def row_exps(
     hidden_RE: Tensor, weight_VE: Tensor, num_words: int, targets_R: Tensor, active_R: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """nll_R, exps_RV and scale_R: the gradient of nll_R by the logits is exps_RV times scale_R.
-
-    nll and scale are 0 where not active; exps are 0 behind the words.
-    """
+) -> Exps:
+    """The softmax of some rows; weights may have rows of zeros behind the words."""
     (rows, width), padded_words, device = hidden_RE.shape, len(weight_VE), hidden_RE.device
     hidden_RE, weight_VE = hidden_RE.contiguous(), weight_VE.contiguous()
     targets_R = targets_R.contiguous()
     tiles, programs = _tiles_and_programs(device)
     word_tiles = triton.cdiv(padded_words, tiles.words)
-    base_R, nll_R, scale_R = torch.empty(3, rows, device=device)
-    sums = torch.empty(word_tiles, rows, device=device)
+    numbers = torch.empty(4, rows, dtype=torch.float32, device=device)
+    base_R, nll_R, scale_R, miss_R = numbers
+    sums = torch.empty(word_tiles, rows, dtype=torch.float32, device=device)
     exps_RV = torch.empty(rows, padded_words, dtype=hidden_RE.dtype, device=device)
     _target_logits_kernel[(rows,)](
         hidden_RE, weight_VE, targets_R, base_R, width, BLOCK=triton.next_power_of_2(width)
@@ -226,6 +306,7 @@ def row_exps(
         exps_RV,
         nll_R,
         scale_R,
+        miss_R,
         num_words,
         width,
         padded_words,
@@ -233,7 +314,44 @@ def row_exps(
         DEPTH=64,
         num_warps=4,
     )
-    return nll_R, exps_RV, scale_R
+    return Exps(nll_R, exps_RV, scale_R, miss_R)
+
+
+def hidden_gradient(
+    unscaled_RE: Tensor, exps: Exps, weight_VE: Tensor, targets_R: Tensor, out_RE: Tensor
+) -> None:
+    """Write the gradient of hidden vectors; `unscaled_RE` is exps_RV @ weight_VE in float32."""
+    rows, width = unscaled_RE.shape
+    _hidden_kernel[(rows,)](
+        unscaled_RE,
+        exps.scale_R,
+        exps.miss_R,
+        weight_VE,
+        targets_R.contiguous(),
+        out_RE,
+        width,
+        BLOCK=triton.next_power_of_2(width),
+    )
+
+
+def subtract_targets(
+    d_weight_VE: Tensor, hidden_NE: Tensor, miss_N: Tensor, targets_N: Tensor
+) -> None:
+    """Take miss * hidden of every row from its target's gradient, in float32."""
+    targets_N, order_N = targets_N.sort(stable=True)
+    rows, width = hidden_NE.shape
+    _targets_kernel[(rows, triton.cdiv(width, _COLUMNS))](
+        hidden_NE.contiguous(),
+        miss_N,
+        targets_N,
+        order_N,
+        d_weight_VE,
+        rows,
+        width,
+        ROWS=_ROWS,
+        COLUMNS=_COLUMNS,
+        num_warps=4,
+    )
 
 
 def _in_tiles(matrix: Tensor, rows: int, columns: int) -> Any:

@@ -114,6 +114,7 @@ class _Share(Batches):
         columns = self.blocks.block - batch.words.shape[1]
         if rows == columns == 0:
             return batch
+        assert rows >= 0 and columns >= 0, "a batch larger than full would lose what it scores"
         pad = (0, columns, 0, rows)
         return Batch(
             F.pad(batch.words, pad, value=PAD),
