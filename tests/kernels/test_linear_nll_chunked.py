@@ -226,10 +226,11 @@ def test_on_a_gpu_the_sum_is_no_worse_than_plain_bfloat16(size, spread):
     with torch.no_grad():
         weight.copy_(spread * torch.randn(weight.shape))
     exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
-    truth = sum_and_gradients(reference.linear_nll, *exact, targets, active)
-    plain = sum_and_gradients(reference.linear_nll, hidden, weight, targets, active)
-    ours = sum_and_gradients(fused.linear_nll_sum, hidden, weight, targets, active)
-    again = sum_and_gradients(fused.linear_nll_sum, hidden, weight, targets, active)
+    # Any other factor than one rounds a second time.
+    truth = sum_and_gradients(reference.linear_nll, *exact, targets, active, 1.0)
+    plain = sum_and_gradients(reference.linear_nll, hidden, weight, targets, active, 1.0)
+    ours = sum_and_gradients(fused.linear_nll_sum, hidden, weight, targets, active, 1.0)
+    again = sum_and_gradients(fused.linear_nll_sum, hidden, weight, targets, active, 1.0)
     for name, t, p, o, a in zip(NAMES, truth, plain, ours, again, strict=True):
         assert_as_good_as_plain(t, p, o, name)
         assert torch.equal(o, a), name

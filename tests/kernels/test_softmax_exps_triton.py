@@ -126,10 +126,12 @@ def test_the_gradient_of_hidden_vectors_has_the_target_in_full_precision():
     assert_close(ours, gradient @ weight[:words].double(), TOLERANCE / 4)
 
 
-@pytest.mark.parametrize("rows", [1, 16, 17, 100])
-@pytest.mark.parametrize("words", [1, 3, 200])
-def test_every_row_is_taken_from_its_target_once_and_in_one_order(rows, words):
-    hidden, weight, words, targets, active = problem(rows, 264, words)
+@pytest.mark.parametrize("rows", [1, 16, 17, 100, 700])
+@pytest.mark.parametrize("words", [1, 2, 3, 200])
+def test_every_row_is_taken_from_its_target_once_and_in_one_order(monkeypatch, rows, words):
+    """Also of targets that go on over two pieces, and over more than are added at once."""
+    monkeypatch.setattr(softmax_exps_triton, "_PIECE", 16)
+    hidden, _, words, targets, active = problem(rows, 264, words)
     miss = torch.rand(rows, device=DEVICE) * active
     start = torch.randn(words, 264, device=DEVICE)
     found = []
