@@ -119,6 +119,23 @@ def test_lines_say_which_of_how_many(plans: list[Plan], tmp_path: Path) -> None:
     assert stream.getvalue().startswith("[1/8] SM: done, update 200/200")
 
 
+def test_a_perplexity_is_said_with_its_own_update(
+    plans: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line may come between a report and the validation of the same update."""
+    stream = io.StringIO()
+    display = Display(plans, stream, is_silent=False)
+    state = display.states[plans[0].run.path]
+    monkeypatch.setattr(State, "read", lambda self: None)
+    state.update, state.perplexity, state.validated = 60, 30.0, 40
+    display.enter(plans[0], "training")
+    state.validated = 60
+    display.enter(plans[0], "training")
+    early, exact = stream.getvalue().splitlines()
+    assert "update 60/200, valid perplexity 30.00 after 40" in early
+    assert "after" not in exact
+
+
 @pytest.mark.parametrize("width", [36, 60, 80])
 def test_a_narrow_terminal_shows_whole_names_and_numbers(plans: list[Plan], width: int) -> None:
     display = Display(plans, io.StringIO(), is_silent=True)

@@ -49,6 +49,8 @@ class State:
     loss: float | None = None
     """Nats per word of the last report."""
     perplexity: float | None = None
+    validated: int = 0
+    """The update of that perplexity."""
     tokens_per_second: float | None = None
     seconds: float | None = None
     task: str = ""
@@ -62,7 +64,7 @@ class State:
             self.update, self.seconds = line.update, line.seconds
             match line:
                 case Validation():
-                    self.perplexity = line.perplexity
+                    self.perplexity, self.validated = line.perplexity, line.update
                 case Report():
                     self.loss, self.tokens_per_second = line.nats_per_word, line.tokens_per_second
 
@@ -174,7 +176,8 @@ class Display:
         if state.update:
             parts.append(f"update {state.update}/{_max_updates(state.plan)}")
         if state.perplexity is not None:
-            parts.append(f"valid perplexity {number(state.perplexity)}")
+            when = "" if state.validated == state.update else f" after {state.validated}"
+            parts.append(f"valid perplexity {number(state.perplexity)}{when}")
         if state.seconds is not None:
             parts.append(duration(state.seconds))
         if (left := self.left()) is not None and state.stage not in _OVER:
