@@ -210,11 +210,14 @@ def test_exponentials_instead_of_logits_give_the_same(monkeypatch):
     with torch.no_grad():
         ours = fused._by_exponentials(hidden, weight, targets, active)
         nothing = fused._by_exponentials(hidden, weight, targets, torch.zeros_like(active))
+        turned = (tensor.T.contiguous().T for tensor in (hidden, weight))
+        crooked = fused._by_exponentials(*turned, targets, active)
     exact = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
     truth = sum_and_gradients(reference.linear_nll, *exact, targets, active, factor=1)
     for name, mine, theirs in zip(NAMES, ours, truth, strict=True):
         assert_close(mine, theirs, 1e-6, name)
     assert all((each == 0).all() for each in nothing)
+    assert all(torch.equal(*each) for each in zip(ours, crooked, strict=True))
 
 
 @pytest.mark.gpu

@@ -113,7 +113,8 @@ def _by_exponentials(
     from zipflm.kernels.softmax_exps_triton import hidden_gradient, row_exps, subtract_targets
 
     num_words = len(weight_VE)
-    hidden_NE, weight_VE = _without_inactive(hidden_NE, active_N), _aligned(weight_VE)
+    hidden_NE = _without_inactive(hidden_NE, active_N).contiguous()
+    weight_VE = _aligned(weight_VE).contiguous()
     nll_N, miss_N = hidden_NE.new_empty(2, len(hidden_NE), dtype=torch.float32)
     d_hidden_NE = torch.empty_like(hidden_NE)
     d_weight_VE: Tensor | None = None
