@@ -212,7 +212,9 @@ def _targets_kernel(
         columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         is_column = columns < width
         total = tl.zeros([COLUMNS], tl.float32)
-        for start in range(first, end, ROWS):
+        start = first
+        more = 1
+        while more > 0:
             places = start + tl.arange(0, ROWS)
             is_mine = tl.load(targets_ptr + places, mask=places < end, other=-1) == target
             rows = tl.load(order_ptr + places, mask=is_mine, other=0).to(tl.int64)
@@ -223,6 +225,8 @@ def _targets_kernel(
                 other=0.0,
             )
             total += tl.sum(miss[:, None] * hidden.to(tl.float32), 0)
+            start += ROWS
+            more = tl.min(is_mine.to(tl.int32), 0)
         goes_on = tl.load(targets_ptr + end, mask=end < num_rows, other=-1) == target
         if begins & (goes_on == 0):
             at = d_weight_ptr + target.to(tl.int64) * width + columns
