@@ -9,11 +9,7 @@ from torch.nn import functional as F
 triton = pytest.importorskip("triton")
 
 from zipflm.kernels import softmax_exps_triton  # noqa: E402
-from zipflm.kernels.softmax_exps_triton import (  # noqa: E402
-    hidden_gradient,
-    row_exps,
-    subtract_targets,
-)
+from zipflm.kernels.softmax_exps_triton import hidden_gradient, row_exps  # noqa: E402
 
 # On a GPU products of float32 would be rounded; bfloat16 is what it is for.
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -124,26 +120,6 @@ def test_the_gradient_of_hidden_vectors_has_the_target_in_full_precision():
     logits = logits_of(hidden, weight, words)
     gradient = (logits.softmax(-1) - F.one_hot(targets, words)) * active.unsqueeze(1)
     assert_close(ours, gradient @ weight[:words].double(), TOLERANCE / 4)
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [(1, 1), (16, 1), (17, 2), (17, 200), (100, 3), (100, 200), (700, 1), (700, 2)],
-)
-def test_every_row_is_taken_from_its_target_once_and_in_one_order(monkeypatch, rows, words):
-    """Also of targets that go on over two pieces, and over more than are added at once."""
-    monkeypatch.setattr(softmax_exps_triton, "_PIECE", 16)
-    hidden, _, words, targets, active = problem(rows, 264, words)
-    miss = torch.rand(rows, device=DEVICE) * active
-    start = torch.randn(words, 264, device=DEVICE)
-    found = []
-    for _ in range(2):
-        ours = start.clone()
-        subtract_targets(ours, hidden, miss, targets)
-        found.append(ours)
-    assert torch.equal(*found)
-    each = miss.double().unsqueeze(1) * hidden.double()
-    assert_close(found[0], start.double().index_add(0, targets, -each), 1e-6)
 
 
 def test_arguments_need_not_be_contiguous():

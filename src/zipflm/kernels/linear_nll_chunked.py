@@ -110,7 +110,8 @@ def _by_exponentials(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same without a pass over the logits: see `softmax_exps_triton`."""
-    from zipflm.kernels.softmax_exps_triton import hidden_gradient, row_exps, subtract_targets
+    from zipflm.kernels.softmax_exps_triton import hidden_gradient, row_exps
+    from zipflm.kernels.target_rows_triton import subtract_targets
 
     num_words = len(weight_VE)
     hidden_NE = _without_inactive(hidden_NE, active_N).contiguous()

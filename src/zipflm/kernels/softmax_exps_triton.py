@@ -12,9 +12,10 @@ the logits would have been; the log-sum-exp need not be known. bfloat16 has room
 nats; beyond, a row is computed once more, slowly.
 
 The target's own entry, p_t - 1 = -others * scale, is the largest of its row. It has no place there,
-where it would be rounded: its part of both gradients is added in float32.
+where it would be rounded: its part of both gradients is added in float32, here to that of hidden
+vectors, by `target_rows_triton` to that of weights.
 
-Shapes: N tokens, R rows of a chunk, E width, V words.
+Shapes: R rows, E width, V words.
 """
 
 from __future__ import annotations
@@ -183,100 +184,6 @@ def _hidden_kernel(
     tl.store(out_ptr + row * width + places, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _targets_kernel(
-    hidden_ptr,  # [N, E]
-    miss_ptr,
-    targets_ptr,  # [N], ascending
-    order_ptr,  # [N], the row of each
-    d_weight_ptr,  # [V, E] float32
-    pieces_ptr,  # [pieces, 2, E] float32
-    num_rows,
-    width,
-    PIECE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """d_weight of a target less miss * hidden of its rows, if these all lie in one piece.
-
-    The program of the first of them has them all, so nobody else writes there and they are added
-    in one order. Of others the sum over a piece is kept: [:, 1] where the target begins in it,
-    [:, 0] where it goes on from the piece before.
-    """
-    first = tl.program_id(0)
-    target = tl.load(targets_ptr + first)
-    begins = tl.load(targets_ptr + first - 1, mask=first > 0, other=-1) != target
-    if begins | (first % PIECE == 0):
-        piece = first // PIECE
-        end = tl.minimum((piece + 1) * PIECE, num_rows)
-        columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        is_column = columns < width
-        total = tl.zeros([COLUMNS], tl.float32)
-        start = first
-        more = 1
-        while more > 0:
-            places = start + tl.arange(0, ROWS)
-            is_mine = tl.load(targets_ptr + places, mask=places < end, other=-1) == target
-            rows = tl.load(order_ptr + places, mask=is_mine, other=0).to(tl.int64)
-            miss = tl.load(miss_ptr + rows, mask=is_mine, other=0.0)
-            hidden = tl.load(
-                hidden_ptr + rows[:, None] * width + columns[None, :],
-                mask=is_mine[:, None] & is_column[None, :],
-                other=0.0,
-            )
-            total += tl.sum(miss[:, None] * hidden.to(tl.float32), 0)
-            start += ROWS
-            more = tl.min(is_mine.to(tl.int32), 0)
-        goes_on = tl.load(targets_ptr + end, mask=end < num_rows, other=-1) == target
-        if begins & (goes_on == 0):
-            at = d_weight_ptr + target.to(tl.int64) * width + columns
-            tl.store(at, tl.load(at, mask=is_column, other=0.0) - total, mask=is_column)
-        else:
-            slot = 2 * piece + begins.to(tl.int32)
-            tl.store(pieces_ptr + slot.to(tl.int64) * width + columns, total, mask=is_column)
-
-
-@triton.jit
-def _pieces_kernel(
-    targets_ptr,
-    d_weight_ptr,
-    pieces_ptr,
-    num_rows,
-    num_pieces,
-    width,
-    PIECE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """d_weight of the target that begins in this piece and goes on in the next, less all of it."""
-    piece = tl.program_id(0)
-    first, end = piece * PIECE, tl.minimum((piece + 1) * PIECE, num_rows)
-    target = tl.load(targets_ptr + end - 1)
-    begins = tl.load(targets_ptr + first - 1, mask=first > 0, other=-1) != target
-    goes_on = tl.load(targets_ptr + end, mask=end < num_rows, other=-1) == target
-    if begins & goes_on:
-        columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        is_column = columns < width
-        slot = (2 * piece + 1).to(tl.int64)
-        total = tl.load(pieces_ptr + slot * width + columns, mask=is_column, other=0.0)
-        start = piece + 1
-        more = 1
-        while more > 0:
-            places = start + tl.arange(0, ROWS)
-            firsts = tl.load(targets_ptr + places * PIECE, mask=places < num_pieces, other=-1)
-            is_mine = firsts == target
-            parts = tl.load(
-                pieces_ptr + (2 * places).to(tl.int64)[:, None] * width + columns[None, :],
-                mask=is_mine[:, None] & is_column[None, :],
-                other=0.0,
-            )
-            total += tl.sum(parts, 0)
-            start += ROWS
-            more = tl.min(is_mine.to(tl.int32), 0)
-        at = d_weight_ptr + target.to(tl.int64) * width + columns
-        tl.store(at, tl.load(at, mask=is_column, other=0.0) - total, mask=is_column)
-
-
 class _Tiles(NamedTuple):
     rows: int
     words: int
@@ -285,7 +192,6 @@ class _Tiles(NamedTuple):
 
 _DEPTH = 64
 _STAGES = 3
-_PIECE, _ROWS, _COLUMNS = 128, 16, 256
 # By the memory that a program has to itself: the first is the fastest of ten choices on an H200,
 # the second fits into smaller GPUs and has not been timed on one.
 _TILES = {220_000: _Tiles(128, 256, 8), 0: _Tiles(64, 128, 4)}
@@ -381,31 +287,6 @@ def hidden_gradient(
         out_RE,
         width,
         BLOCK=triton.next_power_of_2(width),
-    )
-
-
-def subtract_targets(
-    d_weight_VE: Tensor, hidden_NE: Tensor, miss_N: Tensor, targets_N: Tensor
-) -> None:
-    """Take miss * hidden of every row from its target's gradient, in float32."""
-    targets_N, order_N = targets_N.sort(stable=True)
-    rows, width = hidden_NE.shape
-    num_pieces, columns = triton.cdiv(rows, _PIECE), triton.cdiv(width, _COLUMNS)
-    pieces = torch.empty(num_pieces, 2, width, dtype=torch.float32, device=hidden_NE.device)
-    blocks: Any = {"PIECE": _PIECE, "ROWS": _ROWS, "COLUMNS": _COLUMNS}
-    _targets_kernel[(rows, columns)](
-        hidden_NE.contiguous(),
-        miss_N,
-        targets_N,
-        order_N,
-        d_weight_VE,
-        pieces,
-        rows,
-        width,
-        **blocks,
-    )
-    _pieces_kernel[(num_pieces, columns)](
-        targets_N, d_weight_VE, pieces, rows, num_pieces, width, **blocks
     )
 
 
