@@ -109,6 +109,13 @@ def test_leaves_need_the_standard_library_alone(leaf):
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
+def test_scoring_alone_or_together_needs_nothing_of_what_trains_together():
+    """torch takes nearly a second to import that."""
+    code = "import sys, zipflm.evaluation.evaluate, zipflm.training.distributed\n"
+    code += "print({'torch.distributed.tensor', 'torch._dynamo'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
 def test_the_pair_needs_torch_alone():
     blocked = ["numpy", "typer", "rich", "matplotlib", "safetensors", "tokenizers"]
     code = (

@@ -2,9 +2,11 @@
 
 import math
 
+import child_code
 import numpy as np
 import pytest
 import torch
+import training_runs
 from loaded_models import loaded
 
 import zipflm
@@ -225,3 +227,21 @@ def test_a_model_that_diverged_is_refused_and_not_waited_for(word_data, bpe_data
     ):
         with pytest.raises(ValueError, match="training diverged"):
             ask()
+
+
+def test_torchs_compiler_is_not_imported_for_anything_that_is_not_compiled(word_data, tmp_path):
+    """It takes as long as everything else that a short text waits for."""
+    runs = {"sinusoidal": ["decoder.norm=layer"], "rotary": ["decoder.norm=rms"]}
+    for positions, overrides in runs.items():
+        overrides = [*overrides, f"decoder.positions={positions}", "training.max_updates=1"]
+        training_runs.run(word_data, tmp_path / positions, *overrides)
+    code = """
+        import zipflm
+        for path in sys.argv[1:]:
+            lm = zipflm.load(path)
+            lm.score(["ba de", "ba"]), lm.next_words("ba"), lm.generate("ba", max_words=3)
+        print({"torch._dynamo", "sympy", "torch.distributed.tensor"} & set(sys.modules))
+    """
+    child = child_code.start(code, *(tmp_path / positions for positions in runs))
+    assert child.communicate(timeout=120)[0].strip() == "set()"
+    assert child.returncode == 0

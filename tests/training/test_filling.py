@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.tensor import DTensor
 from training_runs import SMALL, assert_same, config_of, in_processes
 
 from zipflm.data.folder import DataFolder
 from zipflm.model.precision import autocast
 from zipflm.runs.building import empty_model, first_values, untrained_model
-from zipflm.training import distributed, filling
+from zipflm.training import distributed, filling, parallel
 from zipflm.training.setup import build_learner
 
 CNN = [line for line in SMALL if not line.startswith("input.")]
@@ -35,11 +36,15 @@ def learner_of(path, process, model="tied", overrides=()):
     return build_learner(config, empty, process, values=values)
 
 
+def _whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def _save_first_weights(path, out, parallel):
     with distributed.started("cpu") as process:
         for model in MODELS:
             learner = learner_of(path, process, model, [f"training.parallel={parallel}"])
-            weights = {k: distributed.whole(v) for k, v in learner.model.state_dict().items()}
+            weights = {k: _whole(v) for k, v in learner.model.state_dict().items()}
             weights |= dict(learner.model.named_buffers())
             if process.is_first:
                 save_file(weights, out / f"{model}.safetensors")
@@ -138,7 +143,7 @@ def test_gradients_that_are_accumulated_are_not_accumulated_in_bfloat16():
         ("bfloat16", False, torch.bfloat16, torch.bfloat16),
         ("bfloat16", True, torch.bfloat16, torch.float32),
     ):
-        policy = distributed.sharded_precision(precision, accumulates)
+        policy = parallel.sharded_precision(precision, accumulates)
         assert (policy.param_dtype, policy.reduce_dtype) == (params, reduces)
 
 

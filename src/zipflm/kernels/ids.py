@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from zipflm.kernels.operators import nobody_looks
 
-@torch.library.custom_op("zipflm::checked_ids", mutates_args=())
-def _checked(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor:
+
+def _check(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor:
     valid = (ids >= 0) & (ids < size)
     if active is not None:
         valid = valid | ~active
@@ -23,6 +24,9 @@ def _checked(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor
             f"{name}={bad}: outside the vocabulary of {size} words; give ids from 0 to {size - 1}"
         )
     return ids.clone() if active is None else ids.where(active, 0)
+
+
+_checked = torch.library.custom_op("zipflm::checked_ids", _check, mutates_args=())
 
 
 @_checked.register_fake
@@ -37,5 +41,8 @@ def checked_ids(name: str, ids: Tensor, size: int, active: Tensor | None = None)
             f"{name}.dtype={ids.dtype}: word ids are integers; convert them, e.g. {name}.long()"
         )
     # First, because a narrow type may not hold `size` to compare with.
-    checked: Tensor = _checked(ids.to(torch.int64), active, name, size)
+    ids = ids.to(torch.int64)
+    tensors = (ids,) if active is None else (ids, active)
+    check = _check if nobody_looks(*tensors) else _checked
+    checked: Tensor = check(ids, active, name, size)
     return checked

@@ -22,6 +22,7 @@ from zipflm.config import DecoderConfig, Recompute
 from zipflm.kernels import autocast
 from zipflm.kernels.attention import causal_attention
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
+from zipflm.kernels.operators import nobody_looks
 from zipflm.kernels.packed_attention import packed_causal_attention, packed_seed
 from zipflm.model import initial
 from zipflm.model.cache import Past
@@ -90,7 +91,7 @@ class Decoder(nn.Module):
                 hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
             case "rotary":
                 head_dim = config.dim // config.num_heads
-                if isinstance(start, Tensor):
+                if isinstance(start, Tensor) or nobody_looks(hidden_BTD):
                     rotation = rotations(length, head_dim, hidden_BTD.device, start)
                 else:
                     rotation = _opaque_rotations(hidden_BTD.detach(), head_dim, start)

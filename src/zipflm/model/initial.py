@@ -36,7 +36,10 @@ def reset(layer: nn.Module) -> None:
     """Fill the parameters of a layer from torch's global generator."""
     assert isinstance(layer, HasInitialValues)
     for name, fill in layer.initial_values():
-        fill(layer.get_parameter(name))
+        parameter = layer.get_parameter(name)
+        # On the meta device there is nothing to fill, and torch would import its compiler for it.
+        if not parameter.is_meta:
+            fill(parameter)
 
 
 def fills(model: nn.Module) -> dict[str, Fill]:

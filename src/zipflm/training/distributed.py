@@ -1,46 +1,28 @@
-"""One process or many, with torch's own DDP or FSDP2 over NCCL or gloo.
+"""One process or many, over NCCL or gloo: who they are, and what they tell each other.
 
-Both DDP and FSDP2 average gradients over the processes. The loss here is a sum over tokens, divided
-by their number in all processes, so whoever uses the gradients multiplies by `world_size` (see
-`step`).
+How they share a model is in `parallel`, because torch takes as long to import its ways of doing
+that as for most of the rest of it, and whoever scores a text needs none of them.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from zipflm.config import Tie
 from zipflm.evaluation.device import usable_device
-from zipflm.model.inputs import sparse_tables
-from zipflm.model.language_model import LanguageModel
-from zipflm.model.precision import Precision
-from zipflm.model.sharded_tables import TableShards, shard_tables
 from zipflm.training.meeting import meet
 from zipflm.training.team import Team, described
 from zipflm.training.whereabouts import LIMIT, LONG, NO_LIMIT, Stage
 from zipflm.troubles import in_words
 
-Parallel = Literal["ddp", "fsdp"]
-Tables = Literal["replicated", "sharded"]
 T = TypeVar("T")
 
 
@@ -131,137 +113,6 @@ def started(device: str | None = None, stall_seconds: float = LIMIT) -> Iterator
     finally:
         _team = None
         dist.destroy_process_group()
-
-
-def shards(process: Process, parallel: Parallel) -> bool:
-    """Whether the processes share one model among them, instead of having a copy each."""
-    return process.world_size > 1 and parallel == "fsdp"
-
-
-def share_tables(model: LanguageModel, process: Process, tables: Tables) -> list[str]:
-    """Leave this process its own rows of the model's tables, if they are to be sharded and there is
-    somebody to share them with; the names of those of which it has a part from now on."""
-    if process.world_size == 1 or tables == "replicated":
-        return []
-    return shard_tables(model, TableShards(_mesh(process)))
-
-
-def wrap(
-    scorer: nn.Module,
-    model: LanguageModel,
-    process: Process,
-    parallel: Parallel,
-    policy: MixedPrecisionPolicy,
-    fill: Callable[[], None],
-    tables: Sequence[str] = (),
-) -> nn.Module:
-    """`scorer`, which scores with `model`, on its device and in step with the other processes.
-
-    `fill` gives the model memory and values: after it was sharded, so that there never is a whole
-    one, and before copies are compared. `policy` is FSDP's. `tables` of the model are shared in
-    another way (`share_tables`), so nobody else touches them.
-    """
-    if shards(process, parallel):
-        _shard(scorer, model, process, policy, {model.get_parameter(name) for name in tables})
-    fill()
-    if process.world_size == 1 or shards(process, parallel):
-        return scorer
-    # DDP knows of sparse gradients in torch's own layers only: see `average_rows`.
-    _hide({*(model.get_parameter(name) for name in tables), *sparse_tables(model)}, scorer)
-    ids = [process.device.index] if process.device.type == "cuda" else None
-    with warnings.catch_warnings():
-        # torch 2.13 renames `broadcast_buffers`; 2.11 knows only this name. Our buffers are
-        # constants, such as the spelling of every word, too large to send at every step.
-        warnings.simplefilter("ignore", FutureWarning)
-        return DistributedDataParallel(
-            scorer, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
-
-
-def _mesh(process: Process) -> DeviceMesh:
-    """All processes in a row."""
-    return init_device_mesh(process.device.type, (process.world_size,))
-
-
-def _hide(params: set[nn.Parameter], scorer: nn.Module) -> None:
-    """Have DDP leave these alone."""
-    names = [name for name, param in scorer.named_parameters() if param in params]
-    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    ignore(scorer, names)  # type: ignore[no-untyped-call]
-
-
-def _shard(
-    scorer: nn.Module,
-    model: LanguageModel,
-    process: Process,
-    policy: MixedPrecisionPolicy,
-    tables: set[nn.Parameter],
-) -> None:
-    """Shard every layer of the decoder by itself, the tables by themselves, then what is left;
-    `tables` are sharded already, and the rest of their layers is small."""
-    mesh = _mesh(process)
-    # FSDP refuses a weight without a number, which the classes of a softmax without tails are.
-    empty = {param for param in model.parameters() if not param.numel()}
-    for layer in model.decoder.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    if not tables:
-        _shard_tables(model, mesh, policy, empty)
-    fully_shard(scorer, mesh=mesh, mp_policy=policy, ignored_params=tables | empty)
-
-
-def _shard_tables(
-    model: LanguageModel, mesh: DeviceMesh, policy: MixedPrecisionPolicy, empty: set[nn.Parameter]
-) -> None:
-    """Have FSDP shard the layers that have the tables."""
-    # The backward pass begins with the output layer: its tables stay until then. Tied ones are
-    # the input layer's, so that both layers are one unit, gathered once.
-    if model.config.tie == Tie.NONE:
-        fully_shard(model.input, mesh=mesh, mp_policy=policy)
-        units: nn.Module | list[nn.Module] = model.output
-    else:
-        units = [model.input, model.output]
-    fully_shard(
-        units, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=empty
-    )
-    # It is asked for these, never for a forward.
-    for method in ("nll", "nll_sum"):
-        register_fsdp_forward_method(model.output, method)
-
-
-def sharded_precision(precision: Precision, accumulates: bool) -> MixedPrecisionPolicy:
-    """How FSDP exchanges weights and gradients; the weights that the optimizer changes, and its
-    state, are float32 in any case.
-
-    Autocast goes on deciding in which type each operation computes. It would round the weights of
-    every product to bfloat16, so they may as well travel like that. Gradients travel like that
-    too, unless those of several batches are accumulated first: FSDP accumulates in the type in
-    which it exchanges, and small addends would be lost in bfloat16. float16 has too narrow a range
-    for sums of gradients over processes: there only autocast is used.
-    """
-    if precision != "bfloat16":
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16,
-        reduce_dtype=torch.float32 if accumulates else torch.bfloat16,
-        cast_forward_inputs=False,
-    )
-
-
-def is_sharded(scorer: nn.Module) -> bool:
-    """Whether this is a scorer that `wrap` has sharded."""
-    return isinstance(scorer, FSDPModule)
-
-
-@contextmanager
-def accumulating(scorer: nn.Module, is_last: bool) -> Iterator[None]:
-    """While a micro-batch runs: exchange gradients after the last one of an update only."""
-    if isinstance(scorer, FSDPModule):
-        scorer.set_requires_gradient_sync(is_last)
-        yield
-        return
-    waits = isinstance(scorer, DistributedDataParallel) and not is_last
-    with scorer.no_sync() if waits else nullcontext():  # type: ignore[operator]
-        yield
 
 
 def add_up(tensor: Tensor, process: Process) -> Tensor:
@@ -365,10 +216,3 @@ def held_by_first(context: AbstractContextManager[object], process: Process) -> 
     with ExitStack() as held:
         let_first(lambda: held.enter_context(context), process)
         yield
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, sharded or not, on the CPU; every process must call this."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor.full_tensor()
-    return tensor.detach().cpu()

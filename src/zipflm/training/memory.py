@@ -12,7 +12,8 @@ import torch
 from zipflm.config import Config
 from zipflm.data.batches import Batch
 from zipflm.training import step
-from zipflm.training.distributed import Process, shards
+from zipflm.training.distributed import Process
+from zipflm.training.parallel import shards
 from zipflm.training.setup import accumulation
 from zipflm.training.step import Learner
 

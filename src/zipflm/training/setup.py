@@ -12,7 +12,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.building import Values
-from zipflm.training import distributed, filling, optimizers, step
+from zipflm.training import filling, optimizers, parallel, step
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.step import Learner
@@ -127,14 +127,14 @@ def build_learner(
     """
     training = config.training
     model.decoder.set_recompute(training.recompute)
-    tables = distributed.share_tables(model, process, training.tables)
+    tables = parallel.share_tables(model, process, training.tables)
     scorer = step.Scorer(model)
     compilation = None
     if training.compile:
         # FSDP gathers the weights of one layer at a time, between layers, and tokens come to
         # sharded tables before the first and behind the last: not inside compiled code. Nor can
         # that return a sparse gradient.
-        shards = distributed.shards(process, training.parallel) or bool(tables)
+        shards = parallel.shards(process, training.parallel) or bool(tables)
         by_layer = shards or config.input.has_sparse_gradients
         compilation = Compilation(
             model.decoder.layers if by_layer else [scorer], config.batches.break_mode == "none"
@@ -148,8 +148,8 @@ def build_learner(
         filling.allocate(model, process.device)
         filling.fill(model, values)
 
-    policy = distributed.sharded_precision(training.precision, accumulates)
-    wrapped = distributed.wrap(scorer, model, process, training.parallel, policy, fill, tables)
+    policy = parallel.sharded_precision(training.precision, accumulates)
+    wrapped = parallel.wrap(scorer, model, process, training.parallel, policy, fill, tables)
     return Learner(
         model=model,
         scorer=wrapped,

@@ -29,7 +29,7 @@ from zipflm.distinct_words import DistinctWords
 from zipflm.model.inputs import sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
-from zipflm.training import distributed, optimizers
+from zipflm.training import distributed, optimizers, parallel
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.filling import local_shard
@@ -136,7 +136,7 @@ def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = Fal
     device = learner.process.device
     sums = torch.zeros(3, dtype=dtype_of_sums(device), device=device)
     for index, batch in enumerate(batches):
-        with distributed.accumulating(learner.scorer, index == len(batches) - 1):
+        with parallel.accumulating(learner.scorer, index == len(batches) - 1):
             nll = forward(learner, batch)
             backward(learner, nll)
         sums += sums_of(learner, batch, nll)

@@ -11,7 +11,7 @@ from zipflm.data.tokens import TokenArray, Tokens
 from zipflm.evaluation.scoring import score_sums
 from zipflm.model.precision import autocast, dtype_of_sums
 from zipflm.runs.records import Sums, Validation
-from zipflm.training import distributed
+from zipflm.training import distributed, parallel
 from zipflm.training.distributed import Process
 from zipflm.training.run import Run
 
@@ -83,7 +83,7 @@ def _scored(run: Run, tokens: Tokens) -> Sums:
     ends_word = torch.from_numpy(run.data.ends_word) if run.config.batches.unit == "bpe" else None
     # FSDP gathers weights in the wrapper's forward; otherwise the plain model spares compiling it
     # for shapes that training does not have.
-    sharded = distributed.is_sharded(learner.scorer)
+    sharded = parallel.is_sharded(learner.scorer)
     nll = learner.scorer if sharded else learner.model.nll
     learner.model.eval()
     with autocast(learner.precision, process.device):

@@ -1,0 +1,48 @@
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from zipflm.kernels import checked_ids, linear_nll
+from zipflm.kernels.operators import nobody_looks
+
+
+def test_values_alone_are_nobodys_to_look_at():
+    assert nobody_looks(torch.zeros(2), torch.tensor([1]))
+    assert nobody_looks()
+
+
+def test_a_gradient_looks_unless_none_is_wanted():
+    weight = nn.Parameter(torch.zeros(2))
+    assert not nobody_looks(torch.zeros(2), weight)
+    with torch.no_grad():
+        assert nobody_looks(weight)
+    with torch.inference_mode():
+        assert nobody_looks(weight)
+
+
+def test_compilers_and_tensors_without_values_look():
+    look = torch.compile(lambda x: x + int(nobody_looks(x)), backend="eager", fullgraph=True)
+    assert look(torch.zeros(1)).item() == 0
+    with FakeTensorMode():
+        fake = torch.zeros(2)
+    assert not nobody_looks(fake)
+    with FlopCounterMode(display=False):
+        assert not nobody_looks(torch.zeros(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_with_and_without_a_gradient_the_loss_is_the_same(dtype):
+    hidden, weight = torch.randn(7, 5, dtype=dtype), torch.randn(11, 5, dtype=dtype)
+    targets, active = torch.arange(7), torch.arange(7) != 3
+    seen = linear_nll(hidden, weight.clone().requires_grad_(), targets, active)
+    unseen = linear_nll(hidden, weight, targets, active)
+    assert seen.requires_grad and not unseen.requires_grad
+    assert torch.equal(seen, unseen)
+
+
+def test_ids_that_nobody_looks_at_are_a_copy_too():
+    ids = torch.tensor([1, 2])
+    checked_ids("words", ids, 3)[0] = 0
+    assert ids.tolist() == [1, 2]
