@@ -104,7 +104,12 @@ def test_billion_word_shards_are_read_in_order(offline):
     }
 
 
-@pytest.mark.parametrize("data", [b"no archive", zipped(WIKITEXT)[:-30], zipped({"x": b"y"})])
+# Names, because an archive knows when it was made: two workers would not know the same tests.
+@pytest.mark.parametrize(
+    "data",
+    [b"no archive", zipped(WIKITEXT)[:-30], zipped({"x": b"y"})],
+    ids=["no archive", "cut", "other files"],
+)
 def test_damaged_archive_is_named(offline, tmp_path, data):
     cache = offline("wikitext-2", data, {})
     with pytest.raises(ValueError, match="wikitext-2-v1.zip: (damaged|no file)"):

@@ -82,7 +82,9 @@ def test_the_command_prints_one_result(trained, word_data, tmp_path):
     assert [each.status for each in ended] == [0, 0], ended
     assert ended[1].stdout == ""
     found = json.loads(ended[0].stdout)
-    alone = evaluate(trained, data=word_data.path, split="valid", options=ScoringOptions())
+    alone = evaluate(
+        trained, data=word_data.path, split="valid", options=ScoringOptions(device="cpu")
+    )
     assert found["device"] == "2 x cpu"
     assert found["nll_sum"] == alone.report()["nll_sum"]
 
@@ -98,7 +100,7 @@ def test_a_text_is_scored_together_too(trained, tmp_path):
 
 
 def refused(place, *arguments):
-    ended = run_together(place, 2, command, *map(str, arguments))
+    ended = run_together(place, 2, command, *map(str, arguments), "--device", "cpu")
     assert [each.status for each in ended] == [2, 2], ended
     assert ended[1].stderr == "" and ended[0].stderr.count("\n") == 1
     return ended[0].stderr

@@ -199,6 +199,7 @@ def archive_without_pickle():
     "data",
     [b"", b"no checkpoint at all\n", bytes(1000), b"PK\x03\x04 and then nothing"]
     + [archive_without_pickle(), pickle.dumps([1, 2]), b"\x80\x02" + b"]" * 50],
+    ids=["nothing", "text", "zeros", "a cut archive", "an archive", "a list", "a deep list"],
 )
 def test_foreign_bytes_are_refused(data, tmp_path):
     (tmp_path / "foreign.pt").write_bytes(data)
