@@ -20,7 +20,7 @@ torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cp
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--fuzz-seconds", type=float, default=4.0, help="for how long each fuzzer runs; 4 seconds"
+        "--fuzz-seconds", type=float, default=1.5, help="for how long each fuzzer runs; 1.5 seconds"
     )
     parser.addoption("--fuzz-seed", type=int, default=1, help="which cases fuzzers make up; 1")
 
@@ -49,6 +49,14 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _same_numbers_every_time():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def triton_interpreter():
+    """Kernels that take tensors of a CPU."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("Triton compiles for the GPU here, which has tests of its own")
 
 
 @pytest.fixture

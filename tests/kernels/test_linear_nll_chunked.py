@@ -1,6 +1,6 @@
 import pytest
 import torch
-from nll_problems import DEVICE, NAMES, losses_and_gradients, problem_with_lse, truth_of
+from nll_problems import NAMES, losses_and_gradients, problem_with_lse, truth_of
 from nll_problems import problem as problem_of
 from numerics import LargestTensor, assert_as_good_as_plain, assert_close
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -200,11 +200,8 @@ def test_gradients_lie_as_the_compiler_is_told_even_if_inputs_are_transposed(row
         assert [x.stride() for x in real] == [x.stride() for x in fake]
 
 
-def test_exponentials_instead_of_logits_give_the_same(monkeypatch):
-    """In Triton's interpreter, and in float32, of which it knows what a product is."""
-    if DEVICE == "cuda":
-        pytest.skip("the next test is of what runs there")
-    pytest.importorskip("triton")
+def test_exponentials_instead_of_logits_give_the_same(triton_interpreter, monkeypatch):
+    """In float32, of which the interpreter knows what a product is."""
     hidden, weight, targets, active = problem_of(70, 24, 132, 0.7)
     monkeypatch.setattr(fused, "_row_chunks", lambda *_: iter([slice(0, 40), slice(40, 70)]))
     with torch.no_grad():

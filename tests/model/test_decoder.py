@@ -161,9 +161,8 @@ def results_and_gradients(config, words):
     return result.detach(), *(parameter.grad for parameter in decoder.parameters())
 
 
-def test_attention_from_the_packed_projection_is_the_same(monkeypatch):
+def test_attention_from_the_packed_projection_is_the_same(triton_interpreter, monkeypatch):
     """What a GPU uses when it drops weights; without any drop there is nothing to differ."""
-    pytest.importorskip("triton")
     config = replace(PLAIN, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0)
     words = torch.randn(2, 9, 32)
     expected = results_and_gradients(config, words)

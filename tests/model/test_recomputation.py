@@ -31,9 +31,8 @@ def model_with(mode, *overrides, recipe="paper", device="cpu"):
 
 
 @pytest.fixture
-def packed_attention(monkeypatch):
-    """Attention from the packed projection as on a GPU, in Triton's interpreter."""
-    pytest.importorskip("triton")
+def packed_attention(triton_interpreter, monkeypatch):
+    """Attention from the packed projection as on a GPU."""
 
     def seed(hidden, num_heads, rate, training):
         return torch.randint(1 << 62, (1,), device=hidden.device)
