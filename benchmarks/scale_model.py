@@ -48,11 +48,11 @@ class Device:
 
 
 H200 = Device(
-    # wikitext-103/ADP-T, 65,536 tokens: 340,834 tokens/s of 1.4 billion operations each, 32.67 GB;
-    # 18.36 GB with half as many tokens (docs/results/speed-h200.json).
+    # wikitext-103/ADP-T, 65,536 tokens: 347,001 tokens/s of 1.4 billion operations each, 32.14 GB;
+    # 17.59 GB with half as many tokens (docs/results/speed-h200.json).
     name="NVIDIA H200, bfloat16, compiled",
-    flops=340_834 * 1.402e9,
-    workspace=1.46e9,
+    flops=347_001 * 1.402e9,
+    workspace=0.70e9,
 )
 
 
