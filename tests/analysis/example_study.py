@@ -7,15 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from zipflm.analysis.study import (
-    CurvePoint,
-    Member,
-    ScoredText,
-    Seen,
-    Study,
-    build,
-    split_score,
-)
+from zipflm.analysis.building import build, split_score
+from zipflm.analysis.study import CurvePoint, Member, ScoredText, Seen, Study
 from zipflm.config import Blocks
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.evaluation.scores import ScoringProtocol

@@ -5,8 +5,8 @@ import json
 import pytest
 from analysis import example_study as example
 
+from zipflm.analysis.building import build
 from zipflm.analysis.chart_data import chart_data
-from zipflm.analysis.study import build
 from zipflm.analysis.tables import finite
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 from analysis import example_study as example
 
+from zipflm.analysis.building import build
 from zipflm.analysis.findings import findings
-from zipflm.analysis.study import NOT_COMPILED, Member, Study, build
+from zipflm.analysis.study import NOT_COMPILED, Member, Study
 
 
 def study_of(*members: Member, dataset: str = "tiny") -> Study:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 from analysis import example_study as example
 
+from zipflm.analysis.building import build
 from zipflm.analysis.headline import headline, join
-from zipflm.analysis.study import Member, Study, build
+from zipflm.analysis.study import Member, Study
 
 
 def member(label: str, shift: float, *, noise: float = 0.3) -> Member:

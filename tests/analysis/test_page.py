@@ -9,9 +9,10 @@ from html.parser import HTMLParser
 import pytest
 from analysis import example_study as example
 
+from zipflm.analysis.building import build
 from zipflm.analysis.headline import headline
 from zipflm.analysis.page import protocol_rows, render
-from zipflm.analysis.study import NOT_COMPILED, Study, build
+from zipflm.analysis.study import NOT_COMPILED, Study
 from zipflm.analysis.tables import columns
 
 VOID = {"meta", "input", "br", "link", "hr", "img", "source"}

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from analysis import example_study as example
 
+from zipflm.analysis.building import build
 from zipflm.analysis.page import render
-from zipflm.analysis.study import build
 
 CHROMIUM = next(
     (

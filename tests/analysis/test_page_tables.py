@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from analysis import example_study as example
 
+from zipflm.analysis.building import build
 from zipflm.analysis.page_tables import (
     findings_caption,
     seen,
@@ -11,7 +12,7 @@ from zipflm.analysis.page_tables import (
     statistics,
     tuning_rows,
 )
-from zipflm.analysis.study import Tried, build
+from zipflm.analysis.study import Tried
 
 
 def test_every_pair_is_there_in_both_directions_best_first() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from analysis import example_study as example
 
+from zipflm.analysis.building import build
 from zipflm.analysis.estimates import Interval
 from zipflm.analysis.paper_findings import (
     PaperFinding,
@@ -14,7 +15,7 @@ from zipflm.analysis.paper_findings import (
     percent,
     percent_of,
 )
-from zipflm.analysis.study import Difference, Study, build
+from zipflm.analysis.study import Difference, Study
 
 
 def with_difference(study: Study, label: str, other: str, low: float, high: float) -> Study:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from analysis import example_study as example
 
+from zipflm.analysis.building import build
 from zipflm.analysis.report import Maker, _code, claim, markdown, write_report
-from zipflm.analysis.study import build
 
 
 @pytest.fixture

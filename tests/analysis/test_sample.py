@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from analysis import example_study as example
 
+from zipflm.analysis.building import build
 from zipflm.analysis.sample import Sample
-from zipflm.analysis.study import build
 
 
 def sample(**nll: np.ndarray) -> Sample:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from analysis import example_study as example
 
-from zipflm.analysis.study import ContextScore, Member, Study, Summary, build
+from zipflm.analysis.building import build
+from zipflm.analysis.study import ContextScore, Member, Study, Summary
 from zipflm.analysis.tables import (
     columns,
     context_rows,

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from zipflm.analysis.frequency_bins import FrequencyBin
-from zipflm.analysis.palette import Style
-from zipflm.analysis.paper_bins import BIN_MODELS
-from zipflm.analysis.plots import bins_of_paper, style_of
+from zipflm.analysis.palette import Style, style_of
+from zipflm.analysis.paper_bins import BIN_MODELS, bins_of_paper
 from zipflm.analysis.study import Row, Study
 
 _PAPER_NAMES = {

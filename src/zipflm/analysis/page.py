@@ -18,7 +18,8 @@ from zipflm.analysis.chart_data import chart_data
 from zipflm.analysis.findings import findings, rarest
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.headline import headline
-from zipflm.analysis.plots import DATASETS, style_of
+from zipflm.analysis.palette import style_of
+from zipflm.analysis.paper_bins import DATASETS
 from zipflm.analysis.study import Row, Study
 from zipflm.analysis.tables import (
     EMPTY,

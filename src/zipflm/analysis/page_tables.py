@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from zipflm.analysis.paper_bins import DATASETS
 from zipflm.analysis.paper_findings import (
     count_verdicts,
     paper_findings,
     papers_dataset,
     percent_of,
 )
-from zipflm.analysis.plots import DATASETS
 from zipflm.analysis.study import Study
 from zipflm.analysis.tables import EMPTY, duration, number, seen_columns
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle
 
+from zipflm.analysis.study import Study
+
 
 @dataclass(frozen=True)
 class Style:
@@ -43,6 +45,11 @@ STYLES: dict[str, Style] = {
     "ADP": Style("#e765a9", "#ff91bc", "north west lines", "\\\\\\\\", "X", ""),
     "ADP-T": Style("#16181d", "#f7f7f7", "grid", "++", "*", "", True),
 }
+
+
+def style_of(study: Study) -> dict[str, Style]:
+    """The style of every row of a study."""
+    return styles([(row.label, row.first.factorization) for row in study.rows])
 
 
 def styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:

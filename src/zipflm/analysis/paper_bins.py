@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zipflm.analysis.frequency_bins import FrequencyBin
+
 
 @dataclass(frozen=True)
 class PaperBin:
@@ -24,6 +26,7 @@ class PaperBin:
     """Empty where no word of the test set follows such a word."""
 
 
+DATASETS = {"wikitext-103": "WikiText-103", "billion-word": "Billion Word"}
 BIN_MODELS: dict[str, tuple[str, ...]] = {
     "wikitext-103": ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T"),
     "billion-word": ("BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T"),
@@ -172,3 +175,23 @@ BINS: dict[str, tuple[PaperBin, ...]] = {
         ),
     ),
 }
+
+
+def bins_of_paper(dataset: str, *, previous: bool) -> list[FrequencyBin]:
+    """The paper's bins in the shape of our own."""
+    models = BIN_MODELS[dataset]
+    found = []
+    for b in BINS[dataset]:
+        values = b.previous_loss if previous else b.loss
+        loss: dict[str, float | None] = dict.fromkeys(models)
+        loss.update(zip(models, values, strict=False))
+        found.append(
+            FrequencyBin(
+                name=b.name,
+                types=b.types,
+                train_tokens=b.train_tokens,
+                tokens=b.tokens,
+                loss=loss,
+            )
+        )
+    return found

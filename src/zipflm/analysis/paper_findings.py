@@ -15,7 +15,7 @@ from typing import Literal
 from zipflm.analysis.estimates import Interval
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.paper import comparison_row
-from zipflm.analysis.plots import DATASETS, bins_of_paper
+from zipflm.analysis.paper_bins import DATASETS, bins_of_paper
 from zipflm.analysis.study import Study
 
 Verdict = Literal["agrees", "disagrees", "cannot be told"]

@@ -1,4 +1,4 @@
-"""Figures from tables, as SVG and PNG; the paper's four bar charts among them.
+"""Figures from tables, as SVG and PNG; bar charts are drawn by `bars`.
 
 Every function takes a `Study` and returns a figure without touching matplotlib's global state, so
 that they run in any process and beside a notebook's own figures.
@@ -7,7 +7,6 @@ that they run in any process and beside a notebook's own figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -17,16 +16,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from matplotlib.transforms import Bbox
 
+from zipflm.analysis.bars import INK, bar_chart, bin_label, new_axes, paper_bars
 from zipflm.analysis.frequency_bins import FrequencyBin
-from zipflm.analysis.palette import STYLES, Style, styles
-from zipflm.analysis.paper_bins import BIN_MODELS, BINS
+from zipflm.analysis.palette import Style, style_of
+from zipflm.analysis.paper_bins import BINS
 from zipflm.analysis.study import Row, Study
 from zipflm.files import written_whole
 from zipflm.units import perplexity
 
-_INK = "#16181d"
 _LARGEST_DRAWN = 1e130
-DATASETS = {"wikitext-103": "WikiText-103", "billion-word": "Billion Word"}
 _SETTINGS = {
     "font.family": "sans-serif",
     "font.size": 9.0,
@@ -44,84 +42,6 @@ _SETTINGS = {
 }
 
 
-def style_of(study: Study) -> dict[str, Style]:
-    """The style of every row of a study."""
-    return styles([(row.label, row.first.factorization) for row in study.rows])
-
-
-def bar_chart(
-    bins: Sequence[FrequencyBin], look: Mapping[str, Style], *, title: str, xlabel: str
-) -> Figure:
-    """Loss per bin, one bar per model, with its interval. A few bars that would flatten all others
-    are cut, with their loss on them."""
-    bins = [b for b in bins if any(loss is not None for loss in b.loss.values())]
-    figure, axes = _axes(title, xlabel, "loss (nats per word)", size=(9.0, 4.2))
-    models = [label for label in look if any(b.loss.get(label) is not None for b in bins)]
-    width = 0.84 / max(1, len(models))
-    for i, label in enumerate(models):
-        places = np.arange(len(bins)) + (i - (len(models) - 1) / 2) * width
-        heights = [b.loss.get(label) or 0.0 for b in bins]
-        _bars(axes, places, heights, width, look[label], label)
-        for place, b in zip(places, bins, strict=True):
-            if label in b.interval:
-                axes.vlines(place, *b.interval[label], color=_INK, linewidth=0.9)
-    _break_axis(axes, bins, models, width)
-    axes.set_xticks(range(len(bins)), [f"{b.name}\n{b.tokens:,}" for b in bins])
-    axes.grid(axis="x", visible=False)
-    if models:
-        # Outside: among the bars, many models or long names would cover some.
-        figure.legend(ncols=8 if max(map(len, models)) < 8 else 3, loc="outside lower center")
-    return figure
-
-
-def _break_axis(
-    axes: Axes, bins: Sequence[FrequencyBin], models: Sequence[str], width: float
-) -> None:
-    """End the axis where most models do, if a few bars would flatten all others."""
-    top = usual_top(bins)
-    if top is None:
-        return
-    axes.set_ylim(0, top)
-    for (place, b), (i, label) in product(enumerate(bins), enumerate(models)):
-        loss = b.loss.get(label)
-        if loss is not None and loss > top:
-            x = place + (i - (len(models) - 1) / 2) * width
-            for y in (0.93, 0.945):
-                axes.plot(
-                    [x - 0.6 * width, x + 0.6 * width],
-                    [(y - 0.01) * top, (y + 0.01) * top],
-                    color="white",
-                    linewidth=1.5,
-                    zorder=5,
-                )
-            axes.text(
-                x,
-                0.9 * top,
-                f"{loss:.1f}",
-                rotation=90,
-                ha="center",
-                va="top",
-                fontsize=6.5,
-                zorder=6,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-            )
-
-
-def usual_top(bins: Sequence[FrequencyBin]) -> float | None:
-    """Where the axis ends if a few bars would flatten all others, as on the page: a little above
-    what the middle one of the models needs, unknown words left out. None if all fit."""
-    highest: dict[str, float] = {}
-    for b in bins:
-        for label, loss in b.loss.items():
-            if loss is not None and b.name != "UNK":
-                highest[label] = max(highest.get(label, 1.0), *b.interval.get(label, (loss,)))
-    if not highest:
-        return None
-    limit = 1.3 * sorted(highest.values())[len(highest) // 2]
-    most = max(loss for b in bins for loss in b.loss.values() if loss is not None)
-    return limit if most > 1.1 * limit else None
-
-
 def loss_against_frequency(study: Study, *, difference: bool = False) -> Figure:
     """The smoothed curve of every model with its band, or its difference to the reference's."""
     title = "Loss against the frequency of the word"
@@ -129,7 +49,7 @@ def loss_against_frequency(study: Study, *, difference: bool = False) -> Figure:
     if difference:
         title += f", compared to {study.reference}"
         ylabel = f"nats against {study.reference}"
-    figure, axes = _axes(title, "occurrences in the training text", ylabel, size=(9.0, 4.2))
+    figure, axes = new_axes(title, "occurrences in the training text", ylabel, size=(9.0, 4.2))
     for label, style in style_of(study).items():
         points = [
             (at.count, interval)
@@ -149,7 +69,7 @@ def loss_against_frequency(study: Study, *, difference: bool = False) -> Figure:
         )
         _line(axes, [(count, i.estimate) for count, i in points], style, label, markevery=8)
     if difference:
-        axes.axhline(0, color=_INK, linewidth=0.8)
+        axes.axhline(0, color=INK, linewidth=0.8)
     _cut_curves(axes, study, difference=difference)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -178,7 +98,7 @@ def _cut_curves(axes: Axes, study: Study, *, difference: bool) -> None:
 
 def learning_curves(study: Study) -> Figure:
     """Loss on the valid set, and on the training text, against updates."""
-    figure, axes = _axes("Learning curves", "update", "loss (nats per word)")
+    figure, axes = new_axes("Learning curves", "update", "loss (nats per word)")
     for row, style in _curves(study):
         points = [(p.update, p.valid_loss) for p in row.curve if p.valid_loss is not None]
         _line(axes, points, style, row.label)
@@ -193,7 +113,7 @@ def perplexity_against_time(study: Study) -> Figure:
     """What a model has learned after so much training time."""
     longest = max((p.seconds for row in study.rows for p in row.curve), default=0.0)
     unit, seconds = time_unit(longest)
-    figure, axes = _axes("Perplexity against training time", unit, "valid perplexity")
+    figure, axes = new_axes("Perplexity against training time", unit, "valid perplexity")
     for row, style in _curves(study):
         points = [
             (p.seconds / seconds, _drawn_perplexity(p.valid_loss))
@@ -212,7 +132,7 @@ def parameters_against_perplexity(study: Study) -> Figure:
     """One point per model; low and to the left is better."""
     title, ylabel = "Parameters against perplexity", study.headline_name
     unit, size = count_unit(max((row.num_params for row in study.finished), default=0))
-    figure, axes = _axes(title, f"parameters ({unit})", ylabel)
+    figure, axes = new_axes(title, f"parameters ({unit})", ylabel)
     look = style_of(study)
     axes.set_yscale("log")
     # Rows whose perplexity is beyond all numbers have no place.
@@ -227,7 +147,7 @@ def parameters_against_perplexity(study: Study) -> Figure:
             yerr=_reach(study, row),
             marker=style.marker,
             color=style.light,
-            markeredgecolor=_INK,
+            markeredgecolor=INK,
             markersize=10,
         )
     axes.margins(0.15)
@@ -246,44 +166,13 @@ def _reach(study: Study, row: Row) -> list[list[float]] | None:
     return [[found.estimate - found.low], [found.high - found.estimate]]
 
 
-def paper_bars(dataset: str, *, previous: bool) -> Figure:
-    """The paper's own bar chart, drawn from its numbers."""
-    by = "previous word" if previous else "word"
-    return bar_chart(
-        bins_of_paper(dataset, previous=previous),
-        {label: STYLES[label] for label in BIN_MODELS[dataset]},
-        title=f"The paper's: loss by frequency of the {by}, {DATASETS[dataset]} test",
-        xlabel=_bin_label(by),
-    )
-
-
-def bins_of_paper(dataset: str, *, previous: bool) -> list[FrequencyBin]:
-    """The paper's bins in the shape of our own."""
-    models = BIN_MODELS[dataset]
-    found = []
-    for b in BINS[dataset]:
-        values = b.previous_loss if previous else b.loss
-        loss: dict[str, float | None] = dict.fromkeys(models)
-        loss.update(zip(models, values, strict=False))
-        found.append(
-            FrequencyBin(
-                name=b.name,
-                types=b.types,
-                train_tokens=b.train_tokens,
-                tokens=b.tokens,
-                loss=loss,
-            )
-        )
-    return found
-
-
 def figures(study: Study) -> dict[str, Callable[[], Figure]]:
     """Every figure of a study by its file name, drawn when called."""
     look = style_of(study)
 
     def bars(bins: Sequence[FrequencyBin], by: str) -> Figure:
         title = f"Loss by frequency of the {by} ({study.split})"
-        return bar_chart(bins, look, title=title, xlabel=_bin_label(by))
+        return bar_chart(bins, look, title=title, xlabel=bin_label(by))
 
     drawn: dict[str, Callable[[], Figure]] = {
         "loss-by-word-frequency": lambda: bars(study.word_bins, "word"),
@@ -408,43 +297,6 @@ def _name_points(figure: Figure, axes: Axes, points: Mapping[str, tuple[float, f
                 taken.append(box)
                 break
             name.remove()
-
-
-def _bin_label(by: str) -> str:
-    return f"occurrences of the {by} in the training text, and {by}s scored"
-
-
-def _axes(
-    title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (7.2, 4.2)
-) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, loc="left", fontweight="bold")
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    return figure, axes
-
-
-def _bars(
-    axes: Axes,
-    places: np.ndarray,
-    heights: Sequence[float],
-    width: float,
-    style: Style,
-    label: str,
-) -> None:
-    """Colour and pattern first; the outline apart, because a pattern has the edge's colour."""
-    axes.bar(
-        places,
-        heights,
-        width,
-        color=style.light,
-        edgecolor="#ffffff" if style.is_dark else _INK,
-        hatch=style.hatch,
-        linewidth=0,
-        label=label,
-    )
-    axes.bar(places, heights, width, fill=False, edgecolor=_INK, linewidth=0.6)
 
 
 def _curves(study: Study) -> list[tuple[Row, Style]]:

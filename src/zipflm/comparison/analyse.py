@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from zipflm.analysis.building import build
 from zipflm.analysis.report import claim, write_report
-from zipflm.analysis.study import ContextScore, Member, Study, build
+from zipflm.analysis.study import ContextScore, Member, Study
 from zipflm.comparison.compare import (
     PROTOCOL_FACTS,
     FinishedStudy,

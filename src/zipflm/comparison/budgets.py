@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from zipflm.analysis.study import REFERENCE
+from zipflm.analysis.building import REFERENCE
 from zipflm.comparison.members import training_seconds
 from zipflm.comparison.plan import Plan
 from zipflm.config import Config, CosineCycles

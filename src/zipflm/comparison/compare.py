@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 
 from zipflm import __version__
+from zipflm.analysis.building import build
 from zipflm.analysis.report import Maker, claim, write_report
-from zipflm.analysis.study import Member, ScoredText, Study, build
+from zipflm.analysis.study import Member, ScoredText, Study
 from zipflm.comparison.budgets import Equal, describe, require_known, with_same_text
 from zipflm.comparison.job import FULL_DISK_REMEDY, Job, Score, Train
 from zipflm.comparison.members import score_once

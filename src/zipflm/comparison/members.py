@@ -14,7 +14,8 @@ from zipfile import ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.analysis.study import CurvePoint, Member, Seen, SplitScore, split_score
+from zipflm.analysis.building import split_score
+from zipflm.analysis.study import CurvePoint, Member, Seen, SplitScore
 from zipflm.config import Config
 from zipflm.data.facts import SplitFacts
 from zipflm.data.folder import DataFolder

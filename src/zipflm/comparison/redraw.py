@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zipflm.analysis.building import build
 from zipflm.analysis.report import TABLE, claim, write_report
-from zipflm.analysis.study import Member, Study, Tried, build
+from zipflm.analysis.study import Member, Study, Tried
 from zipflm.comparison.compare import scored_splits, scored_text
 from zipflm.comparison.members import kept_scores, make_member
 from zipflm.comparison.plan import MEMBERS, open_twin, open_words
