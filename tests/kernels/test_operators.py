@@ -46,3 +46,16 @@ def test_ids_that_nobody_looks_at_are_a_copy_too():
     ids = torch.tensor([1, 2])
     checked_ids("words", ids, 3)[0] = 0
     assert ids.tolist() == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace")
+def test_a_trace_holds_for_other_numbers_of_rows():
+    weight = torch.randn(50, 8)
+
+    def loss(hidden, targets):
+        targets = checked_ids("targets", targets, 50)
+        return linear_nll(hidden, weight, targets, torch.ones_like(targets, dtype=torch.bool))
+
+    traced = torch.jit.trace(loss, (torch.randn(4, 8), torch.arange(4)))
+    hidden, targets = torch.randn(9, 8), torch.arange(9)
+    assert torch.equal(traced(hidden, targets), loss(hidden, targets))

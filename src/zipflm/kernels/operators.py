@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 def nobody_looks(*tensors: Tensor) -> bool:
     """Whether no compiler, no tracer and no gradient sees a call with these tensors."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
     if _get_current_dispatch_mode() is not None:  # which sees every operator that is called
         return False
