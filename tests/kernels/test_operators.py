@@ -59,3 +59,25 @@ def test_a_trace_holds_for_other_numbers_of_rows():
     traced = torch.jit.trace(loss, (torch.randn(4, 8), torch.arange(4)))
     hidden, targets = torch.randn(9, 8), torch.arange(9)
     assert torch.equal(traced(hidden, targets), loss(hidden, targets))
+
+
+def test_a_gradient_from_outside_of_a_transform_is_not_lost():
+    """There the weight, once something was done to it, does not say that it requires one."""
+    hidden, targets = torch.randn(6, 16), torch.arange(6)
+    active, x = targets >= 0, torch.tensor(2.0)
+    found = {}
+    for impl in ("auto", "reference"):
+        weight = torch.randn(50, 16, generator=torch.manual_seed(1)).requires_grad_()
+
+        def loss(x, weight=weight, impl=impl):
+            return x * x * linear_nll(hidden, weight * 1, targets, active, impl).sum()
+
+        torch.func.grad(loss)(x).backward()
+        found[impl] = weight.grad
+    torch.testing.assert_close(found["auto"], found["reference"])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_ids_are_checked_in_a_batch_of_calls_too():
+    ids = torch.tensor([[1, 2], [0, 1]])
+    assert torch.equal(torch.func.vmap(lambda row: checked_ids("words", row, 3))(ids), ids)

@@ -17,6 +17,9 @@ def nobody_looks(*tensors: Tensor) -> bool:
     """Whether no compiler, no tracer and no gradient sees a call with these tensors."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
+    # In a transform of `torch.func` a tensor does not say that somebody outside differentiates it.
+    if torch._C._functorch.maybe_current_level() is not None:
+        return False
     if _get_current_dispatch_mode() is not None:  # which sees every operator that is called
         return False
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):

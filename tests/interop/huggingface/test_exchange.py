@@ -289,3 +289,10 @@ def test_changed_bytes_are_refused_or_read_but_never_crash(folder, tmp_path):
         else:
             load_run(out)
         (path / name).write_bytes(whole[name])
+
+
+@pytest.mark.parametrize("size", ["-5GB", "0GB", "foo", "5", "5GiB", "", 0, -1])
+def test_what_is_no_size_of_a_file_is_refused(size, imported_run, tmp_path):
+    with pytest.raises(ValueError, match=f"--max-shard-size {size}: give a size with KB, MB"):
+        export_run(imported_run, tmp_path / "hf", max_shard_size=size)
+    assert not (tmp_path / "hf").exists()

@@ -15,6 +15,7 @@ is missing or does not fit is an error that names it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -72,6 +73,7 @@ def export_run(
     Raises ValueError or OSError, naming the file, for what is damaged, does not fit or cannot be
     said in `transformers`, and FileExistsError if `out` is taken.
     """
+    _require_size(max_shard_size)
     run = load_run(path, checkpoint)
     state = run.checkpoint.state()
     tokenizer = tokenizer_of(run)
@@ -86,6 +88,13 @@ def export_run(
         (folder / "README.md").write_text(card, encoding="utf-8", newline="\n")
         seal(folder)
     return run
+
+
+def _require_size(size: str | int) -> None:
+    """Nothing that transformers would misread: of -5GB it makes a file for every weight."""
+    known = re.fullmatch(r"\s*(\d+(\.\d+)?)\s*[KMGT]B\s*", str(size), re.ASCII | re.IGNORECASE)
+    if not (size > 0 if isinstance(size, int) else known and float(known[1]) > 0):
+        raise ValueError(f"--max-shard-size {size}: give a size with KB, MB, GB or TB, e.g. 500MB")
 
 
 def model_of(run: LoadedRun) -> ZipfForCausalLM:
