@@ -12,11 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from zipflm.analysis.estimates import Interval
-from zipflm.analysis.frequency_bins import (
-    FloatArray,
-    FrequencyBin,
-    IntArray,
-)
+from zipflm.analysis.frequency_bins import FloatArray, FrequencyBin, IntArray
 from zipflm.analysis.frequency_curve import CurveAt
 from zipflm.analysis.paper import PaperModel
 from zipflm.analysis.text_blocks import TextBlocks
