@@ -125,8 +125,10 @@ def test_the_pair_needs_torch_alone():
         "bands = zipflm.Bands(100, (10,), 8)\n"
         "pair = zipflm.AdaptiveEmbedding(bands), zipflm.AdaptiveSoftmax(bands)\n"
         "print(pair[1](pair[0](torch.tensor([5, 50])), torch.tensor([5, 50])).shape)\n"
+        "print(pair[1].predict(torch.randn(2, 8)).shape)\n"
     )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "torch.Size([])\n"
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert printed == "torch.Size([])\ntorch.Size([2])\n"
 
 
 def test_public_names_exist_and_are_sorted():

@@ -174,6 +174,17 @@ def test_specials_in_front_may_stand_outside_the_order():
     assert Bands.suggest([0, 0, 50, 3, 900, 800, 20, 1, 0], dim=64).vocab_size == 9
 
 
+def test_the_advice_for_unranked_counts_ranks_the_ids_too():
+    ids = np.repeat(np.arange(9), [3, 1, 4, 1, 5, 9, 2, 6, 5])
+    counts = np.bincount(ids)
+    with pytest.raises(ValueError, match="counts: .*argsort") as error:
+        Bands.suggest(counts, dim=64)
+    order = np.argsort(counts)[::-1]
+    assert all(part in str(error.value) for part in ("counts[order]", "np.argsort(order)[ids]"))
+    assert np.array_equal(np.bincount(np.argsort(order)[ids]), counts[order])
+    assert Bands.suggest(counts[order], dim=64).vocab_size == 9
+
+
 @pytest.mark.parametrize(
     ("counts", "options", "message"),
     [

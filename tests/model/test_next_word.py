@@ -379,6 +379,7 @@ def test_what_cannot_be_chosen_from_is_refused_by_name():
     with pytest.raises(ValueError, match=r"hidden.shape=\(1, 2, 8\): give rows of width 8"):
         NextWord(output).most_likely(torch.zeros(1, 2, 8), 1)
     with pytest.raises(ValueError, match="in training mode.*model.eval"):
+        output.tail_dropout = 0.1
         NextWord(output.train()).draw(a_hidden(1))
 
 

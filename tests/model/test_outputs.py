@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numerics import assert_as_good_as_plain, assert_close
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from zipflm import AdaptiveEmbedding, AdaptiveSoftmax, Bands, Tie
@@ -123,10 +124,123 @@ def test_losses_equal_pytorchs_module_both_ways(cutoffs):
     output, loss = theirs(hidden, targets)
     assert_close(-ours.nll(hidden, targets), output, 1e-12)
     assert ours(hidden, targets).item() == pytest.approx(loss.item(), abs=1e-12)
-    assert_close(ours.log_probs(hidden), theirs.log_prob(hidden), 1e-12)
+    assert_close(ours.log_prob(hidden), theirs.log_prob(hidden), 1e-12)
     back = ours.to_torch()
     for name, tensor in theirs.state_dict().items():
         assert torch.equal(tensor, back.state_dict()[name]), name
+
+
+def test_predictions_equal_pytorchs_module():
+    theirs = nn.AdaptiveLogSoftmaxWithLoss(32, 100, (10, 40), div_value=2.0).double()
+    ours = AdaptiveSoftmax.from_torch(theirs)
+    hidden = torch.randn(3, 50, 32).double() * 20
+    predicted = ours.predict(hidden)
+    assert (predicted < 10).any() and (predicted >= 40).any()
+    assert torch.equal(predicted.flatten(), theirs.predict(hidden.flatten(0, 1)))
+    for k in (1, 7, 60):
+        top, expected = ours.topk(hidden, k), theirs.log_prob(hidden.flatten(0, 1)).topk(k)
+        assert top.indices.shape == (3, 50, k)
+        assert torch.equal(top.indices.flatten(0, 1), expected.indices)
+        assert_close(top.values.flatten(0, 1), expected.values, 1e-12)
+
+
+def test_a_layer_that_drops_out_does_not_predict():
+    softmax = AdaptiveSoftmax(BANDS, tail_dropout=0.5)
+    with pytest.raises(ValueError, match="eval"):
+        softmax.predict(torch.randn(2, 16))
+
+
+def test_layers_are_made_where_and_as_asked():
+    made_as = {"device": "meta", "dtype": torch.bfloat16}
+    theirs = nn.AdaptiveLogSoftmaxWithLoss(32, 100, (10, 40))
+    for layer in (
+        AdaptiveEmbedding(BANDS, **made_as),
+        AdaptiveSoftmax(BANDS, in_dim=8, **made_as),
+        AdaptiveSoftmax.from_torch(theirs, **made_as),
+    ):
+        for parameter in layer.parameters():
+            assert (parameter.device.type, parameter.dtype) == ("meta", torch.bfloat16)
+
+
+def gradient_penalty(loss, hidden, *weights):
+    hidden = hidden.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(hidden), hidden, create_graph=True)
+    learning = [weight for weight in weights if weight.requires_grad]
+    return torch.autograd.grad(gradient.square().sum(), (hidden, *learning))
+
+
+def dual_numbers(loss, hidden, *weights):
+    with forward_ad.dual_level():
+        dual = loss(forward_ad.make_dual(hidden, hidden.flip(0)))
+        return [forward_ad.unpack_dual(dual).tangent]
+
+
+DERIVATIVES = {
+    "gradient penalty": gradient_penalty,
+    "dual numbers": dual_numbers,
+    "grad": lambda loss, hidden, *_: [torch.func.grad(loss)(hidden)],
+    "jvp": lambda loss, hidden, *_: torch.func.jvp(loss, (hidden,), (hidden.flip(0),)),
+    "jacfwd": lambda loss, hidden, *_: [torch.func.jacfwd(loss)(hidden)],
+    "hessian": lambda loss, hidden, *_: [torch.func.hessian(loss)(hidden)],
+    "vmap of grad": lambda loss, hidden, *_: [
+        torch.func.vmap(torch.func.grad(loss))(torch.stack([hidden, -hidden]))
+    ],
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+@pytest.mark.parametrize("impl", ["auto", "fused", "reference"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("is_learning", [True, False])
+def test_higher_and_forward_derivatives_equal_pytorchs_module(
+    derivative, impl, reduction, is_learning
+):
+    theirs = nn.AdaptiveLogSoftmaxWithLoss(8, 30, (6, 15), div_value=2.0).double()
+    theirs.requires_grad_(is_learning)
+    ours = AdaptiveSoftmax.from_torch(theirs, impl=impl, reduction=reduction)
+    ours.requires_grad_(is_learning)
+    full = FullSoftmax(30, 8, 8, impl=impl).double().requires_grad_(is_learning)
+    hidden, targets = torch.randn(4, 8).double(), torch.tensor([1, 7, 29, 3])
+    full_loss = full.nll if reduction == "none" else full.nll_sum
+
+    def their_loss(hidden):
+        return -theirs.log_prob(hidden).gather(1, targets.unsqueeze(1)).mean()
+
+    for loss, weights, expected, their_weights in (
+        (
+            lambda hidden: ours(hidden, targets).mean(),
+            (ours.tail_projections[1], ours.embeddings[2]),
+            their_loss,
+            [layer.weight for layer in theirs.tail[1]],
+        ),
+        (
+            lambda hidden: full_loss(hidden, targets).sum(),
+            (full.table,),
+            lambda hidden: F.cross_entropy(hidden @ full.table.T, targets, reduction="sum"),
+            (full.table,),
+        ),
+    ):
+        found = DERIVATIVES[derivative](loss, hidden, *weights)
+        right = DERIVATIVES[derivative](expected, hidden, *their_weights)
+        for one, other in zip(found, right, strict=True):
+            assert_close(one, other, 1e-12)
+
+
+def test_second_derivatives_of_tied_weights_count_every_path_once():
+    embedding, targets = AdaptiveEmbedding(BANDS).double(), torch.tensor([1, 30, 99])
+    found = []
+    for impl in ("auto", "reference"):
+        torch.manual_seed(1)
+        softmax = AdaptiveSoftmax(
+            BANDS, tied_to=embedding, tie="head", impl=impl, dtype=torch.float64
+        )
+        weights = [*embedding.parameters(), *softmax.parameters()]
+        loss = softmax(embedding(targets.flip(0)), targets)
+        first = torch.autograd.grad(loss, weights, create_graph=True)
+        total = sum(gradient.square().sum() for gradient in first)
+        found.append((*first, *torch.autograd.grad(total, weights)))
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, 1e-12)
 
 
 def test_what_pytorchs_module_cannot_hold_is_refused():

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from zipflm.kernels import linear_nll_chunked, reference
 from zipflm.kernels.ids import checked_ids as checked_ids
@@ -39,8 +40,8 @@ def linear_nll(
     """-log softmax(hidden @ weight.T)[target] per row; exactly 0 where not active.
 
     It follows autocast as built-in operations do, and keeps its statistics in float32 (float64 for
-    float64 inputs). The fast forms have a first derivative only; for a second one, or for
-    `torch.func`, use `reference`.
+    float64 inputs). The fast forms have a first derivative only. With `create_graph=True`, in
+    forward-mode differentiation and in transforms of `torch.func` the plain form takes over.
     """
     hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
     return _choose(hidden_NE, impl, rows)(hidden_NE, weight_VE, targets_N, active_N)
@@ -51,7 +52,7 @@ def _choose(
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     if impl not in get_args(Impl):
         raise ValueError(f"impl={impl!r}: choose from {', '.join(get_args(Impl))}")
-    if impl == "reference":
+    if impl == "reference" or _is_transformed():
         return reference.linear_nll
     if hidden_NE.is_cuda and hidden_NE.dtype != torch.float64:
         from zipflm.kernels import linear_nll_triton
@@ -60,6 +61,11 @@ def _choose(
         if hidden_NE.shape[1] <= widest:
             return linear_nll_triton.linear_nll
     return linear_nll_chunked.linear_nll
+
+
+def _is_transformed() -> bool:
+    """True in `torch.func` and forward-mode differentiation, which operators do not support."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def linear_nll_sum(
@@ -80,7 +86,7 @@ def linear_nll_sum(
     of_rows = _choose(hidden_NE, impl, rows)
     learns = torch.is_grad_enabled() and (hidden_NE.requires_grad or weight_VE.requires_grad)
     # In float16 small gradients vanish unless the loss scale comes in before they are rounded.
-    if impl == "reference" or not learns or hidden_NE.dtype == torch.float16:
+    if of_rows is reference.linear_nll or not learns or hidden_NE.dtype == torch.float16:
         return of_rows(*inputs).sum()
     if of_rows is linear_nll_chunked.linear_nll:
         return linear_nll_chunked.linear_nll_sum(*inputs)

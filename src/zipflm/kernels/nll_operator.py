@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zipflm.kernels import reference
 from zipflm.kernels.operators import nobody_looks
 from zipflm.kernels.precision import statistics_dtype
 
@@ -30,7 +31,7 @@ latter in the precision of statistics; both contiguous."""
 def nll_operator(
     name: str, forward: Forward, backward: Backward
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Register both under `zipflm::name`; the result gives nll_N and its first derivative."""
+    """Register both under `zipflm::name`; the result gives nll_N and its derivatives."""
     run_forward = torch.library.custom_op(f"zipflm::{name}", forward, mutates_args=())
     run_backward = torch.library.custom_op(f"zipflm::{name}_backward", backward, mutates_args=())
 
@@ -38,6 +39,8 @@ def nll_operator(
         ctx.save_for_backward(*inputs, output[1])
 
     def autograd(ctx: Any, grad_nll_N: Tensor, grad_lse_N: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _differentiable_gradients(grad_nll_N, *ctx.saved_tensors[:4])
         return *run_backward(grad_nll_N, *ctx.saved_tensors), None, None
 
     run_forward.register_fake(_fake_forward)
@@ -65,17 +68,20 @@ def nll_sum_operator(
     run = torch.library.custom_op(f"zipflm::{name}", sum_and_gradients, mutates_args=())
 
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*output[1:])
+        ctx.save_for_backward(*inputs, *output[1:])
         ctx.set_materialize_grads(False)  # nobody asks for gradients of the gradients
         ctx.dtype = inputs[1].dtype
 
     def autograd(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
         if grad is None:  # somebody behind has said that the sum does not matter
             return None, None, None, None
+        if torch.is_grad_enabled():
+            inputs = ctx.saved_tensors[:4]
+            return _differentiable_gradients(grad.expand(len(inputs[0])), *inputs)
         d_hidden_NE, d_weight_VE = (
             # The factor is not rounded to the gradients' precision: it is the same for all.
             (gradient.to(grad.dtype) * grad).to(ctx.dtype)
-            for gradient in ctx.saved_tensors
+            for gradient in ctx.saved_tensors[4:]
         )
         return d_hidden_NE, d_weight_VE, None, None
 
@@ -89,6 +95,18 @@ def nll_sum_operator(
         return total
 
     return linear_nll_sum
+
+
+def _differentiable_gradients(
+    grad_N: Tensor, hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
+) -> tuple[Tensor | None, ...]:
+    """With `create_graph=True` gradients are differentiated again, so the plain form makes them."""
+    # Views, because one of the two may have been computed from the other.
+    inputs = hidden_NE.view_as(hidden_NE), weight_VE.view_as(weight_VE)
+    nll_N = reference.linear_nll(*inputs, targets_N, active_N)
+    learning = [tensor for tensor in inputs if tensor.requires_grad]
+    gradients = iter(torch.autograd.grad(nll_N, learning, grad_N, create_graph=True))
+    return *(next(gradients) if x.requires_grad else None for x in inputs), None, None
 
 
 def _fake_sum_and_gradients(

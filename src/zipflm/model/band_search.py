@@ -337,6 +337,7 @@ def _checked(counts: ArrayLike) -> NDArray[np.float64]:
         place = int(rises[0]) + _UNORDERED + 1
         raise ValueError(
             f"counts: id {place:,} occurs {values[place]:g} times, more than the one before it; "
-            "bands need ids in the order of falling counts (np.sort(counts)[::-1])"
+            "renumber the ids by falling count: with order = np.argsort(counts)[::-1], give "
+            "counts[order] here and np.argsort(order)[ids] to the layers"
         )
     return values

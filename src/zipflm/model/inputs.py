@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
+from torch.types import Device
 
 from zipflm.config.layers import NUM_BYTES
 from zipflm.distinct_words import DistinctWords
@@ -86,6 +87,8 @@ class AdaptiveEmbedding(nn.Module):
         *,
         padding_idx: int | None = None,
         sparse: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         """`out_dim` is the width of the result, `bands.dim` by default; `padding_idx`, a word of
         the head, starts at zero and learns nothing, as in `nn.Embedding`. With `sparse` gradients
@@ -98,11 +101,12 @@ class AdaptiveEmbedding(nn.Module):
         if padding_idx is not None and not 0 <= padding_idx < bands.sizes[0]:
             raise ValueError(f"padding_idx={padding_idx}: must be a word of the head")
         self.embeddings = nn.ParameterList(
-            nn.Parameter(torch.empty(size, width))
+            nn.Parameter(torch.empty(size, width, device=device, dtype=dtype))
             for size, width in zip(bands.sizes, bands.widths, strict=True)
         )
         self.projections = nn.ParameterList(
-            nn.Parameter(torch.empty(self.out_dim, width)) for width in bands.widths
+            nn.Parameter(torch.empty(self.out_dim, width, device=device, dtype=dtype))
+            for width in bands.widths
         )
         self.reset_parameters()
 

@@ -150,7 +150,7 @@ class NextWord:
         return ids_NK.gather(1, place_N1).squeeze(1), log_probs_NK.gather(1, place_N1).squeeze(1)
 
     def _begin(self, hidden_ND: Tensor) -> LazyLogProbs:
-        if self._output.training:
+        if self._output.training and _has_dropout(self._output):
             raise ValueError("output: it is in training mode, with dropout; call model.eval()")
         if hidden_ND.dim() != 2 or hidden_ND.shape[1] != self._output.in_dim:
             raise ValueError(
@@ -207,6 +207,10 @@ def uniform(rows: int, number: int, generator: Generators, device: torch.device)
         ]
         return torch.cat(drawn).to(device)
     return torch.rand(rows, number, generator=generator, device=device, dtype=torch.float64)
+
+
+def _has_dropout(output: FullSoftmax | AdaptiveSoftmax) -> bool:
+    return isinstance(output, AdaptiveSoftmax) and output.tail_dropout + output.input_dropout > 0
 
 
 def _device_of(output: FullSoftmax | AdaptiveSoftmax) -> torch.device:

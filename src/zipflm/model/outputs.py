@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.types import Device
 
 from zipflm.config import Tie
 from zipflm.kernels import Impl, checked_ids, linear_nll, linear_nll_sum, statistics_dtype
@@ -135,10 +136,13 @@ class AdaptiveSoftmax(nn.Module):
         ignore_index: int = -100,
         reduction: Literal["mean", "sum", "none"] = "mean",
         impl: Impl = "auto",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         """`in_dim` is the width of the hidden vectors, `bands.dim` by default. `tie` says which
         weights of `tied_to` are used: `embeddings`, `projections` (and those of the tails) or
-        `head` (and the head's projection as well)."""
+        `head` (and the head's projection as well). `device` and `dtype` are for the layer's own
+        weights."""
         super().__init__()
         self.bands, self.tie, self.impl = bands, Tie(tie), impl
         self.in_dim = bands.dim if in_dim is None else in_dim
@@ -146,7 +150,7 @@ class AdaptiveSoftmax(nn.Module):
         self.ignore_index, self.reduction = ignore_index, reduction
         self._tied_to = (tied_to,)  # in a tuple: an attribute would register the layer again
         self._check()
-        self._make_parameters()
+        self._make_parameters(device, dtype)
         self.reset_parameters()
 
     def _check(self) -> None:
@@ -179,21 +183,27 @@ class AdaptiveSoftmax(nn.Module):
                 f"{self.bands.dim} must be in_dim={self.in_dim}; or use tie='head'"
             )
 
-    def _make_parameters(self) -> None:
+    def _make_parameters(self, device: Device, dtype: torch.dtype | None) -> None:
         bands, tie = self.bands, self.tie
-        self.clusters = nn.Parameter(torch.empty(bands.num_tails, bands.dim))
+
+        def parameter(rows: int, width: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(rows, width, device=device, dtype=dtype))
+
+        self.clusters = parameter(bands.num_tails, bands.dim)
         needs_projection = not tie.shares_embeddings and bands.dim != self.in_dim
         self.projection = (
-            nn.Linear(self.in_dim, bands.dim, bias=False) if needs_projection else None
+            nn.Linear(self.in_dim, bands.dim, bias=False, device=device, dtype=dtype)
+            if needs_projection
+            else None
         )
         self.embeddings = nn.ParameterList(
-            nn.Parameter(torch.empty(size, width))
+            parameter(size, width)
             for size, width in zip(bands.sizes, bands.widths, strict=True)
             if not tie.shares_embeddings
         )
         # Entry i belongs to band i + 1: the head has none.
         self.tail_projections = nn.ParameterList(
-            nn.Parameter(torch.empty(width, bands.dim))
+            parameter(width, bands.dim)
             for width in bands.widths[1:]
             if not tie.shares_tail_projections
         )
@@ -280,6 +290,23 @@ class AdaptiveSoftmax(nn.Module):
             parts.append(head[..., num_words + band - 1, None] + within)
         return torch.cat(parts, dim=-1)
 
+    log_prob = log_probs
+    """The name in `nn.AdaptiveLogSoftmaxWithLoss`."""
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """The id of the most likely word for each hidden vector, [...]."""
+        return self.topk(hidden, 1).indices.squeeze(-1)
+
+    def topk(self, hidden: Tensor, k: int) -> torch.return_types.topk:
+        """`log_probs(hidden).topk(k)` without a gradient and without the tails that cannot have
+        one of the k most likely words."""
+        from zipflm.model.next_word import NextWord
+
+        _require_width(hidden, self.in_dim)
+        best_NK, ids_NK = NextWord(self).most_likely(hidden.reshape(-1, self.in_dim), k)
+        shape = (*hidden.shape[:-1], k)
+        return torch.return_types.topk((best_NK.view(shape), ids_NK.view(shape)))
+
     def head_log_probs(self, hidden: Tensor) -> Tensor:
         """log p of every word of the head, then of every tail as a whole."""
         projected = self._project_head(self._enter(hidden))
@@ -326,7 +353,8 @@ class AdaptiveSoftmax(nn.Module):
         if module.head.bias is not None:
             raise ValueError("head_bias=True: there are no biases here; build it without one")
         bands = Bands(module.n_classes, tuple(module.cutoffs), module.in_features, module.div_value)
-        softmax = cls(bands, **options).to(module.head.weight)
+        weight = module.head.weight
+        softmax = cls(bands, **{"device": weight.device, "dtype": weight.dtype} | options)
         with torch.no_grad():
             softmax.embeddings[0].copy_(module.head.weight[: bands.sizes[0]])
             softmax.clusters.copy_(module.head.weight[bands.sizes[0] :])
