@@ -6,7 +6,6 @@ fast one wherever it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -15,6 +14,7 @@ from torch.autograd import forward_ad
 
 from zipflm.kernels import linear_nll_chunked, reference
 from zipflm.kernels.ids import checked_ids as checked_ids
+from zipflm.kernels.nll_operator import Nll
 from zipflm.kernels.precision import autocast as autocast
 from zipflm.kernels.precision import statistics_dtype as statistics_dtype
 
@@ -47,9 +47,7 @@ def linear_nll(
     return _choose(hidden_NE, impl, rows)(hidden_NE, weight_VE, targets_N, active_N)
 
 
-def _choose(
-    hidden_NE: Tensor, impl: Impl, rows: Rows
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _choose(hidden_NE: Tensor, impl: Impl, rows: Rows) -> Nll:
     if impl not in get_args(Impl):
         raise ValueError(f"impl={impl!r}: choose from {', '.join(get_args(Impl))}")
     if impl == "reference" or _is_transformed():

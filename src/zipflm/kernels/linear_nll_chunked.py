@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zipflm.kernels.nll_operator import nll_operator, nll_sum_operator
+from zipflm.kernels.nll_operator import Nll, nll_operator, nll_sum_operator
 from zipflm.kernels.precision import statistics_dtype
 
 # Logits held at once: on a CPU about what its caches hold, on a device enough to fill it. With very
@@ -262,7 +262,7 @@ def _has_exponential_kernels(hidden_RE: Tensor) -> bool:
     return is_possible and torch.cuda.get_device_capability(hidden_RE.device)[0] >= 9
 
 
-linear_nll = nll_operator("linear_nll_chunked", forward, backward)
+linear_nll: Nll = nll_operator("linear_nll_chunked", forward, backward)
 """The same as `reference.linear_nll`, in bounded memory."""
-linear_nll_sum = nll_sum_operator("linear_nll_sum_chunked", sum_and_gradients)
+linear_nll_sum: Nll = nll_sum_operator("linear_nll_sum_chunked", sum_and_gradients)
 """Its sum over all rows, with a gradient at the price of three products instead of four."""

@@ -27,7 +27,7 @@ from zipflm.kernels.linear_nll_kernels_triton import (
     rows_kernel,
     weight_gradient_kernel,
 )
-from zipflm.kernels.nll_operator import nll_operator, nll_sum_operator
+from zipflm.kernels.nll_operator import Nll, nll_operator, nll_sum_operator
 
 MAX_WIDTH = 512
 
@@ -209,7 +209,7 @@ def sum_and_gradients(
     return rows.nll_N.sum(), rows.d_hidden_NE, d_weight_VE
 
 
-linear_nll = nll_operator("linear_nll_triton", forward, backward)
+linear_nll: Nll = nll_operator("linear_nll_triton", forward, backward)
 """The same as `reference.linear_nll`, at a cost in proportion to the active rows."""
-linear_nll_sum = nll_sum_operator("linear_nll_sum_triton", sum_and_gradients)
+linear_nll_sum: Nll = nll_sum_operator("linear_nll_sum_triton", sum_and_gradients)
 """Its sum over all rows, with a gradient at the price of four products instead of five."""

@@ -18,6 +18,8 @@ from zipflm.kernels import reference
 from zipflm.kernels.operators import nobody_looks
 from zipflm.kernels.precision import statistics_dtype
 
+Nll = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""hidden_NE, weight_VE, targets_N, active_N -> nll_N or its sum."""
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """hidden_NE, weight_VE, targets_N, active_N -> nll_N, lse_N."""
 Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -28,9 +30,7 @@ SumAndGradients = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tenso
 latter in the precision of statistics; both contiguous."""
 
 
-def nll_operator(
-    name: str, forward: Forward, backward: Backward
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def nll_operator(name: str, forward: Forward, backward: Backward) -> Nll:
     """Register both under `zipflm::name`; the result gives nll_N and its derivatives."""
     run_forward = torch.library.custom_op(f"zipflm::{name}", forward, mutates_args=())
     run_backward = torch.library.custom_op(f"zipflm::{name}_backward", backward, mutates_args=())
@@ -57,9 +57,7 @@ def nll_operator(
     return linear_nll
 
 
-def nll_sum_operator(
-    name: str, sum_and_gradients: SumAndGradients
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def nll_sum_operator(name: str, sum_and_gradients: SumAndGradients) -> Nll:
     """Register a function under `zipflm::name`; the result gives the summed nll and its gradient.
 
     A sum has one gradient for all rows, so that those of its inputs can be computed together with

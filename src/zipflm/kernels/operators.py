@@ -18,7 +18,7 @@ def nobody_looks(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
     # In a transform of `torch.func` a tensor does not say that somebody outside differentiates it.
-    if torch._C._functorch.maybe_current_level() is not None:
+    if torch._C._are_functorch_transforms_active():
         return False
     if _get_current_dispatch_mode() is not None:  # which sees every operator that is called
         return False

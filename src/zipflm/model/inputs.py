@@ -45,9 +45,13 @@ class FixedEmbedding(nn.Module):
     ):
         """With `sparse` the gradient of the table is a sparse tensor, as in `nn.Embedding`."""
         super().__init__()
-        self.vocab_size, self.padding_idx, self.sparse = vocab_size, padding_idx, sparse
-        self.table = nn.Parameter(torch.empty(vocab_size, dim))
-        self.projection = nn.Linear(dim, out_dim, bias=False) if dim != out_dim else None
+        self.vocab_size: int = vocab_size
+        self.padding_idx: int | None = padding_idx
+        self.sparse: bool = sparse
+        self.table: nn.Parameter = nn.Parameter(torch.empty(vocab_size, dim))
+        self.projection: nn.Linear | None = (
+            nn.Linear(dim, out_dim, bias=False) if dim != out_dim else None
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -96,15 +100,17 @@ class AdaptiveEmbedding(nn.Module):
         projections, in which every row counts, are not. A band of which a batch has no word names
         its first row, with a gradient of 0."""
         super().__init__()
-        self.bands, self.padding_idx, self.sparse = bands, padding_idx, sparse
-        self.out_dim = bands.dim if out_dim is None else out_dim
+        self.bands: Bands = bands
+        self.padding_idx: int | None = padding_idx
+        self.sparse: bool = sparse
+        self.out_dim: int = bands.dim if out_dim is None else out_dim
         if padding_idx is not None and not 0 <= padding_idx < bands.sizes[0]:
             raise ValueError(f"padding_idx={padding_idx}: must be a word of the head")
-        self.embeddings = nn.ParameterList(
+        self.embeddings: nn.ParameterList = nn.ParameterList(
             nn.Parameter(torch.empty(size, width, device=device, dtype=dtype))
             for size, width in zip(bands.sizes, bands.widths, strict=True)
         )
-        self.projections = nn.ParameterList(
+        self.projections: nn.ParameterList = nn.ParameterList(
             nn.Parameter(torch.empty(self.out_dim, width, device=device, dtype=dtype))
             for width in bands.widths
         )
@@ -162,13 +168,13 @@ def _rows_with_sparse_gradients(
     has named already and add 0 to it, so that no row is touched but those of the words.
     """
     learns = torch.ones_like(places, dtype=torch.bool) if is_inside is None else is_inside
-    if padding_idx is not None:
-        is_padding = places == padding_idx
+    is_padding = None if padding_idx is None else places == padding_idx
+    if is_padding is not None:
         learns = learns & ~is_padding
     some_row = places.where(learns, 0).amax() if places.numel() else 0
     rows = F.embedding(places.where(learns, some_row), table, sparse=True)
     rows = rows.masked_fill(~learns.unsqueeze(-1), 0.0)
-    if padding_idx is not None:
+    if is_padding is not None:
         # Weights from elsewhere may have something there other than 0.
         rows = torch.where(is_padding.unsqueeze(-1), table[padding_idx].detach(), rows)
     return rows
@@ -207,24 +213,22 @@ class CharacterEmbedding(nn.Module):
         """`spellings_VC` holds byte + 1 of every word, 0 behind its end; `symbol_ids` are the two
         words with vectors of their own."""
         super().__init__()
-        self.vocab_size, self.padding_idx, self.symbol_ids = (
-            len(spellings_VC),
-            padding_idx,
-            symbol_ids,
-        )
+        self.vocab_size: int = len(spellings_VC)
+        self.padding_idx: int = padding_idx
+        self.symbol_ids: tuple[int, int] = symbol_ids
         # Not saved: it follows from the vocabulary, which every checkpoint holds.
         self.spellings_VC: Tensor
         self.register_buffer("spellings_VC", spellings_VC, persistent=False)
-        self.bytes = nn.Parameter(torch.empty(NUM_BYTES, char_dim))
-        self.convolutions = nn.ModuleList(
+        self.bytes: nn.Parameter = nn.Parameter(torch.empty(NUM_BYTES, char_dim))
+        self.convolutions: nn.ModuleList = nn.ModuleList(
             _PooledConvolution(char_dim, n, size) for size, n in filters
         )
         features = sum(n for _, n in filters)
-        self.highway = nn.ModuleList(
+        self.highway: nn.ModuleList = nn.ModuleList(
             nn.Linear(features, 2 * features) for _ in range(highway_layers)
         )
-        self.projection = nn.Linear(features, out_dim)
-        self.symbols = nn.Parameter(torch.empty(len(symbol_ids), out_dim))
+        self.projection: nn.Linear = nn.Linear(features, out_dim)
+        self.symbols: nn.Parameter = nn.Parameter(torch.empty(len(symbol_ids), out_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -54,7 +54,7 @@ class NextWord:
         if self._num_allowed == 0:
             raise ValueError(f"forbidden: all {vocab_size} words are; leave at least one")
         self._bounds: dict[float, Bounds] = {}
-        self.openings = Openings()
+        self.openings: Openings = Openings()
         """How often tails were needed, in all calls so far."""
 
     @torch.no_grad()

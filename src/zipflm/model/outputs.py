@@ -48,7 +48,9 @@ class FullSoftmax(nn.Module):
         impl: Impl = "auto",
     ):
         super().__init__()
-        self.vocab_size, self.in_dim, self.impl = vocab_size, in_dim, impl
+        self.vocab_size: int = vocab_size
+        self.in_dim: int = in_dim
+        self.impl: Impl = impl
         self._tied_to = (tied_to,)  # in a tuple: an attribute would register the layer again
         if tied_to is not None and tied_to.table.shape != (vocab_size, dim):
             raise ValueError(
@@ -56,8 +58,12 @@ class FullSoftmax(nn.Module):
                 "tie layers of equal vocab_size and dim"
             )
         _require_dense_gradients(tied_to)
-        self.table = nn.Parameter(torch.empty(vocab_size, dim)) if tied_to is None else None
-        self.projection = nn.Linear(in_dim, dim, bias=False) if dim != in_dim else None
+        self.table: nn.Parameter | None = (
+            nn.Parameter(torch.empty(vocab_size, dim)) if tied_to is None else None
+        )
+        self.projection: nn.Linear | None = (
+            nn.Linear(in_dim, dim, bias=False) if dim != in_dim else None
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -144,10 +150,14 @@ class AdaptiveSoftmax(nn.Module):
         `head` (and the head's projection as well). `device` and `dtype` are for the layer's own
         weights."""
         super().__init__()
-        self.bands, self.tie, self.impl = bands, Tie(tie), impl
-        self.in_dim = bands.dim if in_dim is None else in_dim
-        self.tail_dropout, self.input_dropout = tail_dropout, input_dropout
-        self.ignore_index, self.reduction = ignore_index, reduction
+        self.bands: Bands = bands
+        self.tie: Tie = Tie(tie)
+        self.impl: Impl = impl
+        self.in_dim: int = bands.dim if in_dim is None else in_dim
+        self.tail_dropout: float = tail_dropout
+        self.input_dropout: float = input_dropout
+        self.ignore_index: int = ignore_index
+        self.reduction: Literal["mean", "sum", "none"] = reduction
         self._tied_to = (tied_to,)  # in a tuple: an attribute would register the layer again
         self._check()
         self._make_parameters(device, dtype)
@@ -189,20 +199,20 @@ class AdaptiveSoftmax(nn.Module):
         def parameter(rows: int, width: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(rows, width, device=device, dtype=dtype))
 
-        self.clusters = parameter(bands.num_tails, bands.dim)
+        self.clusters: nn.Parameter = parameter(bands.num_tails, bands.dim)
         needs_projection = not tie.shares_embeddings and bands.dim != self.in_dim
-        self.projection = (
+        self.projection: nn.Linear | None = (
             nn.Linear(self.in_dim, bands.dim, bias=False, device=device, dtype=dtype)
             if needs_projection
             else None
         )
-        self.embeddings = nn.ParameterList(
+        self.embeddings: nn.ParameterList = nn.ParameterList(
             parameter(size, width)
             for size, width in zip(bands.sizes, bands.widths, strict=True)
             if not tie.shares_embeddings
         )
         # Entry i belongs to band i + 1: the head has none.
-        self.tail_projections = nn.ParameterList(
+        self.tail_projections: nn.ParameterList = nn.ParameterList(
             parameter(width, bands.dim)
             for width in bands.widths[1:]
             if not tie.shares_tail_projections

@@ -75,7 +75,8 @@ class TableShards:
         """`mesh` has one dimension; its processes can exchange tensors of their devices and of the
         CPU (`init_process_group("cpu:gloo,cuda:nccl")`)."""
         self._mesh, self._group = mesh, mesh.get_group()
-        self.rank, self.size = mesh.get_local_rank(), mesh.size()
+        self.rank: int = mesh.get_local_rank()
+        self.size: int = mesh.size()
 
     def shard(self, table: Tensor) -> DTensor:
         """This process's rows of a table that every process has, as a part of the whole."""
