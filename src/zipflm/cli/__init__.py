@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 # Importing a module of commands registers them with the app.
 from zipflm.cli import (
@@ -44,6 +45,7 @@ __all__ = [
 
 def main() -> None:
     """Entry point of the console script."""
+    _set_openmp_waiting()
     _open_missing_streams()
     _let_any_text_out()
     try:
@@ -56,6 +58,30 @@ def main() -> None:
     except OverflowError as error:  # a number that nothing has refused before
         complain(f"a number is too large to compute with ({error}); give smaller ones")
         sys.exit(2)
+
+
+def _set_openmp_waiting() -> None:
+    """Bound how long OpenMP's threads wait busily, unless the user has decided it.
+
+    Threads that spin for a partner which has no core slow a training down 70 times next to a busy
+    process (benchmarks/busy_machine.py). libgomp reads its settings when torch is imported.
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "0" if _cores_are_busy() else "10000"
+
+
+def _cores_are_busy() -> bool:
+    """True if other processes are running, so that one thread per core would be too many."""
+    try:
+        free = (os.cpu_count() or 1) - len(os.sched_getaffinity(0))
+        running = []
+        for _ in range(5):  # a process that runs now and then does not count
+            with open("/proc/loadavg") as file:
+                running.append(int(file.read().split()[3].split("/")[0]) - 1)  # without this one
+            time.sleep(0.002)
+    except (AttributeError, OSError, ValueError, IndexError):  # not Linux
+        return False
+    return min(running) > free
 
 
 def _open_missing_streams() -> None:
