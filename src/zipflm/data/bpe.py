@@ -120,7 +120,9 @@ class Codes:
     @cached_property
     def _other(self) -> str:
         """A character that stands for any outside the alphabet."""
-        return next(mark for mark in map(chr, range(0xE000, 0x110000)) if mark not in self._alphabet)
+        return next(
+            mark for mark in map(chr, range(0xE000, 0x110000)) if mark not in self._alphabet
+        )
 
     # Building a model takes much longer than splitting a line with it, and the second one is needed
     # for long words only.
