@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-import zipflm
+from zipflm import __version__
 from zipflm.data.bpe import Codes
 from zipflm.data.lines import TextEncoder
 from zipflm.data.vocabulary import SPECIALS
@@ -44,7 +44,7 @@ class ServedModel:
     def fingerprint(self) -> str:
         """Identifies the checkpoint and the software: equal seeds give equal texts if it is the
         same."""
-        parts = [self.facts, zipflm.__version__, torch.__version__, self.engine.device.type]
+        parts = [self.facts, __version__, torch.__version__, self.engine.device.type]
         return "fp_" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
