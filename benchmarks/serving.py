@@ -154,8 +154,10 @@ class Client:
         """A request; without its last `cut` bytes."""
         if self._writer is None or self._writer.is_closing():
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
-        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        data = head.encode() + body
+        headers = (
+            f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
+        data = f"{method} {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode() + body
         self._writer.write(data[: len(data) - cut])
         await self._writer.drain()
 

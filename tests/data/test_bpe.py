@@ -169,3 +169,15 @@ def test_a_signal_ends_learning_at_once():
         child.terminate()
         assert child.wait(60) == 7
         assert time.monotonic() - sent < 2
+
+
+def test_characters_outside_the_merges_stay_single_and_build_no_new_model(monkeypatch):
+    built = []
+    model = bpe.models.BPE
+    monkeypatch.setattr(bpe.models, "BPE", lambda *a, **k: built.append(1) or model(*a, **k))
+    codes = Codes([("e", "s"), ("es", "t</w>"), ("l", "o")])
+    for character in "\u00e9\ue000\u4e2d\U0001f600":
+        found = codes.split([f"lo{character}est", f"lo{character}", character * 2])
+        inner = f"{character}@@"
+        assert found == [["lo@@", inner, "est"], ["lo@@", character], [inner, character]]
+    assert len(built) == 1

@@ -5,12 +5,18 @@ import json
 import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import httpx
 
 from zipflm.serving.server import bound, run
 from zipflm.serving.tickets import Limits
+
+
+def head(path, length):
+    """Of a request whose body follows."""
+    kind = "Host: localhost\r\nContent-Type: application/json"
+    return f"POST {path} HTTP/1.1\r\n{kind}\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
 class Running:
@@ -25,7 +31,8 @@ class Running:
         self.listener = bound("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        headers = {"Content-Type": "application/json"}
+        self.client = httpx.Client(base_url=self.url, timeout=60, headers=headers)
         self._thread.start()
         assert self._started.wait(60)
         return self
@@ -87,12 +94,28 @@ class Running:
             assert time.monotonic() < end, "it did not happen"
             time.sleep(0.01)
 
+    @contextmanager
+    def stalls(self):
+        """Seconds of the event loop's own work before others get their turn, every 5 ms."""
+        found = []
+
+        async def watch():
+            while True:
+                before = time.thread_time()  # other processes do not count
+                await asyncio.sleep(0.005)
+                found.append(time.thread_time() - before)
+
+        watching = asyncio.run_coroutine_threadsafe(watch(), self._loop)
+        yield found
+        done = len(found)
+        self.until(lambda: len(found) > done + 1)
+        watching.cancel()
+
     def begin(self, path, fields):
         """A request whose answer nobody waits for yet: the connection."""
         body = json.dumps(fields).encode()
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)
-        head = f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
+        connection.sendall(head(path, len(body)) + body)
         return connection
 
     def raw(self, data):

@@ -9,8 +9,12 @@ from contextlib import closing
 
 import openai
 import pytest
-from serving.services import Running
+from loaded_models import loaded
+from serving.services import Running, head
+from small_data import make_folder
 
+from zipflm.config import Splitting
+from zipflm.serving.models import served
 from zipflm.serving.tickets import Limits
 
 ROUNDED = 1.5e-6
@@ -167,6 +171,7 @@ def test_a_stream_adds_up_to_the_whole_answer(client, options):
     )
     for part in parts:
         assert part.object == "text_completion"
+        assert part.choices == [] or part.to_dict()["usage"] is None
         for choice in part.choices:
             texts[choice.index] += choice.text
             reasons[choice.index] = choice.finish_reason or reasons[choice.index]
@@ -321,11 +326,49 @@ def test_an_unknown_model_is_not_found(service):
 def test_unknown_paths_and_methods_are_answered_in_the_same_shape(service):
     for answer, status in (
         (service.client.get("/nothing"), 404),
-        (service.client.post("/v1/chat/completions", json={}), 404),
         (service.client.get("/score"), 405),
         (service.client.delete("/v1/completions"), 405),
     ):
         assert answer.status_code == status and answer.json()["error"]["message"]
+        assert answer.headers.get("allow") == ("POST" if status == 405 else None)
+
+
+def test_chat_is_refused_with_the_path_to_use(client):
+    with pytest.raises(openai.NotFoundError, match="/v1/completions") as caught:
+        client.chat.completions.create(model="words", messages=[{"role": "user", "content": "ba"}])
+    assert caught.value.code == "not_a_chat_model"
+
+
+def test_every_answer_has_an_id(client, service):
+    answers = [client.completions.create(model="words", prompt="ba") for _ in range(2)]
+    assert len({answer._request_id for answer in answers} - {None}) == 2
+    assert service.client.get("/nothing").headers["x-request-id"]
+
+
+def test_a_fingerprint_tells_models_apart(client, models):
+    prints = {name: client.completions.create(model=name, prompt="ba") for name in models}
+    assert prints["words"].system_fingerprint != prints["pieces"].system_fingerprint
+    (part, *_) = client.completions.create(model="words", prompt="ba", stream=True)
+    assert part.system_fingerprint == prints["words"].system_fingerprint
+
+
+@pytest.mark.parametrize("name", ["words", "pieces"])
+@pytest.mark.parametrize("as_ids", [False, True], ids=["text", "ids"])
+def test_offsets_are_where_tokens_stand_in_the_text(client, models, name, as_ids):
+    """In the prompt and in what is written, whether the prompt is a text or ids."""
+    text = "ba noro be\nbila bu"
+    prompt = models[name].reader.prefix(text).tolist() if as_ids else text
+    fields = {"model": name, "prompt": prompt, "max_tokens": 40, "logprobs": 0, "seed": 1}
+    fields |= {"temperature": 2, "extra_body": {"lines": 0}}
+    for echo in (True, False):
+        whole = client.completions.create(echo=echo, **fields).choices[0]
+        tokens, offsets = whole.logprobs.tokens, whole.logprobs.text_offset
+        for token, offset in zip(tokens, offsets, strict=True):
+            shown = "\n" if token == "</s>" else token.removesuffix("@@")
+            assert whole.text[offset:].startswith(shown) or offset == len(whole.text)
+        parts = client.completions.create(echo=echo, stream=True, **fields)
+        streamed = [part.choices[0].logprobs.text_offset for part in parts]
+        assert sum(streamed, []) == offsets
 
 
 def test_a_body_that_is_too_large_is_refused_with_the_limit(service):
@@ -340,16 +383,14 @@ def test_a_body_that_is_too_large_is_refused_with_the_limit(service):
 def test_a_body_that_does_not_come_is_not_waited_for(models, monkeypatch):
     monkeypatch.setattr("zipflm.serving.messages._BODY_SECONDS", 0.2)
     with Running(models) as service:
-        head = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
         with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
-            connection.sendall(head)
+            connection.sendall(head("/score", 100) + b"{")
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
 
 
 def test_a_client_that_leaves_before_its_body_is_here_is_no_failure(models):
     with Running(models) as service:
-        head = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
-        assert service.raw(head) == b""
+        assert service.raw(head("/score", 100) + b"{") == b""
         name = 'zipflm_requests_total{path="/score",status="499"}'
         service.until(lambda: service.metric(name) == 1)
         assert 'status="5' not in service.client.get("/metrics").text
@@ -487,3 +528,71 @@ def test_an_answer_is_prompt(service):
     for _ in range(20):
         service.score("ba")
     assert time.monotonic() - begun < 10
+
+
+# --- Requests that are meant to do harm. ---
+
+
+@pytest.fixture(scope="module")
+def split_service(models, tmp_path_factory):
+    """With the default limits, and a model that makes a word of every bracket."""
+    data = make_folder(tmp_path_factory.mktemp("data"), "split", splitting=Splitting("words"))
+    with Running(models | {"split": served("split", loaded(data))}) as service:
+        yield service
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": ["a"] * 75_000}, "prompt"),
+        ("/v1/completions", {"prompt": [4] * 150_000}, "prompt"),
+        ("/v1/completions", {"prompt": [[4] * 100_000]}, "prompt"),
+        ("/v1/completions", {"prompt": "{" * 300_000, "model": "split"}, "prompt"),
+        ("/score", {"text": "{" * 300_000, "model": "split"}, "text"),
+        ("/score", {"text": "ba", "prefix": "{" * 300_000, "model": "split"}, "prefix"),
+        ("/score", {"text": "ba"} | {f"prompt {n}": 1 for n in range(14_000)}, None),
+        ("/detokenize", {"tokens": [4] * 100_000}, "tokens"),
+    ],
+)
+def test_too_much_is_refused_while_others_are_answered(split_service, path, fields, param):
+    with split_service.stalls() as stalls:
+        answer = split_service.post(path, **fields)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+    assert max(stalls) < 0.1
+
+
+def test_a_long_text_is_encoded_while_others_are_answered(split_service):
+    with split_service.stalls() as stalls:
+        answer = split_service.post("/tokenize", prompt="{" * 60_000, model="split")
+    assert answer.json()["count"] == 60_000
+    assert max(stalls) < 0.1
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.0.0.1", "[", ""])
+def test_a_local_service_refuses_other_names(service, host):
+    answer = service.client.get("/v1/models", headers={"Host": host})
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_host"
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8000"])
+def test_a_local_service_answers_to_every_local_name(service, host):
+    assert service.client.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
+def test_with_a_key_a_proxy_may_pass_on_any_name(models):
+    with Running(models, keys=[b"secret"]) as service:
+        headers = {"Host": "lm.example", "Authorization": "Bearer secret"}
+        assert service.client.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; x=y"]
+)
+@pytest.mark.parametrize("path", ["/score", "/v1/completions", "/tokenize", "/detokenize"])
+def test_forms_of_other_sites_are_refused(service, path, kind):
+    body = json.dumps({"text": "ba", "prompt": "ba", "tokens": [4]})
+    answer = service.client.post(path, content=body, headers={"Content-Type": kind})
+    assert answer.status_code == 415 and answer.json()["error"]["message"]
+    kind = "Application/JSON; charset=utf-8"
+    answer = service.client.post(path, content=body, headers={"Content-Type": kind})
+    assert answer.status_code == 200

@@ -71,7 +71,18 @@ def test_a_stream_shows_the_text_up_to_the_first_stop(models, names, stop):
 def test_tokens_know_where_they_begin(words):
     ids = words.reader.text("ba be bu").ids.tolist()[:-1]
     text, _ = written(words, ids)
-    assert [token.offset for token in text.tokens] == [0, 2, 5]
+    assert [token.offset for token in text.tokens] == [0, 3, 6]
+
+
+def test_pieces_know_where_they_begin_once_their_word_is_complete(pieces):
+    ids = pieces.reader.text("ba noro be").ids.tolist()[:-1]
+    text, deltas = written(pieces, ids)
+    names = pieces.reader.vocabulary.words
+    shown = [names[token.token].removesuffix("@@") for token in text.tokens]
+    assert len(shown) == len(ids) > 3 and deltas[1].tokens == []
+    for piece, token in zip(shown, text.tokens, strict=True):
+        assert text.text[token.offset :].startswith(piece)
+    assert sum((delta.tokens for delta in deltas), []) == text.tokens
 
 
 def test_nothing_is_written_where_no_token_is_wanted(words):

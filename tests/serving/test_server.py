@@ -46,9 +46,9 @@ def process(*arguments):
 
 
 def ask(address, path, **fields):
-    request = urllib.request.Request(
-        address + path, data=json.dumps(fields).encode() if fields else None
-    )
+    body = json.dumps(fields).encode() if fields else None
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(address + path, data=body, headers=headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 

@@ -16,7 +16,8 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from itertools import islice
+from functools import cached_property
+from itertools import accumulate, islice, pairwise
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
@@ -40,11 +41,6 @@ class Codes:
 
     def __init__(self, merges: Iterable[Merge]) -> None:
         self.merges = list(merges)
-        # Making a model takes much longer than splitting a line with it, so both are kept until a
-        # character comes that they do not know.
-        self._alphabet: set[str] = set()
-        self._ending: models.BPE | None = None
-        self._inner: models.BPE | None = None
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], num_merges: int) -> Codes:
@@ -114,49 +110,59 @@ class Codes:
 
     def split(self, words: Iterable[str]) -> list[list[str]]:
         """The pieces of every word; a special stays whole."""
-        words = list(words)
-        alphabet = {character for word in words for character in word}
-        if not alphabet <= self._alphabet:
-            self._alphabet |= alphabet
-            self._ending = self._inner = None
-        if self._ending is None:
-            self._ending = self._model(_WORD_END)
-        if self._inner is None and any(len(word) > _LONGEST_STRETCH for word in words):
-            self._inner = self._model("")
-        ending, inner = self._ending, self._inner
-        return [[word] if word in SPECIALS else _pieces(word, ending, inner) for word in words]
+        return [[word] if word in SPECIALS else self._pieces(word) for word in words]
+
+    @cached_property
+    def _alphabet(self) -> frozenset[str]:
+        """Characters of the merges. No other can be part of a longer piece."""
+        return frozenset("".join(map("".join, self.merges)))
+
+    @cached_property
+    def _other(self) -> str:
+        """A character that stands for any outside the alphabet."""
+        return next(
+            mark for mark in map(chr, range(0xE000, 0x110000)) if mark not in self._alphabet
+        )
+
+    # Building a model takes much longer than splitting a line with it, and the second one is needed
+    # for long words only.
+    @cached_property
+    def _ending(self) -> models.BPE:
+        return self._model(_WORD_END)
+
+    @cached_property
+    def _inner(self) -> models.BPE:
+        return self._model("")
 
     def _model(self, end: str) -> models.BPE:
-        """Merges over symbols that include every character at hand, so that none is unknown; `end`
-        is what marks the last one."""
-        alphabet = sorted(self._alphabet)
+        """The merges; `end` marks the last character of a stretch."""
+        alphabet = [*sorted(self._alphabet), self._other]
         symbols = dict.fromkeys(alphabet)
         symbols |= dict.fromkeys(character + _WORD_END for character in alphabet)
-        kept: list[Merge] = []
         for left, right in self.merges:
             symbols |= {left: None, right: None, left + right: None}
-            kept.append((left, right))
         vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
-        return models.BPE(vocabulary, kept, end_of_word_suffix=end)
+        return models.BPE(vocabulary, self.merges, end_of_word_suffix=end)
+
+    def _pieces(self, word: str) -> list[str]:
+        known, other = self._alphabet, self._other
+        is_known = known.issuperset(word)
+        masked = word if is_known else "".join(c if c in known else other for c in word)
+        *firsts, last = _stretches(masked)
+        parts = [token.value for stretch in firsts for token in self._inner.tokenize(stretch)]
+        parts += _last_parts(last, self._ending)
+        if not is_known:
+            ends = [0, *accumulate(map(len, parts))]
+            parts = [word[start:end] for start, end in pairwise(ends)]
+        if parts[-1].endswith(CONTINUES):
+            parts[-1:] = [parts[-1][:-1], parts[-1][-1]]
+        return [part + CONTINUES for part in parts[:-1]] + parts[-1:]
 
 
 def join(pieces: Iterable[str]) -> str:
     """The inverse of `Codes.split` for one word."""
     *inner, last = pieces
     return "".join(piece.removesuffix(CONTINUES) for piece in inner) + last
-
-
-def _pieces(word: str, ending: models.BPE, inner: models.BPE | None) -> list[str]:
-    """`ending` splits a word's last stretch, `inner` those before it, which few words have."""
-    if inner is None or len(word) <= _LONGEST_STRETCH:
-        parts = _last_parts(word, ending)
-    else:
-        *firsts, last = _stretches(word)
-        parts = [token.value for stretch in firsts for token in inner.tokenize(stretch)]
-        parts += _last_parts(last, ending)
-    if parts[-1].endswith(CONTINUES):
-        parts[-1:] = [parts[-1][:-1], parts[-1][-1]]
-    return [part + CONTINUES for part in parts[:-1]] + parts[-1:]
 
 
 def _last_parts(stretch: str, model: models.BPE) -> list[str]:

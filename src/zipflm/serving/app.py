@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
@@ -34,10 +34,14 @@ from zipflm.serving.messages import (
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel
 from zipflm.serving.page import page
-from zipflm.serving.requests import score_request
+from zipflm.serving.requests import ScoreRequest, score_request
+from zipflm.serving.scoring import Document
+from zipflm.serving.steps import Row
 from zipflm.serving.tickets import Scored, Ticket, Written
 from zipflm.serving.tokenizer import detokenized, tokenized, tokenizer_info
 from zipflm.serving.worker import Worker
+
+_T = TypeVar("_T")
 
 _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -53,6 +57,8 @@ class Service:
         self.models, self.worker, self.metrics = models, worker, metrics
         self.limits = worker.limits
         self.is_ending = False
+        self._reading = asyncio.Lock()
+        """Held while a request is read: readers remember words and belong to one thread."""
 
     # --- What there is. ---
 
@@ -93,8 +99,12 @@ class Service:
     # --- What is computed. ---
 
     async def score(self, request: Request) -> Response:
-        asked = score_request(await self._object(request), self.models, self.limits)
-        ticket = self.worker.score(asked.model, asked.documents(), asked.search)
+        def read(values: dict[str, Any]) -> tuple[ScoreRequest, list[Document]]:
+            asked = score_request(values, self.models, self.limits)
+            return asked, asked.documents()
+
+        asked, documents = await self._read(request, read)
+        ticket = self.worker.score(asked.model, documents, asked.search)
         scored: dict[int, Scored] = {}
 
         async def collect() -> None:
@@ -104,12 +114,17 @@ class Service:
 
         await self._unless_left(request, collect(), ticket)
         in_order = [scored[place] for place in range(len(asked.texts))]
-        return json_answer(score_answer(asked, in_order), warning_headers(asked.warnings))
+        headers = warning_headers(asked.warnings)
+        return await asyncio.to_thread(lambda: json_answer(score_answer(asked, in_order), headers))
 
     async def completions(self, request: Request) -> Response:
-        asked = completion_request(await self._object(request), self.models, self.limits)
+        def read(values: dict[str, Any]) -> tuple[CompletionRequest, list[Document], list[Row]]:
+            asked = completion_request(values, self.models, self.limits)
+            return asked, asked.documents(), asked.rows()
+
+        asked, documents, rows = await self._read(request, read)
         answer = CompletionAnswer(asked)
-        scoring, writing = self._begun(asked)
+        scoring, writing = self._begun(asked, documents, rows)
 
         async def score() -> None:
             if scoring is not None:
@@ -126,13 +141,17 @@ class Service:
                 answer.add(*await writing.next())
 
         await self._unless_left(request, collect(), scoring, writing)
-        return json_answer(answer.whole(), warning_headers(asked.warnings))
+        headers = warning_headers(asked.warnings)
+        return await asyncio.to_thread(lambda: json_answer(answer.whole(), headers))
+
+    async def chat_completions(self, request: Request) -> Response:
+        message = "these are language models, not chat models; use /v1/completions with a prompt"
+        raise Refusal(404, message, param="model", code="not_a_chat_model")
 
     def _begun(
-        self, asked: CompletionRequest
+        self, asked: CompletionRequest, documents: list[Document], rows: list[Row]
     ) -> tuple[Ticket[Scored] | None, Ticket[Written] | None]:
         """The work on prompts and on continuations, where there is any."""
-        documents, rows = asked.documents(), asked.rows()
         scoring = self.worker.score(asked.model, documents) if documents else None
         try:
             writing = (
@@ -151,10 +170,14 @@ class Service:
         return json_answer(tokenizer_info())
 
     async def tokenize(self, request: Request) -> Response:
-        return json_answer(tokenized(await self._object(request), self.models, self.limits))
+        return json_answer(
+            await self._read(request, lambda values: tokenized(values, self.models, self.limits))
+        )
 
     async def detokenize(self, request: Request) -> Response:
-        return json_answer(detokenized(await self._object(request), self.models))
+        return json_answer(
+            await self._read(request, lambda values: detokenized(values, self.models, self.limits))
+        )
 
     # --- What handlers share. ---
 
@@ -163,8 +186,11 @@ class Service:
             if ticket is not None:
                 self.worker.finish(ticket)
 
-    async def _object(self, request: Request) -> dict[str, Any]:
-        return parse_object(await read_body(request, self.limits.max_body))
+    async def _read(self, request: Request, read: Callable[[dict[str, Any]], _T]) -> _T:
+        """Read a request in a thread, so that others are answered meanwhile."""
+        body = await read_body(request, self.limits.max_body)
+        async with self._reading:
+            return await asyncio.to_thread(lambda: read(parse_object(body)))
 
     async def _unless_left(
         self, request: Request, work: Coroutine[Any, Any, None], *tickets: Ticket[Any] | None
@@ -253,9 +279,15 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
-    service: Service, *, keys: Sequence[bytes] = (), origins: Sequence[str] = ()
+    service: Service,
+    *,
+    keys: Sequence[bytes] = (),
+    origins: Sequence[str] = (),
+    is_local: bool = False,
 ) -> ASGIApp:
-    """The application; `keys` open it if there are any, `origins` may call it from their pages."""
+    """The application; `keys` open it if there are any, `origins` may call it from their pages.
+
+    With `is_local` it listens on a local address."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     routes: list[tuple[str, str, Handler]] = [
         ("GET", "/", service.page),
@@ -265,6 +297,7 @@ def make_app(
         ("GET", "/v1/models", service.list_models),
         ("GET", "/v1/models/{name:path}", service.one_model),
         ("POST", "/v1/completions", service.completions),
+        ("POST", "/v1/chat/completions", service.chat_completions),
         ("POST", "/score", service.score),
         ("GET", "/tokenizer_info", service.tokenizer_info),
         ("POST", "/tokenize", service.tokenize),
@@ -276,7 +309,8 @@ def make_app(
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientLeft, _on_client_left)
     app.add_exception_handler(Exception, _on_failure)
-    door = Door(app, service.metrics, keys, {path for _, path, _ in routes})
+    paths = {path for _, path, _ in routes}
+    door = Door(app, service.metrics, keys, paths, is_local=is_local)
     if not origins:
         return door
     # Outside, because a browser asks whether it may ask without showing a key.
@@ -285,7 +319,7 @@ def make_app(
         allow_origins=list(origins),
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type"],
-        expose_headers=[WARNING_HEADER, "Retry-After"],
+        expose_headers=[WARNING_HEADER, "Retry-After", "X-Request-Id"],
     )
 
 
@@ -297,7 +331,9 @@ async def _on_refusal(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {quoted(request.url.path)}: {error.detail}"
-    return refused(Refusal(error.status_code, message, code="no_such_path"))
+    answer = refused(Refusal(error.status_code, message, code="no_such_path"))
+    answer.headers.update(error.headers or {})  # Allow
+    return answer
 
 
 async def _on_client_left(request: Request, error: Exception) -> Response:

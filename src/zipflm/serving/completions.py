@@ -110,7 +110,7 @@ def completion_request(
     """Refusal, naming the field, for what cannot be answered."""
     fields = Fields(values)
     model = chosen_model(fields, models)
-    prompts = read_prompts(model, fields.get("prompt"))
+    prompts = read_prompts(model, fields.get("prompt"), limits)
     n = fields.integer("n", 1, 1, MOST_TEXTS)
     if len(prompts) * n > MOST_TEXTS:
         raise bad_request(
@@ -228,20 +228,24 @@ class CompletionAnswer:
         ]
         return self._envelope(choices) | {"usage": self._usage()}
 
+    def _chunk(self, index: int, delta: Delta, begins: bool) -> dict[str, Any]:
+        usage = {"usage": None} if self._request.with_usage else {}
+        return self._envelope([self._choice(index, delta, begins)]) | usage
+
     def first_chunks(self) -> Iterator[dict[str, Any]]:
         """What a stream begins with: the prompts, if they are to be repeated, and choices of which
         nothing is written."""
         for index, choice in enumerate(self._choices):
             if self._request.echo or choice.finish_reason:
                 delta = Delta(finish_reason=choice.finish_reason)
-                yield self._envelope([self._choice(index, delta, begins=True)])
+                yield self._chunk(index, delta, begins=True)
 
     def chunk(self, index: int, delta: Delta) -> dict[str, Any] | None:
         """A part of a stream; None if there is nothing to say."""
         has_tokens = delta.tokens and self._request.logprobs is not None
         if not (delta.text or delta.finish_reason or has_tokens):
             return None
-        return self._envelope([self._choice(index, delta, begins=False)])
+        return self._chunk(index, delta, begins=False)
 
     def last_chunks(self) -> Iterator[dict[str, Any]]:
         if self._request.with_usage:
@@ -254,6 +258,7 @@ class CompletionAnswer:
             "object": "text_completion",
             "created": request.created,
             "model": request.model.name,
+            "system_fingerprint": request.model.fingerprint,
             "choices": choices,
         }
 

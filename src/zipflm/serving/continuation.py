@@ -24,6 +24,9 @@ class Spelling:
         self._reader, self._has_space = reader, has_space
         self._joiner = reader.encoder.splitter.joiner()
         self._pieces: list[str] = []
+        self._length = 0
+        self.offsets: list[int] = []
+        """Where each token of a complete word begins in the text, after any space."""
         self.num_lines = 0
         """That have ended."""
 
@@ -46,7 +49,7 @@ class Spelling:
         if is_end:
             self._joiner = self._reader.encoder.splitter.joiner()
             self.num_lines += 1
-            self._pieces, text = [], "\n"
+            text = self._completed("\n")
         else:
             text = self.finish()
         self._has_space = False
@@ -57,9 +60,18 @@ class Spelling:
         if not self._pieces:
             return ""
         word = join(self._pieces).removesuffix(CONTINUES)
-        self._pieces = []
         text = self._joiner.add(word) if word else ""
-        return text.lstrip(" ") if self._has_space else text
+        return self._completed(text.lstrip(" ") if self._has_space else text)
+
+    def _completed(self, text: str) -> str:
+        """Places of the pieces in the word that they have added."""
+        end = self._length + len(text)
+        start = end - len(text.lstrip(" "))
+        for piece in self._pieces:
+            self.offsets.append(min(start, end))
+            start += len(piece.removesuffix(CONTINUES))
+        self._pieces, self._length = [], end
+        return text
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,7 @@ class WrittenToken:
     top: Likely
     """The most likely ids in its place, as many as were asked for."""
     offset: int
-    """Where in the written text it begins."""
+    """Where in the written text its first character stands."""
 
 
 @dataclass
@@ -94,24 +106,28 @@ class Continuation:
         the line end that ends it is not part of the text."""
         self.text = ""
         self.tokens: list[WrittenToken] = []
+        """Of complete words."""
         self.finish_reason: str | None = None if max_tokens else "length"
         self.max_tokens = max_tokens
         self._spelling, self._stop = spelling, stop
         self._last_line = spelling.num_lines + lines if lines else None
         self._longest_stop = max(map(len, stop), default=0)
+        self._drawn: list[tuple[int, float, Likely]] = []
         self._num_shown = self._num_told = 0
 
     def add(self, token: int, logprob: float, top: Likely) -> None:
         """One id more."""
-        self.tokens.append(WrittenToken(token, logprob, top, len(self.text)))
+        self._drawn.append((token, logprob, top))
         begin = len(self.text)
         added = self._spelling.add(token)
         if self._spelling.num_lines == self._last_line:
             added, self.finish_reason = "", "stop"
-        is_full = len(self.tokens) >= self.max_tokens
+        is_full = len(self._drawn) >= self.max_tokens
         if is_full and self.finish_reason is None:
             self.finish_reason = "length"
             added += self._spelling.finish()
+        for place in range(len(self.tokens), len(self._spelling.offsets)):
+            self.tokens.append(WrittenToken(*self._drawn[place], self._spelling.offsets[place]))
         self.text += added
         self._cut_at_stop(begin)
 

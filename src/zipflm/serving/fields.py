@@ -15,6 +15,7 @@ from typing import Any
 from zipflm.quoting import quoted
 from zipflm.serving.errors import Refusal, bad_request
 
+_MOST_FIELDS = 100
 _MOST_WARNINGS = 5
 _LONGEST_NAME = 40
 _SIMILAR = 0.8
@@ -30,6 +31,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise bad_request(None, f"the body is no JSON: {error}", "invalid_json") from None
     if not isinstance(value, dict):
         raise bad_request(None, "the body must be a JSON object", "invalid_json")
+    if len(value) > _MOST_FIELDS:
+        raise bad_request(None, f"{len(value)} fields; give {_MOST_FIELDS} at most")
     return value
 
 

@@ -11,6 +11,7 @@ from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
+from zipflm.quoting import quoted
 from zipflm.serving.errors import Refusal
 
 WARNING_HEADER = "X-Zipflm-Warning"
@@ -27,6 +28,11 @@ class ClientLeft(Exception):
 
 
 async def read_body(request: Request, limit: int) -> bytes:
+    # A page of another site can post forms and plain text here without asking, but not JSON.
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        message = f"Content-Type {quoted(kind)}: send application/json"
+        raise Refusal(415, message, code="unsupported_content_type")
     too_large = Refusal(413, f"the body has more than {limit} bytes", code="body_too_large")
     parts: list[bytes] = []
     size = 0

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from zipflm import __version__
 from zipflm.data.bpe import Codes
 from zipflm.data.lines import TextEncoder
 from zipflm.data.vocabulary import SPECIALS
@@ -35,6 +39,13 @@ class ServedModel:
     @property
     def engine(self) -> Engine:
         return self.lm.engine
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the checkpoint and the software: equal seeds give equal texts if it is the
+        same."""
+        parts = [self.facts, __version__, torch.__version__, self.engine.device.type]
+        return "fp_" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
 def load_models(

@@ -19,6 +19,8 @@ from zipflm.serving.continuation import Spelling
 from zipflm.serving.errors import bad_request
 from zipflm.serving.fields import is_integer
 from zipflm.serving.models import ServedModel
+from zipflm.serving.requests import MOST_TEXTS, require_characters, require_length
+from zipflm.serving.tickets import Limits
 
 _EMPTY = "prompt: empty; give at least one word, or </s> to write a text from its beginning"
 
@@ -51,8 +53,10 @@ class Prompt:
         return spelling
 
 
-def read_prompts(model: ServedModel, value: Any) -> list[Prompt]:
+def read_prompts(model: ServedModel, value: Any, limits: Limits | None = None) -> list[Prompt]:
     """A text, a list of texts, ids or a list of lists of ids; Refusal for anything else."""
+    if limits is not None:
+        _require_few(value, limits)
     if value is None:
         raise bad_request("prompt", "prompt: missing; give a text or ids", "missing")
     if isinstance(value, str):
@@ -66,6 +70,19 @@ def read_prompts(model: ServedModel, value: Any) -> list[Prompt]:
     if all(isinstance(each, list) for each in value):
         return [_of_ids(model, each) for each in value]
     raise bad_request("prompt", f"prompt={quoted(value)}: give texts or ids, not both")
+
+
+def _require_few(value: Any, limits: Limits) -> None:
+    """Check counts and lengths, which takes no time, before any text is encoded."""
+    is_one = not isinstance(value, list) or any(map(is_integer, value[:1]))
+    prompts = [value] if is_one else value
+    if len(prompts) > MOST_TEXTS:
+        raise bad_request("prompt", f"prompt: {len(prompts)} prompts; give {MOST_TEXTS} at most")
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            require_characters("prompt", prompt, limits)
+        elif isinstance(prompt, list):
+            require_length("prompt", len(prompt), limits)
 
 
 def _of_text(model: ServedModel, text: str) -> Prompt:
@@ -137,12 +154,10 @@ def _of_ids(model: ServedModel, ids: list[Any]) -> Prompt:
 def spelled(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
     """Ids as text, where each begins, and whether the text ends within a word."""
     spelling = Spelling(reader)
-    text, offsets = "", []
-    for token in ids:
-        offsets.append(len(text))
-        text += spelling.add(token)
+    text = "".join([spelling.add(token) for token in ids])
     is_within_word = spelling.is_within_word
-    return text + spelling.finish(), offsets, is_within_word
+    text += spelling.finish()
+    return text, spelling.offsets, is_within_word
 
 
 def _words_of_last_line(reader: TextReader, ids: list[int]) -> list[str]:

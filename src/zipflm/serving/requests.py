@@ -68,17 +68,21 @@ def score_request(
     """Refusal, naming the field, for what cannot be answered."""
     fields = Fields(values)
     model = chosen_model(fields, models)
-    prefix = _read(model, "prefix", fields.text("prefix"), ends=False)
-    before = np.zeros(0, dtype=np.int64) if prefix is None else prefix.ids
-    texts = [_required(model, "text", text) for text in _texts(fields)]
-    for text in texts:
-        require_length("text", len(before) + len(text.ids), limits)
+    before, given = fields.text("prefix"), _texts(fields)
+    require_characters("prefix", before, limits)
+    for text in given:
+        require_characters("text", text, limits)
+    encoded = _read(model, "prefix", before, ends=False)
+    prefix = np.zeros(0, dtype=np.int64) if encoded is None else encoded.ids
+    texts = [_required(model, "text", text) for text in given]
+    for each in texts:
+        require_length("text", len(prefix) + len(each.ids), limits)
     top = fields.integer("top", 0, 0, MOST_ALTERNATIVES)
     top = min(top, model.engine.model.output.edges[-1])
     places = _places(fields, texts)
     _require_few(model, top, sum(map(len, places)))
     return ScoreRequest(
-        model, texts, before, top, fields.flag("ranks"), places, fields.warnings(SCORE_FIELDS)
+        model, texts, prefix, top, fields.flag("ranks"), places, fields.warnings(SCORE_FIELDS)
     )
 
 
@@ -87,6 +91,17 @@ def chosen_model(fields: Fields, models: Mapping[str, ServedModel]) -> ServedMod
     name = fields.text("model", next(iter(models)))
     require_known_model(name, models)
     return models[name]
+
+
+def require_characters(param: str, text: str, limits: Limits) -> None:
+    """Checked first: counting words takes much longer."""
+    if len(text) > limits.max_characters:
+        raise bad_request(
+            param,
+            f"{param}: {len(text)} characters, and a text has {limits.max_characters} at most here "
+            "(--max-words)",
+            "context_length_exceeded",
+        )
 
 
 def require_length(param: str, number: int, limits: Limits) -> None:

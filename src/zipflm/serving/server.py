@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 import uvicorn
 
 from zipflm.serving.app import Service, make_app
+from zipflm.serving.door import is_local_name
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel, load_models
 from zipflm.serving.tickets import Limits
@@ -42,6 +44,7 @@ def serve(
     keys = read_keys(api_key_file) if api_key_file else []
     with bound(host, port) as listener:
         models = load_models(paths, device=device, dtype=dtype, checkpoint=checkpoint)
+        gc.freeze()  # or every full collection would go through all of torch, while requests wait
         address = f"http://{_shown(host)}:{listener.getsockname()[1]}"
         asyncio.run(
             run(
@@ -68,7 +71,8 @@ async def run(
     metrics = Metrics()
     worker = Worker(list(models.values()), limits, metrics)
     service = Service(models, worker, metrics)
-    app = make_app(service, keys=keys, origins=origins)
+    is_local = is_local_name(listener.getsockname()[0])
+    app = make_app(service, keys=keys, origins=origins, is_local=is_local)
     config = uvicorn.Config(
         app,
         # Warnings and errors alone: no addresses and no texts of clients.

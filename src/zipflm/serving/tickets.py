@@ -32,6 +32,11 @@ class Limits:
                 raise ValueError(f"--{option} {getattr(self, name)}: must be at least 1")
 
     @property
+    def max_characters(self) -> int:
+        """Maximum length of one text, checked before its words are counted."""
+        return 1_000 + 16 * self.max_words
+
+    @property
     def max_body(self) -> int:
         """Bytes of a request: enough for so many words, and no more to read than that."""
         return 65_536 + 64 * self.max_words

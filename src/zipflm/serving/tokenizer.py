@@ -13,8 +13,8 @@ from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN
 from zipflm.serving.errors import bad_request
 from zipflm.serving.fields import Fields
 from zipflm.serving.models import ServedModel
-from zipflm.serving.prompts import encoded_or_refused, read_prompts, spelled
-from zipflm.serving.requests import chosen_model
+from zipflm.serving.prompts import encoded_or_refused, read_prompts, spelled, start_of
+from zipflm.serving.requests import chosen_model, require_length
 from zipflm.serving.tickets import Limits
 
 
@@ -31,16 +31,16 @@ def tokenized(
     fields = Fields(values)
     model = chosen_model(fields, models)
     text = fields.text("prompt")
-    ids = read_prompts(model, text)[0].tokens.tolist() if text.strip() else _of_blanks(model, text)
+    start = start_of(text)
+    ids = [END] if start else []
+    if rest := text[start:]:
+        ids += encoded_or_refused(model.reader, rest).ids.tolist()
     return {"tokens": ids, "count": len(ids), "max_model_len": limits.max_words}
 
 
-def _of_blanks(model: ServedModel, text: str) -> list[int]:
-    """Nothing, or lines that have ended."""
-    return encoded_or_refused(model.reader, text).ids.tolist() if text else []
-
-
-def detokenized(values: Mapping[str, Any], models: Mapping[str, ServedModel]) -> dict[str, Any]:
+def detokenized(
+    values: Mapping[str, Any], models: Mapping[str, ServedModel], limits: Limits
+) -> dict[str, Any]:
     """The text of ids, from which `tokenized` makes the same ids wherever spelling allows it."""
     fields = Fields(values)
     model = chosen_model(fields, models)
@@ -49,6 +49,7 @@ def detokenized(values: Mapping[str, Any], models: Mapping[str, ServedModel]) ->
         return {"prompt": ""}
     if not isinstance(tokens, list) or isinstance(tokens[0], list | str):
         raise bad_request("tokens", "tokens: give a list of ids")
+    require_length("tokens", len(tokens), limits)
     (prompt,) = read_prompts(model, tokens)
     ids = prompt.tokens.tolist()
     if prompt.has_start:
