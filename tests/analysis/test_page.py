@@ -12,6 +12,7 @@ from analysis import example_study as example
 from zipflm.analysis.building import build
 from zipflm.analysis.headline import headline
 from zipflm.analysis.page import protocol_rows, render
+from zipflm.analysis.report import markdown
 from zipflm.analysis.study import NOT_COMPILED, Study
 from zipflm.analysis.tables import columns
 
@@ -116,7 +117,20 @@ def test_a_study_without_any_result_makes_a_page() -> None:
     made = build(members, example.text(), title="t", dataset="tiny", facts={})
     html = render(made)
     Page(html)
-    assert "1 model, none of them with a result" in html
+    assert "Unfinished: 0 of 1 models" in html
+
+
+def test_an_unfinished_study_says_so_instead_of_a_verdict() -> None:
+    study = example.study(broken="CNN")
+    html, text = render(study), markdown(study)
+    for place in ("<title>", "<h1>"):
+        assert f"{place}Unfinished: 7 of 8 models; missing: CNN" in html
+    assert re.findall(r'class="tile"><b>(.*?)</b><strong>(.*?)<', html) == [
+        ("7 of 8 models", "Unfinished")
+    ]
+    assert text.startswith("# Unfinished: 7 of 8 models; missing: CNN\n")
+    for verdict in ("is best", "has the lowest", "fewest parameters", "shortest training"):
+        assert verdict not in html and verdict not in text
 
 
 def test_tiles_name_the_best_where_there_is_a_choice(study: Study) -> None:

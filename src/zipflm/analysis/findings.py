@@ -21,7 +21,7 @@ def findings(study: Study) -> list[str]:
     """Sentences about the finished rows; no comparison where there is nothing to compare."""
     found = _incomplete(study)
     found += [f"{row.label} {NOT_COMPILED}." for row in study.rows if row.compiled is False]
-    if len(study.finished) > 1:
+    if len(study.finished) > 1 and not study.missing:
         found += [_overall(study), _rare(study), _previous(study), _chance(study)]
     return [sentence for sentence in found if sentence]
 

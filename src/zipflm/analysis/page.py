@@ -17,7 +17,7 @@ from zipflm.analysis import page_tables, paper
 from zipflm.analysis.chart_data import chart_data
 from zipflm.analysis.findings import findings, rarest
 from zipflm.analysis.frequency_bins import FrequencyBin
-from zipflm.analysis.headline import headline
+from zipflm.analysis.headline import headline, join, unfinished
 from zipflm.analysis.palette import style_of
 from zipflm.analysis.paper_bins import DATASETS
 from zipflm.analysis.study import Row, Study
@@ -159,10 +159,10 @@ def _colours(study: Study) -> str:
 
 def _lead(study: Study) -> str:
     tokens = sum(b.tokens for b in study.word_bins)
-    total, done = len(study.rows), len(study.finished)
+    total = len(study.rows)
     models = "1 model" if total == 1 else f"{total} models"
-    if done < total:
-        models += f", {done or 'none'} of them with a result"
+    if study.missing:
+        models = unfinished(study)
     parts = [models, f"{tokens:,} words of the {study.split} set"]
     parts += [str(value) for key, value in study.facts.items() if key in ("data", "training")]
     text = ", ".join(parts) + "."
@@ -180,6 +180,9 @@ def _lead(study: Study) -> str:
 
 def _tiles(study: Study) -> Iterable[str]:
     rows = study.finished
+    if study.missing:
+        state, _, number_done = unfinished(study).partition(": ")
+        return [_tile(number_done, state, f"missing: {join(study.missing)}")]
     if len(rows) < 2:
         return []
     best = min(rows, key=lambda row: study.headline(row).mean)
@@ -200,10 +203,13 @@ def _tiles(study: Study) -> Iterable[str]:
         loss, label = min((loss, label) for label, loss in rare.loss.items() if loss is not None)
         what = f"lowest loss on words that training has {rare.name.replace('-', ' to ')} times"
         tiles.append((f"{loss:.2f}", label, what))
+    return [_tile(*tile) for tile in tiles]
+
+
+def _tile(value: str, label: str, what: str) -> str:
     return (
         f'<div class="tile"><b>{escape(value)}</b><strong>{escape(label)}</strong>'
         f"<span>{escape(what)}</span></div>"
-        for value, label, what in tiles
     )
 
 

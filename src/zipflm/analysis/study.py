@@ -261,6 +261,11 @@ class Study:
         return tuple(row for row in self.rows if row.perplexity)
 
     @property
+    def missing(self) -> tuple[str, ...]:
+        """Rows without a result, or without that of every seed; the study is unfinished."""
+        return tuple(row.label for row in self.rows if row.problem)
+
+    @property
     def has_unknown(self) -> bool:
         return any(b.name == "UNK" and b.tokens for b in self.word_bins)
 
