@@ -71,13 +71,26 @@ def build(
             if label != reference
         },
         vocabulary=text.vocabulary,
-        facts=facts,
+        facts={**facts, **_trained_with(members)},
         blocks=sample.blocks,
         intervals=_perplexities(everything),
         known_intervals=_perplexities(known),
         differences=_differences(known if is_mixed else everything),
         curve=sample.curve(),
     )
+
+
+def _trained_with(members: Sequence[Member]) -> dict[str, str]:
+    """Device, packages and commit of the trainings; of every one where they differ."""
+    texts = [
+        ", ".join(
+            ([one.device] if one.device else [])
+            + [f"{name} {one.packages[name]}" for name in ("torch", "zipflm")]
+            + ([f"commit {one.commit[:12]}"] if one.commit else [])
+        )
+        for one in (member.versions.latest for member in members if member.versions)
+    ]
+    return {"trained with": "; ".join(dict.fromkeys(texts))} if texts else {}
 
 
 def _perplexities(estimates: Mapping[str, Estimate]) -> dict[str, Interval]:
@@ -131,6 +144,7 @@ def _row(members: Sequence[Member], dataset: str) -> Row:
         known_perplexity={split: value for split, value in known.items() if value},
         seen=next((m.seen for m in good if m.seen), None),
         seconds=Summary.of([m.seconds for m in good if m.seconds is not None]),
+        cpu_seconds=Summary.of([m.cpu_seconds for m in good if m.cpu_seconds is not None]),
         compile_seconds=Summary.of(
             [m.compile_seconds for m in good if m.compile_seconds is not None]
         ),

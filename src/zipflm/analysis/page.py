@@ -92,6 +92,11 @@ def caption(study: Study) -> str:
             " Unknown words are one symbol to word models, while sub-word models may have to "
             "spell them: the column 'known words' leaves them out."
         )
+    if any(row.is_busy for row in study.rows):
+        text += (
+            " Times marked 'busy' exceed the CPU time of the training thread by more than a third: "
+            "other processes held the CPU."
+        )
     if any(row.paper for row in study.rows):
         text += (
             f" Columns headed 'the paper's' are its printed figures on {DATASETS[study.dataset]}, "
@@ -188,6 +193,8 @@ def _tiles(study: Study) -> Iterable[str]:
     best = min(rows, key=lambda row: study.headline(row).mean)
     small = min(rows, key=lambda row: row.num_params)
     timed = [row for row in rows if row.seconds]
+    if any(row.doubts for row in timed):
+        timed = []  # a time that is not comparable may hide the shortest
     tiles = [
         (number(study.headline(best).mean), best.label, f"lowest {study.headline_name}"),
         (millions(small.num_params), small.label, "fewest parameters"),

@@ -10,7 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zipflm.analysis.paper import CONTEXT, GPUS, PaperModel
@@ -47,7 +47,10 @@ def columns(study: Study) -> list[Column]:
             "tokens/s",
             "training",
             lambda row: row.tokens_per_second.mean if row.tokens_per_second else None,
-            lambda row: number(row.tokens_per_second.mean if row.tokens_per_second else None, 0),
+            lambda row: (
+                number(row.tokens_per_second.mean if row.tokens_per_second else None, 0)
+                + _busy(row)
+            ),
         ),
         Column("memory", "training", lambda row: row.memory, lambda row: memory(row.memory)),
     ]
@@ -83,7 +86,8 @@ def seen_columns(study: Study) -> list[Column]:
 
 
 def _times(study: Study) -> list[Column]:
-    """Training time, and beside it that of compilation where there was any."""
+    """Training time, and beside it the CPU time where it tells whether the machine was busy, and
+    the time of compilation where there was any."""
 
     def column(title: str, value: Callable[[Row], Summary | None]) -> Column:
         def mean(row: Row) -> float | None:
@@ -92,10 +96,17 @@ def _times(study: Study) -> list[Column]:
 
         return Column(title, "training", mean, lambda row: duration(mean(row)))
 
-    found = [column("time", lambda row: row.seconds)]
+    time = column("time", lambda row: row.seconds)
+    found = [replace(time, text=lambda row: time.text(row) + _busy(row))]
+    if any(row.cpu_seconds for row in study.rows):
+        found.append(column("CPU time", lambda row: row.cpu_seconds))
     if any(row.compile_seconds and row.compile_seconds.mean > 0 for row in study.rows):
         found.append(column("compilation", lambda row: row.compile_seconds))
     return found
+
+
+def _busy(row: Row) -> str:
+    return " (busy)" if row.is_busy else ""
 
 
 def operations(count: float) -> str:
@@ -233,6 +244,7 @@ def _member(member: Member) -> dict[str, Any]:
         "checkpoint": member.checkpoint,
         "problem": member.problem,
         "seconds": member.seconds,
+        "cpu_seconds": member.cpu_seconds,
         "compile_seconds": member.compile_seconds,
         "seen": asdict(member.seen) if member.seen else None,
         "tokens_per_second": member.tokens_per_second,

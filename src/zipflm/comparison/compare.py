@@ -36,6 +36,7 @@ from zipflm.training import distributed
 from zipflm.training.distributed import Process
 from zipflm.training.limits import require_trainable
 from zipflm.training.setup import accumulation, check_data
+from zipflm.training.throughput import device_name
 from zipflm.training.trainer import train as train_run
 
 PROTOCOL_FACTS = {
@@ -221,16 +222,16 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
     updates = _either(f"{config.max_updates:,}" for config in configs)
     tokens = _either(f"{config.tokens_per_update:,}" for config in configs)
     optimizer = _either(type(config.optimizer).__name__ for config in configs)
-    name = torch.cuda.get_device_name() if process.device.type == "cuda" else "CPU"
+    on_cuda = process.device.type == "cuda"
     return {
         "data": f"a vocabulary of {len(words.vocabulary):,} words",
         "folder": str(words.path),
         "vocabulary": words.vocabulary.hash,
         "training": f"{updates} updates of {tokens} tokens each, {optimizer}",
         "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
-        "devices": f"{process.world_size} x {name}",
+        "devices": f"{process.world_size} x {device_name(process.device)}",
         "threads of each process": str(torch.get_num_threads()),
-        "memory": "peak of the GPU's allocator" if name != "CPU" else "peak of the whole process",
+        "memory": "peak of the GPU's allocator" if on_cuda else "peak of the whole process",
     } | PROTOCOL_FACTS
 
 

@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from zipflm.analysis.study import NOT_COMPILED, Study
+from zipflm.analysis.study import Study
 from zipflm.analysis.tables import Column, columns, duration, number
 from zipflm.comparison.plan import Plan
 from zipflm.evaluation.watching import watched_by
@@ -299,8 +299,8 @@ def print_table(study: Study, stream: IO[str] | None = None) -> None:
     for row in study.rows:
         if row.problem:
             print(one_line(f"{row.label}: {row.problem}"), file=stream)
-        if row.compiled is False:
-            print(one_line(f"{row.label}: {NOT_COMPILED}"), file=stream)
+        for doubt in row.doubts:
+            print(one_line(f"{row.label}: {doubt}"), file=stream)
 
 
 def _title(column: Column) -> str:
