@@ -11,10 +11,11 @@ from analysis import example_study as example
 
 from zipflm.analysis.building import build
 from zipflm.analysis.headline import headline
-from zipflm.analysis.page import protocol_rows, render
+from zipflm.analysis.page import lead, protocol_rows, render
 from zipflm.analysis.report import markdown
 from zipflm.analysis.study import NOT_COMPILED, Study
 from zipflm.analysis.tables import columns
+from zipflm.presets import preset
 
 VOID = {"meta", "input", "br", "link", "hr", "img", "source"}
 
@@ -181,6 +182,20 @@ def test_the_page_begins_with_the_result_and_the_seeds_behind_it(study: Study) -
     assert study.title in html.split("<h1>")[0]
     assert "One seed a model" in html and "One seed a model" not in render(example.study(seeds=2))
     assert "0.25 passes over the text" in html
+
+
+def test_seeds_and_a_recipe_unlike_the_papers_are_told_in_words() -> None:
+    members = [
+        replace(example.member("SM", seed), config=preset("wikitext-2", "SM")) for seed in (1, 2, 3)
+    ]
+    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    assert lead(study).startswith("1 model, 3 seeds each, ")
+    recipe = "rotary positions, normalised queries and keys, squared ReLU, RMS norm, "
+    assert recipe in lead(study) and "no biases and Muon." in lead(study)
+    assert escape(lead(study)) in render(study) and lead(study) in markdown(study)
+    papers = replace(members[0], config=preset("wikitext-103", "SM"))
+    plain = build([papers], example.text(), title="t", dataset="tiny", facts={})
+    assert "Unlike" not in lead(plain) and "1 seed each" in lead(plain)
 
 
 def test_perplexities_come_before_everything_else(study: Study) -> None:

@@ -10,8 +10,16 @@ from statistics import fmean
 import numpy as np
 
 from zipflm.analysis.estimates import Estimate, Interval
-from zipflm.analysis.frequency_bins import FloatArray, IntArray, loss_by_bin, previous_words
+from zipflm.analysis.frequency_bins import (
+    BIN_NAMES,
+    FloatArray,
+    IntArray,
+    bin_indices,
+    loss_by_bin,
+    previous_words,
+)
 from zipflm.analysis.paper import comparison_row, setting_row
+from zipflm.analysis.paper_bins import RARE
 from zipflm.analysis.sample import Sample
 from zipflm.analysis.study import (
     CurvePoint,
@@ -76,6 +84,8 @@ def build(
         intervals=_perplexities(everything),
         known_intervals=_perplexities(known),
         differences=_differences(known if is_mixed else everything),
+        rare=_on_rare(sample, word_ids, counts),
+        after_rare=_on_rare(sample, previous, counts),
         curve=sample.curve(),
     )
 
@@ -109,6 +119,12 @@ def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
                 )
             )
     return tuple(found)
+
+
+def _on_rare(sample: Sample, groups: IntArray, counts: IntArray) -> tuple[Difference, ...]:
+    """Differences on the words whose entry of `groups` is rare."""
+    is_rare = bin_indices(groups, counts, END, UNKNOWN) == BIN_NAMES.index(RARE)
+    return _differences(sample.estimates(is_rare)) if is_rare.any() else ()
 
 
 def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) -> SplitScore:

@@ -32,6 +32,7 @@ from zipflm.analysis.tables import (
     number,
 )
 from zipflm.analysis.word_lists import MIN_BLOCKS, MIN_TOKENS, WordDifference
+from zipflm.config import Nesterov
 from zipflm.records import to_dict
 
 _DARK_PAGE = (
@@ -54,7 +55,7 @@ def render(study: Study) -> str:
         css=parts["css"],
         script=parts["js"],
         colours=_colours(study),
-        lead=escape(_lead(study)),
+        lead=escape(lead(study)),
         tiles="\n".join(_tiles(study)),
         caption=escape(caption(study)),
         comparison=_comparison(study),
@@ -162,18 +163,47 @@ def _colours(study: Study) -> str:
     )
 
 
-def _lead(study: Study) -> str:
+_UNLIKE_THE_PAPER = (
+    ("positions", "rotary", "rotary positions"),
+    ("qk_norm", True, "normalised queries and keys"),
+    ("activation", "relu_squared", "squared ReLU"),
+    ("norm", "rms", "RMS norm"),
+    ("final_norm", True, "a norm after the last layer"),
+    ("bias", False, "no biases"),
+)
+"""Fields of a decoder with a value that the paper's do not have, and its name."""
+
+
+def _unlike_the_paper(study: Study) -> list[str]:
+    configs = [member.config for row in study.rows for member in row.members]
+    found = [
+        name
+        for field, value, name in _UNLIKE_THE_PAPER
+        if any(getattr(config.decoder, field) == value for config in configs)
+    ]
+    optimizers = [type(config.training.optimizer).__name__ for config in configs]
+    return found + [name for name in dict.fromkeys(optimizers) if name != Nesterov.__name__]
+
+
+def lead(study: Study) -> str:
+    """The size of the study, its text and its recipe, in a few sentences."""
     tokens = sum(b.tokens for b in study.word_bins)
     total = len(study.rows)
     models = "1 model" if total == 1 else f"{total} models"
     if study.missing:
         models = unfinished(study)
-    parts = [models, f"{tokens:,} words of the {study.split} set"]
+    seeds = sorted({len(row.members) for row in study.rows})
+    times = f"{seeds[0]} seed{'s' if seeds[0] > 1 else ''} each"
+    if len(seeds) > 1:
+        times = f"{seeds[0]} to {seeds[-1]} seeds each"
+    parts = [models, times, f"{tokens:,} words of the {study.split} set"]
     parts += [str(value) for key, value in study.facts.items() if key in ("data", "training")]
     text = ", ".join(parts) + "."
     if "held equal" in study.facts:
         equal = study.facts["held equal"]
         text += f" Held equal: {equal}."
+    if unlike := _unlike_the_paper(study):
+        text += f" Unlike the paper's models: {join(unlike)}."
     passes = [row.seen.passes for row in study.finished if row.seen]
     if passes:
         low, high = f"{min(passes):.2f}", f"{max(passes):.2f}"

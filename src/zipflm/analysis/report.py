@@ -122,7 +122,12 @@ def markdown(study: Study) -> str:
         rows = [row[:-1] for row in rows]
     else:
         names.append("problem")
-    parts = [f"# {headline(study)}", study.title + ".", _table(names, rows), page.caption(study)]
+    parts = [
+        f"# {headline(study)}",
+        f"{study.title}: {page.lead(study)}",
+        _table(names, rows),
+        page.caption(study),
+    ]
     parts += ["\n".join(f"- {sentence}" for sentence in findings(study))]
     parts += _statistics(study)
     for title, bins in (("word", study.word_bins), ("previous word", study.previous_bins)):
@@ -146,7 +151,9 @@ def _statistics(study: Study) -> list[str]:
     rows = page_tables.findings_rows(study)
     if rows:
         caption = page_tables.findings_caption(study)
-        parts += ["## The paper's findings", caption, _table(page_tables.FINDINGS_NAMES, rows)]
+        table = _table(page_tables.CLAIMS_NAMES, page_tables.claims_rows(study))
+        parts += ["## The paper's findings", caption, table]
+        parts += [_table(page_tables.FINDINGS_NAMES, rows)]
     rows = page_tables.tuning_rows(study)
     if rows:
         table = _table(page_tables.TUNING_NAMES, rows)

@@ -274,6 +274,10 @@ class Study:
     """Of every pair of rows, in what `headline` ranks by."""
     curve: tuple[CurveAt, ...]
     """Loss against frequency."""
+    rare: tuple[Difference, ...] = ()
+    """Of every pair of rows, on rare words alone."""
+    after_rare: tuple[Difference, ...] = ()
+    """The same on words after rare ones."""
     contexts: tuple[ContextScore, ...] = ()
     tried: tuple[Tried, ...] = ()
 
@@ -311,12 +315,7 @@ class Study:
 
     def difference(self, label: str, other: str) -> Difference | None:
         """The difference of two rows, in this direction; None where it cannot be estimated."""
-        for found in self.differences:
-            if (found.label, found.other) == (label, other):
-                return found
-            if (found.other, found.label) == (label, other):
-                return found.reversed
-        return None
+        return find_difference(self.differences, label, other)
 
     def is_better(self, label: str, other: str) -> bool:
         """Whether a row is better than another beyond the doubt that its interval leaves."""
@@ -337,6 +336,16 @@ class Study:
         first = next(iter(self.finished), None)
         is_known = first and self.is_mixed
         return f"{self.split} perplexity" + (" on known words" if is_known else "")
+
+
+def find_difference(differences: Sequence[Difference], label: str, other: str) -> Difference | None:
+    """The difference of two rows, in this direction; None if it is not there."""
+    for found in differences:
+        if (found.label, found.other) == (label, other):
+            return found
+        if (found.other, found.label) == (label, other):
+            return found.reversed
+    return None
 
 
 def units_of(rows: Sequence[Row], split: str) -> set[str]:

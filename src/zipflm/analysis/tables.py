@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zipflm.analysis.paper import CONTEXT, GPUS, PaperModel
+from zipflm.analysis.paper_findings import paper_findings
 from zipflm.analysis.study import Member, Row, Seen, Study, Summary
 from zipflm.records import to_dict
 
@@ -203,6 +204,7 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
             "likeness": study.blocks.likeness,
         },
         "differences": [asdict(difference) for difference in study.differences],
+        "paper_findings": [asdict(finding) for finding in paper_findings(study)],
         "loss_against_frequency": [asdict(at) for at in study.curve],
         "tried": [asdict(tried) for tried in study.tried],
     }
