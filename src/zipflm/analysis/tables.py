@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, groupby
 from typing import Any
 
 from zipflm.analysis.paper import CONTEXT, GPUS, PaperModel
@@ -170,6 +171,64 @@ def to_csv(study: Study) -> str:
         seeds = " ".join(str(member.seed) for member in row.members)
         writer.writerow([column.value(row) for column in table_columns] + [seeds, row.problem])
     return out.getvalue()
+
+
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
+    | {"[": "{[}", "*": "{*}"}  # arguments of the line break before them
+    | {"\u00b1": r"$\pm$", "\u2212": "$-$", "\u00a0": "~"}
+)
+
+
+def to_latex(study: Study, comment: str) -> str:
+    """Perplexities, parameters and time as a LaTeX table, which needs the package booktabs; the
+    lowest perplexities are bold unless models are missing."""
+    shown = [
+        column
+        for column in columns(study)
+        if column.ranks or f"{column.group} {column.title}".strip() in _LATEX_COLUMNS
+    ]
+    groups = [(name, len(list(of))) for name, of in groupby(column.group for column in shown)]
+    ends = list(accumulate(span for _, span in groups))
+    lines = [
+        "% " + comment.replace("\n", " "),
+        rf"\begin{{tabular}}{{{''.join('r' if c.is_number else 'l' for c in shown)}}}",
+        r"\toprule",
+        _latex_line(rf"\multicolumn{{{n}}}{{c}}{{{name.translate(_LATEX)}}}" for name, n in groups),
+        " ".join(
+            rf"\cmidrule(lr){{{end - span + 1}-{end}}}"
+            for (name, span), end in zip(groups, ends, strict=True)
+            if name
+        ),
+        _latex_line(column.title.translate(_LATEX) for column in shown),
+        r"\midrule",
+        *(_latex_line(_latex_cell(column, row, study) for column in shown) for row in study.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX_COLUMNS = (
+    "model",
+    "perplexity 95 % interval",
+    "parameters all",
+    "training time",
+    "the paper's test",
+)
+
+
+def _latex_line(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _latex_cell(column: Column, row: Row, study: Study) -> str:
+    text = "--" if column.text(row) == EMPTY else column.text(row).translate(_LATEX)
+    values = [value for other in study.finished if (value := column.value(other)) is not None]
+    is_best = column.ranks and not study.missing and column.value(row) == min(values)
+    return rf"\textbf{{{text}}}" if is_best else text
 
 
 def to_json(study: Study, made_by: str) -> dict[str, Any]:
