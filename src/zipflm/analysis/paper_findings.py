@@ -9,7 +9,7 @@ is inside.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -85,17 +85,16 @@ def claims(study: Study) -> list[Claim]:
     return [
         Claim(f"{measure}, {name}", chosen)
         for measure in dict.fromkeys(f.measure for f in found)
-        for name, is_chosen in (
-            (_EVERY, lambda f: True),
-            ("ADP-T against every other", lambda f: "ADP-T" in (f.model, f.other)),
-            ("tied against untied", lambda f: _untied(f.model) == _untied(f.other)),
-        )
+        for name, is_chosen in _SELECTIONS.items()
         if (chosen := tuple(f for f in found if f.measure == measure and is_chosen(f)))
     ]
 
 
-def _untied(label: str) -> str:
-    return label.removesuffix("-T")
+_SELECTIONS: dict[str, Callable[[PaperFinding], bool]] = {
+    _EVERY: lambda f: True,
+    "ADP-T against every other": lambda f: "ADP-T" in (f.model, f.other),
+    "tied against untied": lambda f: f.model.removesuffix("-T") == f.other.removesuffix("-T"),
+}
 
 
 def _finding(
