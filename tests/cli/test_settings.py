@@ -14,7 +14,6 @@ from zipflm.cli.settings import _ELSEWHERE, expanded, settings_like
         ("lr", ["--preset", "demo"], ["training.optimizer.lr"]),
         ("training.max_updates", [], ["training.max_updates"]),
         ("max-updates", [], ["training.max_updates"]),
-        ("epochs", [], ["training.max_updates"]),
         ("batch-size", [], ["training.tokens_per_update"]),
         ("dim", ["tiny/ADP-T"], ["input.dim", "decoder.dim", "output.dim"]),
         ("num_layer", [], ["decoder.num_layers"]),
@@ -39,6 +38,13 @@ def test_a_file_of_settings_stands_for_its_lines(tmp_path):
         *("a=1", "decoder.dim=8", "training.seed=2", "name=x#1", "b=2")
     ]
     assert expanded(None) == []
+
+
+def test_what_is_typed_twice_is_refused_and_may_change_a_file(tmp_path):
+    (tmp_path / "my.cfg").write_text("a=1\n")
+    assert expanded([f"@{tmp_path / 'my.cfg'}", "a=2"]) == ["a=1", "a=2"]
+    with pytest.raises(ValueError, match="^a: given twice"):
+        expanded(["a=1", "b=1", "a=2"])
 
 
 def test_a_file_that_is_no_text_is_refused_by_name(tmp_path):

@@ -181,7 +181,7 @@ def test_a_prefix_stands_before_every_line(adp, text):
         ({"top": 2, "per": "line"}, "--top"),
         ({"top": 2, "lines": "running"}, "--top"),
         ({"per": "line", "format": "surprisal"}, "--format surprisal"),
-        ({"top": 1000}, "k=1000: must be 1 to 80"),
+        ({"top": 1000}, "top=1000: must be 1 to 80"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(adp, text, options, reason):
@@ -306,7 +306,7 @@ def test_a_closed_pipe_ends_it_quietly(process):
             child.stdin.flush()
         except BrokenPipeError:
             break
-    assert child.wait(60) == 0
+    assert child.wait(60) == 141
     assert child.stderr.read() == b""
 
 
@@ -316,8 +316,13 @@ def test_a_closed_pipe_ends_it_quietly(process):
         (["score", "nowhere", "-"], "nowhere"),
         (["score", "RUN", "missing.txt"], "missing.txt: no such file"),
         (["score", "RUN", "-", "--block", "0"], "--block"),
-        (["generate", "RUN", "--temperature", "-1"], "temperature=-1.0"),
+        (["generate", "RUN", "--temperature", "-1"], "--temperature -1.0"),
         (["generate", "RUN", "--checkpoint", "77"], "--checkpoint 77"),
+        (["generate", "RUN", "--num", "0"], "--num 0"),
+        (["generate", "RUN", "the cat"], "follows --prompt"),
+        (["score", "RUN", __file__, "--top", "1000"], "--top 1000"),
+        (["score", "RUN", "-", "--dtype", "half"], "--dtype 'half'"),
+        (["score", __file__, "RUN"], f"{__file__}: a file, where a run is expected"),
     ],
 )
 def test_bad_input_is_one_line(run, monkeypatch, capsys, arguments, reason):
