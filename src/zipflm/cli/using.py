@@ -46,6 +46,9 @@ def score(
     in_bits: Annotated[
         bool, typer.Option("--bits", help="Surprisal in bits instead of natural logarithms.")
     ] = False,
+    log10: Annotated[
+        bool, typer.Option("--log10", help="Logarithms to base 10, as KenLM's, instead.")
+    ] = False,
     top: Annotated[
         int, typer.Option(help="With every word, the so many most likely in its place.")
     ] = 0,
@@ -79,6 +82,7 @@ def score(
         per=per,  # type: ignore[arg-type]  # checked there
         format=output_format,  # type: ignore[arg-type]  # checked there
         bits=in_bits,
+        log10=log10,
         ends=ends,
         names_files=len(names) > 1,
     )
