@@ -40,13 +40,6 @@ def test_a_file_of_settings_stands_for_its_lines(tmp_path):
     assert expanded(None) == []
 
 
-def test_what_is_typed_twice_is_refused_and_may_change_a_file(tmp_path):
-    (tmp_path / "my.cfg").write_text("a=1\n")
-    assert expanded([f"@{tmp_path / 'my.cfg'}", "a=2"]) == ["a=1", "a=2"]
-    with pytest.raises(ValueError, match="^a: given twice"):
-        expanded(["a=1", "b=1", "a=2"])
-
-
 def test_a_file_that_is_no_text_is_refused_by_name(tmp_path):
     (tmp_path / "x").write_bytes(b"\xff\xfe\0")
     with pytest.raises(ValueError, match="x: not a text; name a file of lines key=value"):

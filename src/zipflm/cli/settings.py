@@ -105,17 +105,11 @@ def _keys(args: Sequence[str]) -> list[str]:
 def expanded(overrides: Iterable[str] | None) -> list[str]:
     """Overrides, with the lines of a file in place of its name behind `@`.
 
-    Empty lines are left out, and what follows ` #`. What is typed may change a line of a file, but
-    not what was typed before: ValueError.
+    Empty lines are left out, and what follows ` #`.
     """
     found: list[str] = []
-    typed: set[str] = set()
     for override in overrides or ():
         if not override.startswith("@"):
-            key = override.partition("=")[0]
-            if key in typed:
-                raise ValueError(f"{unquoted(key)}: given twice; give it once")
-            typed.add(key)
             found.append(override)
             continue
         path = Path(override[1:])
