@@ -83,6 +83,9 @@ def test_the_readme_shows_every_kind_of_study() -> None:
         ("analyse runs/a --context-sizes 0,16", "--context-sizes 16: .* give 0 to 15"),
         ("compare --preset tiny --factorizations ADPT", "choose from SM"),
         ("compare --preset tiny --factorizations ,", "name at least one"),
+        ("analyse runs/a --seeds 3", "--seeds 3: nothing is trained"),
+        ("analyse runs/a --bands 4/8 --block 8", "without --context-sizes and --block"),
+        ("compare --preset tiny --tail-dropout 0.1 --tail-dropout x", "--tail-dropout 0.1,x"),
     ],
 )
 def test_mistakes_are_told(
@@ -92,6 +95,18 @@ def test_mistakes_are_told(
     command = [*arguments.split(), "--data", "data/words", "--out", "x"]
     with pytest.raises(ValueError, match=message):
         CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("out", ["runs/a", "data/words"])
+def test_a_report_is_not_written_into_what_it_is_about(
+    out: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    before = sorted(Path(out).iterdir())
+    with pytest.raises(ValueError, match=f"--out {out}: holds"):
+        command = ["analyse", "runs/a", "--data", "data/words", "--out", out]
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    assert sorted(Path(out).iterdir()) == before
 
 
 def conclude(
