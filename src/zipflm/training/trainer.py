@@ -18,6 +18,7 @@ from zipflm.config import Config
 from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.watching import watched_by
+from zipflm.files import written_whole
 from zipflm.runs import resume as resuming
 from zipflm.runs.checkpoint import checkpoint_path
 from zipflm.runs.folder import RunFolder
@@ -285,7 +286,8 @@ def _stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
     for index, batch in enumerate(batches):
         for name in ("words", "targets", "scored"):
             tensors[f"{index}/{name}"] = getattr(batch, name).cpu()
-    save_file(tensors, run.folder.path / f"bad-batch-{run.process.rank}.safetensors")
+    with written_whole(run.folder.path / f"bad-batch-{run.process.rank}.safetensors") as path:
+        save_file(tensors, path)
     numbers = "0" if run.process.world_size == 1 else "*"
     remedy = "lower the learning rate, or use training.precision=bfloat16 or float32"
     doubtful = saver.doubtful()
