@@ -70,8 +70,9 @@ class Plan:
     """What was chosen for it, or is tried."""
 
 
-def make_plans(request: Request, words: DataFolder) -> list[Plan]:
-    """All members in the order in which they are trained; `words` is `request.data`, opened.
+def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> list[Plan]:
+    """All members in the order in which they are trained; `words` is `request.data`, opened, and
+    `on_cpu` as in `recipes.resolve`.
 
     Raises ValueError for anything that cannot be trained, before anything is.
     """
@@ -79,7 +80,7 @@ def make_plans(request: Request, words: DataFolder) -> list[Plan]:
     settings = (len(request.bands) or 1) * (len(request.tail_dropout) or 1)
     require_few(len(request.factorizations) * settings, request.seeds)
     folders = _folders(request, words)
-    configs = _resolved(request, folders)
+    configs = _resolved(request, folders, on_cpu)
     chosen = variations(request.bands, request.tail_dropout)
     plans = []
     for factorization, variation in product(request.factorizations, chosen):
@@ -94,7 +95,9 @@ def make_plans(request: Request, words: DataFolder) -> list[Plan]:
     return plans
 
 
-def _resolved(request: Request, folders: Mapping[str, DataFolder]) -> dict[str, Config]:
+def _resolved(
+    request: Request, folders: Mapping[str, DataFolder], on_cpu: bool
+) -> dict[str, Config]:
     """The config of every factorization; a change that none of them can take is an error."""
     dataset, _, size = request.preset.partition("/")
     configs: dict[str, Config] = {}
@@ -105,7 +108,7 @@ def _resolved(request: Request, folders: Mapping[str, DataFolder]) -> dict[str, 
         while factorization not in configs:
             try:
                 configs[factorization] = resolve(
-                    name, request.recipe, changes, len(data.vocabulary)
+                    name, request.recipe, changes, len(data.vocabulary), on_cpu=on_cpu
                 )
             except UnknownKey as error:
                 if not error.key.startswith(("input.", "output.")):

@@ -140,6 +140,7 @@ class Display:
                 redirect_stdout=False,
                 redirect_stderr=False,
             ):
+                self._console.show_cursor(True)  # a signal may end the program at any moment
                 yield
         else:
             watcher = threading.Thread(target=self._watch, daemon=True)

@@ -199,7 +199,8 @@ class TrainingConfig:
     clip_norm: float = 0.1
     """Gradients above this norm are scaled down to it; 0 leaves them as they are."""
     precision: Literal["float32", "bfloat16", "float16"] = "float16"
-    """Of activations and matrix products; weights, loss and statistics stay in float32."""
+    """Of activations and matrix products; weights, loss and statistics stay in float32. On a CPU
+    `train` and `compare` use float32 unless you ask for another one."""
     stages: tuple[tuple[float, int], ...] = ()
     """Block lengths in turn, as (fraction of the updates at which it ends, block); `batches.block`
     is used after the last. `0.3:128,0.8:256` on the command line."""

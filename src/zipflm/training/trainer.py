@@ -145,6 +145,7 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         with _compiling(run), tally.compiling(run.learner):
             result = updates(batches, stop.is_requested)
         run.update += 1
+        stop.arm()
         run.log.advance(run.update)
         tally.see(results.send(result))
         saver.see(tally.last_good)
@@ -178,9 +179,9 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
             saver.save(None, must=True)
     is_finished = run.update >= training.max_updates
     if not is_finished:
-        saved = f"after update {run.update} and saved in" if run.update else "before update 1 in"
         run.log.say(
-            f"stopped {saved} {run.folder.path}; to go on, give the same command with --resume"
+            f"stopped after update {run.update} and saved in {run.folder.path}; to go on, give the "
+            "same command with --resume"
         )
     return is_finished
 
