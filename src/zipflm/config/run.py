@@ -223,8 +223,9 @@ class TrainingConfig:
     validate_every: int = 2_000
     """Updates between two passes over the valid set; 0 does it only at the end."""
     validate_share: float = 1.0
-    """How much of the valid set a pass on the way scores: always the same lines, spread over all of
-    it. A pass that a checkpoint is saved with, and the last one, score all of it as well."""
+    """Share of the valid set that a pass on the way scores at most: always the same words, spread
+    over all of it, and no more than a quarter of the tokens trained on since the last pass (but
+    2,000 words). All of it is scored as well when a checkpoint is saved and at the end."""
     checkpoint_every: int = 2_000
     """Updates between two checkpoints; 0 saves only at the end."""
     max_bad_updates: int = 20

@@ -68,6 +68,7 @@ class Report:
     memory: int
     """Peak, in bytes: of the GPU's allocator, or of the process."""
     seconds_left: float
+    """Estimated, passes over the valid set included."""
     flop_utilisation: float | None = None
     compiled: bool | None = None
     """Whether the model ran compiled; None where that was not asked for."""
@@ -104,7 +105,7 @@ class Validation:
     words: int
     blocks: Blocks
     share: float = 1.0
-    """Of the lines of the valid set, how many were scored; 1 is all of them."""
+    """Of the words of the valid set, how many were scored; 1 is all of them."""
 
     def __post_init__(self) -> None:
         require_count(update=self.update)

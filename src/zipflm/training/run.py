@@ -30,3 +30,5 @@ class Run:
     """Updates done."""
     compiled_blocks: set[int] = field(default_factory=set)
     """Lengths of blocks for which the model was compiled, or is about to be."""
+    seconds_per_scored_word: float = 0.0
+    """Of the last pass over the valid set, 0 before it."""

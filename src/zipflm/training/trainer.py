@@ -35,7 +35,7 @@ from zipflm.training.schedule import learning_rate
 from zipflm.training.setup import accumulation, check_data, check_processes, overview
 from zipflm.training.signals import StopSignal
 from zipflm.training.stream import block_at
-from zipflm.training.validation import validate
+from zipflm.training.validation import seconds_left, validate
 from zipflm.training.whereabouts import LIMIT, Stage
 
 
@@ -240,6 +240,9 @@ def _seed(seed: int, update: int, rank: int) -> int:
 def _report(run: Run, rate: float) -> Report:
     config, device = run.config, run.process.device
     numbers = run.tally.summary()
+    updates_left = config.training.max_updates - run.update
+    # Scoring a token takes about a third of the time of training on it.
+    guess = numbers.seconds_per_update / config.training.tokens_per_update / 3
     first = run.learner.optimizers[0].param_groups[0]
     return Report(
         update=run.update,
@@ -256,7 +259,7 @@ def _report(run: Run, rate: float) -> Report:
         skipped=run.tally.skipped,
         block=run.stream.block,
         memory=throughput.peak_memory(device),
-        seconds_left=(config.training.max_updates - run.update) * numbers.seconds_per_update,
+        seconds_left=updates_left * numbers.seconds_per_update + seconds_left(run, guess),
         flop_utilisation=_flop_utilisation(run, numbers.tokens_per_second),
         compiled=run.learner.compiled,
         compile_seconds=run.tally.compile_seconds,
