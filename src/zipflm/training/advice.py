@@ -7,6 +7,7 @@ meant.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -51,6 +52,20 @@ def slowness(operations: float, what: str) -> str | None:
     return (
         f"no GPU: {what} needs about {in_words(seconds)} here; try the presets tiny or demo, which "
         "are made for a CPU, or fewer updates (training.max_updates)"
+    )
+
+
+def load() -> str | None:
+    """A warning if other processes keep this machine's cores busy; None otherwise."""
+    try:
+        busy, cores = os.getloadavg()[0], os.cpu_count() or 1
+    except (AttributeError, OSError):  # Windows, or a system that does not tell
+        return None
+    if busy <= cores:
+        return None
+    return (
+        f"other processes keep this machine busy (load {busy:.1f} on {cores} cores): training will "
+        "be slower, and its times are not those of an idle machine"
     )
 
 
