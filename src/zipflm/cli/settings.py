@@ -12,8 +12,7 @@ from pathlib import Path
 _ELSEWHERE = {
     "learning_rate": ("lr", "max_lr"),
     "lr": ("max_lr",),
-    "epochs": ("max_updates",),
-    "num_epochs": ("max_updates",),
+    "num_epochs": ("epochs",),
     "steps": ("max_updates",),
     "max_steps": ("max_updates",),
     "iterations": ("max_updates",),

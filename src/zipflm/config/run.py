@@ -194,6 +194,12 @@ class TrainingConfig:
     schedule: ScheduleConfig = field(default_factory=CosineCycles)
     max_updates: int = 286_000
     """Updates of the whole run."""
+    epochs: float = 0.0
+    """Length of the run in passes over the training text, instead of max_updates: the schedule is
+    stretched from that number of updates to this length. 0: max_updates decides."""
+    patience: int = 0
+    """Stop early when the valid loss has not improved for this many validations in a row. Whenever
+    it improves, a checkpoint is saved. 0: never stop early."""
     tokens_per_update: int = 65_536
     """Reached with all devices together, by accumulating gradients where needed."""
     clip_norm: float = 0.1
@@ -248,7 +254,14 @@ class TrainingConfig:
             self.validate_share,
             "is a share of the valid set, above 0 and up to 1, which is all of it",
         )
-        require_not_negative(clip_norm=self.clip_norm)
+        require_not_negative(clip_norm=self.clip_norm, epochs=self.epochs)
+        require_count(patience=self.patience)
+        require(
+            not self.patience or self.validate_every > 0,
+            "patience",
+            self.patience,
+            "validate_every=0 validates only at the end; raise it, or leave patience out",
+        )
         require(
             0 <= self.seed < _SEEDS, "seed", self.seed, f"must be 0 or more, and below {_SEEDS}"
         )

@@ -193,10 +193,17 @@ class TrainingState:
     """How many checkpoints the run was to keep besides the best one; 0 is all."""
     valid: Validation | None
     """The result on the valid set with these very weights, if they were scored."""
+    best_loss: float | None = None
+    """Lowest loss on the way, of the part of the valid set that is always scored."""
+    since_best: int = 0
+    """Validations since then."""
 
     def __post_init__(self) -> None:
         require_count(
-            update=self.update, skipped=self.skipped, skipped_in_a_row=self.skipped_in_a_row
+            update=self.update,
+            skipped=self.skipped,
+            skipped_in_a_row=self.skipped_in_a_row,
+            since_best=self.since_best,
         )
         require_positive(world_size=self.world_size)
         _require_no_less_than_zero(seconds=self.seconds, seed=self.seed, keep=self.keep)

@@ -56,7 +56,7 @@ def begin(
     values = first_values(model, seed) if found is None else _stored_values(model, found)
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
     learner = build_learner(config, model, process, ends_word, values)
-    update, place, tally = 0, Place(), Tally()
+    update, place, tally, state = 0, Place(), Tally(), None
     if found is not None:
         state = found.state()
         assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
@@ -65,7 +65,10 @@ def begin(
         update, place, tally = state.update, state.place, _tally(state)
         log.say(f"resuming after update {update}")
     stream = Stream(config, data.tokens("train"), process, place, block_at(config, update))
-    return Run(config, data, folder, process, learner, stream, tally, log, update)
+    run = Run(config, data, folder, process, learner, stream, tally, log, update)
+    if isinstance(state, TrainingState):
+        run.best_loss, run.since_best = state.best_loss, state.since_best
+    return run
 
 
 def _stored_values(model: LanguageModel, checkpoint: Checkpoint) -> Values:

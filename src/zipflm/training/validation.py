@@ -40,10 +40,12 @@ def validate(run: Run, *, whole: bool) -> Validation | None:
     tokens = run.data.tokens("valid")
     share = _share(run)
     part = part_of(tokens, share, run.data.ends_word)
-    if part is not tokens:
-        _report(run, part, share)
-        return _report(run, tokens, 1.0) if whole else None
-    return _report(run, tokens, 1.0)
+    is_all = part is tokens
+    result = _report(run, part, 1.0 if is_all else share)
+    run.see_valid(result.nats_per_word)
+    if is_all:
+        return result
+    return _report(run, tokens, 1.0) if whole or run.saves_now else None
 
 
 def seconds_left(run: Run, guess: float) -> float:
