@@ -14,6 +14,8 @@ from zipflm.cli.settings import _ELSEWHERE, expanded, settings_like
         ("lr", ["--preset", "demo"], ["training.optimizer.lr"]),
         ("training.max_updates", [], ["training.max_updates"]),
         ("max-updates", [], ["training.max_updates"]),
+        ("epochs", [], ["training.epochs"]),
+        ("num-epochs", [], ["training.epochs"]),
         ("batch-size", [], ["training.tokens_per_update"]),
         ("dim", ["tiny/ADP-T"], ["input.dim", "decoder.dim", "output.dim"]),
         ("num_layer", [], ["decoder.num_layers"]),

@@ -233,7 +233,8 @@ def train(
 ) -> None:
     """Train a model; with torchrun, on many devices.
 
-    Ctrl-C or SIGTERM saves and stops it: exit status 130. A second Ctrl-C leaves at once.
+    Ctrl-C or SIGTERM saves and stops it: exit status 130. A second one leaves at once, and so does
+    the first while there is nothing to save.
     """
     from zipflm.data.folder import DataFolder
     from zipflm.recipes import resolve
@@ -248,7 +249,13 @@ def train(
                 "(or with --resume-if-any, which does either)"
             )
         folder = DataFolder.open(data)
-        return folder, resolve(preset, recipe, expanded(overrides), len(folder.vocabulary))
+        return folder, resolve(
+            preset,
+            recipe,
+            expanded(overrides),
+            len(folder.vocabulary),
+            on_cpu=process.device.type == "cpu",
+        )
 
     with distributed.started(device, stall_seconds) as process:
         folder, config = distributed.done_by_all(read, process)

@@ -14,6 +14,7 @@ from zipflm.quoting import unquoted
 _ELSEWHERE = {
     "learning_rate": ("lr", "max_lr"),
     "lr": ("max_lr",),
+    "num_epochs": ("epochs",),
     "steps": ("max_updates",),
     "max_steps": ("max_updates",),
     "iterations": ("max_updates",),

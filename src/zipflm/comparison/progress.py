@@ -121,8 +121,8 @@ class Display:
         found = [doubt for state in states for doubt in advice.doubts(state.plan.config)]
         what = "this study" if len(states) > 1 else "this member"
         slow = advice.slowness(sum(state.work_left for state in states), what)
-        lines = [*dict.fromkeys(found), *([] if slow is None else [slow])]
-        return [f"warning: {line}" for line in lines]
+        lines = [*dict.fromkeys(found), slow, advice.load()]
+        return [f"warning: {line}" for line in lines if line is not None]
 
     def _see_scoring(self, task: str, done: int, total: int | None) -> None:
         if self._current is not None and self._current.stage == "scoring":
@@ -140,6 +140,7 @@ class Display:
                 redirect_stdout=False,
                 redirect_stderr=False,
             ):
+                self._console.show_cursor(True)  # a signal may end the program at any moment
                 yield
         else:
             watcher = threading.Thread(target=self._watch, daemon=True)
