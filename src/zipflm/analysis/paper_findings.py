@@ -62,11 +62,12 @@ def paper_findings(study: Study) -> list[PaperFinding]:
     theirs = papers_perplexity(study)
     for claim, model, other in _PERPLEXITY:
         pair = study.difference(model, other)
-        if pair is not None and model in theirs and other in theirs:
+        if model in theirs and other in theirs:
             change = math.log(theirs[model] / theirs[other])
             numbers = f"{theirs[model]:.2f} against {theirs[other]:.2f}"
+            nats = pair.nats if pair else None
             found.append(
-                _finding(claim, model, other, change, f"{numbers}, {percent(change)}", pair.nats)
+                _finding(claim, model, other, change, f"{numbers}, {percent(change)}", nats)
             )
     for claims, bins, previous in (
         (_RARE_WORDS, study.word_bins, False),
@@ -91,15 +92,14 @@ def _in_bin(
     first, second = printed.get(model), printed.get(other)
     if ours is None or first is None or second is None:
         return []
-    if model == reference and other in ours.difference:
-        low, high = ours.difference[other]
-        low, high = -high, -low
-    elif other == reference and model in ours.difference:
-        low, high = ours.difference[model]
-    else:
+    if reference not in (model, other) or model not in ours.loss or other not in ours.loss:
         return []
-    mean = (ours.loss[model] or 0.0) - (ours.loss[other] or 0.0)
-    interval = Interval(estimate=mean, low=low, high=high)
+    ends = ours.difference.get(other if model == reference else model)
+    interval = None
+    if ends is not None:
+        low, high = ends if other == reference else (-ends[1], -ends[0])
+        mean = (ours.loss[model] or 0.0) - (ours.loss[other] or 0.0)
+        interval = Interval(estimate=mean, low=low, high=high)
     text = f"{first:.2f} against {second:.2f} nats, {first - second:+.2f}"
     found = _finding(claim, model, other, first - second, text, interval, nats=True)
     return [found]
@@ -111,18 +111,18 @@ def _finding(
     other: str,
     change: float,
     paper: str,
-    ours: Interval,
+    ours: Interval | None,
     *,
     nats: bool = False,
 ) -> PaperFinding:
     verdict: Verdict = "cannot be told"
-    if ours.excludes_zero:
+    if ours is not None and ours.excludes_zero:
         verdict = "agrees" if (ours.estimate < 0) == (change < 0) else "disagrees"
     return PaperFinding(
         claim=claim,
         models=f"{model} against {other}",
         paper=paper.replace("-", "\u2212") if nats else paper,
-        ours=nats_of(ours) if nats else percent_of(ours),
+        ours="no interval" if ours is None else nats_of(ours) if nats else percent_of(ours),
         verdict=verdict,
     )
 
