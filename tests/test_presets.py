@@ -14,6 +14,13 @@ def test_bands_follow_the_width_of_the_very_large_model():
     assert bands.widths == (1536, 384, 96)
 
 
+@pytest.mark.parametrize(("dataset", "dim"), [("wikitext-103", 512), ("billion-word", 64)])
+@pytest.mark.parametrize("factorization", ["SM", "SM-T"])
+def test_plain_word_tables_are_as_wide_as_in_section_5_2(dataset, dim, factorization):
+    config = preset(dataset, factorization)
+    assert config.input.dim == config.output.dim == dim
+
+
 @pytest.mark.parametrize(
     "name",
     ["tiny/ADP-T", "billion-word/ADP-T/very-large", "wikitext-103/ASM/input-128"],
