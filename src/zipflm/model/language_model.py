@@ -112,6 +112,7 @@ def _input_layer(
                 char_dim=chars.char_dim,
                 filters=chars.filters,
                 highway_layers=chars.highway_layers,
+                num_symbols=chars.num_symbols,
                 padding_idx=PADDING,
             )
         case _:
@@ -136,6 +137,7 @@ def _output_layer(
                 tie=config.tie,
                 tail_dropout=adaptive.tail_dropout,
                 input_dropout=adaptive.input_dropout,
+                head_projection=adaptive.head_projection,
                 impl=impl,
             )
         case _:

@@ -9,7 +9,7 @@ Shapes: ... any leading dimensions, N flattened tokens, D model width, V words, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -130,19 +130,26 @@ class AdaptiveSoftmax(nn.Module):
         *,
         tied_to: AdaptiveEmbedding | None = None,
         tie: Tie | str = Tie.NONE,
-        tail_dropout: float = 0.0,
+        tail_dropout: float | Sequence[float] = 0.0,
         input_dropout: float = 0.0,
+        head_projection: bool = False,
         ignore_index: int = -100,
         reduction: Literal["mean", "sum", "none"] = "mean",
         impl: Impl = "auto",
     ):
         """`in_dim` is the width of the hidden vectors, `bands.dim` by default. `tie` says which
         weights of `tied_to` are used: `embeddings`, `projections` (and those of the tails) or
-        `head` (and the head's projection as well)."""
+        `head` (and the head's projection as well). `tail_dropout` is one rate for all tails, or one
+        per tail. With `head_projection` the head has an unshared projection."""
         super().__init__()
         self.bands, self.tie, self.impl = bands, Tie(tie), impl
         self.in_dim = bands.dim if in_dim is None else in_dim
         self.tail_dropout, self.input_dropout = tail_dropout, input_dropout
+        if isinstance(tail_dropout, Sequence):
+            self._tail_rates = tuple(tail_dropout)
+        else:
+            self._tail_rates = (tail_dropout,) * bands.num_tails
+        self.has_head_projection = head_projection
         self.ignore_index, self.reduction = ignore_index, reduction
         self._tied_to = (tied_to,)  # in a tuple: an attribute would register the layer again
         self._check()
@@ -153,9 +160,22 @@ class AdaptiveSoftmax(nn.Module):
         (tied_to,) = self._tied_to
         if self.reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction={self.reduction!r}: choose from mean, sum, none")
-        for name in ("tail_dropout", "input_dropout"):
-            if not 0 <= getattr(self, name) < 1:
+        for name, rates in (
+            ("tail_dropout", self._tail_rates),
+            ("input_dropout", (self.input_dropout,)),
+        ):
+            if not all(0 <= rate < 1 for rate in rates):
                 raise ValueError(f"{name}={getattr(self, name)}: a dropout rate lies in [0, 1)")
+        if len(self._tail_rates) != self.bands.num_tails:
+            raise ValueError(
+                f"tail_dropout={self.tail_dropout}: give one rate, or one per tail "
+                f"({self.bands.num_tails})"
+            )
+        if self.has_head_projection and self.tie.shares_head_projection:
+            raise ValueError(
+                "head_projection=True: tie='head' shares the input's projection; use "
+                "tie='projections', or leave it out"
+            )
         if (tied_to is None) != (self.tie == Tie.NONE):
             raise ValueError(
                 f"tie={self.tie.value!r}: tying needs both `tied_to`, the input layer, and `tie`, "
@@ -186,6 +206,9 @@ class AdaptiveSoftmax(nn.Module):
         self.projection = (
             nn.Linear(self.in_dim, bands.dim, bias=False) if needs_projection else None
         )
+        self.head_projection = (
+            nn.Parameter(torch.empty(bands.dim, bands.dim)) if self.has_head_projection else None
+        )
         self.embeddings = nn.ParameterList(
             nn.Parameter(torch.empty(size, width))
             for size, width in zip(bands.sizes, bands.widths, strict=True)
@@ -212,6 +235,8 @@ class AdaptiveSoftmax(nn.Module):
         yield "clusters", alone if self.tie.shares_embeddings else head
         for index in range(len(self.tail_projections)):
             yield f"tail_projections.{index}", initial.xavier_uniform()
+        if self.head_projection is not None:
+            yield "head_projection", initial.xavier_uniform()
         if self.projection is not None:
             yield "projection.weight", initial.xavier_uniform()
 
@@ -298,6 +323,8 @@ class AdaptiveSoftmax(nn.Module):
 
     def _project_head(self, hidden: Tensor) -> Tensor:
         (tied_to,) = self._tied_to
+        if self.head_projection is not None:
+            return F.linear(hidden, self.head_projection)
         if tied_to is None or not self.tie.shares_head_projection:
             return hidden
         return F.linear(hidden, tied_to.projections[0].T)
@@ -308,7 +335,7 @@ class AdaptiveSoftmax(nn.Module):
             projection = self.tail_projections[band - 1]
         else:
             projection = tied_to.band_weights(band)[1].T
-        return dropout(F.linear(hidden, projection), self.tail_dropout, self.training)
+        return dropout(F.linear(hidden, projection), self._tail_rates[band - 1], self.training)
 
     def _head_weight(self) -> Tensor:
         return torch.cat(self._head_tables())
@@ -339,10 +366,12 @@ class AdaptiveSoftmax(nn.Module):
     def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
         """PyTorch's module with a copy of these weights."""
         bands = self.bands
-        if self.tie != Tie.NONE or self.projection is not None or bands.num_tails == 0:
+        projects = self.projection is not None or self.has_head_projection
+        if self.tie != Tie.NONE or projects or bands.num_tails == 0:
             raise ValueError(
-                f"tie={self.tie.value!r}, in_dim={self.in_dim}, cutoffs={bands.cutoffs}: PyTorch's "
-                "module has no tied weights, takes vectors as wide as the head and needs a cutoff"
+                f"tie={self.tie.value!r}, in_dim={self.in_dim}, head_projection="
+                f"{self.has_head_projection}, cutoffs={bands.cutoffs}: PyTorch's module has "
+                "no tied weights, does not project its head and needs a cutoff"
             )
         module = nn.AdaptiveLogSoftmaxWithLoss(
             bands.dim, bands.vocab_size, bands.cutoffs, div_value=bands.factor

@@ -266,7 +266,8 @@ def _native_weights(folder: Path, config: Config, vocabulary: Vocabulary) -> dic
             raise ValueError(f"{folder}: unknown weight {unquoted(name)}")
         weights[ours] = tensor.float() if tensor.dtype in _FLOATS else tensor
     if isinstance(config.input, CharacterInput):
-        table = torch.from_numpy(spellings(vocabulary, config.input.max_bytes))
+        chars = config.input
+        table = torch.from_numpy(spellings(vocabulary, chars.max_bytes, markers=chars.markers))
         saved = weights.pop(_SPELLINGS, None)
         if saved is None or not torch.equal(saved, table):
             raise ValueError(
