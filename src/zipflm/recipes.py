@@ -68,7 +68,17 @@ def resolve(preset: str, recipe: str, overrides: Iterable[str], vocab_size: int)
         # Overrides come before the cutoffs are checked, since they may mend these.
         return fit_vocabulary(override(config, overrides), vocab_size)
     # Here they come after the cutoffs were scaled, since they have the last word.
-    return override(fit_vocabulary(config, vocab_size, scale_cutoffs=True), overrides)
+    fitted = fit_vocabulary(config, _num_predicted(overrides, vocab_size), scale_cutoffs=True)
+    return override(replace(fitted, vocab_size=vocab_size), overrides)
+
+
+def _num_predicted(overrides: Iterable[str], vocab_size: int) -> int:
+    """Ids that cutoffs are for; a number that cannot be is for `override` to refuse."""
+    for assignment in overrides:
+        key, _, size = assignment.partition("=")
+        if key == "input.predicted_words" and size.isdecimal() and 0 < int(size) < vocab_size:
+            return int(size)
+    return vocab_size
 
 
 def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:

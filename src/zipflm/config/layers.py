@@ -32,6 +32,10 @@ NUM_MARKERS = 2
 """Further rows for the start and the end of a word."""
 
 
+_FIRST_WORD = 4
+"""Id; the specials come before it."""
+
+
 class Tie(StrEnum):
     """Which weights the output layer shares with the input layer (the paper's appendix A)."""
 
@@ -84,6 +88,10 @@ class InputLayer(Layer):
     def has_sparse_gradients(self) -> bool:
         """Whether a table's gradient names the rows that it has, instead of having all of them."""
         return False
+
+    def num_predicted(self, vocab_size: int) -> int:
+        """Number of ids, from the first, that the output layer predicts."""
+        return vocab_size
 
     @abstractmethod
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
@@ -204,6 +212,9 @@ class CharacterInput(InputLayer):
     markers: bool = False
     """Put a start and an end marker around the bytes of each word; they count as bytes. The paper
     found no gain from them."""
+    predicted_words: int = 0
+    """Predict this many ids, specials included, and read words beyond them by their bytes instead
+    of as `<unk>`, which stays what is predicted for them (0: predict every id of the data)."""
 
     @property
     def spells_words(self) -> bool:
@@ -217,7 +228,7 @@ class CharacterInput(InputLayer):
             self.max_bytes,
             f"give 1 to {_LONGEST_WORD}; so many are kept of every word",
         )
-        require_count(highway_layers=self.highway_layers)
+        require_count(highway_layers=self.highway_layers, predicted_words=self.predicted_words)
         require(len(self.filters) > 0, "filters", self.filters, "give at least one filter")
         for pair in self.filters:
             require(
@@ -233,6 +244,15 @@ class CharacterInput(InputLayer):
             self.max_bytes,
             "the markers leave no room for a word; give more, or leave out markers",
         )
+
+    def num_predicted(self, vocab_size: int) -> int:
+        require(
+            not self.predicted_words or _FIRST_WORD < self.predicted_words <= vocab_size,
+            "predicted_words",
+            self.predicted_words,
+            f"give {_FIRST_WORD + 1} to {vocab_size}, the number of ids, or 0 for all",
+        )
+        return self.predicted_words or vocab_size
 
     @property
     def num_symbols(self) -> int:

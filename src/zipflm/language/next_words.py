@@ -59,10 +59,8 @@ def most_likely_instead(
 
 
 def require_k(k: int, reader: TextReader) -> None:
-    if not 1 <= k <= len(reader.vocabulary):
-        raise ValueError(
-            f"k={k}: must be 1 to {len(reader.vocabulary)}, the size of the vocabulary"
-        )
+    if not 1 <= k <= reader.num_predicted:
+        raise ValueError(f"k={k}: must be 1 to {reader.num_predicted}, the size of the vocabulary")
 
 
 def require_numbers(log_probs: Tensor) -> Tensor:

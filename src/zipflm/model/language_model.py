@@ -30,6 +30,8 @@ from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
 PADDING = 1
 """Id of the padding word in every vocabulary of this package."""
+UNKNOWN = 3
+"""Id of `<unk>`."""
 
 
 class LanguageModel(nn.Module):
@@ -52,6 +54,8 @@ class LanguageModel(nn.Module):
         self.input = _input_layer(config, spellings)
         self.decoder = Decoder(config.decoder)
         self.output = _output_layer(config, self.input, impl)
+        if config.num_predicted < config.vocab_size:
+            self.output.unknown_id = UNKNOWN
 
     def forward(self, words_BT: Tensor | DistinctWords, cache: Past | None = None) -> Tensor:
         """Hidden vectors [B, T, D], from which the output layer predicts the next word.
@@ -122,7 +126,7 @@ def _input_layer(
 def _output_layer(
     config: ModelConfig, input_layer: nn.Module, impl: Impl
 ) -> FullSoftmax | AdaptiveSoftmax:
-    vocab_size, width = config.vocab_size, config.decoder.dim
+    vocab_size, width = config.num_predicted, config.decoder.dim
     tied_to = input_layer if config.tie != Tie.NONE else None
     match config.output:
         case FullOutput() as full:

@@ -36,6 +36,8 @@ class FullSoftmax(nn.Module):
 
     table_shards: TableShards | None = None
     """Set where each process has a part of the rows (`model.sharded_tables`)."""
+    unknown_id: int | None = None
+    """Set where targets beyond the vocabulary count as this word; else they are errors."""
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class FullSoftmax(nn.Module):
 
     def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
         _require_width(hidden, self.in_dim)
+        targets = _known(targets, self.vocab_size, self.unknown_id)
         hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.vocab_size)
         if self.table_shards is not None:
             nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
@@ -122,6 +125,8 @@ class AdaptiveSoftmax(nn.Module):
 
     table_shards: TableShards | None = None
     """Set where each process has a part of the rows (`model.sharded_tables`)."""
+    unknown_id: int | None = None
+    """Set where targets beyond the vocabulary count as this word; else they are errors."""
 
     def __init__(
         self,
@@ -269,6 +274,7 @@ class AdaptiveSoftmax(nn.Module):
     def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
         """`nll` of the head and of every tail, added up: per token, or sums."""
         _require_width(hidden, self.in_dim)
+        targets = _known(targets, self.bands.vocab_size, self.unknown_id)
         hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.bands.vocab_size)
         hidden_ND = self._enter(hidden_ND)
         if self.table_shards is not None:
@@ -389,6 +395,10 @@ def _torch_tail(module: nn.AdaptiveLogSoftmaxWithLoss, band: int) -> tuple[Tenso
     tail = module.tail[band - 1]
     assert isinstance(tail, nn.Sequential)
     return tail[0].weight, tail[1].weight  # type: ignore[return-value]
+
+
+def _known(targets: Tensor, vocab_size: int, unknown_id: int | None) -> Tensor:
+    return targets if unknown_id is None else targets.where(targets < vocab_size, unknown_id)
 
 
 def _flatten(

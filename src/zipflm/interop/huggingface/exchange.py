@@ -99,6 +99,11 @@ def _require_size(size: str | int) -> None:
 
 def model_of(run: LoadedRun) -> ZipfForCausalLM:
     """The model of a run, around the same weights."""
+    if run.config.num_predicted < run.config.vocab_size:
+        raise ValueError(
+            f"input.predicted_words={run.config.num_predicted}: transformers' models predict every "
+            "word that they read; export a model without it"
+        )
     facts = to_dict(TextFacts.of(_encoder_of(run)))
     config = ZipfConfig.of(run.config, text=facts, updates=run.checkpoint.update)
     model = ZipfForCausalLM(config, run.model)
