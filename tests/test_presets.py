@@ -75,6 +75,11 @@ def test_sub_word_models_have_the_vocabulary_of_sub_words(dataset, factorization
 def test_a_name_leads_to_its_dataset():
     paper = {name for name in DATASETS if dataset_of(f"{name}/ADP-T").is_of_the_paper}
     assert paper == {"wikitext-103", "billion-word"}
-    assert {name for name in DATASETS if dataset_of(name).is_for_a_cpu} == {"tiny", "demo"}
+    assert {name for name in DATASETS if dataset_of(name).is_for_a_cpu} == {
+        "toy",
+        "tiny",
+        "demo",
+        "small",
+    }
     with pytest.raises(ValueError, match="dataset='mine': choose from wikitext-103, billion-word"):
         dataset_of("mine/ADP-T")
