@@ -293,6 +293,7 @@ def test_vectors_stand_for_ids_and_a_prompt_of_vectors_learns(model, words):
 
 def test_the_input_layer_can_be_hooked_and_replaced(model, words):
     layer = model.get_input_embeddings()
+    assert model.get_submodule("embeddings.word_embeddings") is layer  # where PEFT looks
     expected = model(words).logits
     with layer.register_forward_hook(lambda *call: call[2] + 1):  # as NEFTune does
         assert not model(words).logits.equal(expected)

@@ -200,6 +200,12 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         """Replace the input layer; a tied output layer keeps the weights it was tied to."""
         self.model.input = value  # type: ignore[assignment]
 
+    @property
+    def embeddings(self) -> nn.ModuleDict:
+        """Holds the input layer as `word_embeddings`, the first place where PEFT's prompt tuning
+        looks for it; elsewhere it would expect one table."""
+        return nn.ModuleDict({"word_embeddings": self.model.input})
+
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1
     ) -> None:
