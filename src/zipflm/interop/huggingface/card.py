@@ -20,8 +20,9 @@ tags:
 - {tag}
 ---
 
-**Run `import zipflm.interop.huggingface` before you load this model.** Without it `transformers` does not
-know the architecture, and its errors advise an update or `trust_remote_code`, neither of which helps.
+**Run `import zipflm.interop.huggingface` before you load this model.** Without it `transformers`
+does not know the architecture, and its errors advise an update or `trust_remote_code`, neither of
+which helps.
 Install: `pip install "zipflm[hf] @ git+https://github.com/zipflm/zipflm"`
 """
 
