@@ -74,7 +74,13 @@ class Decoder(nn.Module):
             assert isinstance(layer, DecoderLayer)
             layer.recompute = what
 
-    def forward(self, embedded_BTD: Tensor, cache: Past | None = None) -> Tensor:
+    def forward(
+        self,
+        embedded_BTD: Tensor,
+        cache: Past | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Hidden vectors; the input of every layer is appended to `states`."""
         config = self.config
         # Autocast leaves looked-up rows in float32 and lowers projected ones; the residual stream
         # must not depend on which of the two the input layer returns.
@@ -101,6 +107,8 @@ class Decoder(nn.Module):
         visible_TS = None if cache is None else cache.visible(length)
         for index, layer in enumerate(self.layers):
             memory = None if cache is None else Memory(cache, index, visible_TS)
+            if states is not None:
+                states.append(hidden_BTD)
             hidden_BTD = layer(hidden_BTD, rotation, memory)
         if cache is not None:
             cache.advance(length)

@@ -18,7 +18,8 @@ try:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as error:
     raise ImportError(
-        f"zipflm.interop.huggingface needs transformers: pip install 'zipflm[hf]' ({error})"
+        "zipflm.interop.huggingface needs transformers: pip install "
+        f"'zipflm[hf] @ git+https://github.com/zipflm/zipflm' ({error})"
     ) from error
 
 from zipflm.interop.huggingface.config import ZipfConfig
