@@ -164,9 +164,9 @@ class AdaptiveSoftmax(nn.Module):
         self.tail_dropout: float | Sequence[float] = tail_dropout
         self.input_dropout: float = input_dropout
         if isinstance(tail_dropout, Sequence):
-            self._tail_rates = tuple(tail_dropout)
+            self.tail_rates: tuple[float, ...] = tuple(tail_dropout)
         else:
-            self._tail_rates = (tail_dropout,) * bands.num_tails
+            self.tail_rates = (tail_dropout,) * bands.num_tails
         self.has_head_projection: bool = head_projection
         self.ignore_index: int = ignore_index
         self.reduction: Literal["mean", "sum", "none"] = reduction
@@ -180,12 +180,12 @@ class AdaptiveSoftmax(nn.Module):
         if self.reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction={self.reduction!r}: choose from mean, sum, none")
         for name, rates in (
-            ("tail_dropout", self._tail_rates),
+            ("tail_dropout", self.tail_rates),
             ("input_dropout", (self.input_dropout,)),
         ):
             if not all(0 <= rate < 1 for rate in rates):
                 raise ValueError(f"{name}={getattr(self, name)}: a dropout rate lies in [0, 1)")
-        if len(self._tail_rates) != self.bands.num_tails:
+        if len(self.tail_rates) != self.bands.num_tails:
             raise ValueError(
                 f"tail_dropout={self.tail_dropout}: give one rate, or one per tail "
                 f"({self.bands.num_tails})"
@@ -378,7 +378,7 @@ class AdaptiveSoftmax(nn.Module):
             projection = self.tail_projections[band - 1]
         else:
             projection = tied_to.band_weights(band)[1].T
-        return dropout(F.linear(hidden, projection), self._tail_rates[band - 1], self.training)
+        return dropout(F.linear(hidden, projection), self.tail_rates[band - 1], self.training)
 
     def _head_weight(self) -> Tensor:
         return torch.cat(self._head_tables())
