@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The paper's eight factorizations on WikiText-2, all in about ten minutes on one GPU: text to
-# report, top to bottom.
+# The paper's eight factorizations on WikiText-2, all in about five minutes per seed on one GPU:
+# text to report, top to bottom.
 #
 #   runs/wikitext-2.sh TEXT_FOLDER OUT [options of zipflm compare, key=value ...]
 #

@@ -75,6 +75,13 @@ def test_two_sources_have_no_interval() -> None:
     assert len(blocks) > 3 and mean_of(*sums_of(blocks, losses)).interval is None
 
 
+def test_one_block_unlike_the_others_has_an_interval() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.1, size=3000)
+    losses = 5 + np.where(np.arange(3000) < 100, 0.3, 0.0) + noise
+    blocks = blocks_of(losses)
+    assert len(blocks) == 30 and mean_of(*sums_of(blocks, losses)).interval is not None
+
+
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_intervals_cover_what_other_seeds_would_give(seeds: int) -> None:
     """The truth is the mean over all seeds and all text; both are samples."""

@@ -152,7 +152,9 @@ def _explanations(blocks: int) -> _Explanations:
     power = np.vstack([np.ones(blocks), *(1 + np.outer(_STRENGTHS, wave) for wave in waves)])
     slow = np.repeat([max(2, number // 2) for number in sources], len(_STRENGTHS))
     degrees = np.append(blocks - 1, slow).astype(np.int64)
-    steps = np.tril(np.ones((blocks, blocks)))[:-1]
+    # A source of fewer blocks could not be told from a single block that is unlike the others.
+    fewest = max(2, blocks // 6)
+    steps = np.tril(np.ones((blocks, blocks)))[fewest - 1 : blocks - fewest]
     steps -= steps.mean(axis=1, keepdims=True)
     steps /= np.linalg.norm(steps, axis=1, keepdims=True)
     return _Explanations(cosines[1:], power, degrees, steps)

@@ -176,7 +176,7 @@ def run_plans(
                 check(plan, process)
         distributed.let_first(lambda: claim(out, maker), process)
         score = score or partial(score_once, share=process)
-        trainer = Trainer(words, process, train or _trainer(device), score)
+        trainer = Trainer(words, process, train or _trainer(device, is_tuned=bool(grid)), score)
         prepared = prepare(plans, out, equal, grid, overrides, trainer)
         plans, stopped = prepared.plans, prepared.stopped
         for plan in plans if not stopped else ():
@@ -284,9 +284,12 @@ def _recipe(request: Request) -> str:
     return "the preset's own" if request.recipe == "paper" else request.recipe
 
 
-def _trainer(device: str | None) -> Train:
+def _trainer(device: str | None, *, is_tuned: bool) -> Train:
     def train(config: Config, data: DataFolder, out: Path) -> bool:
-        # One checkpoint to go on from is enough; the best one is not what is compared.
-        return train_run(config, data, out, resume=True, keep=1, device=device)
+        # One checkpoint to go on from is enough; the best one is not what is compared. The valid
+        # set is scored with the test set, so training needs all of it only to choose a setting.
+        return train_run(
+            config, data, out, resume=True, keep=1, device=device, whole_validation=is_tuned
+        )
 
     return train

@@ -33,6 +33,8 @@ class Run:
     """Lengths of blocks for which the model was compiled, or is about to be."""
     seconds_per_scored_word: float = 0.0
     """Of the last pass over the valid set, 0 before it."""
+    whole_validation: bool = True
+    """Score the whole valid set when a checkpoint is saved and at the end."""
     best_loss: float | None = None
     """Lowest loss on the part of the valid set that is always scored."""
     since_best: int = 0

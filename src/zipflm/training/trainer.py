@@ -49,14 +49,16 @@ def train(
     device: str | None = None,
     other_text: bool = False,
     stall_seconds: float = LIMIT,
+    whole_validation: bool = True,
 ) -> bool:
     """Train until `config.training` says it is over; False if a signal ended it before.
 
     `out` is the run folder; with `resume` it may hold the same run, which is continued from its
     newest good checkpoint, with `other_text` also on another training text. `keep` checkpoints are
     kept besides the best one, all if 0. Several processes end if one of them does not come for
-    `stall_seconds`. ValueError or OSError if the input does not allow it; nothing saved before is
-    lost by that.
+    `stall_seconds`. Without `whole_validation` only the part of the valid set for the learning
+    curve is scored, as a study does, which scores the result itself. ValueError or OSError if the
+    input does not allow it; nothing saved before is lost by that.
     """
     require_trainable(config)
     check_data(config, data)
@@ -102,6 +104,7 @@ def train(
                 log.say(f"warning: {line}")
             with memory.model_explained(config, process):
                 run = start.begin(config, data, folder, process, log, found)
+            run.whole_validation = whole_validation
             saver = Saver(run, keep)
             try:
                 return _loop(run, saver, stop)

@@ -32,8 +32,8 @@ def validate(run: Run, *, whole: bool) -> Validation | None:
     """Score a part of the valid set and, if `whole`, all of it, each process a share; report both.
     The result on all of it, if it was scored.
 
-    None if there is no such set, too. What a checkpoint is chosen by and what a run ends with
-    always covers everything; curves are drawn from the part, which is the same all along.
+    None if there is no such set, too. What a checkpoint is chosen by covers everything; curves are
+    drawn from the part, which is the same all along.
     """
     if "valid" not in run.data.splits:
         return None
@@ -45,7 +45,8 @@ def validate(run: Run, *, whole: bool) -> Validation | None:
     run.see_valid(result.nats_per_word)
     if is_all:
         return result
-    return _report(run, tokens, 1.0) if whole or run.saves_now else None
+    needs_all = run.whole_validation and (whole or run.saves_now)
+    return _report(run, tokens, 1.0) if needs_all else None
 
 
 def seconds_left(run: Run, guess: float) -> float:
@@ -60,12 +61,11 @@ def seconds_left(run: Run, guess: float) -> float:
         """Before the last update."""
         return (training.max_updates - 1) // every - (run.update - 1) // every if every else 0
 
-    parts, wholes = passes(training.validate_every) * share, 1.0
-    if share < 1:
-        parts += share
-        wholes += passes(math.lcm(training.validate_every, training.checkpoint_every))
+    scored = (passes(training.validate_every) + 1) * share
+    if share < 1 and run.whole_validation:
+        scored += passes(math.lcm(training.validate_every, training.checkpoint_every)) + 1
     seconds = run.seconds_per_scored_word or guess
-    return (parts + wholes) * run.data.split("valid").words * seconds
+    return scored * run.data.split("valid").words * seconds
 
 
 def _share(run: Run) -> float:
