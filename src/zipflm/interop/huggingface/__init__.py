@@ -18,7 +18,8 @@ try:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as error:
     raise ImportError(
-        f"zipflm.interop.huggingface needs transformers: pip install 'zipflm[hf]' ({error})"
+        "zipflm.interop.huggingface needs transformers: "
+        f"pip install 'transformers>=5.17' accelerate ({error})"
     ) from error
 
 from zipflm.interop.huggingface.config import ZipfConfig
