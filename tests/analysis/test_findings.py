@@ -3,11 +3,15 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from analysis import example_study as example
 
 from zipflm.analysis.building import build
 from zipflm.analysis.findings import findings
-from zipflm.analysis.study import NOT_COMPILED, Member, Study
+from zipflm.analysis.page import render
+from zipflm.analysis.report import markdown
+from zipflm.analysis.study import BUSY, NOT_COMPILED, Member, Study
+from zipflm.analysis.tables import to_csv
 
 
 def study_of(*members: Member, dataset: str = "tiny") -> Study:
@@ -67,3 +71,18 @@ def test_a_row_that_ran_uncompiled_says_so_and_the_others_do_not() -> None:
     ]
     said = [sentence for sentence in findings(study_of(*members)) if NOT_COMPILED in sentence]
     assert said == [f"SM {NOT_COMPILED}."]
+
+
+@pytest.mark.parametrize(("cpu_seconds", "busy"), [(9.0, False), (7.0, True), (None, False)])
+def test_a_time_from_a_busy_machine_is_marked_and_in_no_headline(
+    cpu_seconds: float | None, busy: bool
+) -> None:
+    first = replace(example.member("SM"), cpu_seconds=cpu_seconds)  # and 10 seconds by the clock
+    study = study_of(first, replace(example.member("ADP", rank=1), cpu_seconds=10.9))
+    assert (f"SM {BUSY}." in findings(study)) == busy
+    page, text = render(study), markdown(study)
+    for place in (page, text):
+        assert ("10.0 s (busy)" in place) == ("12,345 (busy)" in place) == busy
+        assert "11.0 s (busy)" not in place
+    assert ("shortest training" in page) != busy
+    assert "training_CPU_time" in to_csv(study)

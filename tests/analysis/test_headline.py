@@ -60,12 +60,20 @@ def test_if_none_can_be_told_from_another_that_is_the_result() -> None:
 
 def test_one_model_none_and_a_text_too_short() -> None:
     assert headline(study_of(member("SM", 0.0))).startswith("SM: test perplexity ")
-    assert headline(study_of(example.member("SM", problem="lost"))) == "No model has a result yet"
     text = replace(example.text(), line_starts=np.array([0]))
     study = build(
         [member("SM", 1.0), member("ADP", 0.0)], text, title="t", dataset="tiny", facts={}
     )
     assert headline(study).endswith("the text is too short to say more")
+
+
+def test_an_unfinished_study_has_no_verdict_and_names_the_missing_models() -> None:
+    lost = [replace(example.member(label, problem="lost"), curve=()) for label in ("CNN", "ASM")]
+    study = study_of(member("SM", 1.0), member("ADP", 0.0), *lost)
+    assert headline(study) == "Unfinished: 2 of 4 models; missing: CNN and ASM"
+    seeds = study_of(member("SM", 1.0), member("ADP", 0.0), example.member("ADP", 2, problem="x"))
+    assert headline(seeds).startswith("Unfinished: 1 of 2 models")
+    assert headline(study_of(lost[0])) == "Unfinished: 0 of 1 models; missing: CNN"
 
 
 def test_lists_of_names() -> None:

@@ -11,9 +11,11 @@ from analysis import example_study as example
 
 from zipflm.analysis.building import build
 from zipflm.analysis.headline import headline
-from zipflm.analysis.page import protocol_rows, render
+from zipflm.analysis.page import lead, protocol_rows, render
+from zipflm.analysis.report import markdown
 from zipflm.analysis.study import NOT_COMPILED, Study
 from zipflm.analysis.tables import columns
+from zipflm.presets import preset
 
 VOID = {"meta", "input", "br", "link", "hr", "img", "source"}
 
@@ -116,7 +118,20 @@ def test_a_study_without_any_result_makes_a_page() -> None:
     made = build(members, example.text(), title="t", dataset="tiny", facts={})
     html = render(made)
     Page(html)
-    assert "1 model, none of them with a result" in html
+    assert "Unfinished: 0 of 1 models" in html
+
+
+def test_an_unfinished_study_says_so_instead_of_a_verdict() -> None:
+    study = example.study(broken="CNN")
+    html, text = render(study), markdown(study)
+    for place in ("<title>", "<h1>"):
+        assert f"{place}Unfinished: 7 of 8 models; missing: CNN" in html
+    assert re.findall(r'class="tile"><b>(.*?)</b><strong>(.*?)<', html) == [
+        ("7 of 8 models", "Unfinished")
+    ]
+    assert text.startswith("# Unfinished: 7 of 8 models; missing: CNN\n")
+    for verdict in ("is best", "has the lowest", "fewest parameters", "shortest training"):
+        assert verdict not in html and verdict not in text
 
 
 def test_tiles_name_the_best_where_there_is_a_choice(study: Study) -> None:
@@ -167,6 +182,20 @@ def test_the_page_begins_with_the_result_and_the_seeds_behind_it(study: Study) -
     assert study.title in html.split("<h1>")[0]
     assert "One seed a model" in html and "One seed a model" not in render(example.study(seeds=2))
     assert "0.25 passes over the text" in html
+
+
+def test_seeds_and_a_recipe_unlike_the_papers_are_told_in_words() -> None:
+    members = [
+        replace(example.member("SM", seed), config=preset("wikitext-2", "SM")) for seed in (1, 2, 3)
+    ]
+    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    assert lead(study).startswith("1 model, 3 seeds each, ")
+    recipe = "rotary positions, normalised queries and keys, squared ReLU, RMS norm, "
+    assert recipe in lead(study) and "no biases and Muon." in lead(study)
+    assert escape(lead(study)) in render(study) and lead(study) in markdown(study)
+    papers = replace(members[0], config=preset("wikitext-103", "SM"))
+    plain = build([papers], example.text(), title="t", dataset="tiny", facts={})
+    assert "Unlike" not in lead(plain) and "1 seed each" in lead(plain)
 
 
 def test_perplexities_come_before_everything_else(study: Study) -> None:

@@ -22,7 +22,8 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     page = write_report(study, tmp_path / "study", "study")
     assert page == tmp_path / "study" / "report.html"
     names = {path.name for path in (tmp_path / "study").iterdir()}
-    assert names == {"report.html", "report.md", "table.csv", "table.json", "figures"}
+    tables = {"table.csv", "table.json", "table.tex"}
+    assert names == {"report.html", "report.md", "figures"} | tables
     figures = {path.stem for path in (tmp_path / "study" / "figures").iterdir()}
     text = (tmp_path / "study" / "report.md").read_text()
     assert figures and all(f"(figures/{name}.svg)" in text for name in figures)

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from zipflm.analysis.tables import (
     spread,
     to_csv,
     to_json,
+    to_latex,
 )
 
 
@@ -169,3 +171,29 @@ def test_numbers_for_people(text: str, expected: str) -> None:
 def test_what_is_not_finite_is_none_at_any_depth() -> None:
     value = {"a": [1.5, math.inf, {"b": (math.nan, "nan", None, True)}]}
     assert finite(value) == {"a": [1.5, None, {"b": [None, "nan", None, True]}]}
+
+
+def test_the_latex_table_has_every_row_and_only_commands_of_its_own() -> None:
+    hostile = "[a_b & 50 % \\input{x} #1 $y$ ~^ <|>"
+    members = [example.member("SM", 1), example.member("SM", 2), example.member(hostile, rank=1)]
+    study = study_of(*members)
+    comment, begin, *lines = to_latex(study, "two\nlines").splitlines()
+    assert comment == "% two lines" and lines[-1] == r"\end{tabular}"
+    columns = begin.removeprefix(r"\begin{tabular}{").removesuffix("}")
+    cells = [re.split(r"(?<!\\)&", line) for line in lines if line.endswith(r"\\")]
+    assert [len(row) for row in cells[1:]] == [len(columns)] * 3  # names, two models
+    assert cells[1][0].strip() == "model" and columns[0] == "l"
+    escaped = (
+        r"{[}a\_b \& 50 \% \textbackslash{}input\{x\} \#1 \$y\$ \textasciitilde{}"
+        r"\textasciicircum{} \textless{}\textbar{}\textgreater{}"
+    )
+    assert cells[3][0].strip() == escaped and r"$\pm$" in cells[2][1]
+    text = "\n".join(lines)
+    assert text.count(r"\textbf{") == 2  # the lower of two models on either split
+    assert set(re.findall(r"\\[a-z]+", text)) <= {
+        r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule", r"\multicolumn", r"\textbf", r"\pm",
+        r"\end", r"\textbackslash", r"\textasciitilde", r"\textasciicircum", r"\textless",
+        r"\textbar", r"\textgreater",
+    }  # fmt: skip
+    assert re.sub(r"\\[{}]", "", text).count("{") == re.sub(r"\\[{}]", "", text).count("}")
+    assert r"\textbf" not in to_latex(example.study(broken="CNN"), "")

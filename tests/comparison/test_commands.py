@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from analysis.example_study import study as example_study
-from comparison.studies import SHORT
+from comparison.studies import SHORT, WholeStudy, plans_for
 from typer.testing import CliRunner
 
 from zipflm.analysis.study import Study
 from zipflm.cli import app, main
 from zipflm.comparison.compare import FinishedStudy
+from zipflm.comparison.plan import Request
+from zipflm.training import advice
 
 PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^zipflm ((?:compare|analyse) .*)$", PAGE, re.M)
@@ -144,3 +146,60 @@ def with_a_failure(problem: str) -> Study:
         for row in study.rows
     ]
     return replace(study, rows=tuple(rows))
+
+
+def dry_run(data: Path, out: Path, *options: str) -> str:
+    arguments = ["--data", data, "--preset", "tiny", "--out", out, "--device", "cpu", "--dry-run"]
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments), *options])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_dry_run_shows_members_with_sizes_and_times_and_writes_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zipflm.training.advice.cpu_speed", lambda: 4e9)
+    said = dry_run(data, tmp_path / "study", "--factorizations", "SM,ADP-T", "--seeds", "2", *SHORT)
+    request = Request(
+        data=data,
+        preset="tiny",
+        out=tmp_path / "study",
+        factorizations=("SM", "ADP-T"),
+        seeds=2,
+        overrides=SHORT,
+    )
+    for plan, line in zip(plans_for(request), said.splitlines()[1:], strict=False):
+        operations = advice.work(plan.config, plan.data.vocabulary.counts)
+        name = plan.label if plan.seed == 1 else f"{plan.label} seed {plan.seed}"
+        params = f"{plan.config.num_params():,}"
+        assert line.split() == [
+            *name.split(),
+            params,
+            "3",
+            "0",
+            "64",
+            f"{operations / 1e9:.1f}",
+            "s",
+        ]
+    assert "4 trainings" in said and list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_what_tuning_trains_and_gives_equal_seconds(
+    data: Path, tmp_path: Path
+) -> None:
+    options = ("--tune", "decoder.dropout=0,0.1", "--seeds", "2", "--equal", "seconds")
+    said = dry_run(data, tmp_path, "--factorizations", "SM,ADP-T", *options)
+    assert "6 trainings" in said and "SM dropout=0.1" in said
+    assert len({line.split()[-2] for line in said.splitlines()[1:-1]}) == 1
+
+
+def test_a_dry_run_of_a_study_that_is_trained_has_nothing_left(
+    whole_study: WholeStudy, data: Path
+) -> None:
+    files = sorted(whole_study.out.rglob("*"))
+    options = ("--factorizations", "BPE-T,ADP-T", "--recipe", "modern", *SHORT)
+    said = dry_run(data, whole_study.out, *options)
+    assert "from what is trained already" in said
+    assert [line.split()[2:4] for line in said.splitlines()[1:3]] == [["3", "3"]] * 2
+    assert [line.split()[-2] for line in said.splitlines()[1:3]] == ["0.0"] * 2
+    assert sorted(whole_study.out.rglob("*")) == files

@@ -294,6 +294,18 @@ def test_totals_agree_with_evaluate_and_with_the_bins(data: Path, whole_study: W
             assert total / words == pytest.approx(math.log(row["perplexity_test"]))
 
 
+def test_the_report_has_cpu_time_device_torch_and_commit(whole_study: WholeStudy) -> None:
+    table = json.loads((whole_study.out / "table.json").read_text())
+    for row in table["rows"]:
+        (member,) = row["members"]
+        assert 0 < member["cpu_seconds"] <= member["seconds"] and row["training_CPU_time"] > 0
+        versions, facts = member["versions"], table["facts"]
+        assert versions["device"] and versions["device"] in facts["devices"]
+        for text in (versions["device"], f"torch {versions['packages']['torch']}"):
+            assert text in facts["trained with"]
+        assert (versions["commit"] or "")[:12] in facts["trained with"]
+
+
 def test_every_data_folder_is_opened_once_and_every_model_loaded_once(
     data: Path, whole_study: WholeStudy
 ) -> None:

@@ -9,7 +9,7 @@ from training_runs import reports, run
 from zipflm.runs.folder import RunFolder
 from zipflm.training import step
 
-MEASURED = {"seconds", "seconds_left", "tokens_per_second", "data_share", "memory"}
+MEASURED = {"seconds", "cpu_seconds", "seconds_left", "tokens_per_second", "data_share", "memory"}
 LENGTH = [
     "training.max_updates=17",
     "training.report_every=5",

@@ -100,3 +100,20 @@ def test_updates_in_which_a_version_was_compiled_count_as_compilation(monkeypatc
     with tally.compiling(learner):
         pass
     assert tally.compile_seconds == 35.0
+
+
+def test_cpu_time_counts_neither_waiting_nor_compilation(monkeypatch):
+    learner, now = SimpleNamespace(num_versions=0), [100.0]
+    monkeypatch.setattr("zipflm.training.tally.time.thread_time", lambda: now[0])
+    tally, uncounted = Tally(cpu_seconds=5.0), Tally()
+    with tally.compiling(learner):
+        learner.num_versions, now[0] = 1, 130.0
+    with tally.compiling(learner):
+        now[0] += 2.0
+    tally.pause()
+    uncounted.pause()
+    now[0] += 50.0  # validating
+    tally.go_on()
+    now[0] += 1.0
+    tally.pause()
+    assert tally.cpu_seconds == 8.0 and uncounted.cpu_seconds is None

@@ -10,8 +10,16 @@ from statistics import fmean
 import numpy as np
 
 from zipflm.analysis.estimates import Estimate, Interval
-from zipflm.analysis.frequency_bins import FloatArray, IntArray, loss_by_bin, previous_words
+from zipflm.analysis.frequency_bins import (
+    BIN_NAMES,
+    FloatArray,
+    IntArray,
+    bin_indices,
+    loss_by_bin,
+    previous_words,
+)
 from zipflm.analysis.paper import comparison_row, setting_row
+from zipflm.analysis.paper_bins import RARE
 from zipflm.analysis.sample import Sample
 from zipflm.analysis.study import (
     CurvePoint,
@@ -71,13 +79,28 @@ def build(
             if label != reference
         },
         vocabulary=text.vocabulary,
-        facts=facts,
+        facts={**facts, **_trained_with(members)},
         blocks=sample.blocks,
         intervals=_perplexities(everything),
         known_intervals=_perplexities(known),
         differences=_differences(known if is_mixed else everything),
+        rare=_on_rare(sample, word_ids, counts),
+        after_rare=_on_rare(sample, previous, counts),
         curve=sample.curve(),
     )
+
+
+def _trained_with(members: Sequence[Member]) -> dict[str, str]:
+    """Device, packages and commit of the trainings; of every one where they differ."""
+    texts = [
+        ", ".join(
+            ([one.device] if one.device else [])
+            + [f"{name} {one.packages[name]}" for name in ("torch", "zipflm")]
+            + ([f"commit {one.commit[:12]}"] if one.commit else [])
+        )
+        for one in (member.versions.latest for member in members if member.versions)
+    ]
+    return {"trained with": "; ".join(dict.fromkeys(texts))} if texts else {}
 
 
 def _perplexities(estimates: Mapping[str, Estimate]) -> dict[str, Interval]:
@@ -96,6 +119,12 @@ def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
                 )
             )
     return tuple(found)
+
+
+def _on_rare(sample: Sample, groups: IntArray, counts: IntArray) -> tuple[Difference, ...]:
+    """Differences on the words whose entry of `groups` is rare."""
+    is_rare = bin_indices(groups, counts, END, UNKNOWN) == BIN_NAMES.index(RARE)
+    return _differences(sample.estimates(is_rare)) if is_rare.any() else ()
 
 
 def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) -> SplitScore:
@@ -131,6 +160,7 @@ def _row(members: Sequence[Member], dataset: str) -> Row:
         known_perplexity={split: value for split, value in known.items() if value},
         seen=next((m.seen for m in good if m.seen), None),
         seconds=Summary.of([m.seconds for m in good if m.seconds is not None]),
+        cpu_seconds=Summary.of([m.cpu_seconds for m in good if m.cpu_seconds is not None]),
         compile_seconds=Summary.of(
             [m.compile_seconds for m in good if m.compile_seconds is not None]
         ),

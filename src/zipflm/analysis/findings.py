@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.headline import join
 from zipflm.analysis.paper_findings import percent_of
-from zipflm.analysis.study import NOT_COMPILED, Study
+from zipflm.analysis.study import Study
 from zipflm.analysis.tables import number
 from zipflm.analysis.text_blocks import FEW
 
@@ -20,8 +20,8 @@ RARE = ("1-10", "11-100")
 def findings(study: Study) -> list[str]:
     """Sentences about the finished rows; no comparison where there is nothing to compare."""
     found = _incomplete(study)
-    found += [f"{row.label} {NOT_COMPILED}." for row in study.rows if row.compiled is False]
-    if len(study.finished) > 1:
+    found += [f"{row.label} {doubt}." for row in study.rows for doubt in row.doubts]
+    if len(study.finished) > 1 and not study.missing:
         found += [_overall(study), _rare(study), _previous(study), _chance(study)]
     return [sentence for sentence in found if sentence]
 

@@ -9,9 +9,9 @@ from zipflm.analysis.study import Row, Study
 
 def headline(study: Study) -> str:
     """`ADP and ADP-T are best, 170 and 172, not distinguishable; sub-words trail (285 and 313).`"""
+    if study.missing:  # no verdict: a model that is not there may be the best
+        return f"{unfinished(study)}; missing: {join(study.missing)}"
     ranked = study.ranked
-    if not ranked:
-        return "No model has a result yet"
     best = ranked[0]
     if len(ranked) == 1:
         return f"{best.label}: {study.headline_name} {_number(study, best)}"
@@ -35,6 +35,12 @@ def headline(study: Study) -> str:
         numbers = join([_number(study, row) for row in top])
         text = f"{join([row.label for row in top])} are best, {numbers}, not distinguishable"
     return f"{text}; {_rest(study, rest)}"
+
+
+def unfinished(study: Study) -> str:
+    """`Unfinished: 5 of 8 models`; models without all of their seeds do not count."""
+    total = len(study.rows)
+    return f"Unfinished: {total - len(study.missing)} of {total} models"
 
 
 def join(parts: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from zipflm.analysis import page_tables, paper
 from zipflm.analysis.chart_data import chart_data
 from zipflm.analysis.findings import findings, rarest
 from zipflm.analysis.frequency_bins import FrequencyBin
-from zipflm.analysis.headline import headline
+from zipflm.analysis.headline import headline, join, unfinished
 from zipflm.analysis.palette import style_of
 from zipflm.analysis.paper_bins import DATASETS
 from zipflm.analysis.study import Row, Study
@@ -32,6 +32,7 @@ from zipflm.analysis.tables import (
     number,
 )
 from zipflm.analysis.word_lists import MIN_BLOCKS, MIN_TOKENS, WordDifference
+from zipflm.config import Nesterov
 from zipflm.records import to_dict
 
 _DARK_PAGE = (
@@ -54,7 +55,7 @@ def render(study: Study) -> str:
         css=parts["css"],
         script=parts["js"],
         colours=_colours(study),
-        lead=escape(_lead(study)),
+        lead=escape(lead(study)),
         tiles="\n".join(_tiles(study)),
         caption=escape(caption(study)),
         comparison=_comparison(study),
@@ -91,6 +92,11 @@ def caption(study: Study) -> str:
         text += (
             " Unknown words are one symbol to word models, while sub-word models may have to "
             "spell them: the column 'known words' leaves them out."
+        )
+    if any(row.is_busy for row in study.rows):
+        text += (
+            " Times marked 'busy' exceed the CPU time of the training thread by more than a third: "
+            "other processes held the CPU."
         )
     if any(row.paper for row in study.rows):
         text += (
@@ -157,18 +163,47 @@ def _colours(study: Study) -> str:
     )
 
 
-def _lead(study: Study) -> str:
+_UNLIKE_THE_PAPER = (
+    ("positions", "rotary", "rotary positions"),
+    ("qk_norm", True, "normalised queries and keys"),
+    ("activation", "relu_squared", "squared ReLU"),
+    ("norm", "rms", "RMS norm"),
+    ("final_norm", True, "a norm after the last layer"),
+    ("bias", False, "no biases"),
+)
+"""Fields of a decoder with a value that the paper's do not have, and its name."""
+
+
+def _unlike_the_paper(study: Study) -> list[str]:
+    configs = [member.config for row in study.rows for member in row.members]
+    found = [
+        name
+        for field, value, name in _UNLIKE_THE_PAPER
+        if any(getattr(config.decoder, field) == value for config in configs)
+    ]
+    optimizers = [type(config.training.optimizer).__name__ for config in configs]
+    return found + [name for name in dict.fromkeys(optimizers) if name != Nesterov.__name__]
+
+
+def lead(study: Study) -> str:
+    """The size of the study, its text and its recipe, in a few sentences."""
     tokens = sum(b.tokens for b in study.word_bins)
-    total, done = len(study.rows), len(study.finished)
+    total = len(study.rows)
     models = "1 model" if total == 1 else f"{total} models"
-    if done < total:
-        models += f", {done or 'none'} of them with a result"
-    parts = [models, f"{tokens:,} words of the {study.split} set"]
+    if study.missing:
+        models = unfinished(study)
+    seeds = sorted({len(row.members) for row in study.rows})
+    times = f"{seeds[0]} seed{'s' if seeds[0] > 1 else ''} each"
+    if len(seeds) > 1:
+        times = f"{seeds[0]} to {seeds[-1]} seeds each"
+    parts = [models, times, f"{tokens:,} words of the {study.split} set"]
     parts += [str(value) for key, value in study.facts.items() if key in ("data", "training")]
     text = ", ".join(parts) + "."
     if "held equal" in study.facts:
         equal = study.facts["held equal"]
         text += f" Held equal: {equal}."
+    if unlike := _unlike_the_paper(study):
+        text += f" Unlike the paper's models: {join(unlike)}."
     passes = [row.seen.passes for row in study.finished if row.seen]
     if passes:
         low, high = f"{min(passes):.2f}", f"{max(passes):.2f}"
@@ -180,11 +215,16 @@ def _lead(study: Study) -> str:
 
 def _tiles(study: Study) -> Iterable[str]:
     rows = study.finished
+    if study.missing:
+        state, _, number_done = unfinished(study).partition(": ")
+        return [_tile(number_done, state, f"missing: {join(study.missing)}")]
     if len(rows) < 2:
         return []
     best = min(rows, key=lambda row: study.headline(row).mean)
     small = min(rows, key=lambda row: row.num_params)
     timed = [row for row in rows if row.seconds]
+    if any(row.doubts for row in timed):
+        timed = []  # a time that is not comparable may hide the shortest
     tiles = [
         (number(study.headline(best).mean), best.label, f"lowest {study.headline_name}"),
         (millions(small.num_params), small.label, "fewest parameters"),
@@ -200,10 +240,13 @@ def _tiles(study: Study) -> Iterable[str]:
         loss, label = min((loss, label) for label, loss in rare.loss.items() if loss is not None)
         what = f"lowest loss on words that training has {rare.name.replace('-', ' to ')} times"
         tiles.append((f"{loss:.2f}", label, what))
+    return [_tile(*tile) for tile in tiles]
+
+
+def _tile(value: str, label: str, what: str) -> str:
     return (
         f'<div class="tile"><b>{escape(value)}</b><strong>{escape(label)}</strong>'
         f"<span>{escape(what)}</span></div>"
-        for value, label, what in tiles
     )
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from zipflm.analysis.paper_bins import DATASETS
+from zipflm.analysis.paper_bins import DATASETS, RARE
 from zipflm.analysis.paper_findings import (
-    count_verdicts,
+    Claim,
+    Verdict,
+    claims,
     paper_findings,
     papers_dataset,
     percent_of,
+    summary,
 )
 from zipflm.analysis.study import Study
 from zipflm.analysis.tables import EMPTY, duration, number, seen_columns
@@ -38,8 +41,9 @@ def findings_caption(study: Study) -> str:
     """What the verdicts mean, and how many there are of each."""
     return (
         f"The paper's numbers are of {DATASETS[papers_dataset(study)]}; ours are the change of the "
-        f"{study.headline_name}, or of the loss in nats, with 95 % intervals. Of "
-        f"{len(paper_findings(study))} findings {count_verdicts(paper_findings(study))}."
+        f"{study.headline_name}, or of the loss in nats, with 95 % intervals. Every pair of models "
+        "is compared, the better one of the paper first; rare words are those that training has "
+        f"{RARE.replace('-', ' to ')} times. In short, {summary(claims(study))}."
         + (
             ""
             if all(pair.has_all_seeds for pair in study.differences)
@@ -50,11 +54,31 @@ def findings_caption(study: Study) -> str:
 
 
 def findings_rows(study: Study) -> list[list[str]]:
-    """Claim, models, the paper's number, ours, verdict."""
-    return [[f.claim, f.models, f.paper, f.ours, f.verdict] for f in paper_findings(study)]
+    """Measure, models, the paper's number, ours, verdict."""
+    return [[f.measure, f.models, f.paper, f.ours, f.verdict] for f in paper_findings(study)]
 
 
-FINDINGS_NAMES = ["finding", "models", "the paper", "this study", "verdict"]
+def claims_rows(study: Study) -> list[list[str]]:
+    """Claim, number of pairs, and how many of them have each verdict; exceptions by name."""
+
+    def named(claim: Claim, verdict: Verdict) -> str:
+        found = claim.having(verdict)
+        return f"{len(found)}: {', '.join(f.models for f in found)}" if found else "0"
+
+    return [
+        [
+            claim.name,
+            str(len(claim.findings)),
+            str(len(claim.having("agrees"))),
+            named(claim, "disagrees"),
+            named(claim, "cannot be told"),
+        ]
+        for claim in claims(study)
+    ]
+
+
+CLAIMS_NAMES = ["compared", "pairs", "follow the paper", "contradict it", "cannot be told"]
+FINDINGS_NAMES = ["measure", "models", "the paper", "this study", "verdict"]
 TUNING_NAMES = ["model", "setting", "valid perplexity", "training time", "chosen"]
 
 
@@ -136,8 +160,10 @@ def _paper(study: Study) -> str:
     return (
         f'<section id="paper"><h2>The paper\u2019s findings</h2>'
         f'<p class="caption">{escape(findings_caption(study))}</p>'
+        f"{_table(CLAIMS_NAMES, claims_rows(study), words=5)}"
+        '<details class="data"><summary>Every pair with its numbers</summary>'
         f'<div class="scroll"><table class="verdicts"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div></section>"
+        f"<tbody>{body}</tbody></table></div></details></section>"
     )
 
 

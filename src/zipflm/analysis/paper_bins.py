@@ -26,6 +26,8 @@ class PaperBin:
     """Empty where no word of the test set follows such a word."""
 
 
+RARE = "1-10"
+"""The bin of the rarest words, on which the paper finds models furthest apart."""
 DATASETS = {"wikitext-103": "WikiText-103", "billion-word": "Billion Word"}
 BIN_MODELS: dict[str, tuple[str, ...]] = {
     "wikitext-103": ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T"),

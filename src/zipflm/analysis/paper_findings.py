@@ -1,129 +1,124 @@
-"""What the paper finds, its number and ours beside it: does this study agree?
+"""The paper's order of models, pair by pair, next to ours: does this study agree?
 
-A finding is one comparison of two models, in the paper's numbers on its own text. The study agrees
-if its 95 % interval lies on the same side of zero, disagrees if it lies on the other, and cannot
-tell if zero is inside.
+Every pair of models is compared by perplexity, on rare words and after rare words, so that nothing
+is selected. The study agrees with the paper's numbers, which are of its own text, if its 95 %
+interval lies on the same side of zero, disagrees if it lies on the other, and cannot tell if zero
+is inside.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 from zipflm.analysis.estimates import Interval
-from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.paper import comparison_row
-from zipflm.analysis.paper_bins import DATASETS, bins_of_paper
-from zipflm.analysis.study import Study
+from zipflm.analysis.paper_bins import DATASETS, RARE, bins_of_paper
+from zipflm.analysis.study import Study, find_difference
 
 Verdict = Literal["agrees", "disagrees", "cannot be told"]
-RARE = "1-10"
-
-# (claim, model, the one that it is better than), in the order of the paper's argument.
-_PERPLEXITY = (
-    ("Adaptive input beats one table for all words", "ADP", "SM"),
-    ("Adaptive input beats a fixed one in front of the same softmax", "ADP", "ASM"),
-    ("An adaptive softmax beats a full one", "ASM", "SM"),
-    ("A character CNN beats a fixed table in front of the same softmax", "CNN", "ASM"),
-    ("Adaptive input, tied, beats the character CNN", "ADP-T", "CNN"),
-    ("Adaptive input, tied, beats sub-words, tied", "ADP-T", "BPE-T"),
-    ("Sub-words beat words with a full softmax", "BPE", "SM"),
-    ("Tying helps a full softmax", "SM-T", "SM"),
-    ("Tying helps sub-words", "BPE-T", "BPE"),
-    ("Tying helps adaptive input", "ADP-T", "ADP"),
-)
-_RARE_WORDS = (
-    ("On rare words adaptive input, tied, beats a full softmax", "ADP-T", "SM"),
-    ("On rare words adaptive input, tied, beats sub-words, tied", "ADP-T", "BPE-T"),
-)
-_AFTER_RARE_WORDS = (
-    ("After rare words adaptive input, tied, beats a full softmax", "ADP-T", "SM"),
-    ("After rare words adaptive input, tied, beats the character CNN", "ADP-T", "CNN"),
-)
+_EVERY = "every pair"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperFinding:
-    """One comparison, in the paper and here."""
+    """One pair of models by one measure, in the paper and here."""
 
-    claim: str
-    models: str
+    measure: str
+    model: str
+    """The better of the two in the paper."""
+    other: str
     paper: str
     ours: str
     verdict: Verdict
 
+    @property
+    def models(self) -> str:
+        return f"{self.model} against {self.other}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Findings that belong together."""
+
+    name: str
+    findings: tuple[PaperFinding, ...]
+
+    def having(self, verdict: Verdict) -> list[PaperFinding]:
+        return [finding for finding in self.findings if finding.verdict == verdict]
+
 
 def paper_findings(study: Study) -> list[PaperFinding]:
-    """Those of which this study has both models, and the paper's table or figure too."""
+    """Every pair of which the paper has both models, by every measure."""
     dataset = papers_dataset(study)
+    rows = {row.label: comparison_row(dataset, row.label) for row in study.finished}
+    tests = {label: row.test for label, row in rows.items() if row and row.test is not None}
     found = []
-    theirs = papers_perplexity(study)
-    for claim, model, other in _PERPLEXITY:
-        pair = study.difference(model, other)
-        if pair is not None and model in theirs and other in theirs:
-            change = math.log(theirs[model] / theirs[other])
-            numbers = f"{theirs[model]:.2f} against {theirs[other]:.2f}"
-            found.append(
-                _finding(claim, model, other, change, f"{numbers}, {percent(change)}", pair.nats)
-            )
-    for claims, bins, previous in (
-        (_RARE_WORDS, study.word_bins, False),
-        (_AFTER_RARE_WORDS, study.previous_bins, True),
+    for model, other in combinations(sorted(tests, key=lambda label: tests[label]), 2):
+        if pair := study.difference(model, other):
+            change = percent(math.log(tests[model] / tests[other]))
+            numbers = f"{tests[model]:.2f} against {tests[other]:.2f}, {change}"
+            ours = percent_of(pair.nats)
+            found.append(_finding("perplexity", model, other, numbers, ours, pair.nats))
+    for measure, previous, differences in (
+        ("loss on rare words", False, study.rare),
+        ("loss after rare words", True, study.after_rare),
     ):
-        printed = {b.name: b.loss for b in bins_of_paper(dataset, previous=previous)}.get(RARE, {})
-        ours = next((b for b in bins if b.name == RARE), None)
-        for claim, model, other in claims:
-            found += _in_bin(claim, model, other, printed, ours, study.reference)
+        printed = {b.name: b.loss for b in bins_of_paper(dataset, previous=previous)}[RARE]
+        losses = {label: loss for label, loss in printed.items() if loss is not None}
+        for model, other in combinations(sorted(losses, key=lambda label: losses[label]), 2):
+            if pair := find_difference(differences, model, other):
+                first, second = losses[model], losses[other]
+                numbers = f"{first:.2f} against {second:.2f} nats, {first - second:+.2f}"
+                numbers = numbers.replace("-", "\u2212")
+                ours = nats_of(pair.nats)
+                found.append(_finding(measure, model, other, numbers, ours, pair.nats))
     return found
 
 
-def _in_bin(
-    claim: str,
-    model: str,
-    other: str,
-    printed: Mapping[str, float | None],
-    ours: FrequencyBin | None,
-    reference: str,
-) -> list[PaperFinding]:
-    """None, or one: bins know intervals against the study's reference alone."""
-    first, second = printed.get(model), printed.get(other)
-    if ours is None or first is None or second is None:
-        return []
-    if model == reference and other in ours.difference:
-        low, high = ours.difference[other]
-        low, high = -high, -low
-    elif other == reference and model in ours.difference:
-        low, high = ours.difference[model]
-    else:
-        return []
-    mean = (ours.loss[model] or 0.0) - (ours.loss[other] or 0.0)
-    interval = Interval(estimate=mean, low=low, high=high)
-    text = f"{first:.2f} against {second:.2f} nats, {first - second:+.2f}"
-    found = _finding(claim, model, other, first - second, text, interval, nats=True)
-    return [found]
+def claims(study: Study) -> list[Claim]:
+    """By each measure: every pair, and the two sets of pairs that the paper argues with."""
+    found = paper_findings(study)
+    return [
+        Claim(f"{measure}, {name}", chosen)
+        for measure in dict.fromkeys(f.measure for f in found)
+        for name, is_chosen in _SELECTIONS.items()
+        if (chosen := tuple(f for f in found if f.measure == measure and is_chosen(f)))
+    ]
+
+
+_SELECTIONS: dict[str, Callable[[PaperFinding], bool]] = {
+    _EVERY: lambda f: True,
+    "ADP-T against every other": lambda f: "ADP-T" in (f.model, f.other),
+    "tied against untied": lambda f: f.model.removesuffix("-T") == f.other.removesuffix("-T"),
+}
 
 
 def _finding(
-    claim: str,
-    model: str,
-    other: str,
-    change: float,
-    paper: str,
-    ours: Interval,
-    *,
-    nats: bool = False,
+    measure: str, model: str, other: str, paper: str, ours: str, nats: Interval
 ) -> PaperFinding:
     verdict: Verdict = "cannot be told"
-    if ours.excludes_zero:
-        verdict = "agrees" if (ours.estimate < 0) == (change < 0) else "disagrees"
+    if nats.excludes_zero:
+        verdict = "agrees" if nats.estimate < 0 else "disagrees"
     return PaperFinding(
-        claim=claim,
-        models=f"{model} against {other}",
-        paper=paper.replace("-", "\u2212") if nats else paper,
-        ours=nats_of(ours) if nats else percent_of(ours),
-        verdict=verdict,
+        measure=measure, model=model, other=other, paper=paper, ours=ours, verdict=verdict
+    )
+
+
+def summary(found: Sequence[Claim]) -> str:
+    """Every pair by every measure in one sentence.
+
+    `perplexity, every pair: 23 of 28 follow the paper, 3 contradict it, 2 cannot be told; ...`
+    """
+    return "; ".join(
+        f"{claim.name}: {len(claim.having('agrees'))} of {len(claim.findings)} follow the paper, "
+        f"{len(claim.having('disagrees'))} contradict it, "
+        f"{len(claim.having('cannot be told'))} cannot be told"
+        for claim in found
+        if claim.name.endswith(_EVERY)
     )
 
 
@@ -152,16 +147,3 @@ def nats_of(interval: Interval) -> str:
 def papers_dataset(study: Study) -> str:
     """Whose numbers stand for the paper: those on the study's text, or on WikiText-103."""
     return study.dataset if study.dataset in DATASETS else "wikitext-103"
-
-
-def papers_perplexity(study: Study) -> dict[str, float]:
-    """The paper's test perplexities of the models that have a result here."""
-    rows = {row.label: comparison_row(papers_dataset(study), row.label) for row in study.finished}
-    return {label: row.test for label, row in rows.items() if row and row.test is not None}
-
-
-def count_verdicts(found: Sequence[PaperFinding]) -> str:
-    """`8 agree, 2 disagree, 1 cannot be told`."""
-    names = {"agrees": "agree", "disagrees": "disagree", "cannot be told": "cannot be told"}
-    numbers = {verdict: sum(f.verdict == verdict for f in found) for verdict in names}
-    return ", ".join(f"{numbers[verdict]} {name}" for verdict, name in names.items())

@@ -1,4 +1,4 @@
-"""Write a study: `report.html`, `report.md`, `table.csv`, `table.json` and the figures.
+"""Write a study: `report.html`, `report.md`, `table.csv`, `table.json`, `table.tex`, figures.
 
 Files appear whole or not at all, so that a reader who opens the page while a study goes on sees a
 complete one.
@@ -20,7 +20,7 @@ from zipflm.analysis.headline import headline
 from zipflm.analysis.paper_findings import percent_of
 from zipflm.analysis.plots import figures, save_figures
 from zipflm.analysis.study import Study
-from zipflm.analysis.tables import EMPTY, columns, context_rows, to_csv, to_json
+from zipflm.analysis.tables import EMPTY, columns, context_rows, to_csv, to_json, to_latex
 from zipflm.analysis.word_lists import WordDifference
 from zipflm.files import write_whole
 from zipflm.reading import read_file
@@ -103,6 +103,7 @@ def write_report(study: Study, out: Path, maker: Maker) -> Path:
     _make_writable(out)
     save_figures(study, out / "figures")
     write_whole(out / "table.csv", to_csv(study))
+    write_whole(out / "table.tex", to_latex(study, f"{headline(study)}: {study.title}"))
     table = json.dumps(to_json(study, maker), indent=1, allow_nan=False)
     write_whole(out / TABLE, table + "\n")
     write_whole(out / "report.md", markdown(study))
@@ -122,7 +123,12 @@ def markdown(study: Study) -> str:
         rows = [row[:-1] for row in rows]
     else:
         names.append("problem")
-    parts = [f"# {headline(study)}", study.title + ".", _table(names, rows), page.caption(study)]
+    parts = [
+        f"# {headline(study)}",
+        f"{study.title}: {page.lead(study)}",
+        _table(names, rows),
+        page.caption(study),
+    ]
     parts += ["\n".join(f"- {sentence}" for sentence in findings(study))]
     parts += _statistics(study)
     for title, bins in (("word", study.word_bins), ("previous word", study.previous_bins)):
@@ -146,7 +152,9 @@ def _statistics(study: Study) -> list[str]:
     rows = page_tables.findings_rows(study)
     if rows:
         caption = page_tables.findings_caption(study)
-        parts += ["## The paper's findings", caption, _table(page_tables.FINDINGS_NAMES, rows)]
+        table = _table(page_tables.CLAIMS_NAMES, page_tables.claims_rows(study))
+        parts += ["## The paper's findings", caption, table]
+        parts += [_table(page_tables.FINDINGS_NAMES, rows)]
     rows = page_tables.tuning_rows(study)
     if rows:
         table = _table(page_tables.TUNING_NAMES, rows)

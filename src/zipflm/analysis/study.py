@@ -24,6 +24,7 @@ from zipflm.runs.records import Versions
 from zipflm.units import perplexity
 
 NOT_COMPILED = "was to be compiled but ran uncompiled; its time and speed are not comparable"
+BUSY = "was trained while other processes held the CPU; its time and speed are not comparable"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,8 @@ class Member:
     seen: Seen | None = None
     seconds: float | None = None
     """Spent training, without compilation."""
+    cpu_seconds: float | None = None
+    """CPU time of the training thread in these seconds; None where it says nothing, as on a GPU."""
     compile_seconds: float | None = None
     tokens_per_second: float | None = None
     memory: int | None = None
@@ -104,6 +107,14 @@ class Member:
     """None for a model that was trained elsewhere."""
     problem: str = ""
     """Why there is no result, for the row; empty where there is one."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether training took over a third more seconds than its thread had of the CPU. Alone on
+        a machine the thread has the CPU nearly all the time, however many threads help it."""
+        if self.seconds is None or self.cpu_seconds is None:
+            return False
+        return self.seconds > 4 / 3 * self.cpu_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +150,7 @@ class Row:
     known_perplexity: Mapping[str, Summary]
     seen: Seen | None
     seconds: Summary | None
+    cpu_seconds: Summary | None
     compile_seconds: Summary | None
     tokens_per_second: Summary | None
     memory: int | None
@@ -157,6 +169,15 @@ class Row:
         if len(reasons) == 1:
             return reasons.pop()
         return "; ".join(f"seed {m.seed}: {m.problem}" for m in self.members if m.problem)
+
+    @property
+    def is_busy(self) -> bool:
+        return any(member.is_busy for member in self.members)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why its time and speed are not comparable."""
+        return (NOT_COMPILED,) * (self.compiled is False) + (BUSY,) * self.is_busy
 
     def params_of(self, part: str) -> int:
         """Parameters of `input`, `decoder` or `output`."""
@@ -253,12 +274,21 @@ class Study:
     """Of every pair of rows, in what `headline` ranks by."""
     curve: tuple[CurveAt, ...]
     """Loss against frequency."""
+    rare: tuple[Difference, ...] = ()
+    """Of every pair of rows, on rare words alone."""
+    after_rare: tuple[Difference, ...] = ()
+    """The same on words after rare ones."""
     contexts: tuple[ContextScore, ...] = ()
     tried: tuple[Tried, ...] = ()
 
     @property
     def finished(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.perplexity)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Rows without a result, or without that of every seed; the study is unfinished."""
+        return tuple(row.label for row in self.rows if row.problem)
 
     @property
     def has_unknown(self) -> bool:
@@ -285,12 +315,7 @@ class Study:
 
     def difference(self, label: str, other: str) -> Difference | None:
         """The difference of two rows, in this direction; None where it cannot be estimated."""
-        for found in self.differences:
-            if (found.label, found.other) == (label, other):
-                return found
-            if (found.other, found.label) == (label, other):
-                return found.reversed
-        return None
+        return find_difference(self.differences, label, other)
 
     def is_better(self, label: str, other: str) -> bool:
         """Whether a row is better than another beyond the doubt that its interval leaves."""
@@ -311,6 +336,16 @@ class Study:
         first = next(iter(self.finished), None)
         is_known = first and self.is_mixed
         return f"{self.split} perplexity" + (" on known words" if is_known else "")
+
+
+def find_difference(differences: Sequence[Difference], label: str, other: str) -> Difference | None:
+    """The difference of two rows, in this direction; None if it is not there."""
+    for found in differences:
+        if (found.label, found.other) == (label, other):
+            return found
+        if (found.other, found.label) == (label, other):
+            return found.reversed
+    return None
 
 
 def units_of(rows: Sequence[Row], split: str) -> set[str]:

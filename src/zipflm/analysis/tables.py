@@ -9,11 +9,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, groupby
 from typing import Any
 
 from zipflm.analysis.paper import CONTEXT, GPUS, PaperModel
+from zipflm.analysis.paper_findings import paper_findings
 from zipflm.analysis.study import Member, Row, Seen, Study, Summary
 from zipflm.records import to_dict
 
@@ -47,7 +49,10 @@ def columns(study: Study) -> list[Column]:
             "tokens/s",
             "training",
             lambda row: row.tokens_per_second.mean if row.tokens_per_second else None,
-            lambda row: number(row.tokens_per_second.mean if row.tokens_per_second else None, 0),
+            lambda row: (
+                number(row.tokens_per_second.mean if row.tokens_per_second else None, 0)
+                + _busy(row)
+            ),
         ),
         Column("memory", "training", lambda row: row.memory, lambda row: memory(row.memory)),
     ]
@@ -83,7 +88,8 @@ def seen_columns(study: Study) -> list[Column]:
 
 
 def _times(study: Study) -> list[Column]:
-    """Training time, and beside it that of compilation where there was any."""
+    """Training time, and beside it the CPU time where it tells whether the machine was busy, and
+    the time of compilation where there was any."""
 
     def column(title: str, value: Callable[[Row], Summary | None]) -> Column:
         def mean(row: Row) -> float | None:
@@ -92,10 +98,17 @@ def _times(study: Study) -> list[Column]:
 
         return Column(title, "training", mean, lambda row: duration(mean(row)))
 
-    found = [column("time", lambda row: row.seconds)]
+    time = column("time", lambda row: row.seconds)
+    found = [replace(time, text=lambda row: time.text(row) + _busy(row))]
+    if any(row.cpu_seconds for row in study.rows):
+        found.append(column("CPU time", lambda row: row.cpu_seconds))
     if any(row.compile_seconds and row.compile_seconds.mean > 0 for row in study.rows):
         found.append(column("compilation", lambda row: row.compile_seconds))
     return found
+
+
+def _busy(row: Row) -> str:
+    return " (busy)" if row.is_busy else ""
 
 
 def operations(count: float) -> str:
@@ -160,6 +173,64 @@ def to_csv(study: Study) -> str:
     return out.getvalue()
 
 
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
+    | {"[": "{[}", "*": "{*}"}  # arguments of the line break before them
+    | {"\u00b1": r"$\pm$", "\u2212": "$-$", "\u00a0": "~"}
+)
+
+
+def to_latex(study: Study, comment: str) -> str:
+    """Perplexities, parameters and time as a LaTeX table, which needs the package booktabs; the
+    lowest perplexities are bold unless models are missing."""
+    shown = [
+        column
+        for column in columns(study)
+        if column.ranks or f"{column.group} {column.title}".strip() in _LATEX_COLUMNS
+    ]
+    groups = [(name, len(list(of))) for name, of in groupby(column.group for column in shown)]
+    ends = list(accumulate(span for _, span in groups))
+    lines = [
+        "% " + comment.replace("\n", " "),
+        rf"\begin{{tabular}}{{{''.join('r' if c.is_number else 'l' for c in shown)}}}",
+        r"\toprule",
+        _latex_line(rf"\multicolumn{{{n}}}{{c}}{{{name.translate(_LATEX)}}}" for name, n in groups),
+        " ".join(
+            rf"\cmidrule(lr){{{end - span + 1}-{end}}}"
+            for (name, span), end in zip(groups, ends, strict=True)
+            if name
+        ),
+        _latex_line(column.title.translate(_LATEX) for column in shown),
+        r"\midrule",
+        *(_latex_line(_latex_cell(column, row, study) for column in shown) for row in study.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX_COLUMNS = (
+    "model",
+    "perplexity 95 % interval",
+    "parameters all",
+    "training time",
+    "the paper's test",
+)
+
+
+def _latex_line(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _latex_cell(column: Column, row: Row, study: Study) -> str:
+    text = "--" if column.text(row) == EMPTY else column.text(row).translate(_LATEX)
+    values = [value for other in study.finished if (value := column.value(other)) is not None]
+    is_best = column.ranks and not study.missing and column.value(row) == min(values)
+    return rf"\textbf{{{text}}}" if is_best else text
+
+
 def to_json(study: Study, made_by: str) -> dict[str, Any]:
     """Everything in the report as plain values; `made_by` says which command it belongs to."""
     table_columns = columns(study)
@@ -192,6 +263,7 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
             "likeness": study.blocks.likeness,
         },
         "differences": [asdict(difference) for difference in study.differences],
+        "paper_findings": [asdict(finding) for finding in paper_findings(study)],
         "loss_against_frequency": [asdict(at) for at in study.curve],
         "tried": [asdict(tried) for tried in study.tried],
     }
@@ -233,6 +305,7 @@ def _member(member: Member) -> dict[str, Any]:
         "checkpoint": member.checkpoint,
         "problem": member.problem,
         "seconds": member.seconds,
+        "cpu_seconds": member.cpu_seconds,
         "compile_seconds": member.compile_seconds,
         "seen": asdict(member.seen) if member.seen else None,
         "tokens_per_second": member.tokens_per_second,

@@ -178,6 +178,10 @@ def compare(
             "best on the valid set. May be given several times."
         ),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show what would be trained and about how long it takes."),
+    ] = False,
     device: Device = None,
     stall_seconds: StallSeconds = STALL_SECONDS,
 ) -> None:
@@ -188,6 +192,7 @@ def compare(
     from pathlib import Path
 
     from zipflm.comparison.compare import compare as run
+    from zipflm.comparison.compare import dry_run as show
     from zipflm.comparison.plan import Request
     from zipflm.presets import FACTORIZATIONS
     from zipflm.training import distributed
@@ -212,6 +217,9 @@ def compare(
     )
     # Whatever one of several processes finds wrong with what it sees, all of them know.
     with distributed.started(device, stall_seconds):
+        if dry_run:
+            show(request, device=device)
+            return
         finished = run(request, device=device)
     _conclude(finished)
 

@@ -19,23 +19,30 @@ from zipflm import __version__
 from zipflm.analysis.building import build
 from zipflm.analysis.report import Maker, claim, write_report
 from zipflm.analysis.study import Member, ScoredText, Study
-from zipflm.comparison.budgets import Equal, describe, require_known, with_same_text
+from zipflm.comparison.budgets import (
+    Equal,
+    describe,
+    require_known,
+    with_same_seconds,
+    with_same_text,
+)
 from zipflm.comparison.job import FULL_DISK_REMEDY, Job, Score, Train
 from zipflm.comparison.members import score_once
 from zipflm.comparison.plan import Plan, Request, make_plans, open_words, require_few
-from zipflm.comparison.progress import Display
+from zipflm.comparison.progress import Display, State, measured_speed, print_plans
 from zipflm.comparison.stages import Trainer, prepare
-from zipflm.comparison.tuning import Setting, grid_plans, parse_grid
+from zipflm.comparison.tuning import Setting, grid_plans, parse_grid, to_try
 from zipflm.comparison.watching import watched_alike
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.files import naming_full_disk
 from zipflm.folders import sole_writer
 from zipflm.runs import resume
-from zipflm.training import distributed
+from zipflm.training import advice, distributed
 from zipflm.training.distributed import Process
 from zipflm.training.limits import require_trainable
 from zipflm.training.setup import accumulation, check_data
+from zipflm.training.throughput import device_name
 from zipflm.training.trainer import train as train_run
 
 PROTOCOL_FACTS = {
@@ -98,6 +105,34 @@ def compare(
             grid=grid,
             overrides=request.overrides,
         )
+
+
+def dry_run(request: Request, *, device: str | None = None) -> None:
+    """Print what `compare` would train, with parameters and estimated times; write nothing."""
+    with distributed.started(device) as process:
+        words, plans = distributed.done_by_all(lambda: _planned(request), process)
+        scored_splits(words)
+        equal, grid = require_known(request.equal), parse_grid(request.tune)
+        for plan in plans:
+            (check_training if equal == "seconds" or grid else check)(plan, process)
+        states = [State(plan) for plan in plans]
+        for state in states:
+            state.read()
+        speed, basis = measured_speed(states), "from what is trained already"
+        if speed is None:
+            precision = plans[0].config.training.precision
+            speed = advice.training_speed(process.device, precision) * process.world_size
+            name = device_name(process.device)
+            basis = f"a rough guess from the speed of matrix products on {name}"
+        if equal == "seconds":
+            seconds = {s.plan.label: s.work / s.plan.config.training.max_updates for s in states}
+            plans = with_same_seconds(plans, seconds)
+        if grid:
+            first = {plan.label: plan.seed for plan in reversed(plans)}
+            more = [p for p in plans if p.seed != first[p.label]]
+            plans = [*to_try(grid_plans(plans, grid)), *more]
+        if process.is_first:
+            print_plans(plans, speed, basis, sys.stdout)
 
 
 def _planned(request: Request) -> tuple[DataFolder, list[Plan]]:
@@ -221,16 +256,16 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
     updates = _either(f"{config.max_updates:,}" for config in configs)
     tokens = _either(f"{config.tokens_per_update:,}" for config in configs)
     optimizer = _either(type(config.optimizer).__name__ for config in configs)
-    name = torch.cuda.get_device_name() if process.device.type == "cuda" else "CPU"
+    on_cuda = process.device.type == "cuda"
     return {
         "data": f"a vocabulary of {len(words.vocabulary):,} words",
         "folder": str(words.path),
         "vocabulary": words.vocabulary.hash,
         "training": f"{updates} updates of {tokens} tokens each, {optimizer}",
         "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
-        "devices": f"{process.world_size} x {name}",
+        "devices": f"{process.world_size} x {device_name(process.device)}",
         "threads of each process": str(torch.get_num_threads()),
-        "memory": "peak of the GPU's allocator" if name != "CPU" else "peak of the whole process",
+        "memory": "peak of the GPU's allocator" if on_cuda else "peak of the whole process",
     } | PROTOCOL_FACTS
 
 

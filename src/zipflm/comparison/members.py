@@ -258,6 +258,7 @@ def make_member(
         curve=curve(log),
         seen=_seen(reports[-1], config, data) if reports else None,
         seconds=training_seconds(reports[-1]) if reports else None,
+        cpu_seconds=reports[-1].cpu_seconds if reports else None,
         compile_seconds=reports[-1].compile_seconds if reports else None,
         tokens_per_second=_rate(reports),
         memory=max((report.memory for report in reports), default=None),

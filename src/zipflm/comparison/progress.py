@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from zipflm.analysis.study import NOT_COMPILED, Study
+from zipflm.analysis.study import Study
 from zipflm.analysis.tables import Column, columns, duration, number
 from zipflm.comparison.plan import Plan
 from zipflm.evaluation.watching import watched_by
@@ -214,13 +214,8 @@ class Display:
         """How long the members still have to train, by the operations that they need and the time
         that those took which are done; None before anything is known, and when all have trained."""
         states = list(self.states.values())
-        measured = [state for state in states if state.seconds and state.update]
-        done = sum(s.work * s.update / _max_updates(s.plan) for s in measured)
-        work_left = sum(state.work_left for state in states)
-        if not done or not work_left:
-            return None
-        seconds = sum(state.seconds or 0.0 for state in measured)
-        return advice.in_words(work_left / done * seconds)
+        speed, work_left = measured_speed(states), sum(state.work_left for state in states)
+        return advice.in_words(work_left / speed) if speed and work_left else None
 
     def _in_sight(self) -> list[State]:
         """All members, or as many as the terminal has lines for, the current one among them."""
@@ -229,6 +224,42 @@ class Display:
         place = states.index(self._current) if self._current else 0
         first = max(0, min(place - room // 2, len(states) - room))
         return states[first : first + room]
+
+
+def measured_speed(states: Sequence[State]) -> float | None:
+    """Operations per second of what is trained of these; None if nothing is."""
+    measured = [state for state in states if state.seconds and state.update]
+    done = sum(s.work * min(s.update / _max_updates(s.plan), 1) for s in measured)
+    seconds = sum(state.seconds or 0.0 for state in measured)
+    return done / seconds if done else None
+
+
+def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]) -> None:
+    """What a study would train; `speed` is in operations per second, and `basis` says whence."""
+    states = [State(plan) for plan in plans]
+    for state in states:
+        state.read()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("model", "parameters", "updates", "done", "tokens per update", "time left"):
+        table.add_column(title, justify="left" if title == "model" else "right", no_wrap=True)
+    for state in states:
+        config = state.plan.config
+        numbers = (
+            config.num_params(),
+            _max_updates(state.plan),
+            state.update,
+            config.training.tokens_per_update,
+        )
+        name = f"{_name(state.plan)} {state.plan.setting}".strip()
+        left = duration(state.work_left / speed)
+        table.add_row(Text(one_line(name)), *(f"{n:,}" for n in numbers), left)
+    Console(file=stream, width=_UNLIMITED).print(table)
+    total = advice.in_words(sum(state.work_left for state in states) / speed)
+    print(
+        f"{len(states)} trainings, about {total} in all ({basis}); validation, compilation and "
+        "scoring come on top. Nothing was written.",
+        file=stream,
+    )
 
 
 def _cells(state: State) -> dict[str, RenderableType]:
@@ -299,8 +330,8 @@ def print_table(study: Study, stream: IO[str] | None = None) -> None:
     for row in study.rows:
         if row.problem:
             print(one_line(f"{row.label}: {row.problem}"), file=stream)
-        if row.compiled is False:
-            print(one_line(f"{row.label}: {NOT_COMPILED}"), file=stream)
+        for doubt in row.doubts:
+            print(one_line(f"{row.label}: {doubt}"), file=stream)
 
 
 def _title(column: Column) -> str:

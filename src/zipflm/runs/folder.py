@@ -145,12 +145,12 @@ class RunFolder:
                 self._clean()
             yield
 
-    def open(self, config: Config, data: DataFolder, update: int) -> None:
+    def open(self, config: Config, data: DataFolder, update: int, device: str = "") -> None:
         """Write what identifies the run, and drop what a killed process logged after `update`,
         from which the run is resumed; 0 for one that starts."""
         self.path.mkdir(parents=True, exist_ok=True)
         log.trim(self.log_path, update)
-        now = provenance(data)
+        now = provenance(data, device)
         first = self.versions() if update > 0 else None
         if first is None:
             versions = Versions(**vars(now))

@@ -15,8 +15,8 @@ _PACKAGE = Path(__file__).parents[1] / "__init__.py"
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "triton")
 
 
-def provenance(data: DataFolder) -> Provenance:
-    """Of a run that trains on this folder, here and now."""
+def provenance(data: DataFolder, device: str = "") -> Provenance:
+    """Of a run that trains on this folder, here and now, on the `device` of that name."""
     return Provenance(
         python=platform.python_version(),
         packages=dict(_versions()),
@@ -25,6 +25,7 @@ def provenance(data: DataFolder) -> Provenance:
         text=data.split("train").sha256,
         splitting=data.splitting,
         data=str(data.path.resolve()),
+        device=device,
     )
 
 

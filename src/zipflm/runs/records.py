@@ -73,6 +73,9 @@ class Report:
     """Whether the model ran compiled; None where that was not asked for."""
     compile_seconds: float = 0.0
     """Of `seconds`, those in which the model was being compiled."""
+    cpu_seconds: float | None = None
+    """CPU time of the training thread, without compilation; far less than the rest of `seconds` if
+    other processes held the CPU. None on a GPU and with several processes, where threads wait."""
 
     def __post_init__(self) -> None:
         require_count(update=self.update, skipped=self.skipped)
@@ -84,6 +87,7 @@ class Report:
             tokens_per_second=self.tokens_per_second,
             memory=self.memory,
             compile_seconds=self.compile_seconds,
+            cpu_seconds=self.cpu_seconds or 0.0,
         )
 
 
@@ -176,6 +180,8 @@ class TrainingState:
     seconds: float
     compile_seconds: float = 0.0
     """Of `seconds`, those in which the model was being compiled."""
+    cpu_seconds: float | None = None
+    """As in a report."""
     skipped: int
     skipped_in_a_row: int
     """The last so many updates were skipped."""
@@ -242,6 +248,8 @@ class Provenance:
     """How that text became words."""
     data: str
     """The data folder."""
+    device: str = ""
+    """Model name of the GPU or CPU that trains."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,16 +54,29 @@ def slowness(operations: float, what: str) -> str | None:
     )
 
 
+def training_speed(device: torch.device, precision: str) -> float:
+    """Operations per second that training may reach on a device: a rough share of its speed in a
+    matrix product, since nothing was trained yet."""
+    if device.type == "cuda":
+        return _SHARE_OF_PEAK * _matmul_speed(8 * _SIDE, device, getattr(torch, precision))
+    return _SHARE_OF_PEAK * cpu_speed()
+
+
 @cache
 def cpu_speed() -> float:
     """Operations per second of a matrix product on this CPU, now: the best of a few."""
-    one, other = torch.ones(_SIDE, _SIDE), torch.ones(_SIDE, _SIDE)
+    return _matmul_speed(_SIDE, torch.device("cpu"), torch.float32)
+
+
+def _matmul_speed(side: int, device: torch.device, dtype: torch.dtype) -> float:
+    factor = torch.ones(side, side, device=device, dtype=dtype)
     seconds = []
     for _ in range(4):
         start = time.perf_counter()
-        _ = one @ other
+        product = factor @ factor
+        product[0, 0].item()  # waits for a GPU
         seconds.append(time.perf_counter() - start)
-    return 2 * _SIDE**3 / max(min(seconds), 1e-9)
+    return 2 * side**3 / max(min(seconds), 1e-9)
 
 
 def in_words(seconds: float) -> str:

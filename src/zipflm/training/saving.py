@@ -146,6 +146,7 @@ def _state(run: Run, keep: int, valid: Validation | None) -> TrainingState:
         place=run.stream.place,
         seconds=tally.seconds,
         compile_seconds=tally.compile_seconds,
+        cpu_seconds=tally.cpu_seconds,
         skipped=tally.skipped,
         skipped_in_a_row=tally.bad_in_a_row,
         since_report=tally.since_report,

@@ -56,13 +56,14 @@ def begin(
     values = first_values(model, seed) if found is None else _stored_values(model, found)
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
     learner = build_learner(config, model, process, ends_word, values)
-    update, place, tally = 0, Place(), Tally()
+    counts_cpu = process.device.type == "cpu" and process.world_size == 1
+    update, place, tally = 0, Place(), Tally(cpu_seconds=0.0 if counts_cpu else None)
     if found is not None:
         state = found.state()
         assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
         optimizers.load_tensors(learner.optimizers, model, found.stored_optimizer())
         learner.scale.load(state.loss_scale)
-        update, place, tally = state.update, state.place, _tally(state)
+        update, place, tally = state.update, state.place, _tally(state, counts_cpu)
         log.say(f"resuming after update {update}")
     stream = Stream(config, data.tokens("train"), process, place, block_at(config, update))
     return Run(config, data, folder, process, learner, stream, tally, log, update)
@@ -86,7 +87,7 @@ def _refuse(checkpoint: Checkpoint, name: str, held: object, needed: object) -> 
     )
 
 
-def _tally(state: TrainingState) -> Tally:
+def _tally(state: TrainingState, counts_cpu: bool) -> Tally:
     return Tally(
         state.seconds,
         state.skipped,
@@ -94,4 +95,5 @@ def _tally(state: TrainingState) -> Tally:
         skipped_in_a_row=state.skipped_in_a_row,
         since_report=state.since_report,
         compile_seconds=state.compile_seconds,
+        cpu_seconds=state.cpu_seconds if counts_cpu else None,
     )

@@ -40,16 +40,22 @@ class Tally:
         skipped_in_a_row: int = 0,
         since_report: SinceReport | None = None,
         compile_seconds: float = 0.0,
+        cpu_seconds: float | None = None,
     ) -> None:
         self.seconds, self.skipped = seconds, skipped
         self.compile_seconds = compile_seconds
         """Of `seconds`, those of updates in which the model was compiled."""
+        self.cpu_seconds = cpu_seconds
+        """CPU time of this thread, without compilation; None: not counted.
+
+        Of this thread alone, because that of all threads depends on how OpenMP waits.
+        """
         self.bad_in_a_row = skipped_in_a_row
         self.stop = False
         self.last_good: int | None = None
         """The last update of this session that was not skipped."""
         self._update = update
-        self._since = time.perf_counter()
+        self._since, self._cpu_since = time.perf_counter(), time.thread_time()
         self._start_again(since_report or SinceReport())
 
     def _start_again(self, since: SinceReport) -> None:
@@ -78,6 +84,8 @@ class Tally:
 
     def pause(self) -> None:
         self.seconds += time.perf_counter() - self._since
+        if self.cpu_seconds is not None:
+            self.cpu_seconds += time.thread_time() - self._cpu_since
 
     @contextmanager
     def compiling(self, learner: Learner) -> Iterator[None]:
@@ -86,13 +94,14 @@ class Tally:
         The update itself takes a hundredth of that time or less, and on a GPU the host does not
         wait for it.
         """
-        before, start = learner.num_versions, time.perf_counter()
+        before, start, cpu_start = learner.num_versions, time.perf_counter(), time.thread_time()
         yield
         if learner.num_versions > before:
             self.compile_seconds += time.perf_counter() - start
+            self._cpu_since += time.thread_time() - cpu_start
 
     def go_on(self) -> None:
-        self._since = time.perf_counter()
+        self._since, self._cpu_since = time.perf_counter(), time.thread_time()
 
     @property
     def since_report(self) -> SinceReport:

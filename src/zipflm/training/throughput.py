@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import platform
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +16,18 @@ from zipflm.config import ModelConfig
 
 # Dense bfloat16 operations per second, by a part of the device's name.
 _PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+
+
+def device_name(device: torch.device) -> str:
+    """Model name of a GPU or of this machine's CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:  # not Linux
+        facts = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", facts, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -88,7 +88,7 @@ def train(
         distributed.let_first(lambda: data.verify(*used), process)
         require_shared(folder.path, process)
         if process.is_first:
-            folder.open(config, data, done or 0)
+            folder.open(config, data, done or 0, throughput.device_name(process.device))
             for path in folder.set_aside(done) if done is not None else ():
                 log.say(f"the damaged checkpoint was moved out of the way, to {path}")
         distributed.wait_for_all(process)
@@ -258,6 +258,7 @@ def _report(run: Run, rate: float) -> Report:
         flop_utilisation=_flop_utilisation(run, numbers.tokens_per_second),
         compiled=run.learner.compiled,
         compile_seconds=run.tally.compile_seconds,
+        cpu_seconds=run.tally.cpu_seconds,
     )
 
 
