@@ -111,7 +111,7 @@ class Resampling:
     def __init__(self, num_blocks: int, replicates: int = REPLICATES) -> None:
         random = np.random.default_rng(_SEED)
         drawn = random.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), replicates)
-        self.weights = drawn.astype(np.float64)
+        self.weights: FloatArray = drawn.astype(np.float64)
         """[replicates, blocks]: how often each block was drawn."""
 
     def mean(self, sums: FloatArray, counts: FloatArray) -> Estimate:

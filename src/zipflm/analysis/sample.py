@@ -18,7 +18,7 @@ from zipflm.analysis.frequency_bins import (
     bin_indices,
 )
 from zipflm.analysis.frequency_curve import CurveAt, frequency_curve
-from zipflm.analysis.text_blocks import cut_into_blocks, document_starts
+from zipflm.analysis.text_blocks import TextBlocks, cut_into_blocks, document_starts
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 
 
@@ -42,7 +42,7 @@ class Sample:
         for losses in nll.values():
             mean += losses.mean(axis=0) / len(nll)
         headings = document_starts(starts, self._ids, vocabulary.words)
-        self.blocks = cut_into_blocks(starts, headings, mean)
+        self.blocks: TextBlocks = cut_into_blocks(starts, headings, mean)
         self._resampling = Resampling(len(self.blocks))
 
     def estimates(self, chosen: BoolArray) -> dict[str, Estimate]:

@@ -21,7 +21,7 @@ MEMBER_FAILED = 1
 INTERRUPTED = 130
 """What a shell makes of Ctrl-C."""
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import IO
 
 from rich.console import Console, JustifyMethod, RenderableType
@@ -97,7 +98,7 @@ class Display:
     """Shows all members while `shown` lasts; `enter` says what the current one does."""
 
     def __init__(self, plans: Sequence[Plan], stream: IO[str], is_silent: bool) -> None:
-        self.states = {plan.run.path: State(plan) for plan in plans}
+        self.states: dict[Path, State] = {plan.run.path: State(plan) for plan in plans}
         self._console = Console(file=stream)
         self._is_silent = is_silent
         self._current: State | None = None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from zipflm.config import Unit
 from zipflm.data.lines import EncodedWord, TextEncoder
-from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN
+from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN, Vocabulary
 
 Ids = NDArray[np.int64]
 
@@ -55,7 +55,8 @@ class TextReader:
     """Encodes raw text as the training text of one run was encoded."""
 
     def __init__(self, encoder: TextEncoder, unit: Unit) -> None:
-        self.encoder, self.vocabulary = encoder, encoder.vocabulary
+        self.encoder: TextEncoder = encoder
+        self.vocabulary: Vocabulary = encoder.vocabulary
         self.ends_word: NDArray[np.bool_] = (
             self.vocabulary.ends_word
             if unit == "bpe"

@@ -31,6 +31,8 @@ from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 PADDING = 1
 """Id of the padding word in every vocabulary of this package."""
 
+InputLayer = FixedEmbedding | AdaptiveEmbedding | CharacterEmbedding
+
 
 class LanguageModel(nn.Module):
     """p(next word | words so far), for any of the paper's factorizations.
@@ -49,9 +51,9 @@ class LanguageModel(nn.Module):
         0 behind its end (`zipflm.data.characters` makes it from a vocabulary)."""
         super().__init__()
         self.config = config
-        self.input = _input_layer(config, spellings)
-        self.decoder = Decoder(config.decoder)
-        self.output = _output_layer(config, self.input, impl)
+        self.input: InputLayer = _input_layer(config, spellings)
+        self.decoder: Decoder = Decoder(config.decoder)
+        self.output: FullSoftmax | AdaptiveSoftmax = _output_layer(config, self.input, impl)
 
     def forward(self, words_BT: Tensor | DistinctWords, cache: Past | None = None) -> Tensor:
         """Hidden vectors [B, T, D], from which the output layer predicts the next word.
@@ -93,9 +95,7 @@ class LanguageModel(nn.Module):
         return self.output.log_probs(self(words_BT))
 
 
-def _input_layer(
-    config: ModelConfig, spellings: Tensor | None
-) -> FixedEmbedding | AdaptiveEmbedding | CharacterEmbedding:
+def _input_layer(config: ModelConfig, spellings: Tensor | None) -> InputLayer:
     vocab_size, width = config.vocab_size, config.decoder.dim
     match config.input:
         case FixedInput() as fixed:

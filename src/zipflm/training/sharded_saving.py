@@ -43,7 +43,9 @@ class BackgroundSaving:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._group = dist.new_group(backend="gloo", timeout=_LONGEST)
+        group = dist.new_group(backend="gloo", timeout=_LONGEST)
+        assert isinstance(group, dist.ProcessGroup)
+        self._group = group
         self._pending: _Pending | None = None
 
     def start(self, root: Path, contents: Contents) -> None:

@@ -34,7 +34,7 @@ class StopSignal:
     session, which holds more than this run, it stays an exception.
     """
 
-    is_requested = False
+    is_requested: bool = False
 
     def __init__(self, is_silent: bool = False, is_alone: bool = True) -> None:
         """`is_silent` is for all processes but one, which get the same signal."""

@@ -16,11 +16,11 @@ from __future__ import annotations
 try:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
         "zipflm.interop.huggingface needs transformers: "
-        f"pip install 'transformers>=5.17' accelerate ({error})"
-    ) from error
+        f"pip install 'transformers>=5.17' accelerate ({_error})"
+    ) from _error
 
 from zipflm.interop.huggingface.config import ZipfConfig
 from zipflm.interop.huggingface.modeling import ZipfForCausalLM

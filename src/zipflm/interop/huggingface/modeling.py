@@ -36,7 +36,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
     """p(next word | words so far). Rows of ids begin with `</s>`, as the tokenizer writes them:
     the first word of a text is predicted from it."""
 
-    config_class = ZipfConfig
+    config_class: type[ZipfConfig] = ZipfConfig
     main_input_name = "input_ids"
     _supports_sdpa = True
     # Tied weights are read across the model, which must therefore stay on one device.
@@ -49,7 +49,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         A new model with character input has to be given: the config does not spell words.
         """
         super().__init__(config)
-        self.model = LanguageModel(config.native) if model is None else model
+        self.model: LanguageModel = LanguageModel(config.native) if model is None else model
         if isinstance(self.model.input, CharacterEmbedding):
             # Saved here: a model of transformers has no vocabulary from which it would follow.
             spellings = self.model.input.spellings_VC
