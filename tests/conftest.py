@@ -62,6 +62,12 @@ def _same_numbers_every_time():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _idle_machine(monkeypatch):
+    """Trainings warn of other processes."""
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
+
+
 @pytest.fixture
 def triton_interpreter():
     """Kernels that take tensors of a CPU."""

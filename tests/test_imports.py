@@ -48,7 +48,7 @@ ALLOWED = {
     "language": {"evaluation", "runs", "model", "data", "config", "files", "quoting", "terminal"}
     | {"units"},
     "training": {"evaluation", "runs", "model", "data", "config", "distinct_words", "folders"}
-    | {"records", "terminal", "troubles"},
+    | {"files", "records", "terminal", "troubles"},
     "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
     | {"files", "reading", "records", "units"},
     "analysis.paper": set(),

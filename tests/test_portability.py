@@ -26,7 +26,8 @@ import multiprocessing, subprocess, tempfile, concurrent.futures.process
 for name in ("resource", "fcntl", "pwd", "grp", "termios", "tty", "syslog", "readline"):
     sys.modules[name] = None  # importing it fails from here on
 for name in ("fork", "forkpty", "sched_getaffinity", "register_at_fork", "getuid", "geteuid",
-             "uname", "statvfs", "getpgid", "setsid", "killpg", "fchmod", "mkfifo"):
+             "uname", "statvfs", "getpgid", "setsid", "killpg", "fchmod", "mkfifo",
+             "getloadavg"):
     if hasattr(os, name):
         delattr(os, name)
 for name in ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGHUP", "SIGKILL", "SIGCHLD", "SIGPIPE"):

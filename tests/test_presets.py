@@ -38,6 +38,8 @@ def test_tokens_an_update_are_the_papers():
     [
         ("wikitext-3/ADP-T", "dataset='wikitext-3': choose from wikitext-103, billion-word, wiki"),
         ("tiny/ADPT", "factorization='ADPT': choose from SM, SM-T"),
+        ("tiny/adp-t", "did you mean ADP-T?"),
+        ("Tiny/ADP-T", "did you mean tiny?"),
         ("tiny", "write dataset/factorization, e.g. tiny/ADP-T"),
         ("tiny/ADP-T/large", "tiny has one size"),
         ("wikitext-103/ADP-T/bands", "variant of wikitext-103/ADP-T='bands': choose from tie-"),

@@ -39,6 +39,16 @@ def test_modern_compiles_what_is_worth_compiling(dataset):
     assert training.precision == ("float32" if is_for_a_cpu else "bfloat16")
 
 
+@pytest.mark.parametrize("recipe", ["paper", "modern"])
+@pytest.mark.parametrize("dataset", ["wikitext-103", "wikitext-2"])
+def test_a_cpu_gets_float32_unless_another_precision_is_asked_for(dataset, recipe):
+    name, size = f"{dataset}/ADP-T", preset(dataset).vocab_size
+    assert resolve(name, recipe, [], size).training.precision != "float32"
+    assert resolve(name, recipe, [], size, on_cpu=True).training.precision == "float32"
+    asked = ["training.precision=bfloat16"]
+    assert resolve(name, recipe, asked, size, on_cpu=True).training.precision == "bfloat16"
+
+
 NAMES = ["wikitext-103/ADP-T", "wikitext-103/ADP-T/bands-5k-155k-100k", "wikitext-103/ADP/fairseq"]
 NAMES += ["billion-word/CNN/main-result", "wikitext-2/ADP-T", "tiny/ADP-T", "tiny/SM", "demo/ASM"]
 

@@ -11,7 +11,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 
@@ -37,6 +37,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     unfinished = path.with_name(f"{_UNFINISHED}{path.name}")
     try:
         yield unfinished
+        _apply_umask(unfinished, umask())
         _flush(unfinished)
         os.replace(unfinished, path)
     finally:
@@ -81,11 +82,26 @@ def naming_full_disk(path: Path, remedy: str) -> Iterator[None]:
 
 
 def flush_tree(folder: Path) -> None:
-    """Get a folder and everything in it onto the disk."""
+    """Get a folder and everything in it onto the disk, with the modes that the umask allows."""
+    mask = umask()
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
+            _apply_umask(Path(parent) / name, mask)
             _flush(Path(parent) / name)
         flush_rename(Path(parent))
+
+
+def umask() -> int:
+    """The process's umask; it can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _apply_umask(path: Path, mask: int) -> None:
+    """safetensors creates files that only their owner can read."""
+    with suppress(OSError):  # a file system without modes
+        path.chmod(0o666 & ~mask)
 
 
 def _flush(path: Path) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 
-from zipflm.files import clear_unfinished, flush_rename, flush_tree, naming_full_disk
+from zipflm.files import clear_unfinished, flush_rename, flush_tree, naming_full_disk, umask
 from zipflm.locks import locked
 
 LOCK = ".lock"
@@ -51,7 +51,7 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
         unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}.unfinished-", dir=final.parent))
         try:
             yield unfinished
-            unfinished.chmod(0o777 & ~_umask())
+            unfinished.chmod(0o777 & ~umask())
             give_its_name(unfinished, final)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -108,10 +108,3 @@ def _remove_abandoned(final: Path) -> None:
     for path in final.parent.iterdir():
         if abandoned.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _umask() -> int:
-    # There is no way to ask but to set it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -58,17 +58,33 @@ def apply(name: str, config: Config, dataset: Dataset) -> Config:
     return RECIPES[name](config, dataset)
 
 
-def resolve(preset: str, recipe: str, overrides: Iterable[str], vocab_size: int) -> Config:
-    """The config of a run: preset, recipe, the data folder's vocabulary, overrides."""
+def resolve(
+    preset: str, recipe: str, overrides: Iterable[str], vocab_size: int, *, on_cpu: bool = False
+) -> Config:
+    """The config of a run: preset, recipe, the data folder's vocabulary, overrides.
+
+    With `on_cpu` the precision is float32 by default, whatever the preset says: most CPUs compute
+    slowly in the others.
+    """
     overrides = list(overrides)
     _require_own_size(overrides, vocab_size)
     config, dataset = from_name(preset), dataset_of(preset)
     config = apply(recipe, config, dataset)
+    if on_cpu:
+        config = replace(config, training=replace(config.training, precision="float32"))
     if dataset.is_of_the_paper:
         # Overrides come before the cutoffs are checked, since they may mend these.
-        return fit_vocabulary(override(config, overrides), vocab_size)
-    # Here they come after the cutoffs were scaled, since they have the last word.
-    return override(fit_vocabulary(config, vocab_size, scale_cutoffs=True), overrides)
+        changed = fit_vocabulary(override(config, overrides), vocab_size)
+    else:
+        # Here they come after the cutoffs were scaled, since they have the last word.
+        changed = override(fit_vocabulary(config, vocab_size, scale_cutoffs=True), overrides)
+    require(
+        not changed.training.epochs or changed.training.max_updates == config.training.max_updates,
+        "training.epochs",
+        changed.training.epochs,
+        "sets the length of the run, as training.max_updates does; give one of them",
+    )
+    return changed
 
 
 def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:

@@ -19,6 +19,10 @@ def perplexity(nats: float) -> float:
     return math.exp(nats) if nats < LARGEST_LOSS else math.inf
 
 
+NATS = {"logprob": 1.0, "bits": -math.log(2), "log10": math.log(10)}
+"""A score of 1 as a natural log-probability, by the name of its column."""
+
+
 def bits(nats: float) -> float:
     """The same amount of information in bits.
 

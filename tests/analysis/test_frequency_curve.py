@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from zipflm.analysis.estimates import Resampling
 from zipflm.analysis.frequency_curve import CurveAt, frequency_curve
 from zipflm.analysis.text_blocks import cut_into_blocks
 
@@ -12,10 +11,10 @@ IDS = np.random.default_rng(0).integers(4, len(COUNTS), size=20_000)
 
 
 def curve_of(nll: dict[str, np.ndarray], ids: np.ndarray = IDS) -> tuple[CurveAt, ...]:
-    mean = np.mean([own.mean(axis=0) for own in nll.values()], axis=0)
-    blocks = cut_into_blocks(np.arange(0, len(ids), 20), np.zeros(0, dtype=np.int64), mean)
+    means = np.stack([own.mean(axis=0) for own in nll.values()])
+    blocks = cut_into_blocks(np.arange(0, len(ids), 20), np.zeros(0, dtype=np.int64), means)
     reference = next(reversed(nll))
-    return frequency_curve(ids, COUNTS, nll, blocks, Resampling(len(blocks)), reference=reference)
+    return frequency_curve(ids, COUNTS, nll, blocks, reference=reference)
 
 
 def truth(counts: np.ndarray | float) -> np.ndarray:

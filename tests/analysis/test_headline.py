@@ -64,7 +64,7 @@ def test_one_model_none_and_a_text_too_short() -> None:
     study = build(
         [member("SM", 1.0), member("ADP", 0.0)], text, title="t", dataset="tiny", facts={}
     )
-    assert headline(study).endswith("the text is too short to say more")
+    assert headline(study).endswith("too few sources to say more")
 
 
 def test_an_unfinished_study_has_no_verdict_and_names_the_missing_models() -> None:

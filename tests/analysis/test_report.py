@@ -2,12 +2,16 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from analysis import example_study as example
 
 from zipflm.analysis.building import build
+from zipflm.analysis.findings import findings
+from zipflm.analysis.paper_findings import paper_findings
 from zipflm.analysis.report import Maker, _code, claim, markdown, write_report
 
 
@@ -27,6 +31,25 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     figures = {path.stem for path in (tmp_path / "study" / "figures").iterdir()}
     text = (tmp_path / "study" / "report.md").read_text()
     assert figures and all(f"(figures/{name}.svg)" in text for name in figures)
+
+
+@pytest.mark.parametrize("others", [(), ("CNN",)])
+def test_a_difference_from_two_sources_alone_has_no_interval(
+    tmp_path: Path, others: tuple[str, ...]
+) -> None:
+    """Every file is written, and no model is called better on such a difference."""
+    first = example.member("ADP-T")
+    assert first.nll is not None
+    step = np.where(np.arange(len(first.nll)) < 1300, 0.1, 2.0)
+    second = replace(example.member("SM", rank=1), nll=first.nll + step)
+    members = [first, second, *(example.member(label, seed=2, rank=9) for label in others)]
+    study = build(members, example.text(), title="t", dataset="wikitext-103", facts={})
+    assert study.difference("SM", "ADP-T") is None and not study.is_better("ADP-T", "SM")
+    assert any("too few sources" in sentence for sentence in findings(study))
+    tied = [f for f in paper_findings(study) if f.models == "ADP-T against SM"]
+    assert tied and all(f.verdict == "cannot be told" for f in tied)
+    write_report(study, tmp_path, "study")
+    assert "no interval" in (tmp_path / "report.md").read_text()
 
 
 def test_a_member_without_a_result_has_its_reason() -> None:

@@ -1,10 +1,13 @@
 """Every command has help with examples and defaults, and answers what is wrong in one line."""
 
 import io
+import os
 import re
+import subprocess
 
 import pytest
 import typer.main
+from training_runs import command, environment
 from typer.testing import CliRunner
 
 import zipflm.cli
@@ -75,12 +78,52 @@ NEED_NO_DEFAULT = {
         ("train tiny/ADP-T --dat d --out o", "did you mean --data?"),
         ("score run --colour", "see zipflm score --help"),
         ("train tiny/ADP-T --data d --out o --resum", "did you mean --resume?"),
+        ("train tiny/ADP-T --batch-size 64 --data d", "training.tokens_per_update=TOKENS"),
     ],
 )
 def test_an_option_that_is_none_is_answered_with_what_to_write(arguments, said):
     with pytest.raises(ValueError) as error:
         CliRunner().invoke(zipflm.cli.app, arguments.split(), catch_exceptions=False)
     assert said in str(error.value) and "has no such option" in str(error.value)
+
+
+def test_no_hint_takes_epochs_for_updates():
+    with pytest.raises(ValueError) as error:
+        arguments = ["train", "tiny/ADP-T", "--epochs", "3"]
+        CliRunner().invoke(zipflm.cli.app, arguments, catch_exceptions=False)
+    assert "updates=3" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("train tiny/ADP-T --data d --out o --out p", "--out: given twice"),
+        ("score run --per=line --per word", "--per: given twice"),
+        ("generate run --allow-unknown --forbid-unknown", "--forbid-unknown: contradicts"),
+    ],
+)
+def test_an_option_that_would_replace_another_is_refused(arguments, option):
+    with pytest.raises(ValueError, match=option):
+        CliRunner().invoke(zipflm.cli.app, arguments.split(), catch_exceptions=False)
+
+
+def test_a_flag_may_be_repeated():
+    assert CliRunner().invoke(zipflm.cli.app, ["presets", "--json", "--json"]).exit_code == 0
+
+
+def test_commands_are_listed_in_the_order_of_work():
+    assert [*COMMANDS][:4] == ["prepare", "train", "evaluate", "score"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["presets"], ["config", "tiny/SM", "--json"]])
+def test_a_pipe_that_is_closed_early_ends_every_command_alike(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        ended = subprocess.run(
+            command(*arguments), env=environment(), stdout=closed, stderr=subprocess.PIPE
+        )
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def test_what_looks_like_an_option_may_be_a_value_or_follow_two_dashes():

@@ -47,6 +47,13 @@ def test_scores_and_perplexities_are_the_same(encoded, imported_run):
     assert ours == theirs
 
 
+def test_evaluate_has_the_option_that_its_error_names(imported_run, tmp_path):
+    (tmp_path / "x").write_bytes(TEXT.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"x: not UTF-8 .*go on with --errors replace"):
+        run("evaluate", imported_run, "--text", tmp_path / "x")
+    run("evaluate", imported_run, "--text", tmp_path / "x", "--errors", "replace")
+
+
 def test_lists_are_rescored_alike(encoded, imported_run, tmp_path):
     *_, encoding = encoded
     nbest = f"id\ttext\tac\na\t{TEXT.split(chr(10))[0]}\t-3.5\na\tune \u00eele\t-3.25\n"

@@ -39,7 +39,7 @@ def call(monkeypatch, capsys):
 
 def test_the_best_hypothesis_comes_first(call):
     status, out, err = call("rescore", "run", "list.tsv", "--weights", "lm=1,words=-0.2")
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, "scores of the list: ac; weights ac=1,lm=1,words=-0.2\n")
     header, *rows = out.splitlines()
     assert header == "id\ttext\tac\tlm\ttotal"
     assert [row.split("\t")[1] for row in rows] == ["the cat sat", "the rat sat", "the dog ran"]
@@ -50,7 +50,7 @@ def test_the_best_hypothesis_comes_first(call):
 
 def test_one_best_goes_into_a_file(call, tmp_path):
     status, out, err = call("rescore", "run", "list.tsv", "--one-best", "--out", "best.txt")
-    assert (status, out, err) == (0, "", "")
+    assert (status, out) == (0, "") and len(err.splitlines()) == 1
     assert (tmp_path / "best.txt").read_text() == "u1 the cat sat\nu2 the dog ran\n"
 
 
@@ -64,14 +64,28 @@ def test_kaldi_lists_come_with_their_costs(call, tmp_path):
     assert key == "u-2" and float(total) == pytest.approx(float(lm) - 1.5, abs=1e-5)
 
 
+def test_files_of_scores_and_weights_may_be_given_one_by_one(call, tmp_path):
+    (tmp_path / "nbest").write_text("u-1 the rat\nu-2 the cat\n")
+    (tmp_path / "ac").write_text("u-1 1\nu-2 2\n")
+    (tmp_path / "graph").write_text("u-1 9\nu-2 3\n")
+    options = "--format kaldi --costs ac=ac --costs graph=graph --weights lm=0 --weights words=1"
+    status, out, err = call("rescore", "run", "nbest", *options.split(), "--scores-out", "scores")
+    assert (status, out) == (0, "u-2 the cat\nu-1 the rat\n")
+    assert err == "scores of the list: ac, graph; weights ac=1,graph=1,lm=0,words=1\n"
+    totals = [float(line.split()[2]) for line in (tmp_path / "scores").read_text().splitlines()]
+    assert totals == [-3, -8]
+
+
 def test_tuning_tells_its_table_beside_the_list_and_uses_what_it_found(call):
     status, out, err = call("rescore", "run", "list.tsv", "--tune", "refs", "--one-best")
     assert (status, out) == (0, "u1 the cat sat\nu2 the dog ran\n")
     *table, option = err.splitlines()
-    assert [row.split()[0] for row in table[1:4]] == ["first", "without", "tuned"]
-    assert "16.67%" in table[1] and "0.00%" in table[3]
+    assert table[0] == "scores of the list: ac"
+    labels = ["first in the lists", "without the model", "tuned without it", "tuned  "]
+    assert all(row.startswith(label) for row, label in zip(table[2:6], labels, strict=True))
+    assert "16.67%" in table[2] and "0.00%" in table[5]
     again = call("rescore", "run", "list.tsv", "--one-best", *option.split())
-    assert again == (0, out, "")
+    assert again[:2] == (0, out)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +112,8 @@ def test_tuning_tells_its_table_beside_the_list_and_uses_what_it_found(call):
         ("list.tsv --out file.gz", "would be written uncompressed"),
         ("list.tsv --out ./list.tsv", "--out ./list.tsv: is read, and would be lost"),
         ("list.tsv --tune refs --out refs", "--out refs: is read, and would be lost"),
+        ("list.tsv --weights lm=1 --weights lm=2", "--weights: lm is there twice"),
+        ("list.tsv --costs ac=a --costs ac=b", "--costs ac=b: write a name, = and a file"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(call, tmp_path, arguments, message):
@@ -194,5 +210,5 @@ def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
     ) as process:
         assert process.stdout.readline().startswith("line\t")
         process.stdout.close()
-        assert process.wait(60) == 0
+        assert process.wait(60) == 141
         assert process.stderr.read() == ""

@@ -76,8 +76,11 @@ def test_an_interrupted_study_says_so_and_goes_on(
     problems = [row.problem for row in outcome.study.rows]
     assert problems[0] == ""
     assert problems[1].startswith("interrupted") and problems[2].startswith("not trained")
+    report = tmp_path / "report.md"
+    assert report.read_text().startswith("# Unfinished: 1 of 3 models; missing: BPE and ADP-T\n")
     second = PretendTrainer()
     outcome = compare(request_for(data, tmp_path), train=second, score=pretend_score)
+    assert "Unfinished" not in report.read_text()
     assert second.trained == ["BPE", "ADP-T"] and not outcome.stopped
     assert len(outcome.study.finished) == 3
 

@@ -160,3 +160,17 @@ def test_a_twin_that_was_split_otherwise_is_refused_with_both_rules(tmp_path: Pa
     prepare(data / "bpe", texts, Options(bpe=5, splitting=Splitting("words")))
     with pytest.raises(ValueError, match=r"bpe: .*--split words, but .*data with --split whitesp"):
         plans_for(Request(data=data, preset="tiny", out=Path("s")))
+
+
+def test_members_make_the_same_updates_in_passes_over_the_words(data: Path) -> None:
+    overrides = ("training.epochs=3",)
+    plans = plans_for(Request(data=data, preset="tiny", out=Path("s"), overrides=overrides))
+    (training,) = {plan.config.training for plan in plans}
+    words = plans[0].data.split("train").words
+    assert training.max_updates == -(-3 * words // training.tokens_per_update)
+
+
+def test_members_are_not_stopped_early(data: Path) -> None:
+    overrides = ("training.patience=3",)
+    with pytest.raises(ValueError, match=r"training\.patience"):
+        plans_for(Request(data=data, preset="tiny", out=Path("s"), overrides=overrides))

@@ -48,7 +48,11 @@ def test_prose_is_split_as_asked_for_and_the_summary_says_so(tmp_path):
     done = zipflm(*arguments, "--split", "words", "--lowercase")
     assert done.returncode == 0, done.stderr
     assert "16 ids (word, --split words --lowercase)" in done.stdout
-    assert DataFolder.open(tmp_path / "d").vocabulary.words[4:7] == ['"', ",", "."]
+    folder = DataFolder.open(tmp_path / "d")
+    assert folder.vocabulary.words[4:7] == ['"', ",", "."]
+    taken = ("--vocabulary", tmp_path / "d" / "vocabulary.txt", "--out", tmp_path / "again")
+    assert zipflm("prepare", tmp_path / "x.txt", *taken).returncode == 0
+    assert DataFolder.open(tmp_path / "again").splitting == folder.splitting
 
 
 def test_an_unknown_rule_is_refused(tmp_path):

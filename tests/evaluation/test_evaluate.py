@@ -181,6 +181,27 @@ def test_sub_word_models_report_word_perplexity(pieces, break_mode):
     )
 
 
+@pytest.mark.parametrize("line", ["zzzz@@ {word} {begin} zzzz", "{begin}", "zzzz@@"])
+def test_score_counts_words_as_evaluate_does(pieces, tmp_path, line):
+    """With unknown pieces, and with lines that end inside a word."""
+    words = (pieces / "text.txt").read_text(encoding="utf-8").split()
+    begin = next(word for word in words if word.endswith("@@"))
+    text = f"{' '.join(words[:5])}\n{line.format(word=words[1], begin=begin)}\n\n{words[1]}\n"
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    report = evaluate(pieces / "run", text=tmp_path / "text.txt").report()
+    continued = sum(word.endswith("@@") and word != "zzzz@@" for word in text.split())
+    assert report["words"] == len(text.split()) + 4 - continued
+    done = invoke(
+        *("score", pieces / "run", tmp_path / "text.txt", "--per", "total", "--lines", "running"),
+        *("--format", "jsonl", "--device", "cpu"),
+    )
+    total = json.loads(done.stdout.splitlines()[1])
+    assert total["words"] == report["words"]
+    assert total["perplexity"] == pytest.approx(report["perplexity"], rel=1e-5)
+    scored = zipflm.load(pieces / "run", device="cpu").score(text)
+    assert len(scored) == scored.protocol.words == report["words"]
+
+
 def test_whole_words_are_refused_for_a_sub_word_model_without_codes(pieces, tmp_path):
     lines = (pieces / "dict.txt").read_text(encoding="utf-8").splitlines()
     words = [line.split(" ")[0].removesuffix("@@") for line in lines]

@@ -97,9 +97,7 @@ def test_an_unknown_class_is_refused_by_its_name(tmp_path):
 def test_a_request_for_much_memory_is_refused_in_one_sentence(legacy, tmp_path):
     data = b"\x96\0\0\0\0\0\1\0\0"
     (tmp_path / "m.pt").write_bytes(data if legacy else archive([("archive/data.pkl", data)]))
-    with pytest.raises(
-        ValueError, match=r"m\.pt: cut short, damaged or no file of torch: "
-    ) as error:
+    with pytest.raises(ValueError, match=r"m\.pt: (cut short, damaged|not a checkpoint)") as error:
         read_checkpoint(tmp_path / "m.pt")
     assert "\n" not in str(error.value)
 

@@ -60,6 +60,7 @@ def test_what_cannot_be_imported_leaves_nothing_behind(tmp_path):
     for checkpoint, dictionary, codes, name in (
         (tmp_path / "cut.pt", DICT, None, "cut.pt"),
         (tmp_path / "absent.pt", DICT, None, "absent.pt"),
+        (DICT, DICT, None, "dict.txt: not a checkpoint"),
         (NEWEST, tmp_path / "cut.pt", None, "cut.pt"),
         (NEWEST, DICT, tmp_path / "no-codes", "no-codes"),
     ):

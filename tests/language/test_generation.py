@@ -1,5 +1,7 @@
 """Texts are drawn from the model's own distribution, and told with its own log-probabilities."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
@@ -78,15 +80,15 @@ def test_unknown_words_may_be_allowed(adp):
 def test_a_text_ends_after_its_lines_or_words(lm):
     for text in lm.generate(PROMPT, max_words=30, lines=2, num=8, seed=5, temperature=4.0):
         ends = [word.word for word in text.words].count("</s>")
-        words = len(text.words) - ends
-        assert (ends == 2 and text.words[-1].word == "</s>") or (words == 30 and ends < 2)
+        is_full = len(text.words) == 30 and ends < 2
+        assert is_full or (ends == 2 and text.words[-1].word == "</s>")
         assert text.continuation.count("\n") == ends
 
 
 def test_words_of_pieces_are_whole(bpe):
     texts = bpe.generate(PROMPT, max_words=10, lines=0, num=4, seed=1, temperature=2.0)
     for text in texts:
-        assert sum(word.word != "</s>" for word in text.words) == 10
+        assert len(text.words) == 10
         assert not any(word.word.endswith("@@") for word in text.words[:-1])
         assert "@@" not in text.text or any("@@" in word.word for word in text.words)
 
@@ -185,6 +187,16 @@ def test_a_word_that_never_ends_is_ended(bpe_data, monkeypatch):
     monkeypatch.setattr("zipflm.model.next_word.NextWord.draw", always_inside)
     (text,) = lm.generate("", max_words=2, lines=0)
     assert len(text.words) == 2 and text.words[0].logprob == -32.0
+
+
+@pytest.mark.parametrize("lines", [0, 10**6])
+def test_line_ends_count_as_words(adp, monkeypatch, lines):
+    def always_end(self, hidden, **choice):
+        return torch.full((len(hidden),), END), torch.full((len(hidden),), -0.5)
+
+    monkeypatch.setattr("zipflm.model.next_word.NextWord.draw", always_end)
+    words = islice(adp.stream("ba", max_words=5, lines=lines, temperature=0), 20)
+    assert [word.word for word in words] == ["</s>"] * 5
 
 
 @pytest.mark.gpu

@@ -33,7 +33,11 @@ def text(tmp_path):
 
 
 def rows_of(lm, *names, **options):
-    table = {key: options.pop(key) for key in ("per", "format", "bits", "ends") if key in options}
+    table = {
+        key: options.pop(key)
+        for key in ("per", "format", "bits", "log10", "ends")
+        if key in options
+    }
     table["names_files"] = len(names) > 1
     chosen = ScoreOptions(table=TableOptions(**table), **options)
     header, *rows = [row for group in score_files(lm, [*map(str, names)], chosen) for row in group]
@@ -67,6 +71,15 @@ def test_json_lines_say_the_same(adp, text):
         assert list(row) == columns
         assert f"{row['logprob']:.6f}" == fields.split("\t")[3]
         assert row["unknown"] is (fields.split("\t")[6] == "1")
+
+
+def test_log10_has_the_unit_of_kenlm(adp, text):
+    nats, other = (rows_of(adp, text, log10=log10, per="line") for log10 in (False, True))
+    assert "\tlog10\t" in other[0]
+    for rows in zip(nats[1], other[1], strict=True):
+        one, two = (row.split("\t") for row in rows)
+        assert float(two[3]) * math.log(10) == pytest.approx(float(one[3]), abs=1e-5)
+        assert one[4] == two[4]  # perplexity has no unit
 
 
 def test_bits_are_the_other_unit(adp, text):
@@ -181,7 +194,9 @@ def test_a_prefix_stands_before_every_line(adp, text):
         ({"top": 2, "per": "line"}, "--top"),
         ({"top": 2, "lines": "running"}, "--top"),
         ({"per": "line", "format": "surprisal"}, "--format surprisal"),
-        ({"top": 1000}, "k=1000: must be 1 to 80"),
+        ({"bits": True, "log10": True}, "--log10"),
+        ({"format": "surprisal", "log10": True}, "--log10"),
+        ({"top": 1000}, "top=1000: must be 1 to 80"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(adp, text, options, reason):
@@ -216,14 +231,18 @@ def test_a_text_of_pieces_for_a_run_without_codes_is_scored_by_word(bpe_data):
     assert [word.word for word in words] == ["ba", "fila", "</s>"]
 
 
-def test_a_word_with_an_unknown_piece_anywhere_is_unknown(bpe_data, tmp_path):
+def test_words_with_an_unknown_piece_are_unknown(bpe_data, tmp_path):
     lm = loaded(bpe_data, "BPE")
     lm.reader._takes_pieces, lm.reader.encoder.codes = True, None
     begin = next(word for word in lm.vocabulary.words if word.endswith("@@"))
     path = tmp_path / "pieces.txt"
     path.write_text(f"{begin} zz\nzz@@ ba\nba\n")
     _, rows = rows_of(lm, path, per="word", ends=False)
-    assert [row.split("\t")[6] for row in rows] == ["1", "1", "0"]
+    fields = [row.split("\t") for row in rows]
+    begun = begin.removesuffix("@@")
+    assert [(f[2], f[6]) for f in fields] == [
+        (f"{begun}zz", "1"), ("zz@@", "1"), ("ba", "0"), ("ba", "0"),
+    ]  # fmt: skip
     _, (row,) = rows_of(lm, path, per="total")
     assert row.split("\t")[2] == "2"
 
@@ -306,7 +325,7 @@ def test_a_closed_pipe_ends_it_quietly(process):
             child.stdin.flush()
         except BrokenPipeError:
             break
-    assert child.wait(60) == 0
+    assert child.wait(60) == 141
     assert child.stderr.read() == b""
 
 
@@ -316,8 +335,13 @@ def test_a_closed_pipe_ends_it_quietly(process):
         (["score", "nowhere", "-"], "nowhere"),
         (["score", "RUN", "missing.txt"], "missing.txt: no such file"),
         (["score", "RUN", "-", "--block", "0"], "--block"),
-        (["generate", "RUN", "--temperature", "-1"], "temperature=-1.0"),
+        (["generate", "RUN", "--temperature", "-1"], "--temperature -1.0"),
         (["generate", "RUN", "--checkpoint", "77"], "--checkpoint 77"),
+        (["generate", "RUN", "--num", "0"], "--num 0"),
+        (["generate", "RUN", "the cat"], "follows --prompt"),
+        (["score", "RUN", __file__, "--top", "1000"], "--top 1000"),
+        (["score", "RUN", "-", "--dtype", "half"], "--dtype 'half'"),
+        (["score", __file__, "RUN"], f"{__file__}: a file, where a run is expected"),
     ],
 )
 def test_bad_input_is_one_line(run, monkeypatch, capsys, arguments, reason):

@@ -44,6 +44,12 @@ def test_tables_are_read_with_their_protocol(write):
         assert rows.unknown.tolist() == [False, True, False]
 
 
+def test_base_10_is_read(write):
+    file = ScoreFile(write("line\tposition\tword\tlog10\n1\t1\tthe\t-2\n"))
+    (rows,) = file.blocks()
+    assert rows.logprob.tolist() == [pytest.approx(-2 * math.log(10))]
+
+
 def test_json_lines_and_bits_are_read(write):
     file = ScoreFile(write(JSONL))
     assert (file.format, file.protocol) == ("jsonl", {"run": "runs/a", "block": "16"})

@@ -1,6 +1,9 @@
 """What `zipflm.load` gives: scores and next words that agree with the model's own numbers."""
 
 import math
+import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import child_code
 import numpy as np
@@ -143,6 +146,8 @@ def test_a_k_without_so_many_words_is_refused(adp, k):
     [
         ("", "empty"),
         (["ba", ""], "empty"),
+        (" \t", "empty"),
+        ("\ufeff", "empty"),
         ("a\0b", "NUL at character 1"),
         ("a\ud800", "character 1"),
         ([1], "no text"),
@@ -151,6 +156,27 @@ def test_a_k_without_so_many_words_is_refused(adp, k):
 def test_what_is_no_text_is_refused(adp, text, reason):
     with pytest.raises(ValueError, match=reason):
         adp.score(text)
+
+
+def test_a_line_end_that_the_text_spells_is_scored(adp):
+    assert [word.word for word in adp.score("\n").words] == ["</s>"]
+
+
+def test_a_frame_has_a_row_per_word(lm, monkeypatch):
+    if find_spec("pandas") is None:
+        monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
+    text = lm.score("ba qqqq\nde")
+    frame = text.to_frame()
+    assert list(frame["start"]) == [word.span[0] for word in text.words]
+    assert list(frame["end"]) == [word.span[1] for word in text.words]
+    for name in ("word", "logprob", "surprisal", "band", "count", "is_unknown", "is_end"):
+        assert list(frame[name]) == [getattr(word, name) for word in text.words]
+
+
+def test_a_frame_needs_pandas(adp, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        adp.score("ba").to_frame()
 
 
 def test_log_probs_of_one_text_asks_for_a_list(adp):

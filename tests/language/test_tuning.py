@@ -100,6 +100,56 @@ def test_refining_finds_what_lies_between_the_coarse_values(tmp_path):
     assert found.rows[-2].edits.errors == 0
 
 
+class OnlyOnes:
+    """A model that prefers what begins with `x`, by very little."""
+
+    def log_probs_of(self, utterances):
+        return [[0.001 * text.startswith("x") for text in texts] for texts in utterances]
+
+
+def tuned_by_hand(folder, rows, names):
+    """The true hypothesis of every list is the first one."""
+    lists = [f"u{number}\t{text}\t{ac}" for number, row in enumerate(rows) for text, ac in row]
+    (folder / "dev.tsv").write_text("\n".join(["id\ttext\tac", *lists]) + "\n")
+    references = [f"u{number} {row[0][0]}\n" for number, row in enumerate(rows)]
+    (folder / "refs").write_text("".join(references))
+    nbest = NBest(str(folder / "dev.tsv"))
+    return tune_on(read_development(nbest, {}, str(folder / "refs"), names), OnlyOnes())[0]
+
+
+def test_the_grid_grows_until_the_best_value_is_inside(tmp_path):
+    """A word must count 35 to 40."""
+    rows = [[("a b", ac), ("a", 0)] for ac in (-6, -15, -35)] + [[("a", 0), ("a b", -40)]]
+    found = tuned_by_hand(tmp_path, rows, ["words"])
+    assert 35 <= found.weights["words"] <= 40
+    assert not found.at_end and found.rows[-2].edits.errors == 0
+
+
+def test_a_weight_at_the_end_of_the_largest_grid_is_warned_of(tmp_path):
+    rows = [[("x a", ac), ("y a", 0)] for ac in (-0.06, -0.9, -9.99)]
+    found = tuned_by_hand(tmp_path, rows, ["lm"])
+    assert found.at_end == ("lm=10000",) and "warning: lm=10000" in found.as_text()
+
+
+def test_the_gain_of_the_other_weights_is_shown_without_the_model(tmp_path):
+    """Here it is all of the gain."""
+    found = tuned_by_hand(tmp_path, [[("y b", -1.2), ("y", 0)], [("y", 0), ("y b", -2)]], None)
+    rows = {row.label: row for row in found.rows}
+    assert rows["without the model"].edits.errors == 1
+    assert rows["tuned without it"].edits.errors == rows["tuned"].edits.errors == 0
+    assert rows["tuned without it"].weights.startswith("lm=0,words=1.2")
+
+
+def test_weights_that_are_given_count_without_the_model_too(tmp_path):
+    nbest, references = toy(tmp_path)
+    found, utterances = tune_on(read_development(nbest, {"words": 2}, references), MODEL)
+    lines = [line.split() for line in (tmp_path / "refs").read_text().splitlines()]
+    said = {key: words for key, *words in lines}
+    rows = {row.label: row.edits.errors for row in found.rows}
+    assert rows["without the model"] == errors(utterances, said, {"ac": 1.0, "words": 2.0})
+    assert "tuned without it" not in rows
+
+
 def test_weights_that_are_given_are_kept(tmp_path):
     found, _ = tuned(tmp_path, {"words": -0.3, "ac": 0.5})
     assert found.weights["words"] == -0.3 and found.weights["ac"] == 0.5

@@ -1,14 +1,18 @@
 """A checkpoint gives back what was saved, or names what is wrong with it."""
 
 import json
+import os
 import shutil
+import stat
 from dataclasses import replace
 
 import pytest
 import torch
+from sharded_checkpoints import in_shards
 
 from zipflm.config import PLAIN, Splitting
 from zipflm.runs.checkpoint import Checkpoint, Contents, save
+from zipflm.runs.consolidation import consolidate
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import ImportedState
 
@@ -27,6 +31,19 @@ def test_what_is_read_is_what_was_saved(newest, tmp_path):
     assert (again.state, again.config) == (contents.state, contents.config)
     assert again.vocabulary == contents.vocabulary
     assert again.vocabulary.counts.tolist() == contents.vocabulary.counts.tolist()
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o022, 0o027, 0o077])
+def test_the_umask_decides_who_can_read_weights(newest, tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        saved = save(tmp_path / "again", newest.read())
+        in_shards(newest)
+        consolidated = consolidate(newest.path).checkpoint
+    finally:
+        os.umask(before)
+    files = [*saved.path.iterdir(), *consolidated.path.glob("*.safetensors")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666 & ~mask}
 
 
 def test_codes_of_a_sub_word_model_are_kept(newest, bpe_data, tmp_path):

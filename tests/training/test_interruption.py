@@ -86,8 +86,8 @@ def test_a_signal_saves_and_says_how_to_go_on(word_data, tmp_path, number):
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_leaves_at_once_and_keeps_what_was_saved(word_data, tmp_path):
-    """An update of minutes, so that nothing but the second signal can end the run in time."""
+def test_one_signal_ends_a_run_that_has_nothing_new_to_save(word_data, tmp_path):
+    """An update of minutes, so that nothing but the signal can end the run in time."""
     out, log = tmp_path / "run", tmp_path / "log"
     run(word_data, out, "training.max_updates=4")
     endless = ["training.max_updates=100", "training.tokens_per_update=128000000"]
@@ -95,15 +95,11 @@ def test_a_second_ctrl_c_leaves_at_once_and_keeps_what_was_saved(word_data, tmp_
         process = start([*train_command(word_data, out, *endless), "--resume"], file)
         try:
             wait_for(lambda: "resuming after update 4" in log.read_text(), process)
-            time.sleep(2)  # before its first update a run that is asked to stop just stops
+            time.sleep(0.5)
             process.send_signal(signal.SIGINT)
-            wait_for(lambda: "stopping after this update" in log.read_text(), process)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130
+            assert process.wait(20) == -signal.SIGINT  # which a shell calls 130
         finally:
             process.kill()
-    said = log.read_text()
-    assert said.endswith("zipflm: interrupted\n") and "Traceback" not in said
     (checkpoint,) = RunFolder(out).checkpoints()
     checkpoint.verify()
     assert checkpoint.update == 4

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -29,6 +30,7 @@ def seen():
 @pytest.mark.parametrize("number", BOTH)
 def test_the_first_signal_is_a_request_and_the_second_is_not_held_back(seen, number):
     with StopSignal() as stop:
+        stop.arm()
         assert not stop.is_requested
         signal.raise_signal(number)
         assert stop.is_requested and seen == []
@@ -39,14 +41,16 @@ def test_the_first_signal_is_a_request_and_the_second_is_not_held_back(seen, num
 
 def test_the_handlers_come_back_also_after_an_error(seen):
     before = [signal.getsignal(number) for number in BOTH]
-    with pytest.raises(KeyError), StopSignal():
+    with pytest.raises(KeyError), StopSignal() as stop:
+        stop.arm()
         assert [signal.getsignal(number) for number in BOTH] != before
         raise KeyError
     assert [signal.getsignal(number) for number in BOTH] == before
 
 
 def test_one_request_does_not_stop_the_next_run(seen):
-    with StopSignal():
+    with StopSignal() as stop:
+        stop.arm()
         signal.raise_signal(signal.SIGTERM)
     with StopSignal() as stop:
         assert not stop.is_requested
@@ -69,12 +73,14 @@ def test_outside_the_main_thread_it_leaves_signals_alone(seen):
 
 def test_a_request_is_answered_at_once_and_once(seen, capfd):
     with StopSignal() as stop:
+        stop.arm()
         signal.raise_signal(signal.SIGINT)
         said = capfd.readouterr().err
         assert stop.is_requested and said.count("\n") == 1
         assert "stopping after this update" in said and "again leaves at once" in said
         signal.raise_signal(signal.SIGINT)
-    with StopSignal(is_silent=True):
+    with StopSignal(is_silent=True) as stop:
+        stop.arm()
         signal.raise_signal(signal.SIGINT)
     assert capfd.readouterr().err == ""
 
@@ -97,36 +103,60 @@ def test_of_several_processes_none_takes_an_echo_for_a_second_request(seen, monk
     assert seen == [signal.SIGTERM]
 
 
-LOST = """
+PROGRAM = """
 import signal, sys
+from itertools import repeat
 from zipflm.training.signals import StopSignal
 {before}
-class Loses:
-    def __del__(self):  # an exception in here is told and forgotten
-        signal.raise_signal(signal.SIGINT)
-with StopSignal(is_silent=True):
-    signal.raise_signal(signal.SIGINT)
-    Loses()
-    print("still there")
+with StopSignal(is_silent=True) as stop:
+    if {armed}:
+        stop.arm()
+    print("ready", flush=True)
+    sum(repeat(1, {steps}))  # one call that runs no handler of Python before it returns
+    print(stop.is_requested)
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "status", "said"),
-    [
-        ("signal.signal(signal.SIGINT, signal.default_int_handler)", 130, ""),
-        ("signal.signal(signal.SIGINT, signal.SIG_IGN)", 130, ""),
-        ("sys.ps1 = '>>> '", 0, "still there"),
-    ],
-)
-def test_a_second_ctrl_c_cannot_get_lost_in_a_program(before, status, said):
-    code = [sys.executable, "-c", LOST.format(before=before)]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.strip()) == (status, said), done.stderr
+@contextmanager
+def started(armed=True, before="", steps=10**13):
+    code = [sys.executable, "-c", PROGRAM.format(armed=armed, before=before, steps=steps)]
+    with subprocess.Popen(code, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_a_second_signal_ends_the_program_amid_a_kernel(number):
+    with started() as process:
+        process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(number)
+        assert process.wait(20) == -number
+
+
+@pytest.mark.parametrize("number", BOTH)
+@pytest.mark.parametrize("before", ["", "signal.signal(signal.SIGINT, signal.SIG_IGN)"])
+def test_the_first_signal_ends_the_program_where_nothing_can_be_saved(number, before):
+    with started(armed=False, before=before) as process:
+        process.send_signal(number)
+        assert process.wait(20) == -number
+
+
+def test_an_interactive_session_outlives_two_signals():
+    before = "sys.ps1 = '>>> '; signal.signal(signal.SIGINT, lambda *_: None)"
+    with started(before=before, steps=10**8) as process:
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[0] == "True\n" and process.returncode == 0
 
 
 def test_a_closed_stderr_does_not_keep_it_from_stopping(seen, monkeypatch):
     monkeypatch.setattr("sys.__stderr__", None)
     with StopSignal() as stop:
+        stop.arm()
         signal.raise_signal(signal.SIGINT)
         assert stop.is_requested

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from zipflm import cli
 from zipflm.config import Config
 from zipflm.records import from_dict
+from zipflm.runs.folder import RunFolder
 
 RUNNER = CliRunner()
 
@@ -169,3 +170,12 @@ def test_plot_says_what_it_cannot_draw(word_data, tmp_path, monkeypatch, capsys)
     assert code == 2 and "no run folder" in error
     code, error = main(monkeypatch, capsys, "plot", tmp_path, "--out", tmp_path / "a.xyz")
     assert code == 2 and ".png" in error
+
+
+@pytest.mark.parametrize(("asked", "expected"), [([], "float32"), (["bfloat16"], "bfloat16")])
+def test_on_a_cpu_the_default_precision_is_float32(word_data, tmp_path, asked, expected):
+    more = [f"training.precision={each}" for each in asked]
+    small = ["training.compile=false", "training.max_updates=1", "training.schedule=CosineCycles"]
+    result = train(word_data, tmp_path, *small, *more, preset="wikitext-2/ADP-T")
+    assert result.exit_code == 0, result.output
+    assert RunFolder(tmp_path).config().training.precision == expected

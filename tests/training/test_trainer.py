@@ -6,6 +6,7 @@ However often it is watched, interrupted and resumed.
 import json
 import math
 import shutil
+import signal
 import sys
 
 import pytest
@@ -17,10 +18,12 @@ from training_runs import (
     config_of,
     reports,
     run,
+    run_together,
     validations,
     weights,
 )
 
+from zipflm.data.prepare import Options, prepare
 from zipflm.runs import provenance
 from zipflm.runs.folder import RunFolder
 from zipflm.training import filling, step
@@ -314,3 +317,96 @@ def test_without_tensorboard_it_says_what_to_install(word_data, tmp_path, monkey
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match="pip install tensorboard"):
         run(word_data, tmp_path / "run", "training.tensorboard=true")
+
+
+# --- As long as it should be. ---
+
+
+@pytest.mark.parametrize(
+    "more", [[], ["training.stages=0.5:8"], ["batches.break_mode=complete"], ["batches.tokens=32"]]
+)
+@pytest.mark.parametrize("epochs", [0.5, 2])
+def test_a_run_is_as_many_passes_over_the_text_as_asked_for(word_data, tmp_path, epochs, more):
+    quick = ["training.tokens_per_update=256", "training.report_every=1000", *more]
+    run(word_data, tmp_path, f"training.epochs={epochs}", *quick)
+    training = RunFolder(tmp_path).config().training
+    last = reports(tmp_path)[-1]
+    assert last.update == training.max_updates
+    per_update = last.epoch / last.update
+    assert epochs - 1e-6 <= last.epoch < epochs + 1.5 * per_update
+
+
+def test_a_schedule_is_as_long_as_the_passes(word_data, tmp_path):
+    asked = config_of(word_data, "training.epochs=1").training
+    run(word_data, tmp_path, "training.epochs=1")
+    made = RunFolder(tmp_path).config().training
+    ratio = made.max_updates / asked.max_updates
+    assert ratio != 1
+    assert made.schedule.first_cycle == round(ratio * asked.schedule.first_cycle)
+
+
+def test_passes_and_updates_are_not_both_the_length(word_data):
+    with pytest.raises(ValueError, match=r"training\.epochs"):
+        config_of(word_data, "training.epochs=1", "training.max_updates=7")
+
+
+NOTHING_LEARNED = ["schedule.max_lr=0", "schedule.min_lr=0", "schedule.warmup_from=0"]
+NOTHING_LEARNED += ["max_updates=40", "validate_every=2", "patience=3"]
+NOTHING_LEARNED = [f"training.{each}" for each in NOTHING_LEARNED]
+
+
+def test_a_run_ends_when_its_patience_does(word_data, tmp_path, capsys):
+    assert run(word_data, tmp_path, *NOTHING_LEARNED)
+    assert [line.update for line in validations(tmp_path)] == [2, 4, 6, 8]
+    folder = RunFolder(tmp_path)
+    assert [checkpoint.update for checkpoint in folder.checkpoints()] == [8, 2]
+    assert folder.choose("best").update in (2, 8)
+    assert "stopped early after update 8" in capsys.readouterr().out
+    # It stays finished, until it is given more.
+    assert run(word_data, tmp_path, *NOTHING_LEARNED, resume=True)
+    assert "already finished" in capsys.readouterr().out
+    assert run(word_data, tmp_path, *NOTHING_LEARNED, "training.patience=4", resume=True)
+    assert folder.choose("newest").update == 10
+
+
+def test_a_run_that_improves_is_not_ended(word_data, tmp_path):
+    more = ["training.max_updates=12", "training.validate_every=2", "training.patience=1"]
+    run(word_data, tmp_path, *more, keep=0)
+    assert [line.update for line in validations(tmp_path)] == [2, 4, 6, 8, 10, 12]
+    assert len(RunFolder(tmp_path).checkpoints()) == 6
+
+
+def test_patience_outlives_an_interruption(word_data, tmp_path, monkeypatch):
+    run(word_data, tmp_path / "whole", *NOTHING_LEARNED)
+    plain, asked_in = step.update, 5
+
+    def update(learner, batches, stop=False):
+        nonlocal asked_in
+        asked_in -= 1
+        if asked_in == 0:
+            signal.raise_signal(signal.SIGINT)
+        return plain(learner, batches, stop)
+
+    monkeypatch.setattr(step, "update", update)
+    out = tmp_path / "parts"
+    assert not run(word_data, out, *NOTHING_LEARNED)
+    assert run(word_data, out, *NOTHING_LEARNED, resume=True)
+    assert RunFolder(out).choose("newest").update == 8
+    assert_same(weights(out), weights(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+def test_processes_lose_patience_together(word_data, tmp_path):
+    run_together(word_data, tmp_path / "run", *NOTHING_LEARNED)
+    assert RunFolder(tmp_path / "run").choose("newest").update == 8
+
+
+def test_patience_needs_a_valid_set(word_data, tmp_path):
+    with pytest.raises(ValueError, match=r"patience.*validate_every"):
+        config_of(word_data, "training.patience=1", "training.validate_every=0")
+    text = tmp_path / "text"
+    text.write_text("a b c\n" * 400)
+    data = prepare(tmp_path / "data", {"train": [str(text)]}, Options())
+    with pytest.raises(ValueError, match=r"training\.patience=1: .*no valid set"):
+        run(data, tmp_path / "run", "training.patience=1")

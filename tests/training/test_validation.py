@@ -2,16 +2,17 @@
 
 import json
 import os
+import time
 
 import numpy as np
 import pytest
 import torch
-from training_runs import assert_same, config_of, in_processes, run, validations, weights
+from training_runs import assert_same, config_of, in_processes, reports, run, validations, weights
 
 from zipflm.data.folder import DataFolder
 from zipflm.data.tokens import TokenArray
 from zipflm.runs.folder import RunFolder
-from zipflm.training import compilation, trainer
+from zipflm.training import compilation, trainer, validation
 from zipflm.training.validation import part_of
 
 PART = ["training.validate_share=0.5", "training.validate_every=2", "training.max_updates=8"]
@@ -22,29 +23,64 @@ def numbered(lengths):
     return TokenArray.of([[number] * length for number, length in enumerate(lengths)])
 
 
-def test_a_part_has_lines_from_all_over_the_text():
+def part(tokens, share):
+    return part_of(tokens, share, np.ones(int(tokens.ids.max()) + 1, dtype=bool))
+
+
+def test_a_part_has_words_from_all_over_the_text():
     tokens = numbered([3] * 1600)
-    part = part_of(tokens, 0.1)
-    lines = np.unique(part.ids)
-    assert len(lines) == 160 and len(part.ids) == 480
+    chosen = part(tokens, 0.1)
+    lines = np.unique(chosen.ids)
+    assert len(chosen.ids) == 480 and len(lines) == 160
     assert [int(line) for line in lines if line % 100 == 0] == list(range(0, 1600, 100))
+    assert np.array_equal(np.diff(chosen.offsets), [3] * 160)
 
 
-def test_a_part_is_the_same_lines_whatever_they_are_made_of():
-    words, pieces = numbered([3] * 500), numbered(list(range(1, 501)))
-    assert set(part_of(words, 0.2).ids) == set(part_of(pieces, 0.2).ids)
+@pytest.mark.parametrize("lengths", [[100_000], [50_000, 49_999, 1], [1_000] * 79, [7] * 20_000])
+def test_a_part_is_a_share_of_the_words_whatever_the_lines(lengths):
+    tokens = numbered(lengths)
+    chosen = part(tokens, 0.1)
+    assert len(chosen.ids) == pytest.approx(0.1 * sum(lengths), rel=0.01)
+    assert chosen.offsets[-1] == len(chosen.ids) and (np.diff(chosen.offsets) > 0).all()
 
 
-@pytest.mark.parametrize(("lines", "share"), [(1600, 1.0), (20, 0.01), (3, 0.5), (40, 0.99)])
+def test_a_part_is_the_same_words_whatever_they_are_made_of():
+    """Even ids end words, odd ones are pieces before them."""
+    words = TokenArray.of([range(0, 4_000, 2), range(4_000, 8_000, 2)])
+    pieces = TokenArray.of([range(0, 4_000), range(4_000, 8_000)])
+    ends_word = np.arange(8_000) % 2 == 0
+    ours, theirs = (part_of(tokens, 0.1, ends_word).ids for tokens in (words, pieces))
+    assert np.array_equal(ours, theirs[ends_word[theirs]])
+
+
+@pytest.mark.parametrize(("lines", "share"), [(1600, 1.0), (3, 0.5), (40, 0.99)])
 def test_all_of_the_text_is_taken_where_no_part_can_be_chosen(lines, share):
     tokens = numbered([2] * lines)
-    assert part_of(tokens, share) is tokens
+    assert part(tokens, share) is tokens
 
 
-def test_the_last_validation_and_those_of_checkpoints_cover_everything(
-    word_data, tmp_path, capsys, monkeypatch
+def test_a_pass_on_the_way_is_short_beside_the_training_between_two(
+    word_data, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("zipflm.training.validation._RUNS_OF_LINES", 2)
+    monkeypatch.setattr("zipflm.training.validation._FEWEST_WORDS", 1)
+    run(word_data, tmp_path, "training.validate_every=2", "training.max_updates=6")
+    found = validations(tmp_path)
+    assert [line.update for line in found] == [2, 4, 6, 6]
+    assert all(0 < line.words <= 2 * 128 / 4 + 16 for line in found[:3])
+    assert found[-1].words == word_data.split("valid").words
+
+
+def test_the_time_left_counts_the_passes_to_come(word_data, tmp_path, monkeypatch):
+    scored = validation._scored
+    monkeypatch.setattr(validation, "_scored", lambda *args: time.sleep(0.5) or scored(*args))
+    every = ["training.validate_every=2", "training.report_every=2", "training.max_updates=6"]
+    run(word_data, tmp_path, *every)
+    left = {report.update: report.seconds_left for report in reports(tmp_path)}
+    # Two passes are left of an update before its own, or the last one alone.
+    assert left[4] > 1.0 and 0.5 < left[6] < left[4]
+
+
+def test_the_last_validation_and_those_of_checkpoints_cover_everything(word_data, tmp_path, capsys):
     run(word_data, tmp_path, *PART, "training.checkpoint_every=4", keep=0)
     found = validations(tmp_path)
     assert [(line.update, line.share) for line in found] == [
@@ -58,8 +94,7 @@ def test_the_last_validation_and_those_of_checkpoints_cover_everything(
     assert "50% of the set" in said and f"({words:,} words, complete" in said
 
 
-def test_what_part_is_scored_on_the_way_changes_no_weight(word_data, tmp_path, monkeypatch):
-    monkeypatch.setattr("zipflm.training.validation._RUNS_OF_LINES", 2)
+def test_what_part_is_scored_on_the_way_changes_no_weight(word_data, tmp_path):
     run(word_data, tmp_path / "part", *PART)
     run(word_data, tmp_path / "whole", *PART[1:])
     assert_same(weights(tmp_path / "part"), weights(tmp_path / "whole"))

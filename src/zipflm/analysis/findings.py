@@ -5,6 +5,7 @@ What the paper finds stands beside, comparison by comparison, in `paper_findings
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from zipflm.analysis.frequency_bins import FrequencyBin
@@ -94,7 +95,7 @@ def _loss(b: FrequencyBin, label: str) -> str:
 def _chance(study: Study) -> str:
     """What the intervals cover."""
     if not study.differences:
-        return "The text is too short for intervals; differences may be chance."
+        return "The text is too short or has too few sources for intervals: cannot tell."
     pairs = len(study.differences)
     text = (
         f"Intervals are 95 % for each comparison by itself; of {pairs} pairs that do not differ, "
@@ -102,6 +103,11 @@ def _chance(study: Study) -> str:
         if pairs > 1
         else "Intervals are 95 %."
     )
+    if missing := math.comb(len(study.finished), 2) - pairs:
+        text += (
+            f" {missing} of {pairs + missing} pairs have no interval: their difference has one "
+            "value in one part of the text and another in the rest, too few sources to tell."
+        )
     if len(study.blocks) < FEW:
         text += f" With only {len(study.blocks)} blocks of text they are wide and rough."
     seeds = {sum(bool(member.scores) for member in row.members) for row in study.finished}

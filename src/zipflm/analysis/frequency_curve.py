@@ -3,7 +3,7 @@
 Bins hide what happens inside them: one of 1,001 to 10,000 occurrences holds words whose losses
 differ by three nats. A local linear regression on the logarithm of the count shows it: at every
 point of the axis a straight line is fitted to the words nearby, and its height there is the curve.
-Weighted sums per block of the text are all that it takes, so the bootstrap costs next to nothing.
+Weighted sums per block of the text are all that it takes, so its intervals cost next to nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zipflm.analysis.estimates import Estimate, Interval, Resampling, estimate
-from zipflm.analysis.frequency_bins import FloatArray, IntArray
+from zipflm.analysis.estimates import Estimate, Interval, estimate
+from zipflm.analysis.frequency_bins import BoolArray, FloatArray, IntArray
 from zipflm.analysis.text_blocks import TextBlocks
 
 _POINTS = 40
@@ -41,7 +41,6 @@ def frequency_curve(
     train_counts: IntArray,
     nll: Mapping[str, FloatArray],
     blocks: TextBlocks,
-    resampling: Resampling,
     *,
     reference: str,
     first_word: int = 4,
@@ -76,7 +75,7 @@ def frequency_curve(
                 for own in losses
             ]
         )
-        found[label] = _heights(moments, sums, resampling)
+        found[label] = _heights(moments, sums)
     return tuple(
         at
         for i, place_on_axis in enumerate(grid)
@@ -85,33 +84,42 @@ def frequency_curve(
     )
 
 
-def _heights(moments: FloatArray, sums: FloatArray, resampling: Resampling) -> list[Estimate]:
+def _heights(moments: FloatArray, sums: FloatArray) -> list[Estimate]:
     """The fitted height at every point."""
-    weights = resampling.weights
-    text = _height(
-        *(weights @ moment for moment in moments), *(weights @ part for part in sums.mean(axis=0))
-    )
-    totals = moments.sum(axis=1)
-    by_seed = np.stack([_height(*totals, *seed.sum(axis=1)) for seed in sums])
+    by_seed = np.stack([_line(moments.sum(axis=1), seed.sum(axis=1))[0] for seed in sums])
+    zeroth, first, second = totals = moments.sum(axis=1)
+    mean = sums.mean(axis=0)
+    height, slope = _line(totals, mean.sum(axis=1))
+    # Every block's deviation from the line, as far as it moves the height.
+    level = mean[0] - height * moments[0] - slope * moments[1]
+    tilt = mean[1] - height * moments[1] - slope * moments[2]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        residuals = np.where(
+            _is_line(totals),
+            (second * level - first * tilt) / (zeroth * second - first**2),
+            level / zeroth,
+        )
     blocks = np.count_nonzero(moments[0] > 1e-3, axis=0)
-    # For the likeness of neighbouring blocks a plain weighted mean will do.
-    residuals = sums.mean(axis=0)[0] - by_seed.mean(axis=0) * moments[0]
     return [
-        estimate(by_seed[:, i], text[:, i], residuals[:, i], int(blocks[i]))
-        for i in range(moments.shape[-1])
+        estimate(by_seed[:, i], residuals[:, i], int(blocks[i])) for i in range(moments.shape[-1])
     ]
 
 
-def _height(
-    zeroth: FloatArray, first: FloatArray, second: FloatArray, loss: FloatArray, tilt: FloatArray
-) -> FloatArray:
-    """Of the straight line of least squares, at the point itself; a plain mean where all words
-    have the same count."""
+def _line(moments: FloatArray, sums: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Height, at the point itself, and slope of the straight line of least squares; a plain mean
+    where all words have the same count."""
+    zeroth, first, second = moments
     spread = zeroth * second - first**2
     with np.errstate(invalid="ignore", divide="ignore"):
-        line = (second * loss - first * tilt) / spread
-        height: FloatArray = np.where(spread > 1e-6 * zeroth**2, line, loss / zeroth)
-    return height
+        height = (second * sums[0] - first * sums[1]) / spread
+        slope = (zeroth * sums[1] - first * sums[0]) / spread
+        is_line = _is_line(moments)
+        return np.where(is_line, height, sums[0] / zeroth), np.where(is_line, slope, 0.0)
+
+
+def _is_line(moments: FloatArray) -> BoolArray:
+    zeroth, first, second = moments
+    return np.asarray(zeroth * second - first**2 > 1e-6 * zeroth**2)
 
 
 def _at(count: float, found: Mapping[str, Estimate], reference: str) -> CurveAt | None:
@@ -121,6 +129,8 @@ def _at(count: float, found: Mapping[str, Estimate], reference: str) -> CurveAt 
         for label, one in found.items()
         if label != reference
     }
+    if not any(loss.values()):
+        return None
     return CurveAt(
         count=float(count),
         loss={label: i for label, i in loss.items() if i},

@@ -21,7 +21,7 @@ def headline(study: Study) -> str:
     if not study.differences:
         return (
             f"{best.label} has the lowest {study.headline_name}, {_number(study, best)}; the text "
-            "is too short to say more"
+            "is too short or has too few sources to say more"
         )
     if not rest:
         start = f"The {len(top)} models" if len(top) > 2 else join([row.label for row in top])

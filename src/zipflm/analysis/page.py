@@ -121,7 +121,7 @@ def words_caption(study: Study) -> str:
 
 def interval_caption(study: Study) -> str:
     """How intervals were made."""
-    return f"95 % intervals come from a paired bootstrap over {study.blocks.describe()}."
+    return f"95 % intervals come from {study.blocks.describe()}."
 
 
 def _curve_caption(study: Study) -> str:

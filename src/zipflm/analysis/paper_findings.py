@@ -17,7 +17,7 @@ from typing import Literal
 from zipflm.analysis.estimates import Interval
 from zipflm.analysis.paper import comparison_row
 from zipflm.analysis.paper_bins import DATASETS, RARE, bins_of_paper
-from zipflm.analysis.study import Study, find_difference
+from zipflm.analysis.study import Difference, Study, find_difference
 
 Verdict = Literal["agrees", "disagrees", "cannot be told"]
 _EVERY = "every pair"
@@ -58,24 +58,22 @@ def paper_findings(study: Study) -> list[PaperFinding]:
     tests = {label: row.test for label, row in rows.items() if row and row.test is not None}
     found = []
     for model, other in combinations(sorted(tests, key=lambda label: tests[label]), 2):
-        if pair := study.difference(model, other):
-            change = percent(math.log(tests[model] / tests[other]))
-            numbers = f"{tests[model]:.2f} against {tests[other]:.2f}, {change}"
-            ours = percent_of(pair.nats)
-            found.append(_finding("perplexity", model, other, numbers, ours, pair.nats))
+        change = percent(math.log(tests[model] / tests[other]))
+        numbers = f"{tests[model]:.2f} against {tests[other]:.2f}, {change}"
+        pair = study.difference(model, other)
+        found.append(_finding("perplexity", model, other, numbers, pair, percent_of))
     for measure, previous, differences in (
         ("loss on rare words", False, study.rare),
         ("loss after rare words", True, study.after_rare),
     ):
         printed = {b.name: b.loss for b in bins_of_paper(dataset, previous=previous)}[RARE]
-        losses = {label: loss for label, loss in printed.items() if loss is not None}
+        losses = {name: loss for name, loss in printed.items() if loss is not None and name in rows}
         for model, other in combinations(sorted(losses, key=lambda label: losses[label]), 2):
-            if pair := find_difference(differences, model, other):
-                first, second = losses[model], losses[other]
-                numbers = f"{first:.2f} against {second:.2f} nats, {first - second:+.2f}"
-                numbers = numbers.replace("-", "\u2212")
-                ours = nats_of(pair.nats)
-                found.append(_finding(measure, model, other, numbers, ours, pair.nats))
+            first, second = losses[model], losses[other]
+            numbers = f"{first:.2f} against {second:.2f} nats, {first - second:+.2f}"
+            numbers = numbers.replace("-", "\u2212")
+            pair = find_difference(differences, model, other)
+            found.append(_finding(measure, model, other, numbers, pair, nats_of))
     return found
 
 
@@ -98,11 +96,17 @@ _SELECTIONS: dict[str, Callable[[PaperFinding], bool]] = {
 
 
 def _finding(
-    measure: str, model: str, other: str, paper: str, ours: str, nats: Interval
+    measure: str,
+    model: str,
+    other: str,
+    paper: str,
+    pair: Difference | None,
+    shown: Callable[[Interval], str],
 ) -> PaperFinding:
     verdict: Verdict = "cannot be told"
-    if nats.excludes_zero:
-        verdict = "agrees" if nats.estimate < 0 else "disagrees"
+    if pair is not None and pair.nats.excludes_zero:
+        verdict = "agrees" if pair.nats.estimate < 0 else "disagrees"
+    ours = "no interval" if pair is None else shown(pair.nats)
     return PaperFinding(
         measure=measure, model=model, other=other, paper=paper, ours=ours, verdict=verdict
     )

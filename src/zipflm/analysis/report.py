@@ -50,8 +50,11 @@ def claim(out: Path, maker: Maker) -> None:
     """Make the folder of a report before the work that it is about.
 
     ValueError if that cannot be done, or if the folder holds a report of the other kind, which
-    would be lost.
+    would be lost, or a run or data.
     """
+    for name, what in (("config.json", "a run"), ("data.json", "data")):
+        if (out / name).exists():
+            raise ValueError(f"--out {out}: holds {what}; choose another folder for the report")
     held = _maker_of(out)
     if held is None and maker == "analysis" and (out / _MEMBERS).is_dir():
         held = "study"  # which has not come to its report yet

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from zipflm.analysis.estimates import Estimate, Resampling
+from zipflm.analysis.estimates import Estimate, mean_of
 from zipflm.analysis.frequency_bins import (
     BIN_NAMES,
     BoolArray,
@@ -38,12 +38,9 @@ class Sample:
         self._ids, self._counts = word_ids, vocabulary.counts
         self._nll, self._reference = nll, reference
         starts = np.asarray(line_starts, dtype=np.int64)
-        mean = np.zeros(len(self._ids))
-        for losses in nll.values():
-            mean += losses.mean(axis=0) / len(nll)
+        means = [losses.mean(axis=0) for losses in nll.values()] or [np.zeros(len(self._ids))]
         headings = document_starts(starts, self._ids, vocabulary.words)
-        self.blocks: TextBlocks = cut_into_blocks(starts, headings, mean)
-        self._resampling = Resampling(len(self.blocks))
+        self.blocks: TextBlocks = cut_into_blocks(starts, headings, np.stack(means))
 
     def estimates(self, chosen: BoolArray) -> dict[str, Estimate]:
         """The mean loss of every model on some of the words."""
@@ -51,8 +48,8 @@ class Sample:
         number = len(self.blocks)
         counts = np.bincount(places, minlength=number).astype(np.float64)
         return {
-            label: self._resampling.mean(
-                np.stack([np.bincount(places, own[chosen], minlength=number) for own in losses]),
+            label: mean_of(
+                np.array([np.bincount(places, own[chosen], number) for own in losses], np.float64),
                 counts,
             )
             for label, losses in self._nll.items()
@@ -83,7 +80,6 @@ class Sample:
             self._counts,
             self._nll,
             self.blocks,
-            self._resampling,
             reference=self._reference,
         )
 

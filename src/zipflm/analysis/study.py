@@ -300,7 +300,7 @@ class Study:
         return (row.known_perplexity if self.is_mixed else row.perplexity)[self.split]
 
     def headline_interval(self, row: Row) -> Interval | None:
-        """The interval of `headline`; None where the text is too short for one."""
+        """The interval of `headline`; None where the text is too short or has too few sources."""
         return (self.known_intervals if self.is_mixed else self.intervals).get(row.label)
 
     @property

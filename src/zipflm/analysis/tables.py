@@ -402,7 +402,7 @@ def _distance(study: Study) -> Column:
             return "best"
         found = study.difference(row.label, best)
         if found is None:
-            return EMPTY
+            return "cannot tell" if row.perplexity else EMPTY
         low, high = (100 * (end - 1) for end in (found.nats.as_perplexity.low,
                                                  found.nats.as_perplexity.high))  # fmt: skip
         ratio = 100 * (found.nats.as_perplexity.estimate - 1)

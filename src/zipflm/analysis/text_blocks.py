@@ -1,12 +1,12 @@
-"""The held-out text in a few long blocks, the units that intervals resample.
+"""The held-out text in a few long blocks, the units of intervals.
 
 Words are no independent observations: a hard paragraph is hard throughout, and a document has one
 subject. What happens in one long block says little about the next, so blocks may stand for a
 sample. Long ones are better than many: with 30 of them an interval is only 4 % wider than with
 infinitely many (Student's t), while dependence that reaches past the end of a block makes it too
 narrow. So the text is cut into 30 blocks of whole documents, where headings in WikiText's manner
-show them, or of whole lines; and into 20, 14 or 10 if neighbouring blocks are still alike. What
-likeness is left then, `estimates` allows for.
+show them, or of whole lines; and into 20, 14 or 10 if neighbouring blocks are still alike, in their
+mean loss or in the difference of any two models. `estimates` allows for the likeness that is left.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -37,7 +38,8 @@ class TextBlocks:
     unit: str
     """What a block consists of: `documents` or `lines`, always whole."""
     likeness: float
-    """Correlation of the mean losses of neighbouring blocks."""
+    """Correlation of neighbouring blocks, in the mean loss or the difference of two models,
+    whichever is higher."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -67,15 +69,17 @@ class TextBlocks:
 
 def cut_into_blocks(line_starts: IntArray, headings: IntArray, losses: FloatArray) -> TextBlocks:
     """Blocks for a text whose lines begin at `line_starts` and whose documents begin at `headings`,
-    which may be empty; `losses` is the mean loss of all models for every word."""
-    num_words = len(losses)
+    which may be empty; `losses` has [models, words]."""
+    num_words = losses.shape[1]
     units, unit = line_starts, "lines"
     if len(headings) >= NUMBERS[-1]:
         units, unit = np.union1d([0], headings), "documents"
     for number in NUMBERS:
         starts = _even_starts(units, num_words, number)
         lengths = np.diff(np.append(starts, num_words))
-        likeness = _lag_one(np.add.reduceat(losses, starts) / lengths)
+        means = np.add.reduceat(losses, starts, axis=1) / lengths
+        pairs = [first - second for first, second in combinations(means, 2)]
+        likeness = max(_lag_one(series) for series in (means.mean(axis=0), *pairs))
         if not _is_alike(likeness, len(starts)):
             break
     return TextBlocks(starts, num_words, unit, likeness)

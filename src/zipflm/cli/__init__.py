@@ -4,7 +4,8 @@ Everything heavy is imported inside the command, so that `--help` is instant. A 
 `OSError` from the library is the user's to mend: one line on stderr, exit status 2, no traceback.
 
 Other exit statuses: 1 if a study is complete but for members that failed, which a line on stderr
-names; 130 if Ctrl-C or SIGTERM stopped a command that has more to do.
+names; 130 if Ctrl-C or SIGTERM stopped a command that has more to do; 141 if the pipe that it
+writes to was closed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import TextIO
 
 # Importing a module of commands registers them with the app.
 from zipflm.cli import (
@@ -25,7 +27,7 @@ from zipflm.cli import (
     serving,
     using,
 )
-from zipflm.cli.common import app, complain
+from zipflm.cli.common import CLOSED_PIPE, app, complain
 from zipflm.troubles import in_words
 
 __all__ = [
@@ -42,12 +44,35 @@ __all__ = [
     "using",
 ]
 
+_IN_ORDER_OF_WORK = (
+    *("prepare", "train", "evaluate", "score", "generate", "rescore", "ensemble", "serve"),
+    *("compare", "analyse", "plot", "presets", "config", "params", "bands", "consolidate"),
+    *("export-hf", "import-hf", "import-fairseq"),
+)
+app.registered_commands.sort(
+    key=lambda each: _IN_ORDER_OF_WORK.index(each.name or each.callback.__name__)  # type: ignore[union-attr]
+)
+
 
 def main() -> None:
     """Entry point of the console script."""
     _set_openmp_waiting()
     _open_missing_streams()
     _let_any_text_out()
+    try:
+        _run()
+    except (BrokenPipeError, SystemExit) as ended:
+        # typer and rich exit with 1 at a closed pipe; what is buffered may meet it now.
+        is_closed = BrokenPipeError in (type(ended), type(ended.__context__))
+        if not is_closed and _is_read(sys.stdout):
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):  # which Python flushes when it ends
+            os.dup2(nowhere, stream.fileno())
+        sys.exit(CLOSED_PIPE)
+
+
+def _run() -> None:
     try:
         app(prog_name="zipflm")
     except (OSError, ValueError) as error:
@@ -82,6 +107,14 @@ def _cores_are_busy() -> bool:
     except (AttributeError, OSError, ValueError, IndexError):  # not Linux
         return False
     return min(running) > free
+
+
+def _is_read(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _open_missing_streams() -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated, TypeVar
@@ -20,6 +20,8 @@ _Number = TypeVar("_Number", int, float)
 MEMBER_FAILED = 1
 INTERRUPTED = 130
 """What a shell makes of Ctrl-C."""
+CLOSED_PIPE = 141
+"""What a shell makes of a program that writes to `| head` when that has read enough."""
 
 app: typer.Typer = typer.Typer(
     add_completion=False,
@@ -67,18 +69,6 @@ def removing_what_is_unfinished() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@contextmanager
-def ending_quietly_where_nobody_reads() -> Iterator[None]:
-    """`| head` closes the pipe when it has enough, which is no error."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is still buffered would fail again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
-
-
 def is_first_process() -> bool:
     """Whether this is the one of several processes, started by torchrun, that speaks."""
     return os.environ.get("RANK", "0") == "0"
@@ -98,15 +88,25 @@ def showing_progress() -> Iterator[None]:
         yield
 
 
-def parts(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+def parts(texts: Sequence[str] | None) -> tuple[str, ...]:
+    """The parts between commas of an option that may be given several times."""
+    return tuple(part.strip() for part in ",".join(texts or ()).split(",") if part.strip())
 
 
-def numbers(option: str, text: str | None, kind: type[_Number]) -> tuple[_Number, ...]:
+def numbers(option: str, texts: Sequence[str] | None, kind: type[_Number]) -> tuple[_Number, ...]:
+    found = parts(texts)
     try:
-        return tuple(kind(part) for part in parts(text))
+        return tuple(kind(part) for part in found)
     except ValueError:
-        raise ValueError(f"{option} {text}: write numbers with commas between them") from None
+        said = ",".join(found)
+        raise ValueError(f"{option} {said}: write numbers with commas between them") from None
+
+
+def run_comes_first(run: str, files: Sequence[str]) -> None:
+    """ValueError for arguments that were swapped."""
+    folder = next(filter(os.path.isdir, files), None)
+    if os.path.isfile(run) and folder is not None:
+        raise ValueError(f"{run}: a file, where a run is expected; name {folder} first")
 
 
 def say(text: str) -> None:

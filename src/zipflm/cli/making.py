@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -41,12 +42,17 @@ class _HeldOutTextsAreNamedOneByOne(Command):
         return super().parse_args(ctx, args)
 
 
-def _splitting(split: str, lowercase: bool) -> Splitting:
-    from zipflm.config import Rule, Splitting
+def _splitting(split: str | None, lowercase: bool, vocabulary: str | None = None) -> Splitting:
+    """The rule that was asked for; as far as none was, that of a vocabulary's data folder."""
+    from zipflm.config import PLAIN, Rule, Splitting
+    from zipflm.data.facts import FACTS_FILE, read_facts
 
-    if split not in get_args(Rule):
+    if split is not None and split not in get_args(Rule):
         raise ValueError(f"--split {split}: choose from {', '.join(get_args(Rule))}")
-    return Splitting(split, lowercase)  # type: ignore[arg-type]  # just checked
+    kept, folder = PLAIN, Path(vocabulary or "").parent
+    if vocabulary is not None and (folder / FACTS_FILE).is_file():
+        kept = read_facts(folder).splitting
+    return Splitting(split or kept.rule, lowercase or kept.lowercase)  # type: ignore[arg-type]
 
 
 def _scheduler(engine: str, scheduler: str | None) -> str | None:
@@ -108,13 +114,16 @@ def prepare(
         int | None, typer.Option(help="Ids at most, specials included, before padding to 8.")
     ] = None,
     vocabulary: Annotated[
-        str | None, typer.Option(help="Take this vocabulary.txt, or fairseq's dict.txt.")
+        str | None,
+        typer.Option(
+            help="Take this vocabulary.txt, with its data folder's --split, or fairseq's dict.txt."
+        ),
     ] = None,
     bpe: Annotated[int | None, typer.Option(help="Learn so many byte-pair merges.")] = None,
     bpe_codes: Annotated[
         str | None, typer.Option(help="Split words with these subword-nmt codes.")
     ] = None,
-    split: Split = "whitespace",
+    split: Split = None,
     lowercase: Lowercase = False,
     errors: Errors = "strict",
     encoding: Encoding = "utf-8",
@@ -159,7 +168,7 @@ def prepare(
         vocabulary=vocabulary,
         bpe=bpe,
         bpe_codes=bpe_codes,
-        splitting=_splitting(split, lowercase),
+        splitting=_splitting(split, lowercase, vocabulary),
         errors=errors,  # type: ignore[arg-type]  # checked there
         encoding=encoding,
         ids=bool(ids),
@@ -224,10 +233,9 @@ def train(
 ) -> None:
     """Train a model; with torchrun, on many devices.
 
-    Ctrl-C or SIGTERM saves and stops it: exit status 130. A second Ctrl-C leaves at once.
+    Ctrl-C or SIGTERM saves and stops it: exit status 130. A second one leaves at once, and so does
+    the first while there is nothing to save.
     """
-    from pathlib import Path
-
     from zipflm.data.folder import DataFolder
     from zipflm.recipes import resolve
     from zipflm.runs.folder import RunFolder
@@ -241,7 +249,13 @@ def train(
                 "(or with --resume-if-any, which does either)"
             )
         folder = DataFolder.open(data)
-        return folder, resolve(preset, recipe, expanded(overrides), len(folder.vocabulary))
+        return folder, resolve(
+            preset,
+            recipe,
+            expanded(overrides),
+            len(folder.vocabulary),
+            on_cpu=process.device.type == "cpu",
+        )
 
     with distributed.started(device, stall_seconds) as process:
         folder, config = distributed.done_by_all(read, process)
@@ -269,8 +283,6 @@ def plot(
     x: Annotated[str, typer.Option(help="update, seconds or epoch.")] = "update",
 ) -> None:
     """Draw the curves of several runs into one picture."""
-    from pathlib import Path
-
     from zipflm.training.curves import plot as draw
 
     draw([Path(run) for run in runs], Path(out), x)
@@ -291,12 +303,10 @@ def import_fairseq(
     bpe_codes: Annotated[
         str | None, typer.Option(help="subword-nmt codes of a sub-word model, to score raw text.")
     ] = None,
-    split: Split = "whitespace",
+    split: Split = None,
     lowercase: Lowercase = False,
 ) -> None:
     """Make a run folder from a model that fairseq trained."""
-    from pathlib import Path
-
     from zipflm.interop.fairseq_run import import_run
 
     splitting = _splitting(split, lowercase)

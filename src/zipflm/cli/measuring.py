@@ -25,6 +25,7 @@ from zipflm.cli.options import (
     Checkpoint,
     Device,
     Encoding,
+    Errors,
     Overrides,
     Run,
     StallSeconds,
@@ -80,6 +81,7 @@ def evaluate(
         str | None, typer.Option(help="Instead of a data folder: a text, or - for stdin.")
     ] = None,
     encoding: Encoding = "utf-8",
+    errors: Errors = "strict",
     block: Block = None,
     context: Annotated[
         int | None,
@@ -135,6 +137,7 @@ def evaluate(
             checkpoint=choice,
             options=options,
             encoding=encoding,
+            errors=errors,  # type: ignore[arg-type]  # checked there
             share=process,
         )
     if process.is_first:
@@ -155,15 +158,16 @@ def compare(
     preset: Annotated[str, typer.Option(help="Sizes and training, e.g. wikitext-103 or demo.")],
     out: Annotated[str, typer.Option(help="The folder of the study, new or to go on with.")],
     factorizations: Annotated[
-        str | None, typer.Option(help="Some of the eight, e.g. ADP-T,SM; all unless given.")
+        list[str] | None, typer.Option(help="Some of the eight, e.g. ADP-T,SM; all unless given.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of every member, with different seeds.")] = 1,
     recipe: Annotated[str, typer.Option(help="paper or modern, as for train.")] = "paper",
     bands: Annotated[
-        str | None, typer.Option(help="Compare words per band, e.g. 5k/155k/100k,20k/40k/200k.")
+        list[str] | None,
+        typer.Option(help="Compare words per band, e.g. 5k/155k/100k,20k/40k/200k."),
     ] = None,
     tail_dropout: Annotated[
-        str | None, typer.Option(help="Compare dropout in the tail bands, e.g. 0,0.2.")
+        list[str] | None, typer.Option(help="Compare dropout in the tail bands, e.g. 0,0.2.")
     ] = None,
     equal: Annotated[
         str,
@@ -197,14 +201,14 @@ def compare(
     from zipflm.presets import FACTORIZATIONS
     from zipflm.training import distributed
 
-    varies = bands is not None or tail_dropout is not None
+    varies = bool(bands or tail_dropout)
     request = Request(
         data=Path(data),
         preset=preset,
         out=Path(out),
         factorizations=(
             (("ADP-T",) if varies else FACTORIZATIONS)
-            if factorizations is None
+            if not factorizations
             else parts(factorizations)
         ),
         seeds=seeds,
@@ -239,16 +243,17 @@ def analyse(
     data: Annotated[str, typer.Option(help="The data folder; sub-words are in its bpe/.")],
     out: Annotated[str, typer.Option(help="Where to write the report.")],
     context_sizes: Annotated[
-        str | None, typer.Option(help="Also score with so much context, e.g. 0,480.")
+        list[str] | None, typer.Option(help="Also score with so much context, e.g. 0,480.")
     ] = None,
     block: Annotated[
         int | None, typer.Option(help="Tokens seen at once; the run's own unless given.")
     ] = None,
     bands: Annotated[
-        str | None, typer.Option(help="Train the run's model with these words per band as well.")
+        list[str] | None,
+        typer.Option(help="Train the run's model with these words per band as well."),
     ] = None,
     tail_dropout: Annotated[
-        str | None, typer.Option(help="Train it with these dropouts in the tail as well.")
+        list[str] | None, typer.Option(help="Train it with these dropouts in the tail as well.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of every such setting.")] = 1,
     checkpoint: Annotated[
@@ -267,8 +272,10 @@ def analyse(
     from zipflm.runs.folder import parse_choice
 
     paths, choice = [Path(run) for run in runs], parse_choice(checkpoint)
+    if seeds != 1 and not (bands or tail_dropout):
+        raise ValueError(f"--seeds {seeds}: nothing is trained without --bands or --tail-dropout")
     if len(paths) == 1 and is_study(paths[0]):
-        if {context_sizes, block, bands, tail_dropout, checkpoint} != {None}:
+        if context_sizes or block is not None or bands or tail_dropout or checkpoint is not None:
             raise ValueError(
                 f"{runs[0]}: a study is drawn again from its kept scores, as it was scored; for "
                 "other contexts, blocks or checkpoints give the runs in its members/"
@@ -277,9 +284,11 @@ def analyse(
             print_table(redraw(paths[0], Path(data), Path(out)))
             say(f"report: {Path(out) / 'report.html'}")
         return
-    if bands is not None or tail_dropout is not None:
-        if len(paths) != 1 or context_sizes is not None:
-            raise ValueError("--bands and --tail-dropout start from one run, without contexts")
+    if bands or tail_dropout:
+        if len(paths) != 1 or context_sizes or block is not None:
+            raise ValueError(
+                "--bands, --tail-dropout: start from one run, without --context-sizes and --block"
+            )
         rates = numbers("--tail-dropout", tail_dropout, float)
         _conclude(
             library.ablate(

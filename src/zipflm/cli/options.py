@@ -46,10 +46,10 @@ Encoding = Annotated[
     typer.Option(help="Of the text: utf-8, latin-1, cp1252, utf-16 or another that Python has."),
 ]
 Split = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="How raw text becomes words: whitespace, words (punctuation split off) or wikitext "
-        "(prose in the form of WikiText)."
+        "(prose in the form of WikiText); whitespace unless given."
     ),
 ]
 Lowercase = Annotated[bool, typer.Option("--lowercase", help="Lowercase all words.")]

@@ -13,10 +13,10 @@ import typer
 
 from zipflm.cli.command import command
 from zipflm.cli.common import (
-    ending_quietly_where_nobody_reads,
     numbers,
     parts,
     removing_what_is_unfinished,
+    run_comes_first,
     say,
 )
 from zipflm.cli.options import Checkpoint, Device, Dtype, Encoding, Run
@@ -24,7 +24,7 @@ from zipflm.terminal import lines
 
 if TYPE_CHECKING:
     from zipflm.language.nbest_formats import Entry
-    from zipflm.language.rescore import HypothesisScorer
+    from zipflm.language.rescore import HypothesisScorer, OpenLists
 
 
 @command(
@@ -43,7 +43,7 @@ def rescore(
         typer.Option(help="kaldi, moses, jsonl or tsv; the last two are known by their ending."),
     ] = None,
     weights: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="Of the run's score, the list's scores and the number of words, e.g. "
             "lm=0.7,words=-0.2. Unless given: lm=1, words=0; total=1 if the list has a total, "
@@ -55,15 +55,15 @@ def rescore(
         typer.Option(help="What was really said: choose the weights by word error rate on it."),
     ] = None,
     tune_names: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(help="Weights to choose; lm,words as far as --weights lacks them."),
     ] = None,
     scores: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(help="For kaldi, files of log-probabilities per hypothesis, e.g. ac=ac.txt."),
     ] = None,
     costs: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(help="The same with the other sign, as Kaldi writes them, e.g. ac=1.acwts."),
     ] = None,
     encoding: Encoding = "utf-8",
@@ -91,14 +91,15 @@ def rescore(
     from zipflm.language.rescore import Results, open_lists, write
     from zipflm.language.rescore import rescore as rescore_lists
     from zipflm.language.tuning import read_development, tune_on
-    from zipflm.language.weights import check_name, parse_weights
+    from zipflm.language.weights import check_name, parse_weights, written_weights
 
     # All that can be refused without the model comes first: loading it takes a while.
     tables = _files("--scores", scores), _files("--costs", costs)
+    run_comes_first(run, [nbest])
     read = [nbest, tune, *tables[0].values(), *tables[1].values()]
     _read_stdin_once(read)
     source = NBest(nbest, format, scores=tables[0], costs=tables[1], encoding=encoding)
-    given = {} if weights is None else parse_weights(weights)
+    given = parse_weights(",".join(weights)) if weights else {}
     check_name(name)
     names = _names_to_tune(tune, tune_names, given)
     if scores_out is not None and source.format_name != "kaldi":
@@ -109,16 +110,18 @@ def rescore(
     # Lines and a bar on one terminal would write over each other.
     to_terminal = out in (None, "-") and sys.stdout.isatty()
     bar = nullcontext(_say_nothing) if to_terminal else progress_bar("hypotheses")
-    with removing_what_is_unfinished(), ending_quietly_where_nobody_reads(), bar as report:
+    with removing_what_is_unfinished(), bar as report:
         if tune is None:
             lists = open_lists(source, given, name)
             scorer = _scorer(run, checkpoint, device, dtype)
+            _tell(f"{_scores_of(lists)}; weights {written_weights(lists.weights)}")
             total = _number_of_lines(nbest)
             watched = _counted(lists.utterances, lambda number: report("rescoring", number, total))
             rescore_lists(replace(lists, utterances=watched), scorer, results)
             return
         development = read_development(source, given, tune, names, lm=name)
         scorer = _scorer(run, checkpoint, device, dtype)
+        _tell(_scores_of(development.lists))
         total = sum(map(len, development.utterances))
         counted = _counted(
             development.utterances, lambda number: report("rescoring", number, total)
@@ -139,7 +142,7 @@ def ensemble(
     ],
     *,
     weights: Annotated[
-        str | None, typer.Option(help="One per file, e.g. 0.6,0.4; equal unless given.")
+        list[str] | None, typer.Option(help="One per file, e.g. 0.6,0.4; equal unless given.")
     ] = None,
     tune_weights: Annotated[
         bool,
@@ -158,8 +161,8 @@ def ensemble(
 
     _read_stdin_once(files)
     check_destination("--out", out, files)
-    given = None if weights is None else numbers("--weights", weights, float)
-    with removing_what_is_unfinished(), ending_quietly_where_nobody_reads():
+    given = numbers("--weights", weights, float) if weights else None
+    with removing_what_is_unfinished():
         found = average(files, given, best_weights=tune_weights, out=out)
         # The scores themselves may go to standard output.
         (_tell if out == STDIN else say)(found.as_json() if as_json else found.as_text())
@@ -176,6 +179,14 @@ def _counted(
     for entries in utterances:
         yield entries
         report(len(entries))
+
+
+def _scores_of(lists: OpenLists) -> str:
+    """The names of a list's own scores, which may be in files of their own."""
+    from zipflm.language.nbest_formats import WORDS
+
+    names = [name for name in lists.weights if name not in (lists.lm, WORDS)]
+    return f"scores of the list: {', '.join(names) or 'none'}"
 
 
 def _number_of_lines(name: str) -> int | None:
@@ -196,12 +207,12 @@ def _scorer(run: str, checkpoint: str | None, device: str | None, dtype: str) ->
 
 
 def _names_to_tune(
-    tune: str | None, tune_names: str | None, given: Mapping[str, float]
+    tune: str | None, tune_names: list[str] | None, given: Mapping[str, float]
 ) -> tuple[str, ...] | None:
     """The weights that are to be chosen; None where the library decides which."""
     from zipflm.language.tuning import check_names
 
-    if tune_names is None:
+    if not tune_names:
         return None
     if tune is None:
         raise ValueError("--tune-names: needs --tune with what was really said")
@@ -215,14 +226,14 @@ def _read_stdin_once(names: Iterable[str | None]) -> None:
         raise ValueError("standard input can be read once only; give files for the others")
 
 
-def _files(option: str, text: str | None) -> dict[str, str]:
+def _files(option: str, texts: list[str] | None) -> dict[str, str]:
     """`ac=ac.txt,graph=graph.txt` by name."""
     files: dict[str, str] = {}
-    for part in parts(text):
+    for part in parts(texts):
         name, equals, file = part.partition("=")
         if not (equals and name and file) or name in files:
             raise ValueError(
-                f"{option} {text}: write a name, = and a file, each name once (ac=ac.txt)"
+                f"{option} {part}: write a name, = and a file, each name once (ac=ac.txt)"
             )
         files[name] = file
     return files

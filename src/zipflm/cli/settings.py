@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from zipflm.quoting import unquoted
+
 _ELSEWHERE = {
     "learning_rate": ("lr", "max_lr"),
     "lr": ("max_lr",),
-    "epochs": ("max_updates",),
-    "num_epochs": ("max_updates",),
+    "num_epochs": ("epochs",),
     "steps": ("max_updates",),
     "max_steps": ("max_updates",),
     "iterations": ("max_updates",),
@@ -54,6 +55,8 @@ _ELSEWHERE = {
     "log_interval": ("report_every",),
 }
 """What other programs call it, and how our names for it end."""
+_IN_TOKENS = ("batch_size", "batch", "accumulate", "grad_accum")
+"""Names of these that other programs count in something else than tokens."""
 _PRESET, _OTHER_PRESET = "tiny/ADP-T", "demo/ADP-T"
 """Between them they have every kind of schedule and optimizer that a preset has."""
 _MOST = 3
@@ -74,6 +77,14 @@ def settings_like(name: str, args: Iterable[object] = ()) -> list[str]:
         if found:
             return found[:_MOST]
     return keys_like(name, known)[:1]
+
+
+def value_like(name: str, value: str | None) -> str:
+    """The value to write for a setting that somebody calls `--name`: the same, if it has the same
+    unit."""
+    if name.replace("-", "_") in _IN_TOKENS:
+        return "TOKENS"
+    return "VALUE" if value is None or "=" in value else unquoted(value)
 
 
 def _keys(args: Sequence[str]) -> list[str]:

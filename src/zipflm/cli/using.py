@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from zipflm.cli.command import command
-from zipflm.cli.common import complain, ending_quietly_where_nobody_reads, say
+from zipflm.cli.common import complain, run_comes_first, say
 from zipflm.cli.options import (
     Block,
     Checkpoint,
@@ -46,6 +46,9 @@ def score(
     in_bits: Annotated[
         bool, typer.Option("--bits", help="Surprisal in bits instead of natural logarithms.")
     ] = False,
+    log10: Annotated[
+        bool, typer.Option("--log10", help="Logarithms to base 10, as KenLM's, instead.")
+    ] = False,
     top: Annotated[
         int, typer.Option(help="With every word, the so many most likely in its place.")
     ] = 0,
@@ -73,11 +76,13 @@ def score(
     from zipflm.language.score_table import TableOptions
     from zipflm.language.trained import load
 
+    run_comes_first(run, texts or ())
     names = expand(texts or ["-"])
     table = TableOptions(
         per=per,  # type: ignore[arg-type]  # checked there
         format=output_format,  # type: ignore[arg-type]  # checked there
         bits=in_bits,
+        log10=log10,
         ends=ends,
         names_files=len(names) > 1,
     )
@@ -92,7 +97,7 @@ def score(
     lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
     # Rows and a bar on one terminal would write over each other.
     bar = nullcontext(lambda *_: None) if sys.stdout.isatty() else progress_bar()
-    with ending_quietly_where_nobody_reads(), bar as report:
+    with bar as report:
         for rows in score_files(lm, names, options, report):
             _write_rows(rows)
 
@@ -149,15 +154,14 @@ def generate(
     writer = Writer(lm.engine, lm.reader, prompt, sampling, num)
     if writer.unknown_in_prompt:
         complain(f"unknown to this run, and read as <unk>: {' '.join(writer.unknown_in_prompt)}")
-    with ending_quietly_where_nobody_reads():
-        if as_jsonl:
-            for text in writer.all():
-                typer.echo(json.dumps(text.as_dict(), ensure_ascii=False))
-        elif num > 1:
-            for text in writer.all():
-                say(text.text.rstrip("\n"))
-        else:
-            _show_as_it_comes(prompt, (word.text for word in writer.words()))
+    if as_jsonl:
+        for text in writer.all():
+            typer.echo(json.dumps(text.as_dict(), ensure_ascii=False))
+    elif num > 1:
+        for text in writer.all():
+            say(text.text.rstrip("\n"))
+    else:
+        _show_as_it_comes(prompt, (word.text for word in writer.words()))
     if writer.has_slid:
         complain(
             f"longer than the block of {lm.engine.blocks.block} tokens: the later words were "

@@ -21,9 +21,9 @@ from typing import Literal, get_args
 from zipflm.analysis.building import REFERENCE
 from zipflm.comparison.members import training_seconds
 from zipflm.comparison.plan import Plan
-from zipflm.config import Config, CosineCycles
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import LogLine, Report
+from zipflm.training.schedule import stretched
 
 Equal = Literal["updates", "text", "seconds"]
 CALIBRATION = "calibration"
@@ -39,20 +39,6 @@ def require_known(equal: str) -> Equal:
         if equal == name:
             return name  # type: ignore[no-any-return]
     raise ValueError(f"--equal {equal}: choose from {', '.join(get_args(Equal))}")
-
-
-def stretched(config: Config, max_updates: int) -> Config:
-    """The same training in another number of updates."""
-    training = config.training
-    ratio = max_updates / training.max_updates
-    schedule = training.schedule
-    if isinstance(schedule, CosineCycles):
-        schedule = replace(
-            schedule,
-            warmup_updates=round(schedule.warmup_updates * ratio),
-            first_cycle=max(1, round(schedule.first_cycle * ratio)),
-        )
-    return replace(config, training=replace(training, max_updates=max_updates, schedule=schedule))
 
 
 def with_same_text(plans: Sequence[Plan]) -> list[Plan]:

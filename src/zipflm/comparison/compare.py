@@ -86,7 +86,7 @@ def compare(
     error.
     """
     with distributed.started(device) as process:
-        words, plans = distributed.done_by_all(lambda: _planned(request), process)
+        words, plans = distributed.done_by_all(lambda: _planned(request, process), process)
         equal, grid = require_known(request.equal), parse_grid(request.tune)
         return run_plans(
             plans,
@@ -110,7 +110,7 @@ def compare(
 def dry_run(request: Request, *, device: str | None = None) -> None:
     """Print what `compare` would train, with parameters and estimated times; write nothing."""
     with distributed.started(device) as process:
-        words, plans = distributed.done_by_all(lambda: _planned(request), process)
+        words, plans = distributed.done_by_all(lambda: _planned(request, process), process)
         scored_splits(words)
         equal, grid = require_known(request.equal), parse_grid(request.tune)
         for plan in plans:
@@ -135,11 +135,11 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
             print_plans(plans, speed, basis, sys.stdout)
 
 
-def _planned(request: Request) -> tuple[DataFolder, list[Plan]]:
+def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan]]:
     """The text and what to train on it; ValueError for what cannot be done."""
     words = open_words(request.data)
     equal, grid = require_known(request.equal), parse_grid(request.tune)
-    plans = make_plans(request, words)
+    plans = make_plans(request, words, on_cpu=process.device.type == "cpu")
     require_few(len(plans) // request.seeds * max(1, len(grid)), request.seeds)
     if grid and "valid" not in words.splits:
         raise ValueError(f"--tune: {words.path} has no valid set to decide on; prepare it with one")

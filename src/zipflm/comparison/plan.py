@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from zipflm.comparison.settings import variations
-from zipflm.config import Config, Tie
+from zipflm.config import Config, Tie, require
 from zipflm.config.factorizations import BY_LABEL
 from zipflm.data.facts import FACTS_FILE
 from zipflm.data.folder import DataFolder
@@ -21,6 +21,7 @@ from zipflm.presets import FACTORIZATIONS, from_name
 from zipflm.quoting import quoted
 from zipflm.recipes import resolve
 from zipflm.runs.folder import RunFolder
+from zipflm.training.setup import in_updates
 
 SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
 _SAME_TEXT = "prepare both from the same text"
@@ -70,8 +71,9 @@ class Plan:
     """What was chosen for it, or is tried."""
 
 
-def make_plans(request: Request, words: DataFolder) -> list[Plan]:
-    """All members in the order in which they are trained; `words` is `request.data`, opened.
+def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> list[Plan]:
+    """All members in the order in which they are trained; `words` is `request.data`, opened, and
+    `on_cpu` as in `recipes.resolve`.
 
     Raises ValueError for anything that cannot be trained, before anything is.
     """
@@ -79,7 +81,7 @@ def make_plans(request: Request, words: DataFolder) -> list[Plan]:
     settings = (len(request.bands) or 1) * (len(request.tail_dropout) or 1)
     require_few(len(request.factorizations) * settings, request.seeds)
     folders = _folders(request, words)
-    configs = _resolved(request, folders)
+    configs = _resolved(request, words, folders, on_cpu)
     chosen = variations(request.bands, request.tail_dropout)
     plans = []
     for factorization, variation in product(request.factorizations, chosen):
@@ -94,7 +96,9 @@ def make_plans(request: Request, words: DataFolder) -> list[Plan]:
     return plans
 
 
-def _resolved(request: Request, folders: Mapping[str, DataFolder]) -> dict[str, Config]:
+def _resolved(
+    request: Request, words: DataFolder, folders: Mapping[str, DataFolder], on_cpu: bool
+) -> dict[str, Config]:
     """The config of every factorization; a change that none of them can take is an error."""
     dataset, _, size = request.preset.partition("/")
     configs: dict[str, Config] = {}
@@ -105,7 +109,7 @@ def _resolved(request: Request, folders: Mapping[str, DataFolder]) -> dict[str, 
         while factorization not in configs:
             try:
                 configs[factorization] = resolve(
-                    name, request.recipe, changes, len(data.vocabulary)
+                    name, request.recipe, changes, len(data.vocabulary), on_cpu=on_cpu
                 )
             except UnknownKey as error:
                 if not error.key.startswith(("input.", "output.")):
@@ -115,10 +119,18 @@ def _resolved(request: Request, folders: Mapping[str, DataFolder]) -> dict[str, 
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
         _require_as_named(configs[factorization], from_name(name))
+        require(
+            not (patience := configs[factorization].training.patience),
+            "training.patience",
+            patience,
+            "members of a study are trained equally long; leave it out",
+        )
     for errors in refused.values():
         if len(errors) == len(configs):
             raise errors[-1]
-    return _same_tokens(configs, request.overrides)
+    same = _same_tokens(configs, request.overrides)
+    # Passes over the text in words for all of them, so that they make the same number of updates.
+    return {label: in_updates(config, words) for label, config in same.items()}
 
 
 def _same_tokens(configs: dict[str, Config], overrides: Sequence[str]) -> dict[str, Config]:

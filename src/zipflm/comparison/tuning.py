@@ -21,7 +21,10 @@ from zipflm.quoting import quoted
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, TrainingState, Validation
 
-_DECIDED_ALREADY = ("training.seed", "training.max_updates", "training.tokens_per_update")
+_DECIDED_ALREADY = tuple(
+    f"training.{name}"
+    for name in ("seed", "max_updates", "epochs", "patience", "tokens_per_update")
+)
 
 
 @dataclass(frozen=True)

@@ -194,12 +194,19 @@ class TrainingConfig:
     schedule: ScheduleConfig = field(default_factory=CosineCycles)
     max_updates: int = 286_000
     """Updates of the whole run."""
+    epochs: float = 0.0
+    """Length of the run in passes over the training text, instead of max_updates: the schedule is
+    stretched from that number of updates to this length. 0: max_updates decides."""
+    patience: int = 0
+    """Stop early when the valid loss has not improved for this many validations in a row. Whenever
+    it improves, a checkpoint is saved. 0: never stop early."""
     tokens_per_update: int = 65_536
     """Reached with all devices together, by accumulating gradients where needed."""
     clip_norm: float = 0.1
     """Gradients above this norm are scaled down to it; 0 leaves them as they are."""
     precision: Literal["float32", "bfloat16", "float16"] = "float16"
-    """Of activations and matrix products; weights, loss and statistics stay in float32."""
+    """Of activations and matrix products; weights, loss and statistics stay in float32. On a CPU
+    `train` and `compare` use float32 unless you ask for another one."""
     stages: tuple[tuple[float, int], ...] = ()
     """Block lengths in turn, as (fraction of the updates at which it ends, block); `batches.block`
     is used after the last. `0.3:128,0.8:256` on the command line."""
@@ -222,8 +229,9 @@ class TrainingConfig:
     validate_every: int = 2_000
     """Updates between two passes over the valid set; 0 does it only at the end."""
     validate_share: float = 1.0
-    """How much of the valid set a pass on the way scores: always the same lines, spread over all of
-    it. A pass that a checkpoint is saved with, and the last one, score all of it as well."""
+    """Share of the valid set that a pass on the way scores at most: always the same words, spread
+    over all of it, and no more than a quarter of the tokens trained on since the last pass (but
+    2,000 words). All of it is scored as well when a checkpoint is saved and at the end."""
     checkpoint_every: int = 2_000
     """Updates between two checkpoints; 0 saves only at the end."""
     max_bad_updates: int = 20
@@ -246,7 +254,14 @@ class TrainingConfig:
             self.validate_share,
             "is a share of the valid set, above 0 and up to 1, which is all of it",
         )
-        require_not_negative(clip_norm=self.clip_norm)
+        require_not_negative(clip_norm=self.clip_norm, epochs=self.epochs)
+        require_count(patience=self.patience)
+        require(
+            not self.patience or self.validate_every > 0,
+            "patience",
+            self.patience,
+            "validate_every=0 validates only at the end; raise it, or leave patience out",
+        )
         require(
             0 <= self.seed < _SEEDS, "seed", self.seed, f"must be 0 or more, and below {_SEEDS}"
         )

@@ -315,7 +315,7 @@ def _invalid(chunk: Chunk) -> ValueError:
 def _bad(chunk: Chunk, data: bytes, position: int, what: str) -> ValueError:
     return ValueError(
         f"{chunk.source}: {what} at byte {chunk.start + position}; {encoding_hint(data)}, mend the "
-        "text, or go on with zipflm prepare --errors replace"
+        "text, or go on with --errors replace"
     )
 
 

@@ -112,9 +112,13 @@ class TokenFile:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @cached_property
+    @property
     def offsets(self) -> NDArray[np.uint64]:
         """Start of every sentence, then the number of tokens; ValueError if they are not that."""
+        return self._offsets
+
+    @cached_property
+    def _offsets(self) -> NDArray[np.uint64]:
         self.require_whole()
         shape = (self.num_sentences + 1,)
         offsets: NDArray[np.uint64] = np.ndarray(shape, np.uint64, self._map, self._offsets_at)

@@ -24,6 +24,7 @@ from zipflm.config import Blocks, BreakMode, Config, Splitting
 from zipflm.data.batches import Batches
 from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.prepare import Options, prepare
+from zipflm.data.scan import Errors
 from zipflm.data.text import UTF_8, check_encoding
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.evaluation.device import usable_device
@@ -207,11 +208,13 @@ def evaluate(
     checkpoint: Choice | None = None,
     options: ScoringOptions | None = None,
     encoding: str = UTF_8,
+    errors: Errors = "strict",
     share: Share = ALONE,
 ) -> Evaluation:
     """Score a split of a data folder, or a text, with a run's newest or chosen checkpoint.
 
-    The split is `test` unless given; `encoding` is that of the text. Several processes that share
+    The split is `test` unless given; `encoding` is that of the text, and `errors="replace"` puts
+    U+FFFD in place of bytes that are not of it. Several processes that share
     the work (`share`) all get the result.
     """
     if (data is None) == (text is None):
@@ -222,6 +225,8 @@ def evaluate(
         raise ValueError(f"--split {split}: choose from {', '.join(SPLITS)}")
     if check_encoding(encoding) != UTF_8 and text is None:
         raise ValueError(f"--encoding {encoding}: of --text; a data folder is in UTF-8")
+    if errors != "strict" and text is None:
+        raise ValueError(f"--errors {errors}: of --text; a data folder is in UTF-8")
     if text is not None and str(text) == "-" and share.world_size > 1:
         raise ValueError("--text -: several processes cannot read it; give a file that all see")
     options = options or ScoringOptions()
@@ -234,7 +239,7 @@ def evaluate(
     loaded = share.done_by_all(load)
     with ExitStack() as passing:
         if text is not None:
-            prepared = _prepared(loaded, text, encoding)
+            prepared = _prepared(loaded, text, encoding, errors)
             folder = share.done_by_all(lambda: passing.enter_context(prepared))
             return score_split(loaded, folder, "test", options, source=str(text), share=share)
     assert data is not None
@@ -310,13 +315,14 @@ def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, sha
 
 
 @contextmanager
-def _prepared(run: LoadedRun, text: Source, encoding: str) -> Iterator[DataFolder]:
+def _prepared(run: LoadedRun, text: Source, encoding: str, errors: Errors) -> Iterator[DataFolder]:
     """A passing data folder of a text, made as the run's own data was."""
     options = Options(
         vocabulary=run.vocabulary,
         bpe_codes=run.codes,
         splitting=run.splitting,
         encoding=encoding,
+        errors=errors,
     )
     with tempfile.TemporaryDirectory(prefix="zipflm-") as place:
         with naming_full_disk(Path(place), TEMPORARY_REMEDY):

@@ -64,7 +64,15 @@ def read_torch_file(path: str | PathLike[str]) -> TorchFile:
             raise ValueError("cut short or damaged: it is empty")
         # Private and writable, as torch wants it: changes would stay in memory.
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return _read_archive(data) if data[:2] == b"PK" else _read_stream(data)
+    if data[:2] == b"PK":
+        return _read_archive(data)
+    try:
+        return _read_stream(data)
+    except ValueError as error:
+        # torch's pickles begin with this; of others only those that mean harm are worth a reason.
+        if data[:1] == b"\x80" or str(error).startswith("refused"):
+            raise
+        raise ValueError("not a checkpoint: torch.save did not write it; name a .pt file") from None
 
 
 def _read_archive(data: mmap.mmap) -> TorchFile:

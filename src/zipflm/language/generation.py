@@ -33,6 +33,7 @@ class Sampling:
     """What to draw from, and when to stop."""
 
     max_words: int = 50
+    """Line ends count as words, so that a model that writes only those stops, too."""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -192,7 +193,7 @@ class _Text:
         self._reader, self._sampling = reader, sampling
         self._pieces: list[str] = []
         self._logprob = 0.0
-        self._num_words = self._num_lines = 0
+        self._num_lines = 0
         self._joiner = reader.encoder.splitter.joiner()
         # The space before the first word may be the prompt's last character.
         self._has_space = prompt[-1:].isspace()
@@ -206,7 +207,7 @@ class _Text:
         if self._pieces:
             return False
         has_lines = 0 < self._sampling.lines <= self._num_lines
-        return has_lines or self._num_words >= self._sampling.max_words
+        return has_lines or len(self.words) >= self._sampling.max_words
 
     def add(self, token: int, logprob: float) -> None:
         self._pieces.append(self._reader.vocabulary.words[token])
@@ -220,7 +221,6 @@ class _Text:
             self._joiner = self._reader.encoder.splitter.joiner()
             text = "\n"
         else:
-            self._num_words += 1
             text = self._joiner.add(word)
             text = text.lstrip(" ") if self._has_space else text
         self._has_space = False

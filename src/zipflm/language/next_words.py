@@ -58,10 +58,10 @@ def most_likely_instead(
     return _of_hidden(engine, reader, engine.hidden_before(document, places, skip), k)
 
 
-def require_k(k: int, reader: TextReader) -> None:
+def require_k(k: int, reader: TextReader, name: str = "k") -> None:
     if not 1 <= k <= len(reader.vocabulary):
         raise ValueError(
-            f"k={k}: must be 1 to {len(reader.vocabulary)}, the size of the vocabulary"
+            f"{name}={k}: must be 1 to {len(reader.vocabulary)}, the size of the vocabulary"
         )
 
 

@@ -67,7 +67,7 @@ def score_files(
     """Rows, a group at a time: the header first, then those of every file in turn."""
     names = expand(patterns)
     if options.top:
-        require_k(options.top, lm.reader)
+        require_k(options.top, lm.reader, "top")
     protocol = _protocol(lm, options)
     table = ScoreTable(options.table, lm.facts, protocol)
     yield [table.header(has_top=options.top > 0)]

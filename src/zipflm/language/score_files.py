@@ -23,6 +23,7 @@ from zipflm.language.lines import numbered_lines
 from zipflm.language.nbest_formats import parsed_object
 from zipflm.language.output import Writable
 from zipflm.quoting import quoted
+from zipflm.units import NATS
 
 _KEY = ("line", "position", "word")
 _ROWS = 16_384
@@ -66,13 +67,13 @@ class ScoreFile:
 
     def _check_columns(self) -> None:
         missing = [name for name in _KEY if name not in self.columns]
-        if not {"logprob", "bits"} & set(self.columns):
+        if not NATS.keys() & set(self.columns):
             missing.append("logprob")
         if missing:
             raise ValueError(
                 f"has no column {missing[0]}; give files that zipflm score --per word has written"
             )
-        self._score = "logprob" if "logprob" in self.columns else "bits"
+        self._score = next(name for name in NATS if name in self.columns)
 
     def blocks(self) -> Iterator[ScoreRows]:
         """All rows. Raises ValueError, naming the line, for what is not a row."""
@@ -93,9 +94,7 @@ class ScoreFile:
                 unknown.append(_flag(row))
             except ValueError as error:
                 raise ValueError(f"{shown(self.name)}: line {number}: {error}") from None
-        logprob = np.array(values, dtype=np.float64)
-        if self._score == "bits":
-            logprob *= -math.log(2)
+        logprob = np.array(values, dtype=np.float64) * NATS[self._score]
         return ScoreRows(lines[0][0], keys, logprob, np.array(unknown, dtype=np.bool_))
 
     def _row(self, line: str) -> Mapping[str, Any]:
@@ -154,7 +153,7 @@ def _score(name: str, row: Mapping[str, Any]) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"{name} must be a finite number, not {quoted(value)}")
-    if (number > _LARGEST) if name == "logprob" else (number < -_LARGEST):
+    if number * NATS[name] > _LARGEST:
         raise ValueError(f"{name} {number:g}: no probability is larger than 1")
     return number
 

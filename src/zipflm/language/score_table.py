@@ -21,7 +21,7 @@ from zipflm.data.vocabulary import END
 from zipflm.language.next_words import LikelyWord
 from zipflm.language.scored import WordFacts, scored_words
 from zipflm.language.texts import EncodedText
-from zipflm.units import bits, perplexity
+from zipflm.units import NATS, perplexity
 
 Per = Literal["word", "line", "document", "total"]
 Format = Literal["tsv", "jsonl", "surprisal"]
@@ -35,6 +35,8 @@ class TableOptions:
     format: Format = "tsv"
     bits: bool = False
     """-log2 p instead of the natural logarithm."""
+    log10: bool = False
+    """The logarithm to base 10 instead, as KenLM has it."""
     ends: bool = True
     """Line ends have rows of their own, and count."""
     names_files: bool = False
@@ -45,6 +47,9 @@ class TableOptions:
             if value not in get_args(choices):
                 choice = ", ".join(get_args(choices))
                 raise ValueError(f"--{option} {value}: choose from {choice}")
+        if self.log10 and (self.bits or self.format == "surprisal"):
+            other = "--bits" if self.bits else "--format surprisal"
+            raise ValueError(f"--log10: {other} has another unit; leave out one")
         if self.format == "surprisal" and self.per != "word":
             raise ValueError(f"--format surprisal: has a row per word, not --per {self.per}")
 
@@ -125,7 +130,7 @@ class ScoreTable:
 
     @property
     def _score(self) -> str:
-        return "bits" if self._options.bits else "logprob"
+        return "bits" if self._options.bits else "log10" if self._options.log10 else "logprob"
 
     def _columns(self, has_top: bool) -> list[str]:
         if self._options.format == "surprisal":
@@ -191,7 +196,7 @@ class ScoreTable:
 
     def _in_unit(self, logprob: float) -> float:
         # Plus 0, because certainty is not -0.
-        return round(-bits(logprob) if self._options.bits else logprob, 6) + 0.0
+        return round(logprob / NATS[self._score], 6) + 0.0
 
     def _row(self, row: Mapping[str, Any]) -> str:
         if self._options.format == "jsonl":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,20 @@ class ScoredText:
     @cached_property
     def words(self) -> tuple[ScoredWord, ...]:
         return tuple(scored_words(self.encoded, self.nll, self.facts))
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with one row per word; ImportError if pandas is not installed.
+
+        The columns are the attributes of `ScoredWord`, with `start` and `end` for its span.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_frame: needs pandas; pip install pandas") from None
+        names = ("word", "logprob", "surprisal", "band", "count", "is_unknown", "is_end")
+        columns = {name: [getattr(word, name) for word in self.words] for name in names}
+        starts, ends = zip(*self.encoded.spans, strict=True)
+        return pandas.DataFrame(columns | {"start": starts, "end": ends})
 
     def __len__(self) -> int:
         return len(self.nll)

@@ -124,12 +124,25 @@ class TextReader:
             words += self._words(line, begin)
             if is_ended:
                 words.append(_line_end(begin + len(line), end))
+        return self._joined(words) if self._takes_pieces else words
+
+    def _joined(self, pieces: list[EncodedWord]) -> list[EncodedWord]:
+        """The words that pieces make up, counted as by `evaluate` and fairseq: an unknown piece
+        ends a word even if it has the mark, and `</s>` completes a word open at a line end."""
+        words: list[EncodedWord] = []
+        is_open = False
+        for piece in pieces:
+            if is_open:
+                before = words.pop()
+                word = before.word.removesuffix(CONTINUES) + piece.word
+                span = (before.span[0], piece.span[1])
+                piece = EncodedWord(word, span, before.ids + piece.ids)
+            words.append(piece)
+            is_open = not self.ends_word[piece.ids[-1]]
         return words
 
     def _words(self, line: str, offset: int) -> list[EncodedWord]:
         words = self.encoder.line(line)
-        if self._takes_pieces:
-            words = _joined(words)
         if offset:
             words = [
                 EncodedWord(word, (offset + start, offset + end), ids)
@@ -140,21 +153,6 @@ class TextReader:
 
 def _line_end(start: int, end: int) -> EncodedWord:
     return EncodedWord(SPECIALS[END], (start, end), (END,))
-
-
-def _joined(pieces: list[EncodedWord]) -> list[EncodedWord]:
-    """The words that pieces make up; the last may be incomplete."""
-    words: list[EncodedWord] = []
-    is_open = False
-    for piece in pieces:
-        if is_open:
-            before = words.pop()
-            word = before.word.removesuffix(CONTINUES) + piece.word
-            span = (before.span[0], piece.span[1])
-            piece = EncodedWord(word, span, before.ids + piece.ids)
-        words.append(piece)
-        is_open = piece.word.endswith(CONTINUES)
-    return words
 
 
 def _assembled(

@@ -28,7 +28,7 @@ from zipflm.language.generation import Generation, Sampling, Writer, WrittenWord
 from zipflm.language.next_words import LikelyWord, most_likely_words, require_numbers
 from zipflm.language.reading_ahead import scored_documents
 from zipflm.language.scored import ScoredText, WordFacts, nll_per_word
-from zipflm.language.texts import TextReader
+from zipflm.language.texts import EncodedText, TextReader
 from zipflm.model.language_model import LanguageModel
 from zipflm.quoting import quoted
 from zipflm.runs.folder import Choice, parse_choice
@@ -126,7 +126,7 @@ class TrainedModel:
             return self.score([text], prefix=prefix)[0]
         _require_texts(text)
         before = self.reader.prefix(prefix)
-        encoded = map(self.reader.text, text)
+        encoded = map(self._encoded, text)
         return [
             ScoredText(
                 document.text,
@@ -137,6 +137,12 @@ class TrainedModel:
             for group in scored_documents(self.engine, encoded, before)
             for document in group
         ]
+
+    def _encoded(self, text: str) -> EncodedText:
+        encoded = self.reader.text(text)
+        if len(encoded.words) == 1 and not text[slice(*encoded.spans[0])]:
+            raise ValueError(f"text={quoted(text)}: empty; give at least one word or line end")
+        return encoded
 
     # --- What comes next. ---
 
@@ -189,9 +195,9 @@ class TrainedModel:
 
         Words are drawn from the model's distribution: at `temperature` (0 takes the most likely
         one), among the `top_k` most likely (0: all), of which as many as make up `top_p` of their
-        mass. A text ends after `lines` line ends (0: never) or `max_words` words. Equal arguments
-        with a `seed` give equal texts. The log-probabilities are the model's own, whatever it was
-        asked to draw from.
+        mass. A text ends after `lines` line ends (0: no limit) or `max_words` words, line ends
+        included. Equal arguments with a `seed` give equal texts. The log-probabilities are the
+        model's own, whatever it was asked to draw from.
         """
         sampling = Sampling(
             max_words=max_words,

@@ -2,8 +2,9 @@
 
 The grid is always the same, so that everybody gets the same weights from the same lists. It starts
 with 0, 0.01, 0.02, 0.05, 0.1 and on to 100 (for the number of words: 0.1 to 10, with either sign),
-every value with every other. Then, twice, a finer one takes five steps from the best values to
-their neighbours on each side. Of weights with equally many errors the smallest are taken.
+every value with every other. While the best value is at an end, the grid grows by a factor of ten,
+to 10,000 at most. Then, twice, a finer one takes five steps from the best values to their
+neighbours on each side. Of weights with equally many errors the smallest are taken.
 
 The errors of every hypothesis are counted once; a point of the grid costs a weighted sum.
 """
@@ -28,6 +29,7 @@ MOST_NAMES = 3
 """Weights that can be chosen together; the grid has over ten values for each."""
 
 _REFINEMENTS, _STEPS = 2, 5
+_LARGEST = 1e4
 _DIGITS = 4
 _SCORES = (0.0, *(float(f"{m}e{e}") for e in (-2, -1, 0, 1) for m in (1, 2, 5)), 100.0)
 _PENALTIES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -129,6 +131,8 @@ class Tuning:
     left_over: int
     points: int
     """Combinations of weights that were tried."""
+    at_end: tuple[str, ...] = ()
+    """Weights at an end of the grid, `words=10000`: larger ones may be better."""
 
     def as_text(self) -> str:
         """A table, and the option that stands for the weights."""
@@ -144,6 +148,11 @@ class Tuning:
         if self.left_over:
             said += f" ({self.left_over:,} references have no hypothesis and do not count)"
         lines.append(f"{said}; {self.points:,} combinations of weights tried")
+        if self.at_end:
+            lines.append(
+                f"warning: {', '.join(self.at_end)}: at the end of the grid; give the other scores "
+                "smaller weights and tune again"
+            )
         lines.append(f"--weights {self.option}")
         return "\n".join(lines)
 
@@ -211,38 +220,62 @@ def tune(
 ) -> Tuning:
     """Choose the weights of `names`; all others stay as they are in `start`, of which those of
     `given` were asked for."""
+    weights, points, at_end = _search(development, start, names)
+
+    def row(label: str, weights: Mapping[str, float], *, is_tuned: bool = True) -> Row:
+        told = {name: weights[name] for name in weights if name in {*given, *names}}
+        option = written_weights(told) if is_tuned else ""
+        return Row(label, development.edits(development.chosen(weights)), option)
+
+    rows = [Row("first in the lists", development.edits(development.first()))]
+    without = dict(start) | {lm: 0.0} | ({WORDS: 0.0} if WORDS in names else {})
+    if any(without.values()):
+        rows.append(row("without the model", without, is_tuned=False))
+    # What the other weights gain by themselves is not the model's gain.
+    if others := [name for name in names if name != lm]:
+        alone, more, ends = _search(development, without, others)
+        points, at_end = points + more, [*at_end, *ends]
+        rows.append(row("tuned without it", alone))
+    rows += [row("tuned", weights), Row("oracle", development.edits(development.oracle()))]
+    return Tuning(
+        weights,
+        rows[-2].weights,
+        tuple(rows),
+        development.reference_words,
+        len(development.utterances),
+        development.left_over,
+        points,
+        tuple(dict.fromkeys(at_end)),
+    )
+
+
+def _search(
+    development: DevelopmentSet, start: Mapping[str, float], names: Sequence[str]
+) -> tuple[dict[str, float], int, list[str]]:
+    """All weights with the best ones of `names`, how many combinations were tried, and which of the
+    best are at an end of the grid."""
     grids = {name: _coarse(name) for name in names}
-    best: dict[str, float] = {}
     tried: dict[tuple[float, ...], int] = {}
-    for _ in range(1 + _REFINEMENTS):
-        points = list(itertools.product(*grids.values()))
-        for point in points:
+
+    def best() -> dict[str, float]:
+        for point in itertools.product(*grids.values()):
             if point not in tried:
                 weights = dict(start) | dict(zip(names, point, strict=True))
                 tried[point] = development.errors(weights)
         # All that were tried before are as good: a refinement cannot lose what was found.
         chosen = min(tried, key=lambda point: (tried[point], *_size(point)))
-        best = dict(zip(names, chosen, strict=True))
-        grids = {name: _finer(grids[name], best[name]) for name in names}
-    weights = dict(start) | best
-    option = written_weights({name: weights[name] for name in weights if name in {*given, *names}})
-    without = {name: 0.0 if name in (lm, WORDS) else x for name, x in start.items()}
-    rows = [Row("first in the lists", development.edits(development.first()))]
-    if any(without.values()):
-        rows.append(Row("without the model", development.edits(development.chosen(without))))
-    rows += [
-        Row("tuned", development.edits(development.chosen(weights)), option),
-        Row("oracle", development.edits(development.oracle())),
-    ]
-    return Tuning(
-        weights,
-        option,
-        tuple(rows),
-        development.reference_words,
-        len(development.utterances),
-        development.left_over,
-        len(tried),
-    )
+        return dict(zip(names, chosen, strict=True))
+
+    found = best()
+    while wider := {name: more for name in names if (more := _wider(grids[name], found[name]))}:
+        grids |= wider
+        found = best()
+    ends = {name: (grid[0], grid[-1]) for name, grid in grids.items()}
+    for _ in range(_REFINEMENTS):
+        grids = {name: _finer(grids[name], found[name]) for name in names}
+        found = best()
+    at_end = {name: x for name, x in found.items() if x and x in ends[name]}
+    return dict(start) | found, len(tried), [written_weights({n: x}) for n, x in at_end.items()]
 
 
 def check_names(names: Sequence[str], given: Mapping[str, float]) -> None:
@@ -264,6 +297,13 @@ def _coarse(name: str) -> list[float]:
     if name == WORDS:
         return sorted([0.0, *_PENALTIES, *(-penalty for penalty in _PENALTIES)])
     return list(_SCORES)
+
+
+def _wider(grid: list[float], best: float) -> list[float]:
+    """The grid up to ten times as much, if the best value is at an end of it, other than 0."""
+    if best not in (grid[0], grid[-1]) or not 0 < abs(best) < _LARGEST:
+        return []
+    return sorted([*grid, *(best * factor for factor in (2, 5, 10))])
 
 
 def _finer(grid: list[float], best: float) -> list[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import TypeVar
 
 from zipflm.config import Config, require
@@ -104,5 +105,7 @@ T = TypeVar("T")
 
 
 def _choose(field: str, value: str, known: Mapping[str, T]) -> T:
-    require(value in known, field, value, "choose from " + (", ".join(known) or "none"))
+    near = get_close_matches(value.lower(), (by_lower := {key.lower(): key for key in known}), n=1)
+    hint = f"; did you mean {by_lower[near[0]]}?" if near else ""
+    require(value in known, field, value, "choose from " + (", ".join(known) or "none") + hint)
     return known[value]

@@ -68,6 +68,7 @@ class Report:
     memory: int
     """Peak, in bytes: of the GPU's allocator, or of the process."""
     seconds_left: float
+    """Estimated, passes over the valid set included."""
     flop_utilisation: float | None = None
     compiled: bool | None = None
     """Whether the model ran compiled; None where that was not asked for."""
@@ -108,7 +109,7 @@ class Validation:
     words: int
     blocks: Blocks
     share: float = 1.0
-    """Of the lines of the valid set, how many were scored; 1 is all of them."""
+    """Of the words of the valid set, how many were scored; 1 is all of them."""
 
     def __post_init__(self) -> None:
         require_count(update=self.update)
@@ -198,10 +199,17 @@ class TrainingState:
     """How many checkpoints the run was to keep besides the best one; 0 is all."""
     valid: Validation | None
     """The result on the valid set with these very weights, if they were scored."""
+    best_loss: float | None = None
+    """Lowest loss on the way, of the part of the valid set that is always scored."""
+    since_best: int = 0
+    """Validations since then."""
 
     def __post_init__(self) -> None:
         require_count(
-            update=self.update, skipped=self.skipped, skipped_in_a_row=self.skipped_in_a_row
+            update=self.update,
+            skipped=self.skipped,
+            skipped_in_a_row=self.skipped_in_a_row,
+            since_best=self.since_best,
         )
         require_positive(world_size=self.world_size)
         _require_no_less_than_zero(seconds=self.seconds, seed=self.seed, keep=self.keep)

@@ -7,6 +7,7 @@ meant.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -60,6 +61,20 @@ def training_speed(device: torch.device, precision: str) -> float:
     if device.type == "cuda":
         return _SHARE_OF_PEAK * _matmul_speed(8 * _SIDE, device, getattr(torch, precision))
     return _SHARE_OF_PEAK * cpu_speed()
+
+
+def load() -> str | None:
+    """A warning if other processes keep this machine's cores busy; None otherwise."""
+    try:
+        busy, cores = os.getloadavg()[0], os.cpu_count() or 1
+    except (AttributeError, OSError):  # Windows, or a system that does not tell
+        return None
+    if busy <= cores:
+        return None
+    return (
+        f"other processes keep this machine busy (load {busy:.1f} on {cores} cores): training will "
+        "be slower, and its times are not those of an idle machine"
+    )
 
 
 @cache

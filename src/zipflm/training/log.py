@@ -58,6 +58,7 @@ class Log:
             total = self._max_updates
             self._task = self._bar.add_task("", total=total, completed=update, left="", stage="")
             self._bar.start()
+            self._bar.console.show_cursor(True)  # a signal may end the program at any moment
 
     def advance(self, update: int) -> None:
         """So many updates are done."""

@@ -157,6 +157,8 @@ def _state(run: Run, keep: int, valid: Validation | None) -> TrainingState:
         text=data.split("train").sha256,
         keep=keep,
         valid=valid,
+        best_loss=run.best_loss,
+        since_best=run.since_best,
     )
 
 

@@ -8,8 +8,9 @@ or gradient was not finite counts as done (`step` says why); in the authors' cod
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from zipflm.config import CosineCycles, ScheduleConfig, WarmupDecay
+from zipflm.config import Config, CosineCycles, ScheduleConfig, WarmupDecay
 
 
 def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> float:
@@ -23,6 +24,21 @@ def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> fl
     if isinstance(schedule, CosineCycles):
         return _cosine_cycles(schedule, update)
     return _warmup_decay(schedule, update, max_updates)
+
+
+def stretched(config: Config, max_updates: int) -> Config:
+    """The same training in another number of updates."""
+    training = config.training
+    ratio = max_updates / training.max_updates
+    schedule = training.schedule
+    if isinstance(schedule, CosineCycles):
+        schedule = replace(
+            schedule,
+            warmup_updates=round(schedule.warmup_updates * ratio),
+            first_cycle=max(1, round(schedule.first_cycle * ratio)),
+        )
+    training = replace(training, max_updates=max_updates, epochs=0.0, schedule=schedule)
+    return replace(config, training=training)
 
 
 def _cosine_cycles(schedule: CosineCycles, update: int) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
 from zipflm.config import Config, require
+from zipflm.data.batches import Batches
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.model.language_model import LanguageModel
@@ -15,6 +17,7 @@ from zipflm.runs.building import Values
 from zipflm.training import filling, optimizers, parallel, step
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
+from zipflm.training.schedule import stretched
 from zipflm.training.step import Learner
 from zipflm.training.stream import blocks_of
 
@@ -42,6 +45,29 @@ def check_data(config: Config, data: DataFolder) -> None:
             f"vocab_size={config.vocab_size}: {data.path} has {len(data.vocabulary)} ids; use "
             "recipes.resolve or fit_vocabulary to fit the config to the folder"
         )
+    require(
+        not config.training.patience or "valid" in data.splits,
+        "training.patience",
+        config.training.patience,
+        f"{data.path} has no valid set to watch; prepare it with one (--valid)",
+    )
+
+
+def in_updates(config: Config, data: DataFolder) -> Config:
+    """The config with its length in updates, if `training.epochs` asks for passes over the text."""
+    training = config.training
+    if not training.epochs:
+        return config
+    epochs_per_update, start = 0.0, 0.0
+    for end, block in (*training.stages, (1.0, config.batches.block)):
+        blocks = replace(config.batches.blocks, block=block)
+        tokens = data.tokens("train")
+        text = Batches(tokens, blocks, max_tokens=config.batches.tokens, shuffle=True)
+        batches = training.tokens_per_update / tokens_per_batch(config, block)
+        epochs_per_update += (end - start) * batches / text.num_batches
+        start = end
+    # A whole number of updates may be off by the last bit.
+    return stretched(config, max(1, math.ceil(training.epochs / epochs_per_update - 1e-6)))
 
 
 def accumulation(config: Config, process: Process, block: int | None = None) -> int:

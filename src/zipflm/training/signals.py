@@ -8,6 +8,7 @@ patience is served by torchrun, which kills.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -26,12 +27,16 @@ _ANSWER = (
 
 
 class StopSignal:
-    """A context in which a signal sets `is_requested`, and says so. From then on, and outside the
-    context, signals do what they did before, so a second one ends the process.
+    """A context in which a signal stops a training.
 
-    A second Ctrl-C that would be Python's own exception ends a program there and then: raised in
-    the midst of whatever runs, as in a destructor, an exception may be lost. In an interactive
-    session, which holds more than this run, it stays an exception.
+    Until `arm` is called there is nothing to save, and a signal ends the program at once. From then
+    on the first signal sets `is_requested`, and says so. The second of its kind ends the program,
+    whatever it is doing: Python's handlers wait until a kernel returns, so the operating system
+    itself restores the default action when the first one arrives (with glibc; elsewhere the
+    handler does).
+
+    Where somebody else has set a handler, and in an interactive session, which holds more than
+    this run, that handler is called instead of ending the program.
     """
 
     is_requested: bool = False
@@ -39,14 +44,29 @@ class StopSignal:
     def __init__(self, is_silent: bool = False, is_alone: bool = True) -> None:
         """`is_silent` is for all processes but one, which get the same signal."""
         self._is_silent, self._is_alone = is_silent, is_alone
+        self._is_armed = False
         self._asked = 0.0
 
     def __enter__(self) -> Self:
         self._before: dict[int, Any] = {}
         # Python lets only the main thread set handlers.
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._request) for number in _SIGNALS}
+            self._before = {number: signal.getsignal(number) for number in _SIGNALS}
+        if self._is_alone:
+            self._end_at_once()
+        else:
+            self.arm()
         return self
+
+    def arm(self) -> None:
+        """There is something to save from now on."""
+        if self._is_armed:
+            return
+        self._is_armed = True
+        for number in self._before:
+            signal.signal(number, self._request)
+            if self._is_alone and self._ends_program(number):
+                _reset_when_delivered(number)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.is_requested:  # once more, where there are several processes
@@ -55,21 +75,18 @@ class StopSignal:
             return
         self.is_requested, self._asked = True, time.monotonic()
         if self._is_alone:
-            self._hand_over()
+            self._end_at_once()
         if not self._is_silent:
-            _answer()
+            _write(f"{_ANSWER}\n")
 
-    def _hand_over(self) -> None:
-        """From here on signals do what they did before, or end the process."""
-        self._restore()
-        # Ignored, as in what a script starts in the background, it would be no way to leave.
-        usual = (signal.default_int_handler, signal.SIG_IGN)
-        if self._before.get(signal.SIGINT) in usual and not hasattr(sys, "ps1"):
-            signal.signal(signal.SIGINT, _leave)
-
-    def _restore(self) -> None:
+    def _end_at_once(self) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if self._ends_program(number) else handler)
+
+    def _ends_program(self, number: int) -> bool:
+        """An ignored signal, as in a script's background jobs, would leave no way to stop."""
+        usual = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
+        return self._before[number] in usual and not hasattr(sys, "ps1")
 
     def __exit__(
         self,
@@ -77,28 +94,35 @@ class StopSignal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._restore()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
-def _answer() -> None:
-    # On a terminal a bar may stand on the line, and behind it the ^C.
-    _write(f"{_ANSWER}\n", before_on_terminal="\n")
+def _reset_when_delivered(number: int) -> None:
+    """Make the handler that is installed a handler for one delivery (SA_RESETHAND)."""
+    try:
+        libc = ctypes.CDLL(None)
+        install, install_once = libc.signal, libc.sysv_signal
+    except (OSError, AttributeError, TypeError):  # another C library
+        return
+    for function in (install, install_once):
+        function.argtypes, function.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    install_once(number, install(number, None))
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """Whatever moment a process ends at, what it saved before is whole."""
-    # A bar may have hidden the cursor.
-    _write("zipflm: interrupted\n", before_on_terminal="\n\x1b[?25h")
+    _write("zipflm: interrupted\n")
     os._exit(128 + number)
 
 
-def _write(text: str, before_on_terminal: str) -> None:
+def _write(text: str) -> None:
     """Now, whatever the program is in the midst of: `print` may be what was interrupted, and its
     buffer cannot be entered twice."""
     try:
         descriptor = sys.__stderr__.fileno()  # type: ignore[union-attr]
         if os.isatty(descriptor):
-            text = before_on_terminal + text
+            text = f"\n{text}"  # a bar may stand on the line, and after it the ^C
         os.write(descriptor, text.encode())
     except (OSError, ValueError, AttributeError):  # closed, or there is none
         pass

@@ -57,7 +57,8 @@ def begin(
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
     learner = build_learner(config, model, process, ends_word, values)
     counts_cpu = process.device.type == "cpu" and process.world_size == 1
-    update, place, tally = 0, Place(), Tally(cpu_seconds=0.0 if counts_cpu else None)
+    update, place, state = 0, Place(), None
+    tally = Tally(cpu_seconds=0.0 if counts_cpu else None)
     if found is not None:
         state = found.state()
         assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
@@ -66,7 +67,10 @@ def begin(
         update, place, tally = state.update, state.place, _tally(state, counts_cpu)
         log.say(f"resuming after update {update}")
     stream = Stream(config, data.tokens("train"), process, place, block_at(config, update))
-    return Run(config, data, folder, process, learner, stream, tally, log, update)
+    run = Run(config, data, folder, process, learner, stream, tally, log, update)
+    if isinstance(state, TrainingState):
+        run.best_loss, run.since_best = state.best_loss, state.since_best
+    return run
 
 
 def _stored_values(model: LanguageModel, checkpoint: Checkpoint) -> Values:

@@ -18,10 +18,11 @@ from zipflm.config import Config
 from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.watching import watched_by
+from zipflm.files import written_whole
 from zipflm.runs import resume as resuming
-from zipflm.runs.checkpoint import checkpoint_path
+from zipflm.runs.checkpoint import Checkpoint, checkpoint_path
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.records import Report, Validation
+from zipflm.runs.records import Report, TrainingState, Validation
 from zipflm.training import advice, distributed, memory, optimizers, start, step, throughput
 from zipflm.training.distributed import Process
 from zipflm.training.limits import require_trainable
@@ -31,10 +32,10 @@ from zipflm.training.run import Run
 from zipflm.training.same_inputs import require_same_inputs, require_shared
 from zipflm.training.saving import Saver
 from zipflm.training.schedule import learning_rate
-from zipflm.training.setup import accumulation, check_data, check_processes, overview
+from zipflm.training.setup import accumulation, check_data, check_processes, in_updates, overview
 from zipflm.training.signals import StopSignal
 from zipflm.training.stream import block_at
-from zipflm.training.validation import validate
+from zipflm.training.validation import seconds_left, validate
 from zipflm.training.whereabouts import LIMIT, Stage
 
 
@@ -49,7 +50,7 @@ def train(
     other_text: bool = False,
     stall_seconds: float = LIMIT,
 ) -> bool:
-    """Train until `config.training.max_updates`; False if a signal ended it before.
+    """Train until `config.training` says it is over; False if a signal ended it before.
 
     `out` is the run folder; with `resume` it may hold the same run, which is continued from its
     newest good checkpoint, with `other_text` also on another training text. `keep` checkpoints are
@@ -59,6 +60,7 @@ def train(
     """
     require_trainable(config)
     check_data(config, data)
+    config = in_updates(config, data)
     folder = RunFolder(out)
     with (
         distributed.started(device, stall_seconds) as process,
@@ -76,10 +78,11 @@ def train(
         found = start.newest_good(folder, process, log.say) if resume else None
         done = found.update if found else None
         held = folder.config() if found else None
-        if done is not None and done >= config.training.max_updates:
+        if found is not None and _is_finished(config, found):
+            field = "max_updates" if found.update >= config.training.max_updates else "patience"
             log.say(
                 f"{out}: already finished (update {done} of {config.training.max_updates}); to go "
-                "on raise training.max_updates"
+                f"on raise training.{field}"
             )
             if process.is_first:
                 folder.tidy()
@@ -111,11 +114,20 @@ def train(
                 saver.close()
 
 
+def _is_finished(config: Config, checkpoint: Checkpoint) -> bool:
+    state, training = checkpoint.state(), config.training
+    if isinstance(state, TrainingState) and 0 < training.patience <= state.since_best:
+        return True
+    return checkpoint.update >= training.max_updates
+
+
 def _warnings(
     config: Config, data: DataFolder, process: Process, done: int, held: Config | None
 ) -> Iterator[str]:
     """What to know before the first update, while it is early enough to do otherwise."""
     yield from advice.doubts(config, done, held)
+    if (busy := advice.load()) is not None:
+        yield busy
     if process.is_first and process.device.type == "cpu":
         operations = advice.work(config, data.vocabulary.counts, done)
         slow = advice.slowness(operations, config.name)
@@ -131,7 +143,7 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     batches: list[Batch] = []
     run.log.begin(run.update)
     tally.go_on()
-    while run.update < training.max_updates and not tally.stop:
+    while run.update < training.max_updates and not tally.stop and not run.stops_early:
         if is_alone and stop.is_requested:
             break
         run.stream.use_block(block_at(run.config, run.update))
@@ -144,6 +156,7 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         with _compiling(run), tally.compiling(run.learner):
             result = updates(batches, stop.is_requested)
         run.update += 1
+        stop.arm()
         run.log.advance(run.update)
         tally.see(results.send(result))
         saver.see(tally.last_good)
@@ -162,10 +175,10 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
                 run.log.report(_report(run, rate))
             may_stop = is_alone and not is_last
             valid = _validated(run, stop, whole=saves, may_stop=may_stop) if validates else None
-            if saves:
+            if saves or (validates and run.saves_now):
                 run.process.note(Stage.SAVING, run.update)
                 with run.log.doing("saving"):
-                    saver.save(valid, must=is_last)
+                    saver.save(valid, must=is_last or run.stops_early)
             tally.go_on()
     tally.pause()
     tally.see(results.drain())
@@ -175,11 +188,17 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         saver.wait()
         if saver.newest < run.update:
             saver.save(None, must=True)
+    if run.update < training.max_updates and run.stops_early:
+        run.log.say(
+            f"stopped early after update {run.update}: {run.since_best} validations without a "
+            "lower loss; --checkpoint best chooses the weights of the best one"
+        )
+        return True
     is_finished = run.update >= training.max_updates
     if not is_finished:
-        saved = f"after update {run.update} and saved in" if run.update else "before update 1 in"
         run.log.say(
-            f"stopped {saved} {run.folder.path}; to go on, give the same command with --resume"
+            f"stopped after update {run.update} and saved in {run.folder.path}; to go on, give the "
+            "same command with --resume"
         )
     return is_finished
 
@@ -238,6 +257,9 @@ def _seed(seed: int, update: int, rank: int) -> int:
 def _report(run: Run, rate: float) -> Report:
     config, device = run.config, run.process.device
     numbers = run.tally.summary()
+    updates_left = config.training.max_updates - run.update
+    # Scoring a token takes about a third of the time of training on it.
+    guess = numbers.seconds_per_update / config.training.tokens_per_update / 3
     first = run.learner.optimizers[0].param_groups[0]
     return Report(
         update=run.update,
@@ -254,7 +276,7 @@ def _report(run: Run, rate: float) -> Report:
         skipped=run.tally.skipped,
         block=run.stream.block,
         memory=throughput.peak_memory(device),
-        seconds_left=(config.training.max_updates - run.update) * numbers.seconds_per_update,
+        seconds_left=updates_left * numbers.seconds_per_update + seconds_left(run, guess),
         flop_utilisation=_flop_utilisation(run, numbers.tokens_per_second),
         compiled=run.learner.compiled,
         compile_seconds=run.tally.compile_seconds,
@@ -286,7 +308,8 @@ def _stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
     for index, batch in enumerate(batches):
         for name in ("words", "targets", "scored"):
             tensors[f"{index}/{name}"] = getattr(batch, name).cpu()
-    save_file(tensors, run.folder.path / f"bad-batch-{run.process.rank}.safetensors")
+    with written_whole(run.folder.path / f"bad-batch-{run.process.rank}.safetensors") as path:
+        save_file(tensors, path)
     numbers = "0" if run.process.world_size == 1 else "*"
     remedy = "lower the learning rate, or use training.precision=bfloat16 or float32"
     doubtful = saver.doubtful()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from zipflm.data.batches import Batches
 from zipflm.data.loader import Loader
@@ -15,13 +19,18 @@ from zipflm.training import distributed, parallel
 from zipflm.training.distributed import Process
 from zipflm.training.run import Run
 
-_RUNS_OF_LINES = 16
-"""Into which a part of the valid set is spread, so that it has a bit of everything."""
+_STRETCHES = 16
+"""A part of the valid set lies in this many places, so that it has a bit of everything."""
+_TRAINED_PER_SCORED = 4
+"""Tokens trained on between two passes, at least, for each word that a pass on the way scores:
+scoring costs a third of training, so passes take a tenth of the time or less."""
+_FEWEST_WORDS = 2_000
+"""Fewer say too little, however often they are scored."""
 
 
 def validate(run: Run, *, whole: bool) -> Validation | None:
-    """Score the part of the valid set that the config asks for and, if `whole`, all of it, each
-    process a share; report both. The result on all of it, if it was scored.
+    """Score a part of the valid set and, if `whole`, all of it, each process a share; report both.
+    The result on all of it, if it was scored.
 
     None if there is no such set, too. What a checkpoint is chosen by and what a run ends with
     always covers everything; curves are drawn from the part, which is the same all along.
@@ -29,30 +38,67 @@ def validate(run: Run, *, whole: bool) -> Validation | None:
     if "valid" not in run.data.splits:
         return None
     tokens = run.data.tokens("valid")
-    share = run.config.training.validate_share
-    part = part_of(tokens, share)
-    if part is not tokens:
-        _report(run, part, share)
-        return _report(run, tokens, 1.0) if whole else None
-    return _report(run, tokens, 1.0)
+    share = _share(run)
+    part = part_of(tokens, share, run.data.ends_word)
+    is_all = part is tokens
+    result = _report(run, part, 1.0 if is_all else share)
+    run.see_valid(result.nats_per_word)
+    if is_all:
+        return result
+    return _report(run, tokens, 1.0) if whole or run.saves_now else None
 
 
-def part_of(tokens: Tokens, share: float) -> Tokens:
-    """About that share of the lines, in runs that lie evenly over the text; the same lines whether
-    they consist of words or of pieces. All of it where there are too few lines to choose from."""
-    offsets = np.asarray(tokens.offsets, dtype=np.int64)
-    lines = len(offsets) - 1
-    length = round(share * lines / _RUNS_OF_LINES)
-    if share == 1 or not 1 <= length < lines // _RUNS_OF_LINES:
+def seconds_left(run: Run, guess: float) -> float:
+    """Estimated time of the passes from this update on; `guess` is the time of a word before the
+    first pass was measured."""
+    training = run.config.training
+    if "valid" not in run.data.splits:
+        return 0.0
+    share = _share(run)
+
+    def passes(every: int) -> int:
+        """Before the last update."""
+        return (training.max_updates - 1) // every - (run.update - 1) // every if every else 0
+
+    parts, wholes = passes(training.validate_every) * share, 1.0
+    if share < 1:
+        parts += share
+        wholes += passes(math.lcm(training.validate_every, training.checkpoint_every))
+    seconds = run.seconds_per_scored_word or guess
+    return (parts + wholes) * run.data.split("valid").words * seconds
+
+
+def _share(run: Run) -> float:
+    """The share of the valid set that a pass on the way scores."""
+    training = run.config.training
+    trained = (training.validate_every or training.max_updates) * training.tokens_per_update
+    most = max(_FEWEST_WORDS, trained / _TRAINED_PER_SCORED)
+    return min(training.validate_share, most / run.data.split("valid").words)
+
+
+def part_of(tokens: Tokens, share: float, ends_word: NDArray[np.bool_]) -> Tokens:
+    """About that share of the words, in stretches that lie evenly over the text; the same words
+    whether they are one token each or several pieces. `ends_word` [V] tells which ids end a word.
+    """
+    ends = np.flatnonzero(ends_word[np.asarray(tokens.ids)]) + 1
+    length = math.ceil(share * len(ends) / _STRETCHES)
+    if share >= 1 or _STRETCHES * length >= len(ends):
         return tokens
-    firsts = np.arange(_RUNS_OF_LINES) * lines // _RUNS_OF_LINES
-    chosen = (firsts[:, None] + np.arange(length)).ravel()
-    ids = [np.asarray(tokens.ids[offsets[i] : offsets[i + 1]]) for i in chosen]
+    starts = np.concatenate([[0], ends])
+    lines = np.asarray(tokens.offsets, dtype=np.int64)
+    ids = []
+    for first in np.arange(_STRETCHES) * len(ends) // _STRETCHES:
+        start, end = starts[first], starts[first + length]
+        inside = lines[(start < lines) & (lines < end)]
+        cuts = [start, *inside, end]
+        ids += [np.asarray(tokens.ids[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
     return TokenArray.of(ids)
 
 
 def _report(run: Run, tokens: Tokens, share: float) -> Validation:
+    start = time.perf_counter()
     sums = _scored(run, tokens)
+    run.seconds_per_scored_word = (time.perf_counter() - start) / max(sums.words, 1)
     result = Validation(
         update=run.update,
         seconds=run.tally.seconds,

@@ -41,6 +41,11 @@ def folder(exported, tmp_path):
     return copy
 
 
+def test_exported_weights_are_as_readable_as_other_files(exported):
+    modes = {path.stat().st_mode for path in exported["ADP-T"].iterdir() if path.is_file()}
+    assert len(modes) == 1
+
+
 def assert_same_run(ours, theirs):
     ours, theirs = load_run(ours), load_run(theirs)
     assert ours.weights_hash == theirs.weights_hash  # of the files: bit for bit

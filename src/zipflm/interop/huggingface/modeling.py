@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from zipflm.interop.huggingface.config import ZipfConfig
@@ -36,7 +36,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
     """p(next word | words so far). Rows of ids begin with `</s>`, as the tokenizer writes them:
     the first word of a text is predicted from it."""
 
-    config_class: type[ZipfConfig] = ZipfConfig
+    config_class: type[PretrainedConfig] | None = ZipfConfig
     main_input_name = "input_ids"
     _supports_sdpa = True
     # Tied weights are read across the model, which must therefore stay on one device.
@@ -67,7 +67,8 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         """As everywhere in `transformers`, except that weights which are missing are an error:
         nobody wants random numbers in their place."""
         name = pretrained_model_name_or_path
-        model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        model, info = loaded
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if weights := sorted(str(weight) for weight in info.get(problem) or ()):
                 shown = ", ".join(unquoted(weight) for weight in weights[:_MOST_NAMES])
