@@ -39,6 +39,15 @@ def test_overrides_are_parsed_by_the_fields_type():
     assert changed.input == CONFIG.input
 
 
+def test_a_rate_for_all_tails_or_one_for_each():
+    def rates(text):
+        return override(CONFIG, [f"output.tail_dropout={text}"]).output.tail_dropout
+
+    assert (rates("0.3"), rates("0.1,0.2")) == (0.3, (0.1, 0.2))
+    with pytest.raises(ValueError, match=r"output.tail_dropout=\(0.1, 0.2, 0.3\): give one rate"):
+        rates("0.1,0.2,0.3")
+
+
 def test_fields_that_must_agree_can_change_together():
     changed = override(CONFIG, ["input.cutoffs=9,99", "output.cutoffs=9,99"])
     assert changed.output_bands == changed.input_bands

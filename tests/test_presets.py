@@ -14,6 +14,13 @@ def test_bands_follow_the_width_of_the_very_large_model():
     assert bands.widths == (1536, 384, 96)
 
 
+@pytest.mark.parametrize(("dataset", "dim"), [("wikitext-103", 512), ("billion-word", 64)])
+@pytest.mark.parametrize("factorization", ["SM", "SM-T"])
+def test_plain_word_tables_are_as_wide_as_in_section_5_2(dataset, dim, factorization):
+    config = preset(dataset, factorization)
+    assert config.input.dim == config.output.dim == dim
+
+
 @pytest.mark.parametrize(
     "name",
     ["tiny/ADP-T", "billion-word/ADP-T/very-large", "wikitext-103/ASM/input-128"],
@@ -70,6 +77,11 @@ def test_sub_word_models_have_the_vocabulary_of_sub_words(dataset, factorization
 def test_a_name_leads_to_its_dataset():
     paper = {name for name in DATASETS if dataset_of(f"{name}/ADP-T").is_of_the_paper}
     assert paper == {"wikitext-103", "billion-word"}
-    assert {name for name in DATASETS if dataset_of(name).is_for_a_cpu} == {"tiny", "demo"}
+    assert {name for name in DATASETS if dataset_of(name).is_for_a_cpu} == {
+        "toy",
+        "tiny",
+        "demo",
+        "small",
+    }
     with pytest.raises(ValueError, match="dataset='mine': choose from wikitext-103, billion-word"):
         dataset_of("mine/ADP-T")

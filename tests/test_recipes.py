@@ -34,7 +34,7 @@ def test_an_unknown_recipe_is_refused():
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_modern_compiles_what_is_worth_compiling(dataset):
     training = resolve(f"{dataset}/ADP-T", "modern", [], preset(dataset).vocab_size).training
-    is_for_a_cpu = dataset in ("tiny", "demo")
+    is_for_a_cpu = dataset in ("toy", "tiny", "demo", "small")
     assert training.compile is not is_for_a_cpu
     assert training.precision == ("float32" if is_for_a_cpu else "bfloat16")
 

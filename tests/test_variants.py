@@ -85,7 +85,7 @@ def test_every_row_of_the_appendix_has_a_name():
     assert sum(name.startswith("block-") for name in adpt) == 5
 
 
-@pytest.mark.parametrize("dataset", ["wikitext-2", "tiny", "demo"])
+@pytest.mark.parametrize("dataset", ["wikitext-2", "toy", "tiny", "demo", "small"])
 def test_only_the_papers_models_have_variants(dataset):
     assert variants_of(dataset, "ADP-T") == {}
 

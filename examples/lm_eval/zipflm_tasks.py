@@ -13,9 +13,15 @@ import zipflm.interop.huggingface  # noqa: F401  # registers the architecture
 _HERE = Path(__file__).parent
 
 
-def texts(**_):
-    """Texts of one line or several, words separated by white space; put your own into the file."""
-    return {"test": Dataset.from_json(str(_HERE / "words.jsonl"))}
+def texts(text=None, **_):
+    """Texts of one line or several, words separated by white space.
+
+    `--metadata '{"text": "FILE"}'` names a UTF-8 file of your own, which is one running text.
+    """
+    if text is None:
+        return {"test": Dataset.from_json(str(_HERE / "words.jsonl"))}
+    content = Path(text).read_text(encoding="utf-8")
+    return {"test": Dataset.from_list([{"text": content.removesuffix("\n")}])}
 
 
 def endings(**_):

@@ -171,6 +171,9 @@ def _from_text(hint: Any, text: str, where: str) -> Any:
             return None
         (hint,) = (option for option in options if option is not type(None))
         return _from_text(hint, text, where)
+    if origin in (Union, types.UnionType):  # a value, or several of its kind
+        scalar, several = options
+        return _from_text(several if "," in text else scalar, text, where)
     if origin is tuple:
         return _tuple_from_text(options, text, where)
     if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):

@@ -77,7 +77,8 @@ def resolve(
         changed = fit_vocabulary(override(config, overrides), vocab_size)
     else:
         # Here they come after the cutoffs were scaled, since they have the last word.
-        changed = override(fit_vocabulary(config, vocab_size, scale_cutoffs=True), overrides)
+        fitted = fit_vocabulary(config, _num_predicted(overrides, vocab_size), scale_cutoffs=True)
+        changed = override(replace(fitted, vocab_size=vocab_size), overrides)
     require(
         not changed.training.epochs or changed.training.max_updates == config.training.max_updates,
         "training.epochs",
@@ -85,6 +86,15 @@ def resolve(
         "sets the length of the run, as training.max_updates does; give one of them",
     )
     return changed
+
+
+def _num_predicted(overrides: Iterable[str], vocab_size: int) -> int:
+    """Ids that cutoffs are for; a number that cannot be is for `override` to refuse."""
+    for assignment in overrides:
+        key, _, size = assignment.partition("=")
+        if key == "input.predicted_words" and size.isdecimal() and 0 < int(size) < vocab_size:
+            return int(size)
+    return vocab_size
 
 
 def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:

@@ -193,7 +193,7 @@ def _to_plain(value: Any, hint: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):
-        inner = get_args(_without_none(hint)) or (None, ...)
+        inner = get_args(_tuple_of(_without_none(hint))) or (None, ...)
         hints = inner if inner[-1] is not ... else (inner[0],) * len(value)
         return [_to_plain(item, each) for item, each in zip(value, hints, strict=True)]
     if isinstance(value, Mapping):
@@ -211,6 +211,12 @@ def _without_none(hint: Any) -> Any:
     return options[0] if is_optional else hint
 
 
+def _tuple_of(hint: Any) -> Any:
+    """`tuple[T, ...]` of `T | tuple[T, ...]`; any other hint as it is."""
+    tuples = [option for option in get_args(hint) if get_origin(option) is tuple]
+    return tuples[0] if get_origin(hint) in (Union, types.UnionType) and tuples else hint
+
+
 def _parse_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
     if type(None) in options:
         if value is None:
@@ -218,6 +224,9 @@ def _parse_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
         options = tuple(option for option in options if option is not type(None))
         if len(options) == 1:
             return parse(options[0], value, where)
+    if not any(map(is_dataclass, options)):  # a value, or several of its kind
+        scalar, several = options
+        return parse(several if isinstance(value, list | tuple) else scalar, value, where)
     kinds = {option.__name__: option for option in options}
     kind = value.get("kind") if isinstance(value, Mapping) else None
     if not isinstance(kind, str) or kind not in kinds:

@@ -82,7 +82,7 @@ def _no_reduction(config: Config) -> Config:
 def _fairseq(config: Config) -> Config:
     """What the authors' later code does under the paper's name, on either text."""
     output = config.output
-    if isinstance(output, AdaptiveOutput):
+    if isinstance(output, AdaptiveOutput) and isinstance(output.tail_dropout, float):
         output = replace(output, input_dropout=output.tail_dropout)
     return replace(config, output=output, decoder=replace(config.decoder, init="fairseq"))
 

@@ -64,7 +64,7 @@ def test_without_transformers_the_remedy_is_named(run, tmp_path):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
-    assert "pip install 'transformers>=5.17' accelerate" in result.stderr
+    assert "pip install 'zipflm[hf] @ git+" in result.stderr
 
 
 def test_nothing_else_imports_transformers():

@@ -1,5 +1,7 @@
 """What every layer answers for itself, against the layer that is built from it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,10 +22,11 @@ BANDS = {"cutoffs": (20, 80), "factor": 2}
 CHARACTERS = CharacterInput(char_dim=4, filters=((1, 8), (3, 16)), highway_layers=2, max_bytes=10)
 INPUTS = [FixedInput(dim=WIDTH), FixedInput(dim=8), AdaptiveInput(dim=WIDTH, **BANDS)]
 INPUTS += [AdaptiveInput(dim=16, **BANDS), AdaptiveInput(dim=16, cutoffs=()), CHARACTERS]
+MARKED = replace(CHARACTERS, markers=True)
 
 
-def tied(dim, tie):
-    return AdaptiveInput(dim=dim, **BANDS), AdaptiveOutput(dim=dim, **BANDS), tie
+def tied(dim, tie, **options):
+    return AdaptiveInput(dim=dim, **BANDS), AdaptiveOutput(dim=dim, **BANDS, **options), tie
 
 
 OUTPUTS = [
@@ -34,6 +37,8 @@ OUTPUTS = [
     *(tied(WIDTH, tie) for tie in Tie),
     tied(16, Tie.NONE),
     tied(16, Tie.HEAD),
+    tied(WIDTH, Tie.PROJECTIONS, head_projection=True),
+    tied(16, Tie.NONE, head_projection=True),
 ]
 
 
@@ -59,7 +64,7 @@ def all_of_it(first, end):
     return 1.0
 
 
-@pytest.mark.parametrize("layer", INPUTS)
+@pytest.mark.parametrize("layer", [*INPUTS, MARKED])
 def test_an_input_layer_counts_what_is_built(layer):
     model = build(layer, FullOutput(dim=8))
     assert sum(layer.params(VOCAB, WIDTH).values()) == num_params(model.input)
@@ -136,6 +141,9 @@ def test_layers_are_called_as_in_the_papers_tables(layer, of_words, of_pieces):
     [
         (lambda: AdaptiveOutput(cutoffs=(1,), dim=8, tail_dropout=-0.1), "tail_dropout=-0.1"),
         (lambda: AdaptiveOutput(cutoffs=(1,), dim=8, input_dropout=1), "input_dropout=1"),
+        (lambda: AdaptiveOutput(cutoffs=(1, 2), dim=8, tail_dropout=(0.1,)), "one per tail .2"),
+        (lambda: AdaptiveOutput(cutoffs=(1,), dim=8, tail_dropout=(1.5,)), "tail_dropout=1.5"),
+        (lambda: CharacterInput(filters=((1, 8),), max_bytes=2, markers=True), "max_bytes=2"),
         (lambda: CharacterInput(filters=()), "at least one filter"),
         (lambda: CharacterInput(filters=((60, 8),)), "bytes <= max_bytes=50"),
         (lambda: CharacterInput(filters=((1, 2, 3),)), "each is .bytes, features."),

@@ -20,3 +20,11 @@ def test_spelling_is_bytes_plus_one_cut_and_padded():
 def test_no_room_for_a_byte_is_refused():
     with pytest.raises(ValueError, match="max_bytes=0"):
         spellings(Vocabulary(SPECIALS, [0] * 4), 0)
+
+
+def test_markers_surround_what_is_left_of_a_word():
+    vocabulary = Vocabulary([*SPECIALS, "an", "incomprehensible"], [0] * 4 + [2, 1])
+    table = spellings(vocabulary, 5, markers=True)
+    assert not table[:4].any()
+    assert table[4].tolist() == [257, ord("a") + 1, ord("n") + 1, 258, 0]
+    assert table[5].tolist() == [257, *(byte + 1 for byte in b"inc"), 258]

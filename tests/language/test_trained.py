@@ -13,8 +13,11 @@ import training_runs
 from loaded_models import loaded
 
 import zipflm
+from zipflm.comparison.analyse import analyse
 from zipflm.data.vocabulary import END, UNKNOWN
+from zipflm.evaluation.evaluate import evaluate
 from zipflm.language.trained import TrainedModel
+from zipflm.training.trainer import train
 
 TEXT = "ba de ba fila\nsoro ba\n"
 PREFIXES = ["ba de", "ba", "", "soro\n", "ba de ba fila nan gu ba"]
@@ -271,3 +274,49 @@ def test_torchs_compiler_is_not_imported_for_anything_that_is_not_compiled(word_
     child = child_code.start(code, *(tmp_path / positions for positions in runs))
     assert child.communicate(timeout=120)[0].strip() == "set()"
     assert child.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def spelling_run(word_data, tmp_path_factory):
+    """A character CNN that reads every word of the data and predicts 20 ids."""
+    run = tmp_path_factory.mktemp("runs") / "spelling"
+    changes = ["input.predicted_words=20", "training.max_updates=2", "batches.tokens=256"]
+    changes += ["training.tokens_per_update=256", "training.schedule.warmup_updates=1"]
+    config = training_runs.config_of(word_data, *changes, preset="tiny/CNN", base=[])
+    train(config, word_data, run, device="cpu")
+    return run
+
+
+def test_words_that_are_not_predicted_are_read_by_their_spelling(spelling_run, word_data):
+    lm = zipflm.load(spelling_run, device="cpu")
+    words = lm.vocabulary.words
+    assert len(words) > 30 and lm.model.output.edges[-1] == lm.run.config.num_predicted == 20
+    assert sum(p.numel() for p in lm.model.parameters()) == lm.run.config.num_params()
+    known, rare, other = words[4], words[25], words[30]
+    scored = lm.score(f"{known} {rare} {known}")
+    assert [word.is_unknown for word in scored.words] == [False, True, False, False]
+    # As a target it is the unknown word, as an input it is itself.
+    assert scored.words[1].logprob == lm.score(f"{known} <unk> {known}").words[1].logprob
+    after = {
+        lm.score(f"{known} {word} {known}").words[2].logprob for word in (rare, other, "<unk>")
+    }
+    assert len(after) == 3
+    assert lm.log_probs([rare]).shape == (1, 20)
+    generated = lm.generate(rare, max_words=5, seed=1)[0]
+    assert {word.word for word in generated.words} <= set(words[:20])
+    ids = word_data.tokens("valid").ids
+    result = evaluate(spelling_run, data=word_data, split="valid")
+    assert result.scores.protocol.unk == np.count_nonzero(ids >= 20) > 0
+    assert result.bits_per_byte is None
+
+
+def test_a_model_that_predicts_fewer_words_is_not_compared(spelling_run, word_data, tmp_path):
+    with pytest.raises(ValueError, match="input.predicted_words=20"):
+        analyse([spelling_run], word_data.path, tmp_path / "report")
+
+
+@pytest.mark.parametrize("number", [4, 1000])
+def test_a_model_predicts_some_words_and_no_more_than_there_are(number, word_data):
+    change = f"input.predicted_words={number}"
+    with pytest.raises(ValueError, match=f"{change}: give 5 to"):
+        training_runs.config_of(word_data, change, preset="tiny/CNN", base=[])

@@ -30,7 +30,10 @@ def test_long_sequences_need_no_larger_table():
     torch.testing.assert_close(table[-1], golden["long_last_row"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("config", [PLAIN, MODERN, replace(PLAIN, final_norm=True)])
+@pytest.mark.parametrize(
+    "config",
+    [PLAIN, MODERN, replace(PLAIN, final_norm=True), replace(PLAIN, norm_position="after")],
+)
 def test_changing_a_word_changes_nothing_before_it(config):
     decoder = Decoder(config).eval()
     words = torch.randn(2, 9, 32)
@@ -204,3 +207,29 @@ def test_a_gpu_trains_with_it():
     counts = {event.key: event.count for event in profile.key_averages()}
     assert counts["zipflm::packed_attention"] == 2
     assert counts["zipflm::packed_attention_backward"] == 2
+
+
+def test_post_norm_is_torchs_layer_with_the_norm_last():
+    config = replace(PLAIN, num_layers=1, norm_position="after")
+    layer = Decoder(config).eval().layers[0]
+    theirs = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=False).eval()
+    for norm in (layer.attention_norm, layer.ffn_norm):
+        nn.init.normal_(norm.weight)
+    packed = [layer.query, layer.key, layer.value]
+    state = {
+        "self_attn.in_proj_weight": torch.cat([linear.weight for linear in packed]),
+        "self_attn.in_proj_bias": torch.cat([linear.bias for linear in packed]),
+    }
+    names = {"attention_out": "self_attn.out_proj", "ffn_in": "linear1", "ffn_out": "linear2"}
+    names |= {"attention_norm": "norm1", "ffn_norm": "norm2"}
+    for ours, name in names.items():
+        state |= {f"{name}.{k}": v for k, v in layer.get_submodule(ours).state_dict().items()}
+    theirs.load_state_dict(state)
+    hidden = torch.randn(2, 7, 32)
+    mask = nn.Transformer.generate_square_subsequent_mask(7)
+    assert_close(layer(hidden, None), theirs(hidden, src_mask=mask, is_causal=True), 1e-5)
+
+
+def test_post_norm_ends_with_a_norm_already():
+    with pytest.raises(ValueError, match="final_norm=True"):
+        replace(PLAIN, final_norm=True, norm_position="after")

@@ -521,3 +521,40 @@ def test_modules_print_what_they_are():
 def test_a_table_with_sparse_gradients_is_not_shared(tied):
     with pytest.raises(ValueError, match="tied_to: its gradients are sparse, but an output layer"):
         tied()
+
+
+def test_each_tail_has_its_own_dropout():
+    torch.manual_seed(0)
+    softmax, _ = make_softmax(tail_dropout=(0.0, 0.5), reduction="none")
+    hidden, targets = torch.randn(3, 16), torch.tensor([5, 20, 70])  # head, first tail, second
+    trained, evaluated = softmax(hidden, targets), softmax.eval()(hidden, targets)
+    assert (trained == evaluated).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("tie", [Tie.NONE, Tie.EMBEDDINGS, Tie.PROJECTIONS])
+def test_a_head_projection_changes_the_head_alone(tie):
+    softmax, tied_to = make_softmax(tie, head_projection=True)
+    hidden = torch.randn(3, 16)
+    plain = AdaptiveSoftmax(BANDS, tied_to=tied_to, tie=tie)
+    plain.load_state_dict(softmax.state_dict(), strict=False)
+    assert not torch.equal(softmax.head_log_probs(hidden), plain.head_log_probs(hidden))
+    assert torch.equal(softmax.tail_log_probs(hidden, 1), plain.tail_log_probs(hidden, 1))
+    projected = hidden @ softmax.head_projection.T
+    assert_close(softmax.head_log_probs(hidden), plain.head_log_probs(projected), 1e-6)
+    targets = torch.tensor([3, 20, 70])
+    expected = softmax.log_probs(hidden).gather(1, targets.unsqueeze(1)).squeeze(1)
+    assert_close(-softmax.nll(hidden, targets), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"tail_dropout": (0.1,)}, "one per tail"), ({"tail_dropout": (0.1, 2)}, "tail_dropout=")],
+)
+def test_rates_that_no_tail_can_have_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_softmax(**options)
+
+
+def test_a_shared_head_projection_leaves_no_room_for_another():
+    with pytest.raises(ValueError, match="head_projection=True"):
+        make_softmax(Tie.HEAD, head_projection=True)

@@ -5,10 +5,12 @@ import pytest
 import torch
 from fairseq_checkpoints import DICT, GOLDEN, import_run
 from safetensors.torch import load_file, save_file
+from training_runs import config_of
 
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.files import file_hash
 from zipflm.runs.loaded import load_run
+from zipflm.training.trainer import train
 
 
 @pytest.fixture
@@ -33,6 +35,26 @@ def test_character_models_are_told_how_words_are_spelt(tmp_path):
     assert model.input.spellings_VC.device.type == "cpu"
     nll = model.nll(torch.tensor([[2, 9]]), torch.tensor([[9, 3]]))
     assert nll.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    [
+        (
+            "tiny/ADP-T",
+            ["output.tail_dropout=0.1,0.2", "output.head_projection=true"],
+        ),
+        ("tiny/CNN", ["input.markers=true", "decoder.norm_position=after"]),
+    ],
+)
+def test_options_of_a_model_come_back_from_its_run(preset, options, word_data, tmp_path):
+    updates = ["training.max_updates=1", "training.schedule.warmup_updates=1"]
+    config = config_of(word_data, *options, *updates, preset=preset, base=[])
+    assert config != config_of(word_data, *updates, preset=preset, base=[])
+    train(config, word_data, tmp_path / "run", device="cpu")
+    loaded = load_run(tmp_path / "run")
+    assert loaded.config == config
+    assert config.num_params() == sum(p.numel() for p in loaded.model.parameters())
 
 
 def test_an_imported_run_is_laid_out_like_any_other(imported_run):

@@ -29,7 +29,7 @@ from zipflm.comparison.plan import (
     require_few,
     seeded,
 )
-from zipflm.comparison.settings import variations
+from zipflm.comparison.settings import require_comparable, variations
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions
@@ -176,6 +176,8 @@ def _open(paths: Sequence[Path], choice: Choice | None, words: DataFolder) -> li
     """Configs and data of runs; a label is the factorization where only one run has it."""
     found = [locate(path, choice) for path in paths]
     configs = [checkpoint.config() for _, checkpoint in found]
+    for config in configs:
+        require_comparable(config)
     kinds = [config.factorization(config.batches.unit) or config.name for config in configs]
     names = [
         kind if kinds.count(kind) == 1 and kind in FACTORIZATIONS else path.resolve().name

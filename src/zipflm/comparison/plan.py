@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from zipflm.comparison.settings import variations
+from zipflm.comparison.settings import require_comparable, variations
 from zipflm.config import Config, Tie, require
 from zipflm.config.factorizations import BY_LABEL
 from zipflm.data.facts import FACTS_FILE
@@ -158,6 +158,7 @@ def _require_as_named(config: Config, named: Config) -> None:
     ):
         if ours != theirs:
             raise ValueError(f"{key}={ours}: {_another(named)}")
+    require_comparable(config)
     if (config.tie == Tie.NONE) != (named.tie == Tie.NONE):
         raise ValueError(f"tie={config.tie}: {_another(named)}")
 

@@ -19,6 +19,15 @@ class Variation:
     apply: Callable[[Config], Config]
 
 
+def require_comparable(config: Config) -> None:
+    """ValueError unless the model predicts every word of the data, as others do."""
+    if config.num_predicted < config.vocab_size:
+        raise ValueError(
+            f"input.predicted_words={config.num_predicted}: models that are compared predict the "
+            "same words; use zipflm train and zipflm evaluate for this one"
+        )
+
+
 def variations(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Variation]:
     """Every combination of the settings asked for; one without a name, that leaves a config as it
     is, if none were."""

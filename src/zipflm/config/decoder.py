@@ -38,7 +38,10 @@ class DecoderConfig:
     activation: Literal["relu", "relu_squared"] = "relu"
     """Inside the feed-forward."""
     norm: Literal["layer", "rms"] = "layer"
-    """Before attention and before the feed-forward; `rms` has no weights."""
+    """Of attention and feed-forward; `rms` has no weights."""
+    norm_position: Literal["before", "after"] = "before"
+    """`before`: norm what attention and feed-forward read, as the paper does. `after`: norm the sum
+    of residual and result, as the original Transformer does (post-norm)."""
     bias: bool = True
     """Biases in attention and feed-forward."""
 
@@ -62,6 +65,12 @@ class DecoderConfig:
             self.num_heads,
             f"rotary positions need an even head width, not {self.dim // self.num_heads}, which is "
             f"dim={self.dim} divided by it",
+        )
+        require(
+            self.norm_position == "before" or not self.final_norm,
+            "final_norm",
+            self.final_norm,
+            "with norm_position=after the last layer ends with a norm; use final_norm=false",
         )
         for name in ("dropout", "attention_dropout", "relu_dropout"):
             require_fraction(name, getattr(self, name))

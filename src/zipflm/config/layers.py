@@ -28,6 +28,12 @@ _LONGEST_WORD = 4096
 """Bytes; a table has room for as many for every word of the vocabulary."""
 NUM_BYTES = 257
 """Rows of a table of bytes: 256 values, moved up by one, and 0 for padding."""
+NUM_MARKERS = 2
+"""Further rows for the start and the end of a word."""
+
+
+_FIRST_WORD = 4
+"""Id; the specials come before it."""
 
 
 class Tie(StrEnum):
@@ -82,6 +88,10 @@ class InputLayer(Layer):
     def has_sparse_gradients(self) -> bool:
         """Whether a table's gradient names the rows that it has, instead of having all of them."""
         return False
+
+    def num_predicted(self, vocab_size: int) -> int:
+        """Number of ids, from the first, that the output layer predicts."""
+        return vocab_size
 
     @abstractmethod
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
@@ -199,6 +209,12 @@ class CharacterInput(InputLayer):
     """The paper uses 1 for WikiText-103 and 2 for Billion Word."""
     max_bytes: int = 50
     """Longer words are cut, shorter ones padded."""
+    markers: bool = False
+    """Put a start and an end marker around the bytes of each word; they count as bytes. The paper
+    found no gain from them."""
+    predicted_words: int = 0
+    """Predict this many ids, specials included, and read words beyond them by their bytes instead
+    of as `<unk>`, which stays what is predicted for them (0: predict every id of the data)."""
 
     @property
     def spells_words(self) -> bool:
@@ -212,7 +228,7 @@ class CharacterInput(InputLayer):
             self.max_bytes,
             f"give 1 to {_LONGEST_WORD}; so many are kept of every word",
         )
-        require_count(highway_layers=self.highway_layers)
+        require_count(highway_layers=self.highway_layers, predicted_words=self.predicted_words)
         require(len(self.filters) > 0, "filters", self.filters, "give at least one filter")
         for pair in self.filters:
             require(
@@ -222,6 +238,26 @@ class CharacterInput(InputLayer):
                 f"each is (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes}",
             )
             require_positive(filters=pair[1])
+        require(
+            not self.markers or self.max_bytes > NUM_MARKERS,
+            "max_bytes",
+            self.max_bytes,
+            "the markers leave no room for a word; give more, or leave out markers",
+        )
+
+    def num_predicted(self, vocab_size: int) -> int:
+        require(
+            not self.predicted_words or _FIRST_WORD < self.predicted_words <= vocab_size,
+            "predicted_words",
+            self.predicted_words,
+            f"give {_FIRST_WORD + 1} to {vocab_size}, the number of ids, or 0 for all",
+        )
+        return self.predicted_words or vocab_size
+
+    @property
+    def num_symbols(self) -> int:
+        """Rows of the table of bytes."""
+        return NUM_BYTES + (NUM_MARKERS if self.markers else 0)
 
     @property
     def num_features(self) -> int:
@@ -230,7 +266,7 @@ class CharacterInput(InputLayer):
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         features = self.num_features
         return {
-            "bytes": NUM_BYTES * self.char_dim,
+            "bytes": self.num_symbols * self.char_dim,
             "convolutions": sum(n * (k * self.char_dim + 1) for k, n in self.filters),
             "highway": self.highway_layers * 2 * features * (features + 1),
             "projection": width * (features + 1),
@@ -292,14 +328,28 @@ class FullOutput(OutputLayer):
 class AdaptiveOutput(Banded, OutputLayer):
     """A softmax over the head's words and one class per tail band, and one softmax per tail."""
 
-    tail_dropout: float = 0.0
-    """Dropout after each tail projection (section 5.3), never on the head."""
+    tail_dropout: float | tuple[float, ...] = 0.0
+    """Dropout after each tail projection (section 5.4), never on the head: one rate for all tails,
+    or one per tail (0.1,0.2)."""
     input_dropout: float = 0.0
     """Dropout on everything that enters the layer, head included: fairseq's, not the paper's."""
+    head_projection: bool = False
+    """Project what the head scores with a matrix of its own; tie=head shares the input's instead.
+    The paper found both worse than none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_fraction("tail_dropout", self.tail_dropout)
+        rates = self.tail_dropout
+        if isinstance(rates, tuple):
+            tails = len(self.cutoffs)
+            require(
+                len(rates) == tails,
+                "tail_dropout",
+                rates,
+                f"give one rate, or one per tail ({tails})",
+            )
+        for rate in rates if isinstance(rates, tuple) else (rates,):
+            require_fraction("tail_dropout", rate)
         require_fraction("input_dropout", self.input_dropout)
 
     def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
@@ -320,10 +370,18 @@ class AdaptiveOutput(Banded, OutputLayer):
             f"the head is scored without a projection, so output.dim={self.dim} must be "
             f"decoder.dim={width}; or use tie=head, which projects the head too",
         )
+        require(
+            not (self.head_projection and tie.shares_head_projection),
+            "output.head_projection",
+            True,
+            "tie=head shares the input's projection; use tie=projections, or leave it out",
+        )
 
     def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
         bands = self.bands(vocab_size)
         parts = {"clusters": bands.num_tails * bands.dim}
+        if self.head_projection:
+            parts["head_projection"] = bands.dim**2
         if not tie.shares_embeddings:
             parts |= _projection_params(bands.dim, width) | _band_tables(bands)
         if not tie.shares_tail_projections:
@@ -336,6 +394,7 @@ class AdaptiveOutput(Banded, OutputLayer):
         bands = self.bands(vocab_size)
         has_projection = tie.shares_head_projection or bands.dim != width
         head = bands.dim * (bands.sizes[0] + bands.num_tails + (width if has_projection else 0))
+        head += bands.dim**2 if self.head_projection else 0
         # An untied layer projects once for head and tails; a tied tail reads the decoder itself.
         tail_input = width if tie.shares_embeddings else bands.dim
         tails = list(zip(pairwise(bands.edges), bands.sizes, bands.widths, strict=True))[1:]

@@ -5,6 +5,7 @@ All of it is computed without building the model, from the answers of its parts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from zipflm.config.blocks import Unit
@@ -31,9 +32,13 @@ class ModelConfig:
         object.__setattr__(self, "tie", Tie(self.tie))  # its value is welcome too
         require_positive(vocab_size=self.vocab_size)
         # Bands check cutoffs and widths: here rather than when the model is built.
-        for name, layer in (("input", self.input), ("output", self.output)):
+        checks: dict[str, Callable[[], object]] = {
+            "input": lambda: (self.num_predicted, self.input_bands),
+            "output": lambda: self.output_bands,
+        }
+        for name, check in checks.items():
             try:
-                layer.bands(self.vocab_size)
+                check()
             except ValueError as error:  # which begins with the name of the layer's field
                 raise ValueError(f"{name}.{error}") from None
         require(
@@ -52,7 +57,12 @@ class ModelConfig:
 
     @property
     def output_bands(self) -> Bands | None:
-        return self.output.bands(self.vocab_size)
+        return self.output.bands(self.num_predicted)
+
+    @property
+    def num_predicted(self) -> int:
+        """Ids that the output layer predicts; targets beyond them count as `<unk>`."""
+        return self.input.num_predicted(self.vocab_size)
 
     def factorization(self, unit: Unit) -> str | None:
         """The paper's label for such a model, `SM` to `ADP-T`, of words or of pieces of words;
@@ -66,7 +76,7 @@ class ModelConfig:
     def describe(self, unit: Unit) -> tuple[str, str]:
         """Input and output layer in the words of the paper's tables, of words or of pieces."""
         input = self.input.describe(self.vocab_size, unit)
-        output = self.output.describe(self.vocab_size, unit)
+        output = self.output.describe(self.num_predicted, unit)
         return input, output if self.tie == Tie.NONE else f"{output} (tied)"
 
     def num_params(self) -> int:
@@ -79,7 +89,7 @@ class ModelConfig:
         by_layer = {
             "input": self.input.params(self.vocab_size, width),
             "decoder": self.decoder.params(),
-            "output": self.output.params(self.vocab_size, width, self.tie),
+            "output": self.output.params(self.num_predicted, width, self.tie),
         }
         return {
             f"{layer}.{part}": count
@@ -96,5 +106,5 @@ class ModelConfig:
         return (
             self.input.products(self.vocab_size, width, share)
             + self.decoder.products(block)
-            + self.output.products(self.vocab_size, width, self.tie, share)
+            + self.output.products(self.num_predicted, width, self.tie, share)
         )

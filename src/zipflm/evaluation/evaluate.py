@@ -283,9 +283,11 @@ def score_split(
             precision=chosen.precision,
             share=share,
         )
+    seconds, facts = time.perf_counter() - started, folder.split(split)
+    spelled = run.config.num_predicted < run.config.vocab_size  # in the input alone
     return Evaluation(
         scores=scores,
-        seconds=time.perf_counter() - started,
+        seconds=seconds,
         run=str(run),
         checkpoint=run.checkpoint.name,
         source=str(folder.path) if source is None else source,
@@ -293,7 +295,8 @@ def score_split(
         vocabulary=run.vocabulary.hash,
         device=_device_name(chosen.device, share.world_size),
         num_bytes=_text_bytes(run.config, folder, split),
-        out_of_vocabulary=folder.split(split).out_of_vocabulary,
+        out_of_vocabulary=facts.out_of_vocabulary
+        + (scores.protocol.unk - facts.unknown if spelled else 0),
         splitting=folder.splitting,
     )
 

@@ -73,7 +73,14 @@ def score(
     # As many as there are, and none left out; the least of them is NaN if one is.
     if scored != len(nll) or np.isnan(nll.min()):
         raise ValueError("these batches do not hold every token once; give all ranks' batches")
-    return _scores(batches, nll, ends_word, positions, precision)
+    targets = predicted_ids(ids, model.config.num_predicted)
+    return _scores(batches, targets, nll, ends_word, positions, precision)
+
+
+def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
+    """The ids as targets: those that the model does not predict are `<unk>`."""
+    is_beyond = ids >= num_predicted
+    return np.where(is_beyond, UNKNOWN, ids).astype(ids.dtype) if is_beyond.any() else ids
 
 
 def _planned(batches: Batches, share: Share) -> Iterator[Windows]:
@@ -218,12 +225,12 @@ def _require_finite(bad: int, scored: int) -> None:
 
 def _scores(
     batches: Batches,
+    targets: NDArray[Any],
     nll: NDArray[np.float32],
     ends_word: NDArray[np.bool_],
     positions: int,
     precision: str,
 ) -> TokenScores:
-    targets = batches.tokens.ids
     # A view of one value where every token ends a word.
     ends = np.broadcast_to(True, len(nll)) if ends_word.all() else ends_word[targets]
     protocol = ScoringProtocol(

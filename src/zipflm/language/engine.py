@@ -16,7 +16,7 @@ from zipflm.data.grouping import group
 from zipflm.data.parts import Windows
 from zipflm.data.vocabulary import END, PAD, UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol
-from zipflm.evaluation.scoring import score_windows, start_scoring
+from zipflm.evaluation.scoring import predicted_ids, score_windows, start_scoring
 from zipflm.language.texts import Ids
 from zipflm.language.windows import batched, document_windows
 from zipflm.model.language_model import LanguageModel
@@ -78,6 +78,7 @@ class Engine:
     def protocol(self, ids: Ids, words: int, skip: int = 0) -> ScoringProtocol:
         """How `nll` scores a document of these ids, which make up so many words."""
         length = positions = len(ids)
+        ids = predicted_ids(ids, self.model.config.num_predicted)
         if length > self.blocks.block:
             windows = document_windows([length], self.blocks, skip)
             positions = int((windows.end - windows.first).sum())

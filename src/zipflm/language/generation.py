@@ -120,7 +120,8 @@ class Writer:
         self._ids = np.zeros(0, dtype=np.int64) if encoded is None else encoded.ids
         self._texts = [_Text(prompt, encoded, reader, sampling) for _ in range(num)]
         self.has_slid: bool = len(self._ids) + 1 > engine.blocks.block
-        self._forbidden = never_written(reader.vocabulary, sampling.forbid_unknown)
+        forbidden = never_written(reader.vocabulary, sampling.forbid_unknown)
+        self._forbidden = forbidden[: reader.num_predicted]
 
     def all(self) -> list[Generation]:
         for _ in self._steps():

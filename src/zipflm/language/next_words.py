@@ -59,9 +59,9 @@ def most_likely_instead(
 
 
 def require_k(k: int, reader: TextReader, name: str = "k") -> None:
-    if not 1 <= k <= len(reader.vocabulary):
+    if not 1 <= k <= reader.num_predicted:
         raise ValueError(
-            f"{name}={k}: must be 1 to {len(reader.vocabulary)}, the size of the vocabulary"
+            f"{name}={k}: must be 1 to {reader.num_predicted}, the size of the vocabulary"
         )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from zipflm.data.vocabulary import END, Vocabulary
 from zipflm.evaluation.scores import ScoringProtocol
+from zipflm.evaluation.scoring import predicted_ids
 from zipflm.language.texts import EncodedText
 from zipflm.units import bits, perplexity
 
@@ -52,9 +53,12 @@ class WordFacts:
     counts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, cutoffs: tuple[int, ...]) -> WordFacts:
-        """`cutoffs` are the first ids of the output layer's tails."""
-        ids = np.arange(len(vocabulary))
+    def of(
+        cls, vocabulary: Vocabulary, cutoffs: tuple[int, ...], num_predicted: int | None = None
+    ) -> WordFacts:
+        """`cutoffs` are the first ids of the output layer's tails; it predicts `num_predicted` ids,
+        all by default."""
+        ids = predicted_ids(np.arange(len(vocabulary)), num_predicted or len(vocabulary))
         return cls(np.searchsorted(cutoffs, ids, side="right"), np.asarray(vocabulary.counts))
 
 

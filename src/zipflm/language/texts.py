@@ -34,6 +34,8 @@ class EncodedText:
     starts: NDArray[np.int64]
     """Where the ids of each word begin."""
     find_spans: Callable[[], Sequence[tuple[int, int]]]
+    num_predicted: int
+    """Ids from this one on are predicted as `<unk>`."""
 
     @cached_property
     def spans(self) -> Sequence[tuple[int, int]]:
@@ -47,16 +49,19 @@ class EncodedText:
 
     @cached_property
     def is_unknown(self) -> NDArray[np.bool_]:
-        """Per word, whether it is read as `<unk>`, or a piece of it is."""
-        return np.logical_or.reduceat(self.ids == UNKNOWN, self.starts)
+        """Per word, whether it is predicted as `<unk>`, or a piece of it is."""
+        is_unknown = (self.ids == UNKNOWN) | (self.ids >= self.num_predicted)
+        return np.logical_or.reduceat(is_unknown, self.starts)
 
 
 class TextReader:
     """Encodes raw text as the training text of one run was encoded."""
 
-    def __init__(self, encoder: TextEncoder, unit: Unit) -> None:
+    def __init__(self, encoder: TextEncoder, unit: Unit, num_predicted: int | None = None) -> None:
+        """`num_predicted` is the number of ids that the model predicts, all by default."""
         self.encoder: TextEncoder = encoder
         self.vocabulary: Vocabulary = encoder.vocabulary
+        self.num_predicted: int = len(self.vocabulary) if num_predicted is None else num_predicted
         self.ends_word: NDArray[np.bool_] = (
             self.vocabulary.ends_word
             if unit == "bpe"
@@ -105,7 +110,7 @@ class TextReader:
             encoded = self._with_spans(lines, has_end)
             spans = [word.span for word in encoded]
             words, ids = [word.word for word in encoded], [word.ids for word in encoded]
-            return _assembled(text, words, ids, lambda: spans)
+            return _assembled(text, words, ids, lambda: spans, self.num_predicted)
         words, ids = [], []
         for (_, line, _), is_ended in zip(lines, has_end, strict=True):
             found = line.split()
@@ -115,7 +120,11 @@ class TextReader:
                 words.append(SPECIALS[END])
                 ids.append((END,))
         return _assembled(
-            text, words, ids, lambda: [word.span for word in self._with_spans(lines, has_end)]
+            text,
+            words,
+            ids,
+            lambda: [word.span for word in self._with_spans(lines, has_end)],
+            self.num_predicted,
         )
 
     def _with_spans(self, lines: list[_Line], has_end: list[bool]) -> list[EncodedWord]:
@@ -160,10 +169,12 @@ def _assembled(
     words: list[str],
     ids: list[tuple[int, ...]],
     find_spans: Callable[[], list[tuple[int, int]]],
+    num_predicted: int,
 ) -> EncodedText:
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     flat = np.fromiter(chain.from_iterable(ids), np.int64, lengths.sum())
-    return EncodedText(text, words, flat, np.cumsum(lengths) - lengths, find_spans)
+    starts = np.cumsum(lengths) - lengths
+    return EncodedText(text, words, flat, starts, find_spans, num_predicted)
 
 
 def _lines(text: str) -> Iterator[_Line]:

@@ -79,11 +79,15 @@ class TrainedModel:
         """How `evaluate` would cut a long text, and `zipflm score` does where lines follow each
         other."""
         encoder = TextEncoder(run.vocabulary, run.codes, run.splitting)
-        self.reader: TextReader = TextReader(encoder, run.config.batches.unit)
+        self.reader: TextReader = TextReader(
+            encoder, run.config.batches.unit, run.config.num_predicted
+        )
         self.engine: Engine = _engine(run, options, dtype, compile)
         """The model behind ids instead of words."""
-        bands = run.config.output.bands(len(run.vocabulary))
-        self.facts: WordFacts = WordFacts.of(run.vocabulary, () if bands is None else bands.cutoffs)
+        bands = run.config.output_bands
+        self.facts: WordFacts = WordFacts.of(
+            run.vocabulary, () if bands is None else bands.cutoffs, run.config.num_predicted
+        )
 
     def __repr__(self) -> str:
         return (

@@ -1,8 +1,8 @@
 """The Transformer decoder of the paper (section 4.1), with modern alternatives as config fields.
 
-Pre-norm layers of causal self-attention and feed-forward with residuals. Padding is on the right of
-a sequence, where causality hides it, so that no mask is needed; whoever has it elsewhere says so
-with a `Past` that hides it.
+Layers of causal self-attention and feed-forward with residuals, pre-norm by default. Padding is on
+the right of a sequence, where causality hides it, so that no mask is needed; whoever has it
+elsewhere says so with a `Past` that hides it.
 
 Shapes: B sequences, T positions, D model width, F feed-forward width, H heads, K head width, S
 positions including earlier ones that a cache holds.
@@ -75,7 +75,13 @@ class Decoder(nn.Module):
             assert isinstance(layer, DecoderLayer)
             layer.recompute = what
 
-    def forward(self, embedded_BTD: Tensor, cache: Past | None = None) -> Tensor:
+    def forward(
+        self,
+        embedded_BTD: Tensor,
+        cache: Past | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Hidden vectors; the input of every layer is appended to `states`."""
         config = self.config
         # Autocast leaves looked-up rows in float32 and lowers projected ones; the residual stream
         # must not depend on which of the two the input layer returns.
@@ -102,6 +108,8 @@ class Decoder(nn.Module):
         visible_TS = None if cache is None else cache.visible(length)
         for index, layer in enumerate(self.layers):
             memory = None if cache is None else Memory(cache, index, visible_TS)
+            if states is not None:
+                states.append(hidden_BTD)
             hidden_BTD = layer(hidden_BTD, rotation, memory)
         if cache is not None:
             cache.advance(length)
@@ -110,7 +118,8 @@ class Decoder(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then feed-forward; each normed before and added to what it was given."""
+    """Attention, then feed-forward; each normed before and added to what it was given, or, by
+    config, normed after that."""
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
@@ -197,19 +206,29 @@ class DecoderLayer(nn.Module):
         seeds: Seeds,
         memory: Memory | None = None,
     ) -> Tensor:
-        normed_BTD = self.attention_norm(hidden_BTD)
+        normed_BTD = self._before(self.attention_norm, hidden_BTD)
         if seeds.weights is None:
             attended_BTD = self._attend(normed_BTD, rotation, memory)
         else:
             attended_BTD = self._attend_packed(normed_BTD, seeds.weights)
         rate = self.config.dropout
-        return hidden_BTD + dropout(attended_BTD, rate, self.training, seeds.attention)
+        added_BTD = dropout(attended_BTD, rate, self.training, seeds.attention)
+        return self._after(self.attention_norm, hidden_BTD + added_BTD)
 
     def _add_feed_forward(self, hidden_BTD: Tensor, seeds: Seeds) -> Tensor:
-        inner_BTF = self._feed(self.ffn_norm(hidden_BTD), seeds.activation)
+        inner_BTF = self._feed(self._before(self.ffn_norm, hidden_BTD), seeds.activation)
         fed_BTD = self.ffn_out(inner_BTF)
         rate = self.config.dropout
-        return hidden_BTD + dropout(fed_BTD, rate, self.training, seeds.feed_forward)
+        added_BTD = dropout(fed_BTD, rate, self.training, seeds.feed_forward)
+        return self._after(self.ffn_norm, hidden_BTD + added_BTD)
+
+    def _before(self, norm: nn.Module, hidden_BTD: Tensor) -> Tensor:
+        return norm(hidden_BTD) if self.config.norm_position == "before" else hidden_BTD
+
+    def _after(self, norm: nn.Module, summed_BTD: Tensor) -> Tensor:
+        # Autocast norms in float32; the residual stream stays as it is.
+        is_after = self.config.norm_position == "after"
+        return norm(summed_BTD).to(summed_BTD.dtype) if is_after else summed_BTD
 
     def _attend(
         self,

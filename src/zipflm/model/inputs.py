@@ -207,11 +207,12 @@ class CharacterEmbedding(nn.Module):
         char_dim: int,
         filters: tuple[tuple[int, int], ...],
         highway_layers: int,
+        num_symbols: int = NUM_BYTES,
         padding_idx: int = 1,
         symbol_ids: tuple[int, int] = (2, 3),
     ):
-        """`spellings_VC` holds byte + 1 of every word, 0 behind its end; `symbol_ids` are the two
-        words with vectors of their own."""
+        """`spellings_VC` holds byte + 1 of every word, 0 behind its end, all below `num_symbols`;
+        `symbol_ids` are the two words with vectors of their own."""
         super().__init__()
         self.vocab_size: int = len(spellings_VC)
         self.padding_idx: int = padding_idx
@@ -219,7 +220,7 @@ class CharacterEmbedding(nn.Module):
         # Not saved: it follows from the vocabulary, which every checkpoint holds.
         self.spellings_VC: Tensor
         self.register_buffer("spellings_VC", spellings_VC, persistent=False)
-        self.bytes: nn.Parameter = nn.Parameter(torch.empty(NUM_BYTES, char_dim))
+        self.bytes: nn.Parameter = nn.Parameter(torch.empty(num_symbols, char_dim))
         self.convolutions: nn.ModuleList = nn.ModuleList(
             _PooledConvolution(char_dim, n, size) for size, n in filters
         )

@@ -30,6 +30,8 @@ from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
 PADDING = 1
 """Id of the padding word in every vocabulary of this package."""
+UNKNOWN = 3
+"""Id of `<unk>`."""
 
 InputLayer = FixedEmbedding | AdaptiveEmbedding | CharacterEmbedding
 
@@ -54,6 +56,8 @@ class LanguageModel(nn.Module):
         self.input: InputLayer = _input_layer(config, spellings)
         self.decoder: Decoder = Decoder(config.decoder)
         self.output: FullSoftmax | AdaptiveSoftmax = _output_layer(config, self.input, impl)
+        if config.num_predicted < config.vocab_size:
+            self.output.unknown_id = UNKNOWN
 
     def forward(self, words_BT: Tensor | DistinctWords, cache: Past | None = None) -> Tensor:
         """Hidden vectors [B, T, D], from which the output layer predicts the next word.
@@ -112,6 +116,7 @@ def _input_layer(config: ModelConfig, spellings: Tensor | None) -> InputLayer:
                 char_dim=chars.char_dim,
                 filters=chars.filters,
                 highway_layers=chars.highway_layers,
+                num_symbols=chars.num_symbols,
                 padding_idx=PADDING,
             )
         case _:
@@ -121,7 +126,7 @@ def _input_layer(config: ModelConfig, spellings: Tensor | None) -> InputLayer:
 def _output_layer(
     config: ModelConfig, input_layer: nn.Module, impl: Impl
 ) -> FullSoftmax | AdaptiveSoftmax:
-    vocab_size, width = config.vocab_size, config.decoder.dim
+    vocab_size, width = config.num_predicted, config.decoder.dim
     tied_to = input_layer if config.tie != Tie.NONE else None
     match config.output:
         case FullOutput() as full:
@@ -136,6 +141,7 @@ def _output_layer(
                 tie=config.tie,
                 tail_dropout=adaptive.tail_dropout,
                 input_dropout=adaptive.input_dropout,
+                head_projection=adaptive.head_projection,
                 impl=impl,
             )
         case _:

@@ -210,7 +210,7 @@ def uniform(rows: int, number: int, generator: Generators, device: torch.device)
 
 
 def _has_dropout(output: FullSoftmax | AdaptiveSoftmax) -> bool:
-    return isinstance(output, AdaptiveSoftmax) and output.tail_dropout + output.input_dropout > 0
+    return isinstance(output, AdaptiveSoftmax) and any((output.input_dropout, *output.tail_rates))
 
 
 def _device_of(output: FullSoftmax | AdaptiveSoftmax) -> torch.device:

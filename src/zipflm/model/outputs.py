@@ -9,7 +9,7 @@ Shapes: ... any leading dimensions, N flattened tokens, D model width, V words, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -37,6 +37,8 @@ class FullSoftmax(nn.Module):
 
     table_shards: TableShards | None = None
     """Set where each process has a part of the rows (`model.sharded_tables`)."""
+    unknown_id: int | None = None
+    """Set where targets beyond the vocabulary count as this word; else they are errors."""
 
     def __init__(
         self,
@@ -92,6 +94,7 @@ class FullSoftmax(nn.Module):
 
     def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
         _require_width(hidden, self.in_dim)
+        targets = _known(targets, self.vocab_size, self.unknown_id)
         hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.vocab_size)
         if self.table_shards is not None:
             nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
@@ -129,6 +132,8 @@ class AdaptiveSoftmax(nn.Module):
 
     table_shards: TableShards | None = None
     """Set where each process has a part of the rows (`model.sharded_tables`)."""
+    unknown_id: int | None = None
+    """Set where targets beyond the vocabulary count as this word; else they are errors."""
 
     def __init__(
         self,
@@ -137,8 +142,9 @@ class AdaptiveSoftmax(nn.Module):
         *,
         tied_to: AdaptiveEmbedding | None = None,
         tie: Tie | str = Tie.NONE,
-        tail_dropout: float = 0.0,
+        tail_dropout: float | Sequence[float] = 0.0,
         input_dropout: float = 0.0,
+        head_projection: bool = False,
         ignore_index: int = -100,
         reduction: Literal["mean", "sum", "none"] = "mean",
         impl: Impl = "auto",
@@ -147,15 +153,21 @@ class AdaptiveSoftmax(nn.Module):
     ):
         """`in_dim` is the width of the hidden vectors, `bands.dim` by default. `tie` says which
         weights of `tied_to` are used: `embeddings`, `projections` (and those of the tails) or
-        `head` (and the head's projection as well). `device` and `dtype` are for the layer's own
-        weights."""
+        `head` (and the head's projection as well). `tail_dropout` is one rate for all tails, or one
+        per tail. With `head_projection` the head has an unshared projection. `device` and `dtype`
+        are for the layer's own weights."""
         super().__init__()
         self.bands: Bands = bands
         self.tie: Tie = Tie(tie)
         self.impl: Impl = impl
         self.in_dim: int = bands.dim if in_dim is None else in_dim
-        self.tail_dropout: float = tail_dropout
+        self.tail_dropout: float | Sequence[float] = tail_dropout
         self.input_dropout: float = input_dropout
+        if isinstance(tail_dropout, Sequence):
+            self.tail_rates: tuple[float, ...] = tuple(tail_dropout)
+        else:
+            self.tail_rates = (tail_dropout,) * bands.num_tails
+        self.has_head_projection: bool = head_projection
         self.ignore_index: int = ignore_index
         self.reduction: Literal["mean", "sum", "none"] = reduction
         self._tied_to = (tied_to,)  # in a tuple: an attribute would register the layer again
@@ -167,9 +179,22 @@ class AdaptiveSoftmax(nn.Module):
         (tied_to,) = self._tied_to
         if self.reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction={self.reduction!r}: choose from mean, sum, none")
-        for name in ("tail_dropout", "input_dropout"):
-            if not 0 <= getattr(self, name) < 1:
+        for name, rates in (
+            ("tail_dropout", self.tail_rates),
+            ("input_dropout", (self.input_dropout,)),
+        ):
+            if not all(0 <= rate < 1 for rate in rates):
                 raise ValueError(f"{name}={getattr(self, name)}: a dropout rate lies in [0, 1)")
+        if len(self.tail_rates) != self.bands.num_tails:
+            raise ValueError(
+                f"tail_dropout={self.tail_dropout}: give one rate, or one per tail "
+                f"({self.bands.num_tails})"
+            )
+        if self.has_head_projection and self.tie.shares_head_projection:
+            raise ValueError(
+                "head_projection=True: tie='head' shares the input's projection; use "
+                "tie='projections', or leave it out"
+            )
         if (tied_to is None) != (self.tie == Tie.NONE):
             raise ValueError(
                 f"tie={self.tie.value!r}: tying needs both `tied_to`, the input layer, and `tie`, "
@@ -206,6 +231,9 @@ class AdaptiveSoftmax(nn.Module):
             if needs_projection
             else None
         )
+        self.head_projection: nn.Parameter | None = (
+            parameter(bands.dim, bands.dim) if self.has_head_projection else None
+        )
         self.embeddings: nn.ParameterList = nn.ParameterList(
             parameter(size, width)
             for size, width in zip(bands.sizes, bands.widths, strict=True)
@@ -232,6 +260,8 @@ class AdaptiveSoftmax(nn.Module):
         yield "clusters", alone if self.tie.shares_embeddings else head
         for index in range(len(self.tail_projections)):
             yield f"tail_projections.{index}", initial.xavier_uniform()
+        if self.head_projection is not None:
+            yield "head_projection", initial.xavier_uniform()
         if self.projection is not None:
             yield "projection.weight", initial.xavier_uniform()
 
@@ -264,6 +294,7 @@ class AdaptiveSoftmax(nn.Module):
     def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
         """`nll` of the head and of every tail, added up: per token, or sums."""
         _require_width(hidden, self.in_dim)
+        targets = _known(targets, self.bands.vocab_size, self.unknown_id)
         hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.bands.vocab_size)
         hidden_ND = self._enter(hidden_ND)
         if self.table_shards is not None:
@@ -335,6 +366,8 @@ class AdaptiveSoftmax(nn.Module):
 
     def _project_head(self, hidden: Tensor) -> Tensor:
         (tied_to,) = self._tied_to
+        if self.head_projection is not None:
+            return F.linear(hidden, self.head_projection)
         if tied_to is None or not self.tie.shares_head_projection:
             return hidden
         return F.linear(hidden, tied_to.projections[0].T)
@@ -345,7 +378,7 @@ class AdaptiveSoftmax(nn.Module):
             projection = self.tail_projections[band - 1]
         else:
             projection = tied_to.band_weights(band)[1].T
-        return dropout(F.linear(hidden, projection), self.tail_dropout, self.training)
+        return dropout(F.linear(hidden, projection), self.tail_rates[band - 1], self.training)
 
     def _head_weight(self) -> Tensor:
         return torch.cat(self._head_tables())
@@ -377,10 +410,12 @@ class AdaptiveSoftmax(nn.Module):
     def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
         """PyTorch's module with a copy of these weights."""
         bands = self.bands
-        if self.tie != Tie.NONE or self.projection is not None or bands.num_tails == 0:
+        projects = self.projection is not None or self.has_head_projection
+        if self.tie != Tie.NONE or projects or bands.num_tails == 0:
             raise ValueError(
-                f"tie={self.tie.value!r}, in_dim={self.in_dim}, cutoffs={bands.cutoffs}: PyTorch's "
-                "module has no tied weights, takes vectors as wide as the head and needs a cutoff"
+                f"tie={self.tie.value!r}, in_dim={self.in_dim}, head_projection="
+                f"{self.has_head_projection}, cutoffs={bands.cutoffs}: PyTorch's module has "
+                "no tied weights, does not project its head and needs a cutoff"
             )
         module = nn.AdaptiveLogSoftmaxWithLoss(
             bands.dim, bands.vocab_size, bands.cutoffs, div_value=bands.factor
@@ -398,6 +433,10 @@ def _torch_tail(module: nn.AdaptiveLogSoftmaxWithLoss, band: int) -> tuple[Tenso
     tail = module.tail[band - 1]
     assert isinstance(tail, nn.Sequential)
     return tail[0].weight, tail[1].weight  # type: ignore[return-value]
+
+
+def _known(targets: Tensor, vocab_size: int, unknown_id: int | None) -> Tensor:
+    return targets if unknown_id is None else targets.where(targets < vocab_size, unknown_id)
 
 
 def _flatten(

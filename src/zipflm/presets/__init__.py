@@ -40,9 +40,13 @@ DATASETS = {
         is_of_the_paper=True, purpose="the paper's, for a billion words and 32 or 64 GPUs"
     ),
     "wikitext-2": Dataset(purpose="a few million words; minutes on a GPU"),
+    "toy": Dataset(is_for_a_cpu=True, purpose="a handful of sentences; seconds on a CPU"),
     "tiny": Dataset(is_for_a_cpu=True, purpose="to try things out; a minute on a CPU"),
     "demo": Dataset(
         is_for_a_cpu=True, purpose="a first comparison on a small text; minutes on a CPU"
+    ),
+    "small": Dataset(
+        is_for_a_cpu=True, purpose="a useful model of 1 to 3 million words; half an hour on a CPU"
     ),
 }
 FACTORIZATIONS = tuple(BY_LABEL)
@@ -53,7 +57,7 @@ def preset(
 ) -> Config:
     """The config of one model of the paper, or of a smaller one for a smaller text.
 
-    `wikitext-2` trains on a GPU in minutes, `tiny` and `demo` on a CPU.
+    `wikitext-2` trains on a GPU in minutes; `toy`, `tiny`, `demo` and `small` on a CPU.
     `size` scales the decoder as the paper does for Billion Word; `variant` names an ablation
     (`variants` lists them).
     """

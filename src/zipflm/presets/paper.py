@@ -23,6 +23,7 @@ class _Text:
     vocab_size: int
     bpe_vocab_size: int
     cutoffs: tuple[int, ...]
+    sm_dim: int
     asm_dim: int
     highway_layers: int
     tied: Tie
@@ -39,6 +40,7 @@ _TEXTS = {
         vocab_size=267_744,
         bpe_vocab_size=33_337,
         cutoffs=(20_000, 60_000),
+        sm_dim=512,
         asm_dim=64,
         highway_layers=1,
         tied=Tie.PROJECTIONS,
@@ -52,6 +54,7 @@ _TEXTS = {
         vocab_size=793_304,
         bpe_vocab_size=32_347,
         cutoffs=(60_000, 160_000),
+        sm_dim=64,
         asm_dim=256,
         highway_layers=2,
         tied=Tie.EMBEDDINGS,
@@ -91,7 +94,7 @@ def family(dataset: str, factorization: str, size: str) -> Family:
         layers=Layers(
             cutoffs=text.cutoffs,
             dim=decoder.dim,
-            sm_dim=512,
+            sm_dim=text.sm_dim,
             asm_dim=text.asm_dim,
             tail_dropout=text.tail_dropout,
             characters=CharacterInput(highway_layers=text.highway_layers),

@@ -85,4 +85,5 @@ def _spellings(config: Config, vocabulary: Vocabulary) -> Tensor | None:
     """What character input needs to know of the words."""
     if not isinstance(config.input, CharacterInput):
         return None
-    return torch.from_numpy(spellings(vocabulary, config.input.max_bytes))
+    chars = config.input
+    return torch.from_numpy(spellings(vocabulary, chars.max_bytes, markers=chars.markers))

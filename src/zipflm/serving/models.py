@@ -66,7 +66,8 @@ def served(name: str, lm: TrainedModel) -> ServedModel:
     _copy_from_disk(lm)
     run = lm.run
     codes = None if run.codes is None else Codes(run.codes.merges)
-    reader = TextReader(TextEncoder(run.vocabulary, codes, run.splitting), lm.engine.unit)
+    encoder = TextEncoder(run.vocabulary, codes, run.splitting)
+    reader = TextReader(encoder, lm.engine.unit, run.config.num_predicted)
     return ServedModel(name, lm, reader, _facts(name, lm))
 
 

@@ -98,7 +98,8 @@ class Steps:
         output, device = engine.model.output, engine.device
         # Which of the two is faster is measured in benchmarks/decoding.py.
         chooser = AllWords if device.type == "cuda" else NextWord
-        self._next_word = chooser(output, never_written(reader.vocabulary, True).to(device))
+        forbidden = never_written(reader.vocabulary, True)[: reader.num_predicted]
+        self._next_word = chooser(output, forbidden.to(device))
         self._most_likely = NextWord(output)
         self.rows: list[Row] = []
         self._cache = RaggedCache()

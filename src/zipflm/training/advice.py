@@ -50,8 +50,8 @@ def slowness(operations: float, what: str) -> str | None:
     if seconds < _LONG:
         return None
     return (
-        f"no GPU: {what} needs about {in_words(seconds)} here; try the presets tiny or demo, which "
-        "are made for a CPU, or fewer updates (training.max_updates)"
+        f"no GPU: {what} needs about {in_words(seconds)} here; try the presets tiny, demo or "
+        "small, which are made for a CPU, or fewer updates (training.max_updates)"
     )
 
 

@@ -4,7 +4,23 @@ from loaded_models import loaded, on_disk
 
 from zipflm.interop.huggingface.exchange import export_run
 
+# Marks of transformers' own tests, which test_transformers_suite runs.
+MARKS = (
+    "accelerate_tests",
+    "flash_attn_test",
+    "flash_attn_3_test",
+    "flash_attn_4_test",
+    "generate",
+    "torch_compile_test",
+    "torch_export_test",
+)
+
 LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
+
+
+def pytest_configure(config):
+    for mark in MARKS:
+        config.addinivalue_line("markers", mark)
 
 
 @pytest.fixture(scope="session")

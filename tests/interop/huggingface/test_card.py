@@ -33,8 +33,9 @@ def test_measured_numbers_come_with_their_protocol(run):
 
 
 def test_it_begins_with_what_a_hub_reads(run):
-    head = card(run).split("---")[1]
+    _, head, body = card(run).split("---", 2)
     assert "library_name: transformers" in head and "pipeline_tag: text-generation" in head
+    assert "import zipflm.interop.huggingface" in body.strip().splitlines()[0]
 
 
 def test_without_a_measurement_there_is_no_number(runs):

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -51,24 +52,33 @@ def lm(tmp_path_factory):
     return lm, root
 
 
-@pytest.fixture(scope="module")
-def results(harness, lm):
-    """Totals of both tasks, and every single answer, of the command in docs/huggingface.md."""
-    _, root = lm
-    (shown,) = re.findall(r"^lm_eval run (.*)$", PAGE.read_text(), re.MULTILINE)
-    command = [*harness, *shown.split(), "--batch_size=3", "--output_path=out", "--log_samples"]
+def answers(harness, root, number, tasks):
+    """Totals of tasks, and every single answer, of a command in docs/huggingface.md."""
+    shown = re.findall(r"^lm_eval run (.*)$", PAGE.read_text(), re.MULTILINE)[number]
+    out = root / f"out-{number}"
+    command = [*harness, *shlex.split(shown), "--batch_size=3", f"--output_path={out}"]
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "HF_HOME": str(root / "home")}
     done = subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, timeout=250
+        [*command, "--log_samples"],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (total,) = (root / "out").rglob("results_*.json")
+    (total,) = out.rglob("results_*.json")
     samples = {}
-    for task in ("zipflm_words", "zipflm_endings"):
-        (path,) = (root / "out").rglob(f"samples_{task}_*.jsonl")
+    for task in tasks:
+        (path,) = out.rglob(f"samples_{task}_*.jsonl")
         found = [json.loads(line) for line in path.read_text().splitlines()]
         samples[task] = sorted(found, key=lambda sample: sample["doc_id"])
     return json.loads(total.read_text())["results"], samples
+
+
+@pytest.fixture(scope="module")
+def results(harness, lm):
+    return answers(harness, lm[1], 0, ("zipflm_words", "zipflm_endings"))
 
 
 @pytest.mark.slow
@@ -81,6 +91,17 @@ def test_rolling_perplexity_is_that_of_score(lm, results):
         -sum(text.logprob for text in scored) / sum(len(text.words) for text in scored)
     )
     assert totals["zipflm_words"]["word_perplexity,none"] == pytest.approx(perplexity, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_text_of_ones_own_has_the_perplexity_of_score(harness, lm):
+    text = "the cat sat on the mat\na mouse slept\n"
+    (lm[1] / "more.txt").write_text(text)
+    totals, samples = answers(harness, lm[1], 1, ["zipflm_words"])
+    scored = lm[0].score(text.removesuffix("\n"))
+    (sample,) = samples["zipflm_words"]
+    assert float(sample["resps"][0][0]) == pytest.approx(scored.logprob, abs=1e-4)
+    assert totals["zipflm_words"]["word_perplexity,none"] == pytest.approx(scored.perplexity)
 
 
 @pytest.mark.slow

@@ -223,14 +223,13 @@ def test_a_new_model_starts_as_the_native_one_does():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "input_ids=None"),
+        ({}, "input_ids, inputs_embeds"),
         ({"input_ids": torch.tensor([2, 5])}, r"input_ids.shape=\(2,\)"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one"),
         ({"input_ids": torch.tensor([[2, 9_999]])}, "words=9999: outside the vocabulary"),
         ({"input_ids": torch.tensor([[2.0]])}, "word ids are integers"),
         ({"input_ids": torch.tensor([[2]]), "labels": torch.ones(1, 2)}, "labels.shape"),
-        ({"inputs_embeds": torch.ones(1, 2, 8)}, "inputs_embeds"),
-        ({"input_ids": torch.tensor([[2]]), "output_attentions": True}, "output_attentions"),
+        ({"inputs_embeds": torch.ones(1, 2, 8)}, r"inputs_embeds.shape=\(1, 2, 8\)"),
         (
             {"input_ids": torch.tensor([[2, 5]]), "position_ids": torch.tensor([[0, 0]])},
             "position_ids",
@@ -243,9 +242,102 @@ def test_bad_input_is_named(word_data, arguments, message):
         model(**arguments)
 
 
+def test_misspelled_arguments_are_refused(model, words):
+    with pytest.raises(TypeError, match="lables"):
+        model(words, lables=words)
+    with pytest.raises(ValueError, match="tempreature"):
+        model.generate(words, tempreature=0.5)
+
+
+@torch.no_grad()
+def test_shifted_labels_are_taken_as_they_are(model, words):
+    shifted = torch.cat([words[:, 1:], torch.full((3, 1), -100)], 1)
+    expected = model(words, labels=words).loss
+    torch.testing.assert_close(model(words, shift_labels=shifted).loss, expected)
+    torch.testing.assert_close(model(words, labels=words, shift_labels=shifted).loss, expected)
+    assert model(words, shift_labels=words).loss != expected
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_attention_weights_are_those_of_eager_attention(model, words, side):
+    more, mask = padded(words, 2, side)
+    expected = model(more, attention_mask=mask)
+    output = model(more, attention_mask=mask, output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(output.logits, expected.logits, atol=2e-5, rtol=0)
+    assert [weights.shape for weights in output.attentions] == [(3, 4, 11, 11)] * 2
+    for weights in output.attentions:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4, 11))
+        assert not weights.triu(1).any()
+        is_word = mask.bool()
+        assert not weights[0, 0][is_word[0]][:, ~is_word[0]].any()
+    assert len(output.hidden_states) == 3
+    logits = model.model.output.log_probs(output.hidden_states[-1])
+    torch.testing.assert_close(logits[mask.bool()], output.logits[mask.bool()])
+    assert expected.attentions is None and expected.hidden_states is None
+    model.set_attn_implementation("eager")
+    assert model(more, attention_mask=mask).logits.equal(output.logits)
+
+
+def test_vectors_stand_for_ids_and_a_prompt_of_vectors_learns(model, words):
+    vectors = model.get_input_embeddings()(words).detach().requires_grad_()
+    output = model(inputs_embeds=vectors, labels=words)
+    assert output.loss.equal(model(words, labels=words).loss)
+    output.loss.backward()
+    assert vectors.grad.abs().sum() > 0
+    generated = model.generate(
+        inputs_embeds=vectors.detach(), max_new_tokens=7, eos_token_id=None, do_sample=False
+    )
+    assert generated.equal(written(model, words))
+
+
+def test_the_input_layer_can_be_hooked_and_replaced(model, words):
+    layer = model.get_input_embeddings()
+    assert model.get_submodule("embeddings.word_embeddings") is layer  # where PEFT looks
+    expected = model(words).logits
+    with layer.register_forward_hook(lambda *call: call[2] + 1):  # as NEFTune does
+        assert not model(words).logits.equal(expected)
+    model.set_input_embeddings(torch.nn.Sequential(layer))
+    assert model(words).logits.equal(expected)
+
+
+def test_gradient_checkpointing_keeps_less_and_gives_the_same_gradients(model, words):
+    def step():
+        kept = []
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+            loss = model(words, labels=words).loss
+        loss.backward()
+        return sum(x.numel() for x in kept), [p.grad.clone() for p in model.parameters()]
+
+    all_kept, expected = step()
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    some_kept, gradients = step()
+    assert some_kept < 0.7 * all_kept
+    torch.testing.assert_close(gradients, expected)
+    model.gradient_checkpointing_disable()
+    assert not model.is_gradient_checkpointing and step()[0] == all_kept
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_mask_can_be_compiled_and_exported(model, words):
+    more, mask = padded(words, 2, "left")
+    expected = model(more, attention_mask=mask).logits
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    logits = compiled(more, attention_mask=mask).logits
+    torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
+    inputs = {"input_ids": more, "attention_mask": mask}
+    program = torch.export.export(model, (), inputs).module()
+    torch.testing.assert_close(program(**inputs).logits, expected, atol=2e-5, rtol=0)
+    unpadded = program(input_ids=more, attention_mask=torch.ones_like(mask)).logits
+    torch.testing.assert_close(unpadded, model(more).logits, atol=2e-5, rtol=0)
+
+
 def test_the_vocabulary_and_the_kind_of_cache_are_fixed(word_data, words):
     model = model_of(loaded(word_data, "ADP-T").run)
-    model.resize_token_embeddings(model.config.vocab_size)
+    assert model.resize_token_embeddings(model.config.vocab_size) is model.get_input_embeddings()
     with pytest.raises(ValueError, match="new_num_tokens=9: the vocabulary"):
         model.resize_token_embeddings(9)
     with pytest.raises(ValueError, match="a StaticCache returns other words"):

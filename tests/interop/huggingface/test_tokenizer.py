@@ -164,6 +164,22 @@ def test_the_start_can_be_left_out_and_padding_put_on_either_side(exported):
         assert both.attention_mask == [[int(id != 1) for id in row] for row in rows]
 
 
+@pytest.mark.parametrize("name", ["bos_token", "eos_token", "pad_token", "unk_token"])
+def test_other_special_tokens_are_refused(name, exported):
+    for token in ("<s>", "<none>", None):
+        with pytest.raises(ValueError, match=f"{name}="):
+            AutoTokenizer.from_pretrained(exported["ADP-T"], **{name: token})
+
+
+def test_padding_can_be_the_line_end_and_stays_so_when_saved(exported, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(exported["ADP-T"], pad_token="</s>")
+    tokenizer.save_pretrained(tmp_path)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        padded = each(["a", "a a"], padding=True)
+        assert each.pad_token_id == 2 and padded.input_ids[0][2:] == [2]
+        assert padded.attention_mask[0] == [1, 1, 0]
+
+
 def test_what_would_change_the_vocabulary_is_refused(tmp_path):
     tokenizer = TOKENIZERS[RULES[0], "word"]
     with pytest.raises(ValueError, match="token 'new': not in the vocabulary, which is fixed"):

@@ -18,8 +18,8 @@ try:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as _error:
     raise ImportError(
-        "zipflm.interop.huggingface needs transformers: "
-        f"pip install 'transformers>=5.17' accelerate ({_error})"
+        "zipflm.interop.huggingface needs transformers: pip install "
+        f"'zipflm[hf] @ git+https://github.com/zipflm/zipflm' ({_error})"
     ) from _error
 
 from zipflm.interop.huggingface.config import ZipfConfig

@@ -19,12 +19,14 @@ tags:
 - zipflm
 - {tag}
 ---
+
+**Run `import zipflm.interop.huggingface` before you load this model.** Without it `transformers`
+does not know the architecture, and its errors advise an update or `trust_remote_code`, neither of
+which helps.
+Install: `pip install "zipflm[hf] @ git+https://github.com/zipflm/zipflm"`
 """
 
 _USE = """## Use
-
-The architecture is part of the package `zipflm` (`pip install 'zipflm[hf]'`); importing it makes it
-known to `transformers`, and no remote code is trusted.
 
 ```python
 import zipflm.interop.huggingface

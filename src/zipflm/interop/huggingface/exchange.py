@@ -99,6 +99,11 @@ def _require_size(size: str | int) -> None:
 
 def model_of(run: LoadedRun) -> ZipfForCausalLM:
     """The model of a run, around the same weights."""
+    if run.config.num_predicted < run.config.vocab_size:
+        raise ValueError(
+            f"input.predicted_words={run.config.num_predicted}: transformers' models predict every "
+            "word that they read; export a model without it"
+        )
     facts = to_dict(TextFacts.of(_encoder_of(run)))
     config = ZipfConfig.of(run.config, text=facts, updates=run.checkpoint.update)
     model = ZipfForCausalLM(config, run.model)
@@ -266,7 +271,8 @@ def _native_weights(folder: Path, config: Config, vocabulary: Vocabulary) -> dic
             raise ValueError(f"{folder}: unknown weight {unquoted(name)}")
         weights[ours] = tensor.float() if tensor.dtype in _FLOATS else tensor
     if isinstance(config.input, CharacterInput):
-        table = torch.from_numpy(spellings(vocabulary, config.input.max_bytes))
+        chars = config.input
+        table = torch.from_numpy(spellings(vocabulary, chars.max_bytes, markers=chars.markers))
         saved = weights.pop(_SPELLINGS, None)
         if saved is None or not torch.equal(saved, table):
             raise ValueError(

@@ -13,18 +13,19 @@ Shapes: B rows, T words, S words including earlier ones, D model width, V words 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from zipflm.interop.huggingface.config import ZipfConfig
-from zipflm.interop.huggingface.past import View, after_last_word
+from zipflm.interop.huggingface.past import EagerAttention, View, after_last_word
 from zipflm.model.inputs import CharacterEmbedding
 from zipflm.model.language_model import LanguageModel
-from zipflm.quoting import unquoted
+from zipflm.quoting import quoted, unquoted
 
 _IGNORED = -100
 """A label that is not scored, in all of `transformers`."""
@@ -38,9 +39,11 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class: type[PretrainedConfig] | None = ZipfConfig
     main_input_name = "input_ids"
+    base_model_prefix = "model"
     _supports_sdpa = True
     # Tied weights are read across the model, which must therefore stay on one device.
     _no_split_modules = ["LanguageModel"]
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: ZipfConfig, model: LanguageModel | None = None) -> None:
         """With first weights, or around a `model` of that config, which is not copied; if it has
@@ -84,11 +87,15 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Any | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        shift_labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
@@ -96,47 +103,81 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
 
         `attention_mask` is 0 for padding, on either side. With `labels`, those of the words
         themselves, `loss` is the mean over all that have a word before them and are neither -100
-        nor padding; `num_items_in_batch` replaces their number where gradients are accumulated.
-        `logits_to_keep` is a number of last positions, or which ones. `use_cache` returns
-        `past_key_values`, to which later words are added.
+        nor padding; `shift_labels` are labels of the words that follow. `num_items_in_batch`
+        replaces their number where gradients are accumulated. `inputs_embeds` stands for
+        `get_input_embeddings()(input_ids)`. `logits_to_keep` is a number of last positions, or
+        which ones. `use_cache` returns `past_key_values`, to which later words are added.
+        `hidden_states` are those before every layer and the last ones, normed.
+        `position_ids` may be given if they say what follows from `attention_mask`.
         """
-        words_BT = self._checked_words(input_ids, kwargs)
+        # Not among the parameters: generate would make its own, which count padding on the right.
+        position_ids = kwargs.pop("position_ids", None)
+        if kwargs:
+            raise TypeError(
+                f"{type(self).__name__}.forward() got an unexpected keyword argument "
+                f"{quoted(next(iter(kwargs)))}"
+            )
+        inputs = _checked_inputs(input_ids, inputs_embeds, self.config.hidden_size)
         cache = past_key_values
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
-        view = View(words_BT, cache, attention_mask)
-        if kwargs.get("position_ids") is not None:
-            view.require_positions(kwargs["position_ids"])
-        hidden_BTD: Tensor = self.model(words_BT, None if view.is_plain else view)
+        view = View(inputs, cache, attention_mask)
+        if position_ids is not None:
+            view.require_positions(position_ids)
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        is_eager = output_attentions or self.config._attn_implementation == "eager"
+        attention = EagerAttention() if is_eager else None
+        states: list[Tensor] = []
+        with attention or nullcontext():
+            embedded_BTD = self.model.input(inputs) if inputs_embeds is None else inputs
+            past = view if is_eager or not view.is_plain else None
+            hidden_BTD: Tensor = self.model.decoder(
+                embedded_BTD, past, states if output_hidden_states else None
+            )
         loss = None
-        if labels is not None:
-            loss = self._loss(hidden_BTD, labels, view.mask_BT, num_items_in_batch)
+        if labels is not None or shift_labels is not None:
+            loss = self._loss(hidden_BTD, labels, shift_labels, view.mask_BT, num_items_in_batch)
         logits = None
         if return_logits is None:
             return_logits = self.config.return_logits
-        if labels is None or return_logits or not _is_zero(logits_to_keep):
+        if loss is None or return_logits or not _is_zero(logits_to_keep):
             logits = self._logits(hidden_BTD, view.mask_BT, logits_to_keep)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            hidden_states=(*states, hidden_BTD) if output_hidden_states else None,
+            attentions=tuple(attention.weights) if attention and output_attentions else None,
+        )
         is_wanted = self.config.return_dict if return_dict is None else return_dict
         return output if is_wanted else output.to_tuple()
 
     def _loss(
         self,
         hidden_BTD: Tensor,
-        labels_BT: Tensor,
+        labels_BT: Tensor | None,
+        shifted_BT: Tensor | None,
         mask_BT: Tensor | None,
         num_items: Tensor | int | None,
     ) -> Tensor:
-        if labels_BT.shape != hidden_BTD.shape[:2]:
+        given = labels_BT if shifted_BT is None else shifted_BT
+        assert given is not None
+        if given.shape != hidden_BTD.shape[:2]:
             raise ValueError(
-                f"labels.shape={tuple(labels_BT.shape)}: give a label for every id, "
+                f"labels.shape={tuple(given.shape)}: give a label for every id, "
                 f"{tuple(hidden_BTD.shape[:2])}; they are shifted here"
             )
-        targets = labels_BT[:, 1:].to(hidden_BTD.device)
+        targets = given.to(hidden_BTD.device)
         scored = targets != _IGNORED
         if mask_BT is not None:
-            scored = scored & mask_BT[:, 1:] & mask_BT[:, :-1]
-        total = self.model.output.nll(hidden_BTD[:, :-1], targets, scored).sum()
+            scored = scored & mask_BT
+        if shifted_BT is None:
+            targets, hidden_BTD, scored = targets[:, 1:], hidden_BTD[:, :-1], scored[:, 1:]
+            scored = scored if mask_BT is None else scored & mask_BT[:, :-1]
+        total = self.model.output.nll(hidden_BTD, targets, scored).sum()
         if num_items is None:
             return total / scored.sum().clamp(min=1)
         return total / torch.as_tensor(num_items, device=total.device)
@@ -152,18 +193,29 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
             kept = hidden_BTD[:, logits_to_keep]
         return self.model.output.log_probs(kept)
 
-    def _checked_words(self, words: Tensor | None, options: dict[str, Any]) -> Tensor:
-        for name in ("inputs_embeds", "output_attentions", "output_hidden_states"):
-            if options.get(name) is not None and options[name] is not False:
-                raise ValueError(f"{name}: this model has none to take or to give; leave it out")
-        if words is None:
-            raise ValueError("input_ids=None: give ids of words, [rows, words]")
-        if words.dim() != 2 or words.shape[1] == 0:
-            raise ValueError(
-                f"input_ids.shape={tuple(words.shape)}: give [rows, words], of which there is at "
-                "least one, the </s> that a text begins with"
-            )
-        return words
+    def get_input_embeddings(self) -> nn.Module:
+        """The input layer: ids in, vectors of the model's width out. It is not one table."""
+        return self.model.input
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the input layer; a tied output layer keeps the weights it was tied to."""
+        self.model.input = value  # type: ignore[assignment]
+
+    @property
+    def embeddings(self) -> nn.ModuleDict:
+        """Holds the input layer as `word_embeddings`, the first place where PEFT's prompt tuning
+        looks for it; elsewhere it would expect one table."""
+        return nn.ModuleDict({"word_embeddings": self.model.input})
+
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1
+    ) -> None:
+        """Let layers compute activations again, all but attention's; the library's own function,
+        which would compute that too, is not used."""
+        self.gradient_checkpointing = enable
+        for index, layer in enumerate(self.model.decoder.layers):
+            is_chosen = enable and index % every_n_layers == 0
+            layer.recompute = "layer" if is_chosen else "none"  # type: ignore[assignment]
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *_: Any, **__: Any) -> Any:
         """Refused: words are ranked by their counts, and a new one has no rank."""
@@ -172,9 +224,30 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
                 f"new_num_tokens={new_num_tokens}: the vocabulary of {self.config.vocab_size} ids "
                 "is fixed; train a model with the larger one"
             )
+        return self.get_input_embeddings()
 
-    def _init_weights(self, module: torch.nn.Module) -> None:
+    def _init_weights(self, module: nn.Module) -> None:
         """Nothing: layers initialise themselves when they are made, as the paper says."""
+
+
+def _checked_inputs(words: Tensor | None, vectors: Tensor | None, width: int) -> Tensor:
+    """Ids [B, T], or vectors [B, T, D]."""
+    if (words is None) == (vectors is None):
+        raise ValueError("input_ids, inputs_embeds: give one of them")
+    if words is None:
+        assert vectors is not None
+        if vectors.dim() != 3 or vectors.shape[2] != width:
+            raise ValueError(
+                f"inputs_embeds.shape={tuple(vectors.shape)}: give [rows, words, {width}], as "
+                "get_input_embeddings() returns them"
+            )
+        return vectors
+    if words.dim() != 2 or words.shape[1] == 0:
+        raise ValueError(
+            f"input_ids.shape={tuple(words.shape)}: give [rows, words], of which there is at "
+            "least one, the </s> that a text begins with"
+        )
+    return words
 
 
 def _is_zero(logits_to_keep: int | Tensor) -> bool:

@@ -8,10 +8,13 @@ Shapes: B rows, T new words, S words including earlier ones, H heads, K head wid
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from zipflm.quoting import quoted
 
@@ -19,11 +22,12 @@ from zipflm.quoting import quoted
 class View:
     """Which words a call sees, and where they stand: a `Past` for the decoder."""
 
-    def __init__(self, words_BT: Tensor, cache: Any | None, mask_BS: Tensor | None) -> None:
-        """`mask_BS` is 0 for padding, among earlier words too."""
-        self._cache, self._device = cache, words_BT.device
+    def __init__(self, inputs: Tensor, cache: Any | None, mask_BS: Tensor | None) -> None:
+        """`inputs` are words [B, T] or their vectors [B, T, D]; `mask_BS` is 0 for padding, among
+        earlier words too."""
+        self._cache, self._device = cache, inputs.device
         self._start = 0 if cache is None else int(cache.get_seq_length())
-        rows, number = words_BT.shape
+        rows, number = inputs.shape[:2]
         self._mask_BS = _checked_mask(mask_BS, rows, self._start + number)
         self._positions_BT = None
         if self._mask_BS is not None:
@@ -77,19 +81,58 @@ class View:
         if isinstance(ours, int):
             ours = torch.arange(ours, ours + positions.shape[-1], device=positions.device)[None]
         is_word = torch.ones_like(ours, dtype=torch.bool) if self.mask_BT is None else self.mask_BT
-        if positions.dim() != 2 or not bool(((positions == ours) | ~is_word).all()):
-            raise ValueError(
-                f"position_ids={quoted(positions.tolist())}: positions follow from attention_mask "
-                "and past_key_values here; leave them out, and put each text into a row of its own"
-            )
+        advice = (
+            "positions follow from attention_mask and past_key_values here; leave them out, and "
+            "put each text into a row of its own"
+        )
+        are_ours = ((positions == ours) | ~is_word).all()
+        if torch.compiler.is_compiling():
+            torch._assert_async(are_ours, f"position_ids: {advice}")
+        elif positions.dim() != 2 or not bool(are_ours):
+            raise ValueError(f"position_ids={quoted(positions.tolist())}: {advice}")
 
     @property
     def _is_padded_on_the_right(self) -> bool:
         """Where causality hides it; or not at all."""
         if self._mask_BS is None:
             return True
+        if torch.compiler.is_compiling():  # no branch may depend on values
+            return False
         # Nothing but padding behind padding.
         return bool((self._mask_BS[:, 1:] <= self._mask_BS[:, :-1]).all())
+
+
+class EagerAttention(TorchFunctionMode):
+    """Within this context attention is computed step by step, and its weights are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+        """One [B, H, T, S] per layer."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        is_attention = function is F.scaled_dot_product_attention
+        return (self._attend if is_attention else function)(*args, **(kwargs or {}))
+
+    def _attend(
+        self,
+        query_BHTK: Tensor,
+        key_BHSK: Tensor,
+        value_BHSK: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+    ) -> Tensor:
+        scores_BHTS = query_BHTK @ key_BHSK.transpose(2, 3) / math.sqrt(query_BHTK.shape[3])
+        if is_causal:
+            attn_mask = torch.ones_like(scores_BHTS[0, 0], dtype=torch.bool).tril()
+        if attn_mask is not None:
+            scores_BHTS = scores_BHTS.masked_fill(~attn_mask, -torch.inf)
+        weights_BHTS = scores_BHTS.softmax(-1, torch.float32).to(query_BHTK.dtype)
+        self.weights.append(weights_BHTS)
+        return F.dropout(weights_BHTS, dropout_p) @ value_BHSK
 
 
 def after_last_word(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -101,7 +144,8 @@ def after_last_word(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def _checked_mask(mask: Tensor | None, rows: int, width: int) -> Tensor | None:
-    """As booleans; None if nothing is padding."""
+    """As booleans; None if nothing is padding, unless this is being compiled or exported, where no
+    branch may depend on values."""
     if mask is None:
         return None
     if tuple(mask.shape) != (rows, width):
@@ -110,4 +154,6 @@ def _checked_mask(mask: Tensor | None, rows: int, width: int) -> Tensor | None:
             f"{(rows, width)}, the words that past_key_values holds included"
         )
     is_word_BS = mask != 0
+    if torch.compiler.is_compiling():
+        return is_word_BS
     return None if bool(is_word_BS.all()) else is_word_BS

@@ -49,6 +49,13 @@ _WHITE_SPACE = Regex(
 )
 _BYTE_ORDER_MARK = "\ufeff"
 
+_SPECIAL_TOKENS = {
+    "bos_token": (SPECIALS[END],),
+    "eos_token": (SPECIALS[END],),
+    "pad_token": (SPECIALS[PAD], SPECIALS[END]),  # hidden by the mask, whichever it is
+    "unk_token": (SPECIALS[UNKNOWN],),
+}
+
 _REMEMBERED = 1 << 15
 """Stretches of text between white space whose ids are remembered, if they are short."""
 _LONGEST_REMEMBERED = 100
@@ -89,18 +96,19 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         if (facts := parsed(text)) is not None:
             facts.require(self.text_encoder)
         self._tokenizer = _looking_up(self.vocabulary)
-        # Whatever a file says of these: the model knows specials by their ids.
         fixed = {
             "unit": unit,
             "text": to_dict(TextFacts.of(self.text_encoder)),
             "clean_up_tokenization_spaces": False,
-            "bos_token": SPECIALS[END],
-            "eos_token": SPECIALS[END],
-            "pad_token": SPECIALS[PAD],
-            "unk_token": SPECIALS[UNKNOWN],
             "split_special_tokens": True,
         }
         kwargs.setdefault("add_bos_token", True)
+        for name, choices in _SPECIAL_TOKENS.items():
+            if str(kwargs.setdefault(name, choices[0])) not in choices:
+                raise ValueError(
+                    f"{name}={quoted(str(kwargs[name]))}: the model was trained with "
+                    f"{' or '.join(choices)}; leave it out"
+                )
         super().__init__(**(kwargs | fixed))
         self._read_as_the_run_does()
 
