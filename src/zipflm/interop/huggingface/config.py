@@ -8,7 +8,7 @@ for them to find; a file in which the two disagree is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
 
@@ -29,7 +29,7 @@ class ZipfConfig(PretrainedConfig):
     """
 
     model_type = "zipflm"
-    keys_to_ignore_at_inference: list[str] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
     def __init__(
         self,

@@ -145,13 +145,15 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
             return_logits = self.config.return_logits
         if loss is None or return_logits or not _is_zero(logits_to_keep):
             logits = self._logits(hidden_BTD, view.mask_BT, logits_to_keep)
-        output = CausalLMOutputWithPast(
+        # Any: declared as FloatTensor there, which is the type of no tensor.
+        fields: dict[str, Any] = dict(
             loss=loss,
             logits=logits,
             past_key_values=cache,
             hidden_states=(*states, hidden_BTD) if output_hidden_states else None,
             attentions=tuple(attention.weights) if attention and output_attentions else None,
         )
+        output = CausalLMOutputWithPast(**fields)
         is_wanted = self.config.return_dict if return_dict is None else return_dict
         return output if is_wanted else output.to_tuple()
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from tokenizers import NormalizedString, PreTokenizedString, Regex, Tokenizer
 from tokenizers.decoders import Decoder
@@ -88,7 +88,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         ids are words or pieces of them, and `text`, which is `TextFacts`, what the files hold."""
         if unit not in get_args(Unit):
             raise ValueError(f"unit={quoted(unit)}: choose from {', '.join(get_args(Unit))}")
-        self.unit: Unit = cast(Unit, unit)
+        self.unit: Unit = unit
         self.text_encoder: TextEncoder = encoder or _encoder(
             vocabulary_file, codes_file, splitting_file
         )
