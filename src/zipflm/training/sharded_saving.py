@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -44,8 +44,7 @@ class BackgroundSaving:
     def __init__(self, process: Process) -> None:
         self._process = process
         group = dist.new_group(backend="gloo", timeout=_LONGEST)
-        assert isinstance(group, dist.ProcessGroup)
-        self._group = group
+        self._group = cast(dist.ProcessGroup, group)  # of which every process is a member
         self._pending: _Pending | None = None
 
     def start(self, root: Path, contents: Contents) -> None:
