@@ -1,5 +1,7 @@
 import errno
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,15 @@ collect_ignore = ["interop/huggingface/ten_steps.py"]
 
 # Tests are small; more threads than this only wait for each other, and for other workers' threads.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1))
+
+
+def pytest_configure(config):
+    """Every warning is an error with the torch of constraints.txt; with another, whose warnings
+    are new, only those of the category of our own."""
+    constraints = (Path(__file__).parents[1] / "constraints.txt").read_text(encoding="utf-8")
+    if torch.__version__.split("+")[0] not in re.findall(r"^torch==(.*)", constraints, re.M):
+        config.addinivalue_line("filterwarnings", "default")
+        config.addinivalue_line("filterwarnings", "error::RuntimeWarning")
 
 
 def pytest_addoption(parser):

@@ -30,7 +30,7 @@ def test_what_is_not_installed_is_named_with_its_remedy(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     error = call("run").exception
     assert isinstance(error, ValueError)
-    assert f"needs {missing}: pip install 'zipflm[serve]'" in str(error)
+    assert f"needs {missing}: pip install fastapi uvicorn" in str(error)
 
 
 @pytest.mark.parametrize(

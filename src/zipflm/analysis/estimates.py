@@ -202,4 +202,4 @@ def _reach(weights: FloatArray, errors: FloatArray, degrees: FloatArray) -> floa
             outside += two_sided_p(reaches[:, None] / errors[own], number) @ weights[own]
         place = int(np.clip(np.count_nonzero(outside > 0.05), 1, len(reaches) - 1))
         low, high = reaches[place - 1 : place + 1]
-    return float(np.interp(-0.05, -outside, reaches))
+    return float(np.interp(-0.05, np.negative(outside), reaches))

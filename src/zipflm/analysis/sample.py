@@ -18,7 +18,7 @@ from zipflm.analysis.frequency_bins import (
     bin_indices,
 )
 from zipflm.analysis.frequency_curve import CurveAt, frequency_curve
-from zipflm.analysis.text_blocks import cut_into_blocks, document_starts
+from zipflm.analysis.text_blocks import TextBlocks, cut_into_blocks, document_starts
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 
 
@@ -40,7 +40,7 @@ class Sample:
         starts = np.asarray(line_starts, dtype=np.int64)
         means = [losses.mean(axis=0) for losses in nll.values()] or [np.zeros(len(self._ids))]
         headings = document_starts(starts, self._ids, vocabulary.words)
-        self.blocks = cut_into_blocks(starts, headings, np.stack(means))
+        self.blocks: TextBlocks = cut_into_blocks(starts, headings, np.stack(means))
 
     def estimates(self, chosen: BoolArray) -> dict[str, Estimate]:
         """The mean loss of every model on some of the words."""
@@ -49,7 +49,7 @@ class Sample:
         counts = np.bincount(places, minlength=number).astype(np.float64)
         return {
             label: mean_of(
-                np.stack([np.bincount(places, own[chosen], minlength=number) for own in losses]),
+                np.array([np.bincount(places, own[chosen], number) for own in losses], np.float64),
                 counts,
             )
             for label, losses in self._nll.items()

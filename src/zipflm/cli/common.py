@@ -23,7 +23,7 @@ INTERRUPTED = 130
 CLOSED_PIPE = 141
 """What a shell makes of a program that writes to `| head` when that has read enough."""
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -55,7 +55,7 @@ def serve(
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"zipflm serve needs {error.name}: pip install 'zipflm[serve]'") from None
+        raise ValueError(f"zipflm serve needs {error.name}: pip install fastapi uvicorn") from None
     from zipflm.serving.server import serve as serve_runs
     from zipflm.serving.tickets import Limits
 

@@ -45,7 +45,7 @@ from zipflm.training.setup import accumulation, check_data
 from zipflm.training.throughput import device_name
 from zipflm.training.trainer import train as train_run
 
-PROTOCOL_FACTS = {
+PROTOCOL_FACTS: dict[str, str] = {
     "losses": "natural logarithm, per word; the end of a sentence counts as a word (column eos)",
     "unknown words": (
         "scored like any other: as the one symbol <unk> by word models (column unk), piece by "

@@ -51,7 +51,7 @@ class Job:
         self._process, self._display = process, display
         self._train, self._score = train, score
         self._member: Member | None = None
-        self.stopped = False
+        self.stopped: bool = False
         """Whether a signal ended the training of this member."""
 
     def run(self, skip: bool) -> Member:

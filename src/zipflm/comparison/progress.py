@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import IO
 
 from rich.console import Console, JustifyMethod, RenderableType
@@ -97,7 +98,7 @@ class Display:
     """Shows all members while `shown` lasts; `enter` says what the current one does."""
 
     def __init__(self, plans: Sequence[Plan], stream: IO[str], is_silent: bool) -> None:
-        self.states = {plan.run.path: State(plan) for plan in plans}
+        self.states: dict[Path, State] = {plan.run.path: State(plan) for plan in plans}
         self._console = Console(file=stream)
         self._is_silent = is_silent
         self._current: State | None = None
@@ -312,8 +313,8 @@ def _max_updates(plan: Plan) -> int:
 
 def print_table(study: Study, stream: IO[str] | None = None) -> None:
     """The comparison on the terminal: what fits into it, the perplexities before all else."""
-    stream = stream or sys.stdout
-    console = Console(file=stream, width=None if stream.isatty() else _UNLIMITED)
+    file = sys.stdout if stream is None else stream
+    console = Console(file=file, width=None if file.isatty() else _UNLIMITED)
     shown = [c for c in columns(study) if c.title not in ("input", "decoder", "output")]
     found = [
         _Column(_title(column), [column.text(row) for row in study.rows], column.is_number)
@@ -322,17 +323,17 @@ def print_table(study: Study, stream: IO[str] | None = None) -> None:
     others = [_title(c) for c in reversed(shown) if c.is_number and c.group != "perplexity"]
     of_others = [_title(c) for c in shown if c.group == "perplexity" and study.split not in c.title]
     table = _fitting(found, [*others, *of_others], console)
-    print(one_line(study.title), file=stream)
+    print(one_line(study.title), file=file)
     # Should the terminal be too narrow even so, it breaks lines and cuts nothing.
-    Console(file=stream, width=_UNLIMITED).print(table)
+    Console(file=file, width=_UNLIMITED).print(table)
     if len(table.columns) < len(found):
-        print("more columns are in the report", file=stream)
+        print("more columns are in the report", file=file)
     # Not by the console, which would break the line inside a path.
     for row in study.rows:
         if row.problem:
-            print(one_line(f"{row.label}: {row.problem}"), file=stream)
+            print(one_line(f"{row.label}: {row.problem}"), file=file)
         for doubt in row.doubts:
-            print(one_line(f"{row.label}: {doubt}"), file=stream)
+            print(one_line(f"{row.label}: {doubt}"), file=file)
 
 
 def _title(column: Column) -> str:

@@ -111,7 +111,8 @@ class Batches:
         if len(tokens.ids) == 0:
             raise ValueError("cannot cut batches from a split with no token")
         tokens.require_whole()
-        self.tokens, self.blocks = tokens, blocks
+        self.tokens: Tokens = tokens
+        self.blocks: Blocks = blocks
         self._ids = tokens.ids
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size

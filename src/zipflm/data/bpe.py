@@ -40,7 +40,7 @@ class Codes:
     """An ordered list of merges."""
 
     def __init__(self, merges: Iterable[Merge]) -> None:
-        self.merges = list(merges)
+        self.merges: list[Merge] = list(merges)
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], num_merges: int) -> Codes:

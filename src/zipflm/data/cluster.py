@@ -123,7 +123,9 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
         import dask
         import distributed
     except ImportError as error:
-        raise ValueError(f"--engine dask: needs {error.name}: pip install 'zipflm[dask]'") from None
+        raise ValueError(
+            f"--engine dask: needs {error.name}: pip install dask distributed"
+        ) from None
     # Words for a log that nobody keeps here: what concerns a user is raised.
     quiet = {"distributed.admin.large-graph-warning-threshold": "1TB"}
     with dask.config.set(quiet), _silent("distributed", "tornado"):

@@ -81,7 +81,9 @@ class ClusterScan:
         self._names = [name if is_url(name) else os.path.abspath(name) for name in names]
         self._ranges: dict[str, list[Chunk]] = {}
         self._digests: list[bytes] = []
-        self.num_tokens = self.num_sentences = self.num_unsplit = 0
+        self.num_tokens: int = 0
+        self.num_sentences: int = 0
+        self.num_unsplit: int = 0
         jobs = ((chunk,) for chunk in self._chunks())
         for chunk, counted in cluster.in_order(count_words, jobs, *self._how):
             self._digests.append(counted.digest)

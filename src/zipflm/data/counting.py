@@ -52,7 +52,7 @@ class WordTable:
     """Words by number, in the order of sight, and how often each occurred."""
 
     def __init__(self, first: str | None = None) -> None:
-        self.index = numbering(first)
+        self.index: defaultdict[str, int] = numbering(first)
         self._counts = np.zeros(1, dtype=np.int64)
 
     @property

@@ -29,8 +29,8 @@ class Encoding:
         A word of which a piece is unknown becomes one `<unk>`, so that words keep their boundaries.
         """
         if codes is None:
-            self.lengths = np.ones(len(words), dtype=np.int64)
-            self.flat = vocabulary.ids(words).astype(np.uint32)
+            self.lengths: NDArray[np.int64] = np.ones(len(words), dtype=np.int64)
+            self.flat: NDArray[np.uint32] = vocabulary.ids(words).astype(np.uint32)
         else:
             _, *split = words
             rows = [[END], *([vocabulary.id(p) for p in pieces] for pieces in codes.split(split))]
@@ -40,7 +40,7 @@ class Encoding:
         self.flat[0] = END
         # A text that spells `<pad>` must not look like padding.
         self.flat[self.flat == PAD] = UNKNOWN
-        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.starts: NDArray[np.int64] = np.cumsum(self.lengths) - self.lengths
 
     @property
     def unknown(self) -> NDArray[np.bool_]:

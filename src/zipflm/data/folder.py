@@ -35,7 +35,9 @@ class DataFolder:
     """A finished data folder; `open` checks it, the splits are mapped on first use."""
 
     def __init__(self, path: Path, facts: DataFacts, vocabulary: Vocabulary) -> None:
-        self.path, self.facts, self.vocabulary = path, facts, vocabulary
+        self.path: Path = path
+        self.facts: DataFacts = facts
+        self.vocabulary: Vocabulary = vocabulary
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> DataFolder:

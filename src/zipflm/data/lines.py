@@ -39,8 +39,9 @@ class TextEncoder:
         codes: Codes | None = None,
         splitting: Splitting = PLAIN,
     ) -> None:
-        self.vocabulary, self.codes = vocabulary, codes
-        self.splitter = Splitter(splitting)
+        self.vocabulary: Vocabulary = vocabulary
+        self.codes: Codes | None = codes
+        self.splitter: Splitter = Splitter(splitting)
         self._seen: dict[str, tuple[int, ...]] = {}
         self._num_characters = 0
         """Of the words seen."""

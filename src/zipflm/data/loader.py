@@ -31,7 +31,9 @@ class Loader:
         """`ahead` batches are kept ready; with `finds_distinct_words` they have those as well."""
         if ahead < 1:
             raise ValueError(f"ahead={ahead}: must be at least 1")
-        self.batches, self.device, self._ahead = batches, torch.device(device), ahead
+        self.batches: Batches = batches
+        self.device: torch.device = torch.device(device)
+        self._ahead = ahead
         self._finds_distinct_words = finds_distinct_words
 
     def __len__(self) -> int:

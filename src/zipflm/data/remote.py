@@ -80,7 +80,7 @@ def _found(name: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError:
-        raise ValueError(f"{name}: needs fsspec: pip install 'zipflm[dask]'") from None
+        raise ValueError(f"{name}: needs fsspec: pip install fsspec") from None
     try:
         files, path = fsspec.core.url_to_fs(name)
         return files, str(path)

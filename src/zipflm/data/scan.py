@@ -88,9 +88,11 @@ class SplitScan(Protocol):
 
     def word_counts(self) -> Iterator[WordBlock]:
         """The different words and their counts, line ends left out."""
+        ...
 
     def encoded(self, vocabulary: Vocabulary, codes: Codes | None) -> Iterator[EncodedChunk]:
         """The chunks in order."""
+        ...
 
 
 class ChunkScan(SplitScan, Protocol):
@@ -106,7 +108,7 @@ class Scan:
     def __init__(self, rename: Rename | None = None) -> None:
         self._table, self._rename = WordTable(LINE_END), rename
         self._pieces: list[tuple[Path, int, Path]] = []
-        self.num_unsplit = 0
+        self.num_unsplit: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -146,7 +148,9 @@ class SpooledScan:
         """`folder` takes the runs; `budget` is what counting may take of the memory, in bytes."""
         self._counts, self._rename = WordCounts(folder, budget), rename
         self._pieces: list[tuple[Path, int, Path]] = []
-        self.num_tokens = self.num_sentences = self.num_unsplit = 0
+        self.num_tokens: int = 0
+        self.num_sentences: int = 0
+        self.num_unsplit: int = 0
 
     def add(self, chunk: ScannedChunk) -> None:
         """Take in a chunk: count its words and keep them beside it."""
@@ -300,8 +304,9 @@ def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
 
 
 def _invalid(chunk: Chunk) -> ValueError:
+    data = chunk.read()
     try:
-        (data := chunk.read()).decode("utf-8")
+        data.decode("utf-8")
     except UnicodeDecodeError as error:
         return _bad(chunk, data, error.start, "not UTF-8")
     raise AssertionError("words are invalid in a valid text")

@@ -52,8 +52,9 @@ class ShardedIds(NDArrayOperatorsMixin):
     def __init__(self, shards: Sequence[Ids]) -> None:
         self._shards = list(shards)
         self._starts = np.cumsum([0, *map(len, shards)])
-        self.dtype = self._shards[0].dtype
-        self.shape, self.ndim = (int(self._starts[-1]),), 1
+        self.dtype: np.dtype[np.unsignedinteger[Any]] = self._shards[0].dtype
+        self.shape: tuple[int] = (int(self._starts[-1]),)
+        self.ndim: int = 1
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -134,25 +135,30 @@ class ShardedTokens:
         """Open the files in their order; ValueError or OSError, naming the one that is amiss."""
         self._files = [TokenFile(path) for path in paths]
         first = self._files[0]
-        self.path = first.path
-        self.vocabulary_size, self.vocabulary_hash = first.vocabulary_size, first.vocabulary_hash
+        self.path: str = first.path
+        self.vocabulary_size: int = first.vocabulary_size
+        self.vocabulary_hash: str = first.vocabulary_hash
         for file in self._files:
             if file.vocabulary_size != self.vocabulary_size:
                 raise ValueError(
                     f"{file.path}: made for {file.vocabulary_size} ids, but {first.path} for "
                     f"{self.vocabulary_size}; prepare the data again"
                 )
-        self.num_sentences = sum(file.num_sentences for file in self._files)
+        self.num_sentences: int = sum(file.num_sentences for file in self._files)
         # For whoever takes ids out of it, it is an array.
-        self.ids = cast(Ids, ShardedIds([file.ids for file in self._files]))
+        self.ids: Ids = cast(Ids, ShardedIds([file.ids for file in self._files]))
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @cached_property
+    @property
     def offsets(self) -> NDArray[np.uint64]:
         """Start of every sentence, then the number of tokens: in memory, 8 bytes a sentence, which
         is what a plan of whole sentences takes anyhow. Blocks of tokens do not need it."""
+        return self._offsets
+
+    @cached_property
+    def _offsets(self) -> NDArray[np.uint64]:
         starts = np.cumsum([0, *map(len, self._files)]).astype(np.uint64)
         pieces = [file.offsets[:-1] + at for file, at in zip(self._files, starts, strict=False)]
         return np.concatenate([*pieces, starts[-1:]])
@@ -191,7 +197,9 @@ class ShardWriter:
     ) -> None:
         self._path, self._facts = Path(path), (vocabulary_size, digest)
         self._shard_tokens = shard_tokens
-        self.num_tokens = self.num_sentences = self._closed = 0
+        self.num_tokens: int = 0
+        self.num_sentences: int = 0
+        self._closed = 0
         self._writer = TokenWriter(path, *self._facts)
 
     @property

@@ -75,9 +75,12 @@ class TokenArray:
 class TokenFile:
     """One split, memory-mapped: `ids` and `offsets` are read-only views, no copy is made."""
 
+    num_sentences: int
+    vocabulary_size: int
+
     def __init__(self, path: str | PathLike[str]) -> None:
         """Open a token file; ValueError if it is none, of another version, or cut short."""
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         require_file(path)
         with open(path, "rb") as file:
             header = file.read(_HEADER_SIZE)
@@ -96,7 +99,7 @@ class TokenFile:
                 f"{self.path}: token file of version {version} with {width} bytes an id; this "
                 f"release reads version {_VERSION}; prepare the data again"
             )
-        self.vocabulary_hash = digest.decode("ascii", "replace").rstrip("\0")
+        self.vocabulary_hash: str = digest.decode("ascii", "replace").rstrip("\0")
         self._offsets_at = _aligned(_HEADER_SIZE + tokens * width)
         expected = self._offsets_at + 8 * (self.num_sentences + 1)
         if self._size != expected:
@@ -109,9 +112,13 @@ class TokenFile:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @cached_property
+    @property
     def offsets(self) -> NDArray[np.uint64]:
         """Start of every sentence, then the number of tokens; ValueError if they are not that."""
+        return self._offsets
+
+    @cached_property
+    def _offsets(self) -> NDArray[np.uint64]:
         self.require_whole()
         shape = (self.num_sentences + 1,)
         offsets: NDArray[np.uint64] = np.ndarray(shape, np.uint64, self._map, self._offsets_at)
@@ -157,8 +164,9 @@ class TokenWriter:
 
     def __init__(self, path: str | PathLike[str], vocabulary_size: int, digest: str) -> None:
         self._size, self._digest = vocabulary_size, digest
-        self.dtype = smallest_type(vocabulary_size)
-        self.num_tokens = self.num_sentences = 0
+        self.dtype: type[np.unsignedinteger[Any]] = smallest_type(vocabulary_size)
+        self.num_tokens: int = 0
+        self.num_sentences: int = 0
         self._file = open(path, "w+b")
         # Offsets wait in a file of their own: a billion words have thirty million of them.
         self._waiting_path = f"{os.fspath(path)}.offsets"

@@ -38,7 +38,7 @@ class Vocabulary:
 
     def __init__(self, words: Iterable[str], counts: Iterable[int]) -> None:
         """All words in the order of their ids, the specials first."""
-        self.words = list(words)
+        self.words: list[str] = list(words)
         self.counts: NDArray[np.int64] = np.array(list(counts), dtype=np.int64)
         if tuple(self.words[:4]) != SPECIALS or len(self.words) != len(self.counts):
             raise ValueError(
@@ -46,7 +46,7 @@ class Vocabulary:
                 f"not {self.words[:4]} and {len(self.counts)} counts for {len(self.words)} words"
             )
         # A later entry wins, as fairseq's overwriting ones do; `load` refuses other duplicates.
-        self.index = {word: i for i, word in enumerate(self.words)}
+        self.index: dict[str, int] = {word: i for i, word in enumerate(self.words)}
 
     @classmethod
     def from_counts(
@@ -100,8 +100,9 @@ class Vocabulary:
         `data` is what the file holds, where that had to be uncompressed. Raises ValueError, naming
         the line, for duplicate or unsorted entries.
         """
-        words, counts = list(SPECIALS), [0] * len(SPECIALS)
-        lines_of = dict.fromkeys(SPECIALS, 0)
+        words: list[str] = list(SPECIALS)
+        counts = [0] * len(SPECIALS)
+        lines_of: dict[str, int] = dict.fromkeys(SPECIALS, 0)
         lines = _decode(path, Path(path).read_bytes() if data is None else data).split("\n")
         if lines[-1] == "":
             lines.pop()
@@ -125,7 +126,7 @@ class Vocabulary:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write what `load` and fairseq read."""
-        seen = set(SPECIALS)
+        seen: set[str] = set(SPECIALS)
         with open(path, "w", encoding="utf-8", newline="\n") as file:
             for word, count in zip(self.words[4:], self.counts[4:].tolist(), strict=True):
                 mark = f" {_OVERWRITE}" if word in seen else ""
@@ -140,8 +141,6 @@ class Vocabulary:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocabulary) and self.words == other.words
-
-    __hash__ = None  # type: ignore[assignment]
 
     def id(self, word: str) -> int:
         """The word's id, that of `<unk>` where it has none."""

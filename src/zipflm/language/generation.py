@@ -114,12 +114,12 @@ class Writer:
             raise ValueError(f"num={num}: must be at least 1")
         self._engine, self._sampling = engine, sampling
         encoded = reader.text(prompt, ends=False) if prompt else None
-        self.unknown_in_prompt = [] if encoded is None else _unknown(encoded)
+        self.unknown_in_prompt: list[str] = [] if encoded is None else _unknown(encoded)
         """Words of the prompt that the model reads as `<unk>`."""
         self._prompt = prompt
         self._ids = np.zeros(0, dtype=np.int64) if encoded is None else encoded.ids
         self._texts = [_Text(prompt, encoded, reader, sampling) for _ in range(num)]
-        self.has_slid = len(self._ids) + 1 > engine.blocks.block
+        self.has_slid: bool = len(self._ids) + 1 > engine.blocks.block
         forbidden = never_written(reader.vocabulary, sampling.forbid_unknown)
         self._forbidden = forbidden[: reader.num_predicted]
 

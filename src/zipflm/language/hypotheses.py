@@ -36,6 +36,7 @@ class ScoringEngine(Protocol):
     @property
     def model(self) -> LanguageModel:
         """In evaluation mode, on the device."""
+        ...
 
     @property
     def device(self) -> torch.device: ...
@@ -43,13 +44,16 @@ class ScoringEngine(Protocol):
     @property
     def blocks(self) -> Blocks:
         """What the model sees at once."""
+        ...
 
     @property
     def batch_tokens(self) -> int:
         """Positions of one pass."""
+        ...
 
     def nll(self, documents: Sequence[Ids]) -> list[NDArray[np.float32]]:
         """-log p of the tokens of documents of any length, each after a `</s>` of its own."""
+        ...
 
 
 @dataclass(frozen=True)

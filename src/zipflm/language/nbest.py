@@ -46,9 +46,10 @@ class NBest:
     ) -> None:
         """`format` may be left out where the file's name tells it. `scores` and `costs` are the
         companion files of a Kaldi list, by the names of what they hold."""
-        self.name, self.encoding = name, check_encoding(encoding)
-        self.format_name = _checked_format(name, format)
-        self.format = _new_format(self.format_name, scores or {}, costs or {})
+        self.name: str = name
+        self.encoding: str = check_encoding(encoding)
+        self.format_name: FormatName = _checked_format(name, format)
+        self.format: Format = _new_format(self.format_name, scores or {}, costs or {})
 
     def utterances(self) -> Iterator[list[Entry]]:
         """The entries of every utterance, in the order of the list; it can be read once.

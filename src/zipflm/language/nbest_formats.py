@@ -52,6 +52,7 @@ class Format(Protocol):
 
     def take_header(self, line: str) -> bool:
         """Look at the first line of a list; whether it is no entry."""
+        ...
 
     def entry(self, number: int, line: str) -> Entry: ...
 
@@ -60,9 +61,11 @@ class Format(Protocol):
 
     def line(self, entry: Entry, new: Mapping[str, float]) -> str:
         """An entry with these scores added, or in place of those of the same name."""
+        ...
 
     def best(self, entry: Entry) -> str:
         """An entry as the only one of its utterance."""
+        ...
 
     def finish(self) -> None:
         """The list has ended; ValueError if something else has not."""

@@ -34,6 +34,7 @@ class HypothesisScorer(Protocol):
 
         The texts of an utterance are different, and the empty one may be among them.
         """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

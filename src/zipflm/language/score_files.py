@@ -57,6 +57,8 @@ class ScoreFile:
         self._lines = numbered_lines(name)
         _, header = next(self._lines)
         self.format: RowFormat = "jsonl" if header.startswith("{") else "tsv"
+        self.columns: list[str]
+        self.protocol: dict[str, str]
         try:
             self.columns, self.protocol = _HEADERS[self.format](header)
             self._check_columns()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from zipflm.config import Unit
 from zipflm.data.lines import EncodedWord, TextEncoder
-from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN
+from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN, Vocabulary
 
 Ids = NDArray[np.int64]
 
@@ -59,8 +59,9 @@ class TextReader:
 
     def __init__(self, encoder: TextEncoder, unit: Unit, num_predicted: int | None = None) -> None:
         """`num_predicted` is the number of ids that the model predicts, all by default."""
-        self.encoder, self.vocabulary = encoder, encoder.vocabulary
-        self.num_predicted = len(self.vocabulary) if num_predicted is None else num_predicted
+        self.encoder: TextEncoder = encoder
+        self.vocabulary: Vocabulary = encoder.vocabulary
+        self.num_predicted: int = len(self.vocabulary) if num_predicted is None else num_predicted
         self.ends_word: NDArray[np.bool_] = (
             self.vocabulary.ends_word
             if unit == "bpe"

@@ -19,6 +19,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from zipflm.config import Blocks
 from zipflm.data.lines import TextEncoder
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.evaluation.evaluate import ScoringOptions
@@ -74,15 +75,17 @@ class TrainedModel:
     ) -> None:
         self.run = run
         options = options or ScoringOptions()
-        self.running_blocks = options.blocks(run.config)
+        self.running_blocks: Blocks = options.blocks(run.config)
         """How `evaluate` would cut a long text, and `zipflm score` does where lines follow each
         other."""
         encoder = TextEncoder(run.vocabulary, run.codes, run.splitting)
-        self.reader = TextReader(encoder, run.config.batches.unit, run.config.num_predicted)
-        self.engine = _engine(run, options, dtype, compile)
+        self.reader: TextReader = TextReader(
+            encoder, run.config.batches.unit, run.config.num_predicted
+        )
+        self.engine: Engine = _engine(run, options, dtype, compile)
         """The model behind ids instead of words."""
         bands = run.config.output_bands
-        self.facts = WordFacts.of(
+        self.facts: WordFacts = WordFacts.of(
             run.vocabulary, () if bands is None else bands.cutoffs, run.config.num_predicted
         )
 

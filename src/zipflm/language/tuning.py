@@ -49,10 +49,12 @@ class DevelopmentSet:
 
         Raises ValueError if no word was said."""
         self.utterances = utterances
-        self.references = [references[each[0].entry.utterance] for each in utterances]
-        self.left_over = len(references) - len(utterances)
+        self.references: list[list[str]] = [
+            references[each[0].entry.utterance] for each in utterances
+        ]
+        self.left_over: int = len(references) - len(utterances)
         """References without a hypothesis."""
-        self.reference_words = sum(map(len, self.references))
+        self.reference_words: int = sum(map(len, self.references))
         if not self.reference_words:
             raise ValueError("--tune: the references of these utterances hold no words")
         lengths = [len(utterance) for utterance in utterances]

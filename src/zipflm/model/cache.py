@@ -25,6 +25,7 @@ class Past(Protocol):
         """Number of words that came before: a number, or a tensor on the device that holds it, one
         for all rows or [B, 1]; or, where rows are padded on the left, the number for every new
         word, [B, T]."""
+        ...
 
     def visible(self, number: int) -> Tensor | None:
         """Which of the words that `extend` returns each of `number` new ones sees, [T, S], or
@@ -36,6 +37,7 @@ class Past(Protocol):
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, S, K] of this layer for all words, the new ones at the end."""
+        ...
 
     def advance(self, number: int) -> None:
         """Called after the last layer: that many words have been added to every layer."""
@@ -73,8 +75,8 @@ class KeyValueCache:
             capacity,
             config.dim // config.num_heads,
         )
-        self.keys_LBHCK = torch.empty(shape, device=device, dtype=dtype)
-        self.values_LBHCK = torch.empty_like(self.keys_LBHCK)
+        self.keys_LBHCK: Tensor = torch.empty(shape, device=device, dtype=dtype)
+        self.values_LBHCK: Tensor = torch.empty_like(self.keys_LBHCK)
         self._length = 0
 
     @property

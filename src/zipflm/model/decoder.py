@@ -62,8 +62,9 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig):
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
-        self.final_norm = _norm(config) if config.final_norm else nn.Identity()
+        layers = (DecoderLayer(config) for _ in range(config.num_layers))
+        self.layers: nn.ModuleList = nn.ModuleList(layers)
+        self.final_norm: nn.Module = _norm(config) if config.final_norm else nn.Identity()
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         yield from _initial_norm("final_norm", self.final_norm)
@@ -125,12 +126,14 @@ class DecoderLayer(nn.Module):
         self.config = config
         self.recompute: Recompute = "none"
         dim, ffn_dim, bias = config.dim, config.ffn_dim, config.bias
-        self.attention_norm = _norm(config)
-        self.query, self.key, self.value = (nn.Linear(dim, dim, bias) for _ in range(3))
-        self.attention_out = nn.Linear(dim, dim, bias)
-        self.ffn_norm = _norm(config)
-        self.ffn_in = nn.Linear(dim, ffn_dim, bias)
-        self.ffn_out = nn.Linear(ffn_dim, dim, bias)
+        self.attention_norm: nn.Module = _norm(config)
+        self.query: nn.Linear = nn.Linear(dim, dim, bias)
+        self.key: nn.Linear = nn.Linear(dim, dim, bias)
+        self.value: nn.Linear = nn.Linear(dim, dim, bias)
+        self.attention_out: nn.Linear = nn.Linear(dim, dim, bias)
+        self.ffn_norm: nn.Module = _norm(config)
+        self.ffn_in: nn.Linear = nn.Linear(dim, ffn_dim, bias)
+        self.ffn_out: nn.Linear = nn.Linear(ffn_dim, dim, bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -33,6 +33,8 @@ PADDING = 1
 UNKNOWN = 3
 """Id of `<unk>`."""
 
+InputLayer = FixedEmbedding | AdaptiveEmbedding | CharacterEmbedding
+
 
 class LanguageModel(nn.Module):
     """p(next word | words so far), for any of the paper's factorizations.
@@ -51,9 +53,9 @@ class LanguageModel(nn.Module):
         0 behind its end (`zipflm.data.characters` makes it from a vocabulary)."""
         super().__init__()
         self.config = config
-        self.input = _input_layer(config, spellings)
-        self.decoder = Decoder(config.decoder)
-        self.output = _output_layer(config, self.input, impl)
+        self.input: InputLayer = _input_layer(config, spellings)
+        self.decoder: Decoder = Decoder(config.decoder)
+        self.output: FullSoftmax | AdaptiveSoftmax = _output_layer(config, self.input, impl)
         if config.num_predicted < config.vocab_size:
             self.output.unknown_id = UNKNOWN
 
@@ -97,9 +99,7 @@ class LanguageModel(nn.Module):
         return self.output.log_probs(self(words_BT))
 
 
-def _input_layer(
-    config: ModelConfig, spellings: Tensor | None
-) -> FixedEmbedding | AdaptiveEmbedding | CharacterEmbedding:
+def _input_layer(config: ModelConfig, spellings: Tensor | None) -> InputLayer:
     vocab_size, width = config.vocab_size, config.decoder.dim
     match config.input:
         case FixedInput() as fixed:

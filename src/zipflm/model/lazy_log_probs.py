@@ -36,8 +36,8 @@ class Groups:
 
     def __init__(self, edges: tuple[int, ...], forbidden_V: Tensor | None = None):
         self.edges = edges
-        self.sizes = [end - first for first, end in pairwise(edges)]
-        self.num_allowed = list(self.sizes)
+        self.sizes: list[int] = [end - first for first, end in pairwise(edges)]
+        self.num_allowed: list[int] = list(self.sizes)
         self._forbidden: list[Tensor | None] = [None] * self.number
         for group, (first, end) in enumerate(pairwise(edges)):
             if forbidden_V is not None and (number := int(forbidden_V[first:end].sum())):
@@ -59,12 +59,12 @@ class LazyLogProbs:
 
     def __init__(self, output: FullSoftmax | AdaptiveSoftmax, groups: Groups, hidden_ND: Tensor):
         self.groups = groups
-        self.num_opened = 0
+        self.num_opened: int = 0
         """Tails that were asked for, added up over rows."""
         self._output, self._hidden_ND = output, hidden_ND
         log_probs = output.head_log_probs(hidden_ND)
-        self.head_NH = groups.without_forbidden(0, log_probs[:, : groups.sizes[0]])
-        self.tails_NC = log_probs[:, groups.sizes[0] :]
+        self.head_NH: Tensor = groups.without_forbidden(0, log_probs[:, : groups.sizes[0]])
+        self.tails_NC: Tensor = log_probs[:, groups.sizes[0] :]
         """log p of each tail as a whole, its forbidden words included."""
 
     def of_tail(self, group: int, rows_R: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ class Lottery:
                     self._open(group, rows_M[at_R])
                     measured_R = measure(self._before(group, rows_M[at_R], words[at_R]))
                     lower_MG[at_R, group] = upper_MG[at_R, group] = measured_R
-        return ~is_not_M
+        return torch.logical_not(is_not_M)
 
     def _race(self, rows_M: Tensor, gumbel_MG: Tensor, limit: Words | None) -> list[Tensor]:
         """For each group, the positions in `rows_M` of the rows in which it wins."""

@@ -28,8 +28,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.log_path = path / "log.jsonl"
-        self.checkpoints_path = path / "checkpoints"
+        self.log_path: Path = path / "log.jsonl"
+        self.checkpoints_path: Path = path / "checkpoints"
         self._config_path = path / "config.json"
         self._versions_path = path / "versions.json"
 

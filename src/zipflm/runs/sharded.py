@@ -41,7 +41,7 @@ class ShardWriter(HuggingFaceStorageWriter):
         `contents` everything else is written: its own tensors are not looked at."""
         self._contents, self._final = contents, checkpoint_path(root, contents.state.update)
         # A name that everybody knows, and that is cleared away if we are killed.
-        self.unfinished = self._final.with_name(f".{self._final.name}.unfinished-shards")
+        self.unfinished: Path = self._final.with_name(f".{self._final.name}.unfinished-shards")
         # Into the first or the second file of each process: whoever evaluates needs one of them.
         files = dict.fromkeys(weights, 1) | dict.fromkeys(optimizer, 2)
         super().__init__(

@@ -37,7 +37,7 @@ from zipflm.serving.page import page
 from zipflm.serving.requests import ScoreRequest, score_request
 from zipflm.serving.scoring import Document
 from zipflm.serving.steps import Row
-from zipflm.serving.tickets import Scored, Ticket, Written
+from zipflm.serving.tickets import Limits, Scored, Ticket, Written
 from zipflm.serving.tokenizer import detokenized, tokenized, tokenizer_info
 from zipflm.serving.worker import Worker
 
@@ -54,8 +54,10 @@ class Service:
     """The models, their worker and what all handlers share."""
 
     def __init__(self, models: Mapping[str, ServedModel], worker: Worker, metrics: Metrics) -> None:
-        self.models, self.worker, self.metrics = models, worker, metrics
-        self.limits = worker.limits
+        self.models: Mapping[str, ServedModel] = models
+        self.worker: Worker = worker
+        self.metrics: Metrics = metrics
+        self.limits: Limits = worker.limits
         self.is_ending = False
         self._reading = asyncio.Lock()
         """Held while a request is read: readers remember words and belong to one thread."""

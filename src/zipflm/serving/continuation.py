@@ -27,7 +27,7 @@ class Spelling:
         self._length = 0
         self.offsets: list[int] = []
         """Where each token of a complete word begins in the text, after any space."""
-        self.num_lines = 0
+        self.num_lines: int = 0
         """That have ended."""
 
     @property
@@ -104,7 +104,7 @@ class Continuation:
     ) -> None:
         """It ends after `max_tokens` ids, `lines` line ends (0: never) or before a stop sequence;
         the line end that ends it is not part of the text."""
-        self.text = ""
+        self.text: str = ""
         self.tokens: list[WrittenToken] = []
         """Of complete words."""
         self.finish_reason: str | None = None if max_tokens else "length"

@@ -28,7 +28,10 @@ class Refusal(Exception):
         """`param` is the field of the request that is at fault; `code` names the fault for
         programs; after `retry_after` seconds the same request may succeed."""
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status: int = status
+        self.message: str = message
+        self.param: str | None = param
+        self.code: str | None = code
         self.retry_after = retry_after
 
     def as_dict(self) -> dict[str, Any]:

@@ -102,6 +102,8 @@ def read_keys(path: str) -> list[bytes]:
 class Server(uvicorn.Server):
     """Ends when it has answered everything, with status 0."""
 
+    should_exit: bool
+
     def __init__(
         self, config: uvicorn.Config, service: Service, on_start: Callable[[Server], None]
     ) -> None:

@@ -51,7 +51,7 @@ class Ticket(Generic[_T]):
         self.is_left = False
         """The client went away: whatever is not computed yet need not be."""
         self.has_begun = False
-        self.accepted = time.monotonic()
+        self.accepted: float = time.monotonic()
 
     def tell(self, event: _T | Exception) -> None:
         """For the event loop's thread."""

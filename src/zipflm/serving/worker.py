@@ -64,7 +64,8 @@ class Worker:
     """Computes for requests; made and asked in the event loop's thread."""
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics) -> None:
-        self.limits, self._metrics = limits, metrics
+        self.limits: Limits = limits
+        self._metrics = metrics
         self._models = {model.name: model for model in models}
         self._engines = {
             model.name: with_batch_words(model, limits.max_batch_words) for model in models

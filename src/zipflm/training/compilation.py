@@ -63,9 +63,11 @@ class Compilation:
         shape = _shapes(inputs[0]) if self._one_shape else None
         if shape not in self._compiled:
             self._compiled[shape] = self._compile()
+        from torch._dynamo.exc import FailOnRecompileLimitHit  # imported by the compilation above
+
         try:
             return self._compiled[shape](module, self, *inputs)
-        except torch._dynamo.exc.FailOnRecompileLimitHit:
+        except FailOnRecompileLimitHit:
             # Possible for changing shapes only. Better slow than dead in the middle of a run.
             self._compiled[shape] = _without_new_versions(self._compiled[shape])
             return self._compiled[shape](module, self, *inputs)

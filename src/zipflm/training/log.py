@@ -210,6 +210,6 @@ def _event_writer() -> Any:
     except ImportError:
         raise ValueError(
             "training.tensorboard=true: the package is not installed; pip install "
-            "'zipflm[tensorboard]', or leave it off: log.jsonl has the same numbers"
+            "tensorboard, or leave it off: log.jsonl has the same numbers"
         ) from None
     return SummaryWriter

@@ -30,7 +30,7 @@ class Saver:
         """`keep` checkpoints besides the best one, all if 0. A run that is resumed starts from a
         checkpoint that has yet to be proven."""
         self._run, self._keep = run, keep
-        self.newest = run.update
+        self.newest: int = run.update
         """The update of the newest checkpoint that is known to be there, 0 if there is none."""
         self._is_proven = run.update == 0
         self._background = _background(run.process)

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -43,7 +43,8 @@ class BackgroundSaving:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._group = dist.new_group(backend="gloo", timeout=_LONGEST)
+        group = dist.new_group(backend="gloo", timeout=_LONGEST)
+        self._group = cast(dist.ProcessGroup, group)  # of which every process is a member
         self._pending: _Pending | None = None
 
     def start(self, root: Path, contents: Contents) -> None:

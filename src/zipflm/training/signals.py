@@ -39,7 +39,7 @@ class StopSignal:
     this run, that handler is called instead of ending the program.
     """
 
-    is_requested = False
+    is_requested: bool = False
 
     def __init__(self, is_silent: bool = False, is_alone: bool = True) -> None:
         """`is_silent` is for all processes but one, which get the same signal."""

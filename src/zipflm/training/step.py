@@ -57,8 +57,8 @@ class LossScale:
 
     def __init__(self, is_used: bool, device: torch.device) -> None:
         self._is_used = is_used
-        self.value = torch.tensor(_SCALE_START if is_used else 1.0, device=device)
-        self.num_good = torch.zeros((), device=device)
+        self.value: Tensor = torch.tensor(_SCALE_START if is_used else 1.0, device=device)
+        self.num_good: Tensor = torch.zeros((), device=device)
 
     def adapt(self, bad: Tensor) -> None:
         if not self._is_used:

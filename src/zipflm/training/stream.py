@@ -49,7 +49,8 @@ class Stream:
 
     def _open(self, place: Place, block: int) -> None:
         share = _Share(self._config, self._tokens, self._process, block)
-        self.block, self._total = block, share.num_batches
+        self.block: int = block
+        self._total = share.num_batches
         self._consumed = place.epoch * self._total + place.consumed * self._total // place.total
         loader = Loader(
             share,

@@ -42,16 +42,17 @@ class Tally:
         compile_seconds: float = 0.0,
         cpu_seconds: float | None = None,
     ) -> None:
-        self.seconds, self.skipped = seconds, skipped
-        self.compile_seconds = compile_seconds
+        self.seconds: float = seconds
+        self.skipped: int = skipped
+        self.compile_seconds: float = compile_seconds
         """Of `seconds`, those of updates in which the model was compiled."""
         self.cpu_seconds = cpu_seconds
         """CPU time of this thread, without compilation; None: not counted.
 
         Of this thread alone, because that of all threads depends on how OpenMP waits.
         """
-        self.bad_in_a_row = skipped_in_a_row
-        self.stop = False
+        self.bad_in_a_row: int = skipped_in_a_row
+        self.stop: bool = False
         self.last_good: int | None = None
         """The last update of this session that was not skipped."""
         self._update = update
@@ -62,7 +63,7 @@ class Tally:
         self._nll, self._tokens, self._words = since.nll, since.tokens, since.words
         self._updates, self._norm = since.updates, since.grad_norm
         self._from = self.seconds - since.seconds
-        self.waited = since.waited
+        self.waited: float = since.waited
         """Seconds the loop waited for data."""
 
     def see(self, outcomes: Iterable[UpdateResult]) -> None:

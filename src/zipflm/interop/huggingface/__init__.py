@@ -16,11 +16,11 @@ from __future__ import annotations
 try:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
         "zipflm.interop.huggingface needs transformers: pip install "
-        f"'zipflm[hf] @ git+https://github.com/zipflm/zipflm' ({error})"
-    ) from error
+        f"'zipflm[hf] @ git+https://github.com/zipflm/zipflm' ({_error})"
+    ) from _error
 
 from zipflm.interop.huggingface.config import ZipfConfig
 from zipflm.interop.huggingface.modeling import ZipfForCausalLM

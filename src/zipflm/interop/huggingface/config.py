@@ -8,7 +8,7 @@ for them to find; a file in which the two disagree is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
 
@@ -29,7 +29,7 @@ class ZipfConfig(PretrainedConfig):
     """
 
     model_type = "zipflm"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class ZipfConfig(PretrainedConfig):
         With `return_logits` a call with labels returns logits too, which are large.
         """
         native = preset("wikitext-103", "ADP-T") if zipflm is None else _parsed(zipflm)
-        self.zipflm = to_dict(native)
+        self.zipflm: dict[str, Any] = to_dict(native)
         facts = parsed(text)
-        self.text = None if facts is None else to_dict(facts)
-        self.updates = _checked_updates(updates)
+        self.text: dict[str, Any] | None = None if facts is None else to_dict(facts)
+        self.updates: int = _checked_updates(updates)
         self.return_logits = return_logits
         for name, value in _derived(native).items():
             if kwargs.setdefault(name, value) != value:

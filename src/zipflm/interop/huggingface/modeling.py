@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from zipflm.interop.huggingface.config import ZipfConfig
@@ -37,7 +37,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
     """p(next word | words so far). Rows of ids begin with `</s>`, as the tokenizer writes them:
     the first word of a text is predicted from it."""
 
-    config_class = ZipfConfig
+    config_class: type[PretrainedConfig] | None = ZipfConfig
     main_input_name = "input_ids"
     base_model_prefix = "model"
     _supports_sdpa = True
@@ -52,7 +52,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         A new model with character input has to be given: the config does not spell words.
         """
         super().__init__(config)
-        self.model = LanguageModel(config.native) if model is None else model
+        self.model: LanguageModel = LanguageModel(config.native) if model is None else model
         if isinstance(self.model.input, CharacterEmbedding):
             # Saved here: a model of transformers has no vocabulary from which it would follow.
             spellings = self.model.input.spellings_VC
@@ -70,7 +70,8 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         """As everywhere in `transformers`, except that weights which are missing are an error:
         nobody wants random numbers in their place."""
         name = pretrained_model_name_or_path
-        model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        model, info = loaded
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if weights := sorted(str(weight) for weight in info.get(problem) or ()):
                 shown = ", ".join(unquoted(weight) for weight in weights[:_MOST_NAMES])
@@ -144,13 +145,15 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
             return_logits = self.config.return_logits
         if loss is None or return_logits or not _is_zero(logits_to_keep):
             logits = self._logits(hidden_BTD, view.mask_BT, logits_to_keep)
-        output = CausalLMOutputWithPast(
+        # Any: declared as FloatTensor there, which is the type of no tensor.
+        fields: dict[str, Any] = dict(
             loss=loss,
             logits=logits,
             past_key_values=cache,
             hidden_states=(*states, hidden_BTD) if output_hidden_states else None,
             attentions=tuple(attention.weights) if attention and output_attentions else None,
         )
+        output = CausalLMOutputWithPast(**fields)
         is_wanted = self.config.return_dict if return_dict is None else return_dict
         return output if is_wanted else output.to_tuple()
 

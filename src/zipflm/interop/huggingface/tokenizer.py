@@ -65,12 +65,12 @@ _LONGEST_REMEMBERED = 100
 class ZipfTokenizer(PreTrainedTokenizerFast):
     """The ids of a run's vocabulary for raw text."""
 
-    vocab_files_names = {
+    vocab_files_names: dict[str, str] = {
         "vocabulary_file": VOCABULARY_FILE,
         "codes_file": CODES_FILE,
         "splitting_file": SPLITTING_FILE,
     }
-    model_input_names = ["input_ids", "attention_mask"]
+    model_input_names: list[str] = ["input_ids", "attention_mask"]
     # Trainer counts labels as if all padding were on this side. Generation may start from either.
     padding_side = "right"
 
@@ -88,8 +88,10 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         ids are words or pieces of them, and `text`, which is `TextFacts`, what the files hold."""
         if unit not in get_args(Unit):
             raise ValueError(f"unit={quoted(unit)}: choose from {', '.join(get_args(Unit))}")
-        self.unit = unit
-        self.text_encoder = encoder or _encoder(vocabulary_file, codes_file, splitting_file)
+        self.unit: Unit = unit
+        self.text_encoder: TextEncoder = encoder or _encoder(
+            vocabulary_file, codes_file, splitting_file
+        )
         _require_different_words(self.vocabulary)
         if (facts := parsed(text)) is not None:
             facts.require(self.text_encoder)
