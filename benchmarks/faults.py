@@ -40,7 +40,15 @@ CHANGES = (
 )
 """System calls that change the disk. Opening a new file is not among them: the moment after it is
 the moment before the next of these."""
-MEASURED = {"seconds", "seconds_left", "tokens_per_second", "data_share", "memory", "versions"}
+MEASURED = {
+    "seconds",
+    "cpu_seconds",
+    "seconds_left",
+    "tokens_per_second",
+    "data_share",
+    "memory",
+    "versions",
+}
 """What differs from run to run, by its name in logs and tables: time, memory, and how often a run
 was resumed."""
 SMALL = (
@@ -92,8 +100,9 @@ def files_below(place: Path) -> dict[str, str]:
 
 
 def entries(place: Path) -> set[str]:
-    """Files and folders."""
-    return {str(path.relative_to(place)) for path in place.rglob("*")}
+    """Files and folders, without the note of verified files, which takes time to appear."""
+    found = (path for path in place.rglob("*") if path.name != ".verified.json")
+    return {str(path.relative_to(place)) for path in found}
 
 
 def without_measures(value: Any) -> Any:

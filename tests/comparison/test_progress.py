@@ -100,7 +100,7 @@ def test_a_study_that_needs_hours_without_a_gpu_says_so(
     monkeypatch.setattr("zipflm.training.advice.cpu_speed", lambda: 1e8)
     (line,) = Display(plans, io.StringIO(), is_silent=False).forewarnings()
     assert line.startswith("warning: no GPU: this study needs about ")
-    assert " hours here; try the presets tiny or demo" in line
+    assert " hours here; try the presets tiny, demo or small" in line
 
 
 def test_other_processes_stay_silent(plans: list[Plan]) -> None:

@@ -18,7 +18,7 @@ from zipflm.recipes import RECIPES, resolve
 from zipflm.records import as_json, from_dict, load_object
 from zipflm.training.schedule import learning_rate
 
-MAX_MESSAGE = 500  # characters
+MAX_MESSAGE = 600  # characters
 MAX_SECONDS = 1.0
 
 

@@ -83,7 +83,7 @@ def test_without_a_gpu_a_long_run_is_told_its_hours(monkeypatch):
     monkeypatch.setattr(advice, "cpu_speed", lambda: 4e9)
     said = slowness(113 * 3600 * 1e9, "wikitext-2/ADP-T")
     assert said.startswith("no GPU: wikitext-2/ADP-T needs about 110 hours here")
-    assert "tiny or demo" in said
+    assert "tiny, demo or small" in said
     assert slowness(1800 * 1e9, "x") is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert slowness(1e30, "x") is None

@@ -163,10 +163,6 @@ class AdaptiveSoftmax(nn.Module):
         self.in_dim: int = bands.dim if in_dim is None else in_dim
         self.tail_dropout: float | Sequence[float] = tail_dropout
         self.input_dropout: float = input_dropout
-        if isinstance(tail_dropout, Sequence):
-            self.tail_rates: tuple[float, ...] = tuple(tail_dropout)
-        else:
-            self.tail_rates = (tail_dropout,) * bands.num_tails
         self.has_head_projection: bool = head_projection
         self.ignore_index: int = ignore_index
         self.reduction: Literal["mean", "sum", "none"] = reduction
@@ -174,6 +170,13 @@ class AdaptiveSoftmax(nn.Module):
         self._check()
         self._make_parameters(device, dtype)
         self.reset_parameters()
+
+    @property
+    def tail_rates(self) -> tuple[float, ...]:
+        """The dropout of every tail."""
+        if isinstance(self.tail_dropout, Sequence):
+            return tuple(self.tail_dropout)
+        return (self.tail_dropout,) * self.bands.num_tails
 
     def _check(self) -> None:
         (tied_to,) = self._tied_to
