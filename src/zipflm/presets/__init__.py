@@ -46,7 +46,8 @@ DATASETS = {
         is_for_a_cpu=True, purpose="a first comparison on a small text; minutes on a CPU"
     ),
     "small": Dataset(
-        is_for_a_cpu=True, purpose="a useful model of 1 to 3 million words; half an hour on a CPU"
+        is_for_a_cpu=True,
+        purpose="a useful model of 1 to 3 million words; a quarter of an hour on a CPU",
     ),
 }
 FACTORIZATIONS = tuple(BY_LABEL)

@@ -172,7 +172,7 @@ FAMILIES = {
         training=TrainingConfig(
             optimizer=Muon(matrix_lr=3e-3, table_lr=6e-3, lr=2e-3),
             schedule=WarmupDecay(),
-            max_updates=4000,
+            max_updates=3000,
             tokens_per_update=2048,
             clip_norm=1.0,
             precision="float32",
