@@ -55,6 +55,16 @@ def test_prose_is_split_as_asked_for_and_the_summary_says_so(tmp_path):
     assert DataFolder.open(tmp_path / "again").splitting == folder.splitting
 
 
+def test_a_vocabulary_of_subwords_needs_its_codes(tmp_path):
+    text = TEXT / "train.txt"
+    assert zipflm("prepare", text, "--bpe", "20", "--out", tmp_path / "d").returncode == 0
+    taken = ("--vocabulary", tmp_path / "d" / "vocabulary.txt", "--out", tmp_path / "again")
+    done = zipflm("prepare", text, *taken)
+    assert done.returncode == 2 and "--bpe-codes" in done.stderr
+    done = zipflm("prepare", text, *taken, "--bpe-codes", tmp_path / "d" / "bpe.codes")
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_unknown_rule_is_refused(tmp_path):
     done = zipflm("prepare", TEXT / "train.txt", "--out", tmp_path / "d", "--split", "nonsense")
     assert (done.returncode, done.stdout) == (2, "")

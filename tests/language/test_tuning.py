@@ -125,6 +125,14 @@ def test_the_grid_grows_until_the_best_value_is_inside(tmp_path):
     assert not found.at_end and found.rows[-2].edits.errors == 0
 
 
+def test_a_grid_without_effect_grows_until_it_has_one(tmp_path):
+    """Scores in the hundreds, against which a word of the first grid counts for nothing."""
+    rows = [[("a b", -300), ("a", 0)], [("a", 0), ("a b", -900)]]
+    found = tuned_by_hand(tmp_path, rows, ["words"])
+    assert 300 <= found.weights["words"] <= 900
+    assert found.rows[-2].edits.errors == 0
+
+
 def test_a_weight_at_the_end_of_the_largest_grid_is_warned_of(tmp_path):
     rows = [[("x a", ac), ("y a", 0)] for ac in (-0.06, -0.9, -9.99)]
     found = tuned_by_hand(tmp_path, rows, ["lm"])

@@ -13,6 +13,7 @@ from zipflm import cli
 from zipflm.config import Config
 from zipflm.records import from_dict
 from zipflm.runs.folder import RunFolder
+from zipflm.training import trainer
 
 RUNNER = CliRunner()
 
@@ -53,6 +54,26 @@ def test_a_run_leaves_what_identifies_it_and_what_it_learned(word_data, tmp_path
         *("weights.safetensors", "optimizer.safetensors", "state.json", "config.json"),
         *("vocabulary.txt", "checksums.json"),
     }
+
+
+def test_a_run_whose_output_is_not_read_any_more_is_saved(word_data, tmp_path, monkeypatch):
+    """As Ctrl-C ends `tee` before the training that it reads from."""
+
+    class Closed:
+        def isatty(self):
+            return False
+
+        def write(self, text):
+            if text.startswith("update 3/"):
+                raise BrokenPipeError
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr("sys.stdout", Closed())
+    config = config_of(word_data, "training.max_updates=10", "training.report_every=1")
+    assert not trainer.train(config, word_data, tmp_path / "run", device="cpu")
+    assert [found.update for found in RunFolder(tmp_path / "run").checkpoints()] == [3]
 
 
 def test_tokens_per_update_are_those_of_whole_blocks(word_data, tmp_path):

@@ -42,16 +42,24 @@ class _HeldOutTextsAreNamedOneByOne(Command):
         return super().parse_args(ctx, args)
 
 
-def _splitting(split: str | None, lowercase: bool, vocabulary: str | None = None) -> Splitting:
+def _splitting(
+    split: str | None, lowercase: bool, vocabulary: str | None = None, codes: str | None = None
+) -> Splitting:
     """The rule that was asked for; as far as none was, that of a vocabulary's data folder."""
     from zipflm.config import PLAIN, Rule, Splitting
     from zipflm.data.facts import FACTS_FILE, read_facts
+    from zipflm.data.folder import CODES_FILE
 
     if split is not None and split not in get_args(Rule):
         raise ValueError(f"--split {split}: choose from {', '.join(get_args(Rule))}")
     kept, folder = PLAIN, Path(vocabulary or "").parent
     if vocabulary is not None and (folder / FACTS_FILE).is_file():
-        kept = read_facts(folder).splitting
+        facts = read_facts(folder)
+        kept = facts.splitting
+        if facts.bpe is not None and codes is None:
+            raise ValueError(
+                f"--vocabulary {vocabulary}: holds sub-words; add --bpe-codes {folder / CODES_FILE}"
+            )
     return Splitting(split or kept.rule, lowercase or kept.lowercase)  # type: ignore[arg-type]
 
 
@@ -168,7 +176,7 @@ def prepare(
         vocabulary=vocabulary,
         bpe=bpe,
         bpe_codes=bpe_codes,
-        splitting=_splitting(split, lowercase, vocabulary),
+        splitting=_splitting(split, lowercase, vocabulary, bpe_codes),
         errors=errors,  # type: ignore[arg-type]  # checked there
         encoding=encoding,
         ids=bool(ids),

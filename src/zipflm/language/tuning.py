@@ -223,7 +223,11 @@ def tune(
     weights, points, at_end = _search(development, start, names)
 
     def row(label: str, weights: Mapping[str, float], *, is_tuned: bool = True) -> Row:
-        told = {name: weights[name] for name in weights if name in {*given, *names}}
+        told = {
+            name: weights[name]
+            for name in weights
+            if name in {*given, *names} or (name == lm and not weights[name])
+        }
         option = written_weights(told) if is_tuned else ""
         return Row(label, development.edits(development.chosen(weights)), option)
 
@@ -266,9 +270,20 @@ def _search(
         chosen = min(tried, key=lambda point: (tried[point], *_size(point)))
         return dict(zip(names, chosen, strict=True))
 
+    def wider(name: str) -> list[float]:
+        """The grid up to ten times as far, where its end is as good as anything in it."""
+        least = tried[tuple(found.values())]
+        more = {
+            _rounded(end * factor)
+            for end in (grids[name][0], grids[name][-1])
+            if 0 < abs(end) < _LARGEST and tried[tuple((found | {name: end}).values())] == least
+            for factor in (2, 5, 10)
+        }
+        return sorted({*grids[name], *more}) if more else []
+
     found = best()
-    while wider := {name: more for name in names if (more := _wider(grids[name], found[name]))}:
-        grids |= wider
+    while more := {name: grid for name in names if (grid := wider(name))}:
+        grids |= more
         found = best()
     ends = {name: (grid[0], grid[-1]) for name, grid in grids.items()}
     for _ in range(_REFINEMENTS):
@@ -297,13 +312,6 @@ def _coarse(name: str) -> list[float]:
     if name == WORDS:
         return sorted([0.0, *_PENALTIES, *(-penalty for penalty in _PENALTIES)])
     return list(_SCORES)
-
-
-def _wider(grid: list[float], best: float) -> list[float]:
-    """The grid up to ten times as much, if the best value is at an end of it, other than 0."""
-    if best not in (grid[0], grid[-1]) or not 0 < abs(best) < _LARGEST:
-        return []
-    return sorted([*grid, *(best * factor for factor in (2, 5, 10))])
 
 
 def _finer(grid: list[float], best: float) -> list[float]:

@@ -60,7 +60,10 @@ class Door:
         try:
             host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
             if self._checks_host and not is_local_name(_host_name(host)):
-                message = f"Host {quoted(host)}: use localhost or 127.0.0.1"
+                message = (
+                    f"Host {quoted(host)}: use localhost or 127.0.0.1, or start the service with "
+                    "--api-key-file for other names"
+                )
                 answer = refused(Refusal(403, message, code="foreign_host"))
                 await answer(scope, receive, sent)
             elif self._is_locked(scope):

@@ -36,6 +36,8 @@ class Log:
     ) -> None:
         self._run, self._max_updates, self._is_silent = run, max_updates, is_silent
         self._bar: Progress | None = None
+        self.is_unread = False
+        """Nothing reads the output any more (`| head`, or a `| tee` that Ctrl-C ended first)."""
         self._make_events = _event_writer() if tensorboard and not is_silent else None
         self._events: Any = None
 
@@ -96,14 +98,17 @@ class Log:
 
     def say(self, text: str) -> None:
         """A sentence that is not part of the numbers."""
-        if self._is_silent:
+        if self._is_silent or self.is_unread:
             return
         text = one_line(text)
         if self._bar is not None:
             # Lines longer than the terminal are the terminal's to wrap, as without a bar.
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(text, flush=True)
+            try:
+                print(text, flush=True)
+            except BrokenPipeError:
+                self.is_unread = True
 
     def report(self, line: LogLine) -> None:
         """One object of the log, and its line."""

@@ -147,7 +147,7 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     run.log.begin(run.update)
     tally.go_on()
     while run.update < training.max_updates and not tally.stop and not run.stops_early:
-        if is_alone and stop.is_requested:
+        if is_alone and (stop.is_requested or run.log.is_unread):
             break
         run.stream.use_block(block_at(run.config, run.update))
         rate = learning_rate(training.schedule, run.update, training.max_updates)

@@ -8,6 +8,7 @@ from loaded_models import loaded
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
+from transformers.utils.generic import find_labels
 
 from zipflm import LanguageModel, preset
 from zipflm.interop.huggingface import ZipfConfig, ZipfForCausalLM
@@ -247,6 +248,10 @@ def test_misspelled_arguments_are_refused(model, words):
         model(words, lables=words)
     with pytest.raises(ValueError, match="tempreature"):
         model.generate(words, tempreature=0.5)
+
+
+def test_trainer_takes_batches_with_labels_alone():
+    assert find_labels(ZipfForCausalLM) == ["labels"]
 
 
 @torch.no_grad()

@@ -93,7 +93,6 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        shift_labels: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -112,6 +111,8 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         """
         # Not among the parameters: generate would make its own, which count padding on the right.
         position_ids = kwargs.pop("position_ids", None)
+        # Nor this: Trainer would expect it in every batch that has labels.
+        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if kwargs:
             raise TypeError(
                 f"{type(self).__name__}.forward() got an unexpected keyword argument "
@@ -168,9 +169,10 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         given = labels_BT if shifted_BT is None else shifted_BT
         assert given is not None
         if given.shape != hidden_BTD.shape[:2]:
+            name = "labels" if shifted_BT is None else "shift_labels"
             raise ValueError(
-                f"labels.shape={tuple(given.shape)}: give a label for every id, "
-                f"{tuple(hidden_BTD.shape[:2])}; they are shifted here"
+                f"{name}.shape={tuple(given.shape)}: give one for every id, "
+                f"{tuple(hidden_BTD.shape[:2])}"
             )
         targets = given.to(hidden_BTD.device)
         scored = targets != _IGNORED
