@@ -46,7 +46,10 @@ def test_a_cpu_gets_float32_unless_another_precision_is_asked_for(dataset, recip
     assert resolve(name, recipe, [], size).training.precision != "float32"
     assert resolve(name, recipe, [], size, on_cpu=True).training.precision == "float32"
     asked = ["training.precision=bfloat16"]
-    assert resolve(name, recipe, asked, size, on_cpu=True).training.precision == "bfloat16"
+    other = resolve(name, recipe, asked, size, on_cpu=True)
+    assert other.training.precision == "bfloat16"
+    # A run that is continued keeps its own.
+    assert resolve(name, recipe, [], size, on_cpu=True, held=other) == other
 
 
 NAMES = ["wikitext-103/ADP-T", "wikitext-103/ADP-T/bands-5k-155k-100k", "wikitext-103/ADP/fairseq"]

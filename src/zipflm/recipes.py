@@ -59,19 +59,26 @@ def apply(name: str, config: Config, dataset: Dataset) -> Config:
 
 
 def resolve(
-    preset: str, recipe: str, overrides: Iterable[str], vocab_size: int, *, on_cpu: bool = False
+    preset: str,
+    recipe: str,
+    overrides: Iterable[str],
+    vocab_size: int,
+    *,
+    on_cpu: bool = False,
+    held: Config | None = None,
 ) -> Config:
     """The config of a run: preset, recipe, the data folder's vocabulary, overrides.
 
     With `on_cpu` the precision is float32 by default, whatever the preset says: most CPUs compute
-    slowly in the others.
+    slowly in the others. A run that is continued, whose config is `held`, keeps its own.
     """
     overrides = list(overrides)
     _require_own_size(overrides, vocab_size)
     config, dataset = from_name(preset), dataset_of(preset)
     config = apply(recipe, config, dataset)
-    if on_cpu:
-        config = replace(config, training=replace(config.training, precision="float32"))
+    if on_cpu or held is not None:
+        precision = "float32" if held is None else held.training.precision
+        config = replace(config, training=replace(config.training, precision=precision))
     if dataset.is_of_the_paper:
         # Overrides come before the cutoffs are checked, since they may mend these.
         changed = fit_vocabulary(override(config, overrides), vocab_size)

@@ -246,6 +246,8 @@ def test_second_derivatives_of_tied_weights_count_every_path_once():
 def test_what_pytorchs_module_cannot_hold_is_refused():
     with pytest.raises(ValueError, match="head_bias=True"):
         AdaptiveSoftmax.from_torch(nn.AdaptiveLogSoftmaxWithLoss(8, 20, (5,), head_bias=True))
+    with pytest.raises(ValueError, match="head_projection"):
+        AdaptiveSoftmax.from_torch(nn.AdaptiveLogSoftmaxWithLoss(8, 20, (5,)), head_projection=True)
     with pytest.raises(ValueError, match="tie='embeddings'.*no tied weights"):
         make_softmax(Tie.EMBEDDINGS)[0].to_torch()
 

@@ -358,6 +358,7 @@ NOTHING_LEARNED = [f"training.{each}" for each in NOTHING_LEARNED]
 def test_a_run_ends_when_its_patience_does(word_data, tmp_path, capsys):
     assert run(word_data, tmp_path, *NOTHING_LEARNED)
     assert [line.update for line in validations(tmp_path)] == [2, 4, 6, 8]
+    assert reports(tmp_path)[-1].update == 8
     folder = RunFolder(tmp_path)
     assert [checkpoint.update for checkpoint in folder.checkpoints()] == [8, 2]
     assert folder.choose("best").update in (2, 8)

@@ -75,8 +75,8 @@ class Estimate:
     value: float
     residuals: FloatArray
     """How much each block, in the order of the text, moves the value."""
-    num_blocks: int
-    """Blocks with words in them."""
+    num_blocks: float
+    """Blocks with words in them; one that has most of the words makes them count for fewer."""
     seeds: tuple[tuple[float, int], ...]
     """Variance of a mean over seeds and its degrees of freedom, for every model in it that has
     several."""
@@ -96,7 +96,7 @@ class Estimate:
     @property
     def interval(self) -> Interval | None:
         """None where the text has too few blocks or sources to tell."""
-        if self.num_blocks < _FEWEST_BLOCKS or not np.isfinite(self.residuals).all():
+        if self.num_blocks < _FEWEST_BLOCKS - 1e-9 or not np.isfinite(self.residuals).all():
             return None
         found = _explain(self.residuals, self.num_blocks)
         if found is None:
@@ -113,12 +113,16 @@ class Estimate:
 def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
     """The mean of `counts` [blocks] words whose losses add up to `sums` [seeds, blocks]."""
     with np.errstate(invalid="ignore", divide="ignore"):
+        shares = counts / counts.sum()
         by_seed = sums.sum(axis=1) / counts.sum()
         residuals = (sums.mean(axis=0) - by_seed.mean() * counts) / counts.sum()
-    return estimate(by_seed, residuals, int(np.count_nonzero(counts)))
+        # A large block pulls the mean towards itself, away from what the others would give.
+        residuals *= (1 - 1 / np.count_nonzero(counts)) / (1 - shares)
+        num_blocks = 1 / (shares @ shares)
+    return estimate(by_seed, residuals, float(num_blocks))
 
 
-def estimate(by_seed: FloatArray, residuals: FloatArray, num_blocks: int) -> Estimate:
+def estimate(by_seed: FloatArray, residuals: FloatArray, num_blocks: float) -> Estimate:
     """Build an estimate from the value of every seed and the residuals of their mean."""
     several = len(by_seed) > 1
     variance = float(np.var(by_seed, ddof=1)) / len(by_seed) if several else 0.0
@@ -153,7 +157,7 @@ def _explanations(blocks: int) -> _Explanations:
     slow = np.repeat([max(2, number // 2) for number in sources], len(_STRENGTHS))
     degrees = np.append(blocks - 1, slow).astype(np.int64)
     # A source of fewer blocks could not be told from a single block that is unlike the others.
-    fewest = max(2, blocks // 6)
+    fewest = min(max(2, blocks // 6), blocks // 2)
     steps = np.tril(np.ones((blocks, blocks)))[fewest - 1 : blocks - fewest]
     steps -= steps.mean(axis=1, keepdims=True)
     steps /= np.linalg.norm(steps, axis=1, keepdims=True)
@@ -161,12 +165,12 @@ def _explanations(blocks: int) -> _Explanations:
 
 
 def _explain(
-    residuals: FloatArray, num_blocks: int
-) -> tuple[FloatArray, FloatArray, IntArray] | None:
+    residuals: FloatArray, num_blocks: float
+) -> tuple[FloatArray, FloatArray, FloatArray] | None:
     """Weight, variance of the mean and degrees of freedom of every explanation; None if there seem
     to be two sources."""
     if np.abs(residuals).max() < _ROUNDING:
-        return np.ones(1), np.zeros(1), np.ones(1, dtype=np.int64)
+        return np.ones(1), np.zeros(1), np.ones(1)
     blocks = len(residuals)
     cosines, power, degrees, steps = _explanations(blocks)
     waves = (cosines @ residuals) ** 2 / (residuals @ residuals)

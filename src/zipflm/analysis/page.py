@@ -304,6 +304,8 @@ def _row(row: Row, table_columns: Sequence[Column], study: Study) -> str:
 
 def _mark(column: Column, row: Row, study: Study) -> str:
     """`best`, or `level` where the row cannot be told from the best one."""
+    if study.missing:
+        return ""
     if not column.ranks or len(study.finished) < 2:
         return ""
     values = [value for other in study.finished if (value := column.value(other)) is not None]

@@ -399,7 +399,7 @@ def _distance(study: Study) -> Column:
 
     def text(row: Row) -> str:
         if row.label == best:
-            return "best"
+            return "lowest so far" if study.missing else "best"
         found = study.difference(row.label, best)
         if found is None:
             return "cannot tell" if row.perplexity else EMPTY

@@ -92,7 +92,7 @@ def _set_openmp_waiting() -> None:
     process (benchmarks/busy_machine.py). libgomp reads its settings when torch is imported.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "0" if _cores_are_busy() else "10000"
+        os.environ["GOMP_SPINCOUNT"] = "0" if _cores_are_busy() else "1000"
 
 
 def _cores_are_busy() -> bool:

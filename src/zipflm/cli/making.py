@@ -251,7 +251,8 @@ def train(
     from zipflm.training.trainer import train as run
 
     def read() -> tuple[DataFolder, Config]:
-        if resume and not resume_if_any and not RunFolder(Path(out)).holds_a_run:
+        place = RunFolder(Path(out))
+        if resume and not resume_if_any and not place.holds_a_run:
             raise ValueError(
                 f"--resume: there is no run in {out}; check --out, or start one without --resume "
                 "(or with --resume-if-any, which does either)"
@@ -263,6 +264,7 @@ def train(
             expanded(overrides),
             len(folder.vocabulary),
             on_cpu=process.device.type == "cpu",
+            held=place.config() if (resume or resume_if_any) and place.holds_a_run else None,
         )
 
     with distributed.started(device, stall_seconds) as process:

@@ -144,9 +144,11 @@ def ablate(
         (base,) = _open([run], checkpoint, words)
         require_few((len(bands) or 1) * (len(tail_dropout) or 1), seeds)
         plans: list[Plan] = []
+        # All settings are trained equally long.
+        config = replace(base.config, training=replace(base.config.training, patience=0))
         for variation in variations(bands, tail_dropout):
             plans += seeded(
-                variation.apply(base.config),
+                variation.apply(config),
                 seeds,
                 label=f"{base.factorization} {variation.name}",
                 factorization=base.factorization,

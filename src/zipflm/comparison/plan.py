@@ -106,10 +106,17 @@ def _resolved(
     for factorization, data in folders.items():
         name = f"{dataset}/{factorization}" + (f"/{size}" if size else "")
         changes = list(request.overrides)
+        runs = sorted((request.out / MEMBERS / factorization).rglob("config.json"))
+        held = RunFolder(runs[0].parent).config() if runs else None
         while factorization not in configs:
             try:
                 configs[factorization] = resolve(
-                    name, request.recipe, changes, len(data.vocabulary), on_cpu=on_cpu
+                    name,
+                    request.recipe,
+                    changes,
+                    len(data.vocabulary),
+                    on_cpu=on_cpu,
+                    held=held,
                 )
             except UnknownKey as error:
                 if not error.key.startswith(("input.", "output.")):

@@ -52,6 +52,8 @@ class State:
     perplexity: float | None = None
     validated: int = 0
     """The update of that perplexity."""
+    is_part: bool = False
+    """It is of a part of the valid set."""
     tokens_per_second: float | None = None
     seconds: float | None = None
     task: str = ""
@@ -66,6 +68,7 @@ class State:
             match line:
                 case Validation():
                     self.perplexity, self.validated = line.perplexity, line.update
+                    self.is_part = line.share < 1
                 case Report():
                     self.loss, self.tokens_per_second = line.nats_per_word, line.tokens_per_second
 
@@ -179,7 +182,8 @@ class Display:
             parts.append(f"update {state.update}/{_max_updates(state.plan)}")
         if state.perplexity is not None:
             when = "" if state.validated == state.update else f" after {state.validated}"
-            parts.append(f"valid perplexity {number(state.perplexity)}{when}")
+            about = "about " if state.is_part else ""
+            parts.append(f"valid perplexity {about}{number(state.perplexity)}{when}")
         if state.seconds is not None:
             parts.append(duration(state.seconds))
         if (left := self.left()) is not None and state.stage not in _OVER:

@@ -294,6 +294,12 @@ class Config(ModelConfig):
             f"give 1 to {_LONGEST_NAME} characters that can be printed",
         )
         require(
+            self.batches.unit == "word" or self.num_predicted == self.vocab_size,
+            "input.predicted_words",
+            self.num_predicted,
+            "counts words; a model of sub-words can spell every word, so leave it out",
+        )
+        require(
             self.training.parallel != "fsdp" or not self.input.has_sparse_gradients,
             "input.sparse",
             True,

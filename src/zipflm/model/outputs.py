@@ -398,6 +398,9 @@ class AdaptiveSoftmax(nn.Module):
         """An untied layer with the weights of PyTorch's; `options` as for the constructor."""
         if module.head.bias is not None:
             raise ValueError("head_bias=True: there are no biases here; build it without one")
+        projecting = {"head_projection", "in_dim", "tied_to", "tie"} & options.keys()
+        if projecting:
+            raise ValueError(f"{', '.join(sorted(projecting))}: PyTorch's module has none of these")
         bands = Bands(module.n_classes, tuple(module.cutoffs), module.in_features, module.div_value)
         weight = module.head.weight
         softmax = cls(bands, **{"device": weight.device, "dtype": weight.dtype} | options)

@@ -177,7 +177,7 @@ FAMILIES = {
             clip_norm=1.0,
             precision="float32",
             report_every=20,
-            validate_every=400,
+            validate_every=250,
             validate_share=0.2,
             checkpoint_every=1000,
         ),

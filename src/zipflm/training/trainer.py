@@ -176,8 +176,11 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
             _stop_if_bad(run, saver, batches)
             if reports:
                 run.log.report(_report(run, rate))
-            may_stop = is_alone and not is_last
+            # Early stopping counts validations, so none may be missing.
+            may_stop = is_alone and not is_last and not training.patience
             valid = _validated(run, stop, whole=saves, may_stop=may_stop) if validates else None
+            if run.stops_early and not reports:
+                run.log.report(_report(run, rate))
             if saves or (validates and run.saves_now):
                 run.process.note(Stage.SAVING, run.update)
                 with run.log.doing("saving"):
