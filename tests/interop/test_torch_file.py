@@ -127,7 +127,7 @@ def test_members_of_another_kind_are_refused(name, reason, tmp_path):
 
 
 def test_a_script_is_refused(tmp_path):
-    with pytest.warns(DeprecationWarning, match="torch.jit"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
         torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "m.pt")
     with pytest.raises(ValueError, match="a TorchScript program, not a checkpoint"):
         read_torch_file(tmp_path / "m.pt")
