@@ -77,6 +77,7 @@ NEED_NO_DEFAULT = {
         ("compare --preset tiny --decoder.num_layers 3 --data d", "decoder.num_layers=3"),
         ("train tiny/ADP-T --dat d --out o", "did you mean --data?"),
         ("score run --colour", "see zipflm score --help"),
+        ("generate run -prompt a", "did you mean --prompt?"),
         ("train tiny/ADP-T --data d --out o --resum", "did you mean --resume?"),
         ("train tiny/ADP-T --batch-size 64 --data d", "training.tokens_per_update=TOKENS"),
     ],

@@ -105,7 +105,7 @@ class Command(TyperCommand):
                 takes_next = not equals and not known[name].is_flag and rest
                 # Its value, whatever that looks like.
                 yield name, rest.pop(0) if takes_next else value
-            elif name.startswith("--"):
+            elif name.startswith("--") or (name.startswith("-") and name[1:2].isalpha()):
                 follows = rest[0] if rest and not rest[0].startswith("--") else None
                 yield name, value if equals else follows
             elif arg == "-" or not arg.startswith("-"):
