@@ -72,7 +72,7 @@ score runs/a missing.txt
 """.strip().splitlines()
 MEASURED = re.compile(
     r"""
-    [0-9a-f]{12,}                                         # hashes
+    (?<![\w.])(?=[0-9a-f]*[a-f])[0-9a-f]{12,}\b          # hashes, not long numbers
     | \d[\d.,:]*\ ?(?:ms|s|seconds|minutes|GiB|MiB|KiB|MB|kB)\b
     | [\d.,]+\ (?:tokens|words)/s
     | (?<=left\ )[\d:]+
