@@ -1,6 +1,5 @@
 """What the pages under docs/ say is so: blocks run and print what is shown, files are there."""
 
-import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,8 +7,6 @@ from pathlib import Path
 import pytest
 from fairseq_checkpoints import DICT, OLDEST
 from shell_blocks import Block, blocks_of, require_shown_output, run_blocks
-
-import zipflm
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -61,19 +58,3 @@ def test_output_that_was_not_printed_is_noticed(tmp_path, shown, is_true):
     outputs = run_blocks(blocks, tmp_path)
     with nullcontext() if is_true else pytest.raises(AssertionError, match="not printed"):
         require_shown_output(blocks, outputs)
-
-
-def test_the_architecture_lists_every_module_and_no_other():
-    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    tree = page.split("src/zipflm/\n")[1].split("\ntests/")[0]
-    listed = set()
-    for line in tree.splitlines():
-        # `data/facts.py, folder.py    what they are`: the folder is said once.
-        files = re.match(r" +((?:[\w/]+\.py(?:, )?)+)", line)
-        if files is not None:
-            first, *others = files[1].split(", ")
-            listed |= {first, *(str(Path(first).with_name(other)) for other in others)}
-    source = Path(zipflm.__file__).parent
-    modules = {str(path.relative_to(source)) for path in source.rglob("*.py")}
-    folders = {path for path in modules if path.endswith("/__init__.py")}
-    assert listed == modules - folders
