@@ -15,8 +15,9 @@ from loaded_models import loaded
 import zipflm
 from zipflm.comparison.analyse import analyse
 from zipflm.data.vocabulary import END, UNKNOWN
-from zipflm.evaluation.evaluate import evaluate
+from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.language.trained import TrainedModel
+from zipflm.runs.loaded import UnseenWords, load_run
 from zipflm.training.trainer import train
 
 TEXT = "ba de ba fila\nsoro ba\n"
@@ -308,6 +309,33 @@ def test_words_that_are_not_predicted_are_read_by_their_spelling(spelling_run, w
     result = evaluate(spelling_run, data=word_data, split="valid")
     assert result.scores.protocol.unk == np.count_nonzero(ids >= 20) > 0
     assert result.bits_per_byte is None
+
+
+def test_words_outside_the_vocabulary_are_read_by_their_spelling(spelling_run, tmp_path):
+    lm = zipflm.load(spelling_run, device="cpu")
+    known = lm.vocabulary.words[4]
+    texts = [f"{known} {word} {known}" for word in ("zyzzyva", "quokka", "<unk>", "zyzzyva")]
+    after = [scored.words[2].logprob for scored in lm.score(texts)]
+    assert len(set(after)) == 3 and after[0] == after[3]
+    assert lm.score(texts)[0].words[1].is_unknown and lm.score(texts)[0].words[1].count == 0
+    assert not torch.equal(*lm.log_probs(["zyzzyva", "quokka"]))
+    # The bytes decide: a listed word is read alike where it is spelled as an unseen one.
+    listed, layer = lm.vocabulary.words[25], lm.model.input
+    unseen = lm.unseen([listed])[0]
+    assert unseen >= len(lm.vocabulary)
+    assert torch.equal(*layer(torch.tensor([[unseen], [25]])))
+    (tmp_path / "text").write_text("\n".join(texts) + "\n")
+    scored = evaluate(
+        spelling_run, text=tmp_path / "text", options=ScoringOptions(break_mode="sentence")
+    ).scores
+    words = [word for text in lm.score(texts) for word in text.words]
+    assert scored.nll == pytest.approx([-word.logprob for word in words], abs=1e-5)
+
+
+def test_words_beyond_the_room_for_unseen_ones_are_unknown(spelling_run):
+    unseen = UnseenWords(load_run(spelling_run).model, room=2)
+    first, second, third, again = unseen(["a1", "b2", "c3", "a1"])
+    assert second == first + 1 and third == UNKNOWN and again == first
 
 
 def test_a_model_that_predicts_fewer_words_is_not_compared(spelling_run, word_data, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,17 +14,21 @@ from zipflm.data.vocabulary import SPECIALS, Vocabulary
 def spellings(
     vocabulary: Vocabulary, max_bytes: int = 50, *, markers: bool = False
 ) -> NDArray[np.int16]:
-    """UTF-8 bytes plus 1 of every word, [V, max_bytes], cut or filled up with 0; with `markers`
-    between 257 and 258.
+    """The spelling of every word of a vocabulary, [V, max_bytes].
 
-    The specials have no spelling: the model gives `</s>` and `<unk>` vectors of their own, and
-    nothing spells padding. Fillers are spelled like words, as in fairseq.
+    The specials have none: the model gives `</s>` and `<unk>` vectors of their own, and nothing
+    spells padding. Fillers are spelled like words, as in fairseq.
     """
-    if max_bytes < 1:
-        raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
+    table = spelled(vocabulary.words, max_bytes, markers=markers)
+    table[: len(SPECIALS)] = 0
+    return table
+
+
+def spelled(words: Sequence[str], max_bytes: int, *, markers: bool) -> NDArray[np.int16]:
+    """UTF-8 bytes plus 1 of every word, cut or filled up with 0; with `markers` between 257 and
+    258."""
     room = max_bytes - NUM_MARKERS if markers else max_bytes
-    encoded = [b""] * len(SPECIALS)
-    encoded += [word.encode()[:room] for word in vocabulary.words[len(SPECIALS) :]]
+    encoded = [word.encode()[:room] for word in words]
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
     table = np.zeros((len(encoded), max_bytes), dtype=np.int16)
     # Row by row, left to right: the order in which the joined bytes come.
@@ -30,8 +36,7 @@ def spellings(
         np.frombuffer(b"".join(encoded), dtype=np.uint8).astype(np.int16) + 1
     )
     if markers:
-        words = np.arange(len(SPECIALS), len(table))
-        table[words, 1:] = table[words, :-1]
-        table[words, 0] = NUM_BYTES
-        table[words, lengths[words] + 1] = NUM_BYTES + 1
+        table[:, 1:] = table[:, :-1].copy()
+        table[:, 0] = NUM_BYTES
+        table[np.arange(len(table)), lengths + 1] = NUM_BYTES + 1
     return table

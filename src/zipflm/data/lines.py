@@ -5,7 +5,7 @@ For text that is scored or continued as it comes; whole files go through `prepar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from zipflm.config import PLAIN, Splitting
@@ -13,7 +13,7 @@ from zipflm.data.bpe import Codes
 from zipflm.data.encoding import Encoding
 from zipflm.data.scan import LINE_END
 from zipflm.data.splitting import Splitter
-from zipflm.data.vocabulary import Vocabulary
+from zipflm.data.vocabulary import SPECIALS, UNKNOWN, Vocabulary
 
 # Characters of different words whose ids are remembered, in bounded memory.
 _REMEMBERED = 1 << 20
@@ -38,10 +38,13 @@ class TextEncoder:
         vocabulary: Vocabulary,
         codes: Codes | None = None,
         splitting: Splitting = PLAIN,
+        unseen_ids: Callable[[Sequence[str]], Sequence[int]] | None = None,
     ) -> None:
+        """`unseen_ids` gives ids to words outside the vocabulary; without it they are `<unk>`."""
         self.vocabulary: Vocabulary = vocabulary
         self.codes: Codes | None = codes
         self.splitter: Splitter = Splitter(splitting)
+        self._unseen_ids = unseen_ids
         self._seen: dict[str, tuple[int, ...]] = {}
         self._num_characters = 0
         """Of the words seen."""
@@ -77,3 +80,7 @@ class TextEncoder:
         places = zip(encoding.starts.tolist(), encoding.lengths.tolist(), strict=True)
         for word, (start, length) in zip(words, list(places)[1:], strict=True):
             self._seen[word] = tuple(flat[start : start + length])
+        if self._unseen_ids is not None:
+            unseen = [w for w in words if self._seen[w] == (UNKNOWN,) and w not in SPECIALS]
+            ids = self._unseen_ids(unseen)
+            self._seen |= {word: (id_,) for word, id_ in zip(unseen, ids, strict=True)}

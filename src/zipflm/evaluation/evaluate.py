@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
@@ -35,7 +35,7 @@ from zipflm.evaluation.watching import named
 from zipflm.files import TEMPORARY_REMEDY, naming_full_disk
 from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
-from zipflm.runs.loaded import LoadedRun, load_run
+from zipflm.runs.loaded import LoadedRun, load_run, with_words
 
 Source = str | PathLike[str]
 
@@ -240,8 +240,9 @@ def evaluate(
     with ExitStack() as passing:
         if text is not None:
             prepared = _prepared(loaded, text, encoding, errors)
-            folder = share.done_by_all(lambda: passing.enter_context(prepared))
-            return score_split(loaded, folder, "test", options, source=str(text), share=share)
+            reading, folder = share.done_by_all(lambda: passing.enter_context(prepared))
+            scored = score_split(reading, folder, "test", options, source=str(text), share=share)
+            return replace(scored, vocabulary=loaded.vocabulary.hash)
     assert data is not None
     folder = share.done_by_all(
         lambda: data if isinstance(data, DataFolder) else DataFolder.open(data)
@@ -318,8 +319,11 @@ def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, sha
 
 
 @contextmanager
-def _prepared(run: LoadedRun, text: Source, encoding: str, errors: Errors) -> Iterator[DataFolder]:
-    """A passing data folder of a text, made as the run's own data was."""
+def _prepared(
+    run: LoadedRun, text: Source, encoding: str, errors: Errors
+) -> Iterator[tuple[LoadedRun, DataFolder]]:
+    """A passing data folder of a text, made as the run's own data was. A run that reads words by
+    their bytes is returned with those of the text added to its vocabulary."""
     options = Options(
         vocabulary=run.vocabulary,
         bpe_codes=run.codes,
@@ -329,8 +333,15 @@ def _prepared(run: LoadedRun, text: Source, encoding: str, errors: Errors) -> It
     )
     with tempfile.TemporaryDirectory(prefix="zipflm-") as place:
         with naming_full_disk(Path(place), TEMPORARY_REMEDY):
+            if run.config.num_predicted < run.config.vocab_size:
+                if str(text) == "-":
+                    raise ValueError("--text -: this run reads a text twice; give a file")
+                every_word = replace(options, vocabulary=None, min_count=1)
+                words = prepare(Path(place) / "words", {"train": [text]}, every_word)
+                run = with_words(run, words.vocabulary.words)
+                options = replace(options, vocabulary=run.vocabulary)
             folder = prepare(Path(place) / "data", {"test": [text]}, options)
-        yield folder
+        yield run, folder
 
 
 def _require_same_vocabulary(run: LoadedRun, folder: DataFolder) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.vocabulary import END, Vocabulary
+from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 from zipflm.evaluation.scores import ScoringProtocol
 from zipflm.evaluation.scoring import predicted_ids
 from zipflm.language.texts import EncodedText
@@ -124,11 +124,12 @@ def scored_words(
     encoded: EncodedText, nll: NDArray[np.float64], facts: WordFacts
 ) -> Iterator[ScoredWord]:
     """The words of a text one by one; `nll` is per word."""
+    ids = np.where(encoded.ids < len(facts.counts), encoded.ids, UNKNOWN)
     columns = zip(
         encoded.words,
         (-nll).tolist(),
-        np.maximum.reduceat(facts.bands[encoded.ids], encoded.starts).tolist(),
-        np.minimum.reduceat(facts.counts[encoded.ids], encoded.starts).tolist(),
+        np.maximum.reduceat(facts.bands[ids], encoded.starts).tolist(),
+        np.minimum.reduceat(facts.counts[ids], encoded.starts).tolist(),
         encoded.is_unknown.tolist(),
         (encoded.ids[encoded.starts] == END).tolist(),
         encoded.spans,

@@ -32,7 +32,10 @@ from zipflm.language.texts import EncodedText, TextReader
 from zipflm.model.language_model import LanguageModel
 from zipflm.quoting import quoted
 from zipflm.runs.folder import Choice, parse_choice
-from zipflm.runs.loaded import LoadedRun, load_run
+from zipflm.runs.loaded import LoadedRun, UnseenWords, load_run
+
+# Words outside the vocabulary that a character CNN can read: 100 MB of spellings if all are used.
+_UNSEEN = 1 << 20
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float32, torch.bfloat16, torch.float16, torch.float64,
@@ -78,12 +81,14 @@ class TrainedModel:
         self.running_blocks: Blocks = options.blocks(run.config)
         """How `evaluate` would cut a long text, and `zipflm score` does where lines follow each
         other."""
-        encoder = TextEncoder(run.vocabulary, run.codes, run.splitting)
+        self.engine: Engine = _engine(run, options, dtype, compile)
+        """The model behind ids instead of words."""
+        spells = run.config.num_predicted < run.config.vocab_size
+        self.unseen: UnseenWords | None = UnseenWords(self.model, _UNSEEN) if spells else None
+        encoder = TextEncoder(run.vocabulary, run.codes, run.splitting, self.unseen)
         self.reader: TextReader = TextReader(
             encoder, run.config.batches.unit, run.config.num_predicted
         )
-        self.engine: Engine = _engine(run, options, dtype, compile)
-        """The model behind ids instead of words."""
         bands = run.config.output_bands
         self.facts: WordFacts = WordFacts.of(
             run.vocabulary, () if bands is None else bands.cutoffs, run.config.num_predicted

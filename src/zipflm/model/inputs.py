@@ -214,7 +214,6 @@ class CharacterEmbedding(nn.Module):
         """`spellings_VC` holds byte + 1 of every word, 0 behind its end, all below `num_symbols`;
         `symbol_ids` are the two words with vectors of their own."""
         super().__init__()
-        self.vocab_size: int = len(spellings_VC)
         self.padding_idx: int = padding_idx
         self.symbol_ids: tuple[int, int] = symbol_ids
         # Not saved: it follows from the vocabulary, which every checkpoint holds.
@@ -231,6 +230,15 @@ class CharacterEmbedding(nn.Module):
         self.projection: nn.Linear = nn.Linear(features, out_dim)
         self.symbols: nn.Parameter = nn.Parameter(torch.empty(len(symbol_ids), out_dim))
         self.reset_parameters()
+
+    def reserve(self, number: int) -> int:
+        """Make room for more words, whose spellings are written to `spellings_VC` later; return
+        the id of the first."""
+        first, width = self.spellings_VC.shape
+        spellings_VC = self.spellings_VC.new_zeros(first + number, width)
+        spellings_VC[:first] = self.spellings_VC
+        self.spellings_VC = spellings_VC
+        return first
 
     def reset_parameters(self) -> None:
         initial.reset(self)
@@ -258,7 +266,7 @@ class CharacterEmbedding(nn.Module):
         return self._hidden(words.reshape(-1)).view(*words.shape, self.projection.out_features)
 
     def _hidden(self, words_N: Tensor) -> Tensor:
-        words_N = checked_ids("words", words_N, self.vocab_size)
+        words_N = checked_ids("words", words_N, len(self.spellings_VC))
         hidden_ND = self._spell(self.spellings_VC[words_N].long())
         for index, word in enumerate(self.symbol_ids):
             is_symbol_N1 = (words_N == word).unsqueeze(1)

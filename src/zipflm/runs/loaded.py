@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from threading import Lock
+
+import torch
 
 from zipflm.config import Config, Splitting
+from zipflm.config.layers import CharacterInput
 from zipflm.data.bpe import Codes
+from zipflm.data.characters import spelled
 from zipflm.data.folder import VOCABULARY_FILE
-from zipflm.data.vocabulary import Vocabulary
+from zipflm.data.vocabulary import UNKNOWN, Vocabulary
+from zipflm.model.inputs import CharacterEmbedding
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.building import model_with
 from zipflm.runs.checkpoint import Checkpoint
@@ -41,6 +48,32 @@ class LoadedRun:
         return str(self.folder.path)
 
 
+class UnseenWords:
+    """Ids for words outside the vocabulary, which a character CNN reads by their bytes.
+
+    There is room for a fixed number: the words of a service's users must not fill its memory, and a
+    CUDA graph must find the table where it was. Words beyond that are `<unk>`.
+    """
+
+    def __init__(self, model: LanguageModel, room: int) -> None:
+        assert isinstance(model.input, CharacterEmbedding)
+        assert isinstance(model.config.input, CharacterInput)
+        self._layer, self._config = model.input, model.config.input
+        self._first, self._room = self._layer.reserve(room), room
+        self._ids: dict[str, int] = {}
+        self._lock = Lock()
+
+    def __call__(self, words: Sequence[str]) -> list[int]:
+        with self._lock:
+            new = [word for word in dict.fromkeys(words) if word not in self._ids]
+            if new := new[: self._room - len(self._ids)]:
+                config, first = self._config, self._first + len(self._ids)
+                rows = torch.from_numpy(spelled(new, config.max_bytes, markers=config.markers))
+                self._layer.spellings_VC[first : first + len(new)] = rows
+                self._ids |= zip(new, range(first, first + len(new)), strict=True)
+            return [self._ids.get(word, UNKNOWN) for word in words]
+
+
 def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedRun:
     """A run folder's newest or chosen checkpoint, or one checkpoint by its own folder.
 
@@ -69,3 +102,11 @@ def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedR
         splitting=checkpoint.splitting(),
         weights_hash=checkpoint.weights_hash,
     )
+
+
+def with_words(run: LoadedRun, words: Sequence[str]) -> LoadedRun:
+    """The run, which reads words by their bytes, with more words in its vocabulary."""
+    new = [word for word in words if word not in run.vocabulary]
+    UnseenWords(run.model, len(new))(new)
+    listed = Vocabulary([*run.vocabulary.words, *new], [*run.vocabulary.counts, *(0 for _ in new)])
+    return replace(run, vocabulary=listed)

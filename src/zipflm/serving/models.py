@@ -66,7 +66,7 @@ def served(name: str, lm: TrainedModel) -> ServedModel:
     _copy_from_disk(lm)
     run = lm.run
     codes = None if run.codes is None else Codes(run.codes.merges)
-    encoder = TextEncoder(run.vocabulary, codes, run.splitting)
+    encoder = TextEncoder(run.vocabulary, codes, run.splitting, lm.unseen)
     reader = TextReader(encoder, lm.engine.unit, run.config.num_predicted)
     return ServedModel(name, lm, reader, _facts(name, lm))
 
