@@ -144,12 +144,6 @@ def test_predictions_equal_pytorchs_module():
         assert_close(top.values.flatten(0, 1), expected.values, 1e-12)
 
 
-def test_a_layer_that_drops_out_does_not_predict():
-    softmax = AdaptiveSoftmax(BANDS, tail_dropout=0.5)
-    with pytest.raises(ValueError, match="eval"):
-        softmax.predict(torch.randn(2, 16))
-
-
 def test_layers_are_made_where_and_as_asked():
     made_as = {"device": "meta", "dtype": torch.bfloat16}
     theirs = nn.AdaptiveLogSoftmaxWithLoss(32, 100, (10, 40))
