@@ -2,8 +2,8 @@
 
 Everything is computed again but the result of attention itself. Keeping that takes one vector per
 token; computing it again would take time that grows with the length of the block. PyTorch's own
-attention is also the only operation that draws random numbers inside on a GPU (ours and dropout
-take their seeds as arguments), so the second pass draws none, whether the code is compiled,
+attention is also the only operation that draws random numbers inside on a GPU (dropout takes its
+seeds as arguments), so the second pass draws none, whether the code is compiled,
 recorded as a CUDA graph or neither. On a CPU dropout draws from torch's generator, whose state is
 put back for the second pass.
 """
@@ -22,10 +22,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from zipflm.kernels.packed_attention import packed_attention as packed_attention  # registers it
-
 _KEPT = (
-    torch.ops.zipflm.packed_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
