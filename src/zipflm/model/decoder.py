@@ -11,12 +11,18 @@ positions including earlier ones that a cache holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, assert_never
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from zipflm.config import DecoderConfig, Recompute
 from zipflm.kernels import autocast
@@ -25,7 +31,6 @@ from zipflm.kernels.operators import nobody_looks
 from zipflm.model import initial
 from zipflm.model.cache import Past
 from zipflm.model.initial import Fill
-from zipflm.model.recomputation import recomputed
 
 FIRST_POSITION = 2
 """fairseq numbers positions from padding_idx + 1; the published weights expect it."""
@@ -266,6 +271,38 @@ class DecoderLayer(nn.Module):
                 return dropout(linear(normed_BTD).relu().square(), rate, training, seed)
             case _:
                 assert_never(self.config.activation)
+
+
+_KEPT = (
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+"""Attention as a single operation, on GPUs and on the CPU. Where PyTorch has none that fits, for
+one on a CPU with dropout, attention is several operations, which are computed again like others."""
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """`function(*inputs)`, of which only the inputs, attention and the result are kept.
+
+    Keeping the result of attention takes one vector per token; computing it again would take time
+    that grows with the length of the block. PyTorch's attention is also the only operation that
+    draws random numbers inside on a GPU (dropout takes its seeds as arguments), so the second pass
+    draws none, whether the code is compiled, recorded as a CUDA graph or neither. On a CPU dropout
+    draws from torch's generator, whose state is put back for the second pass.
+    """
+    result: Tensor = checkpoint(function, *inputs, use_reentrant=False, context_fn=_contexts)
+    return result
+
+
+def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    if operation in _KEPT:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_contexts = partial(create_selective_checkpoint_contexts, _policy)
 
 
 def _are_plain(*linears: nn.Module) -> bool:
