@@ -202,10 +202,6 @@ class AdaptiveSoftmax(nn.Module):
             )
         if tied_to is None:
             return
-        if not isinstance(tied_to, AdaptiveEmbedding):
-            raise ValueError(
-                f"tied_to={type(tied_to).__name__}: weights are shared with an AdaptiveEmbedding"
-            )
         if tied_to.bands != self.bands or tied_to.out_dim != self.in_dim:
             raise ValueError(
                 f"tied_to: its bands {tied_to.bands} and width {tied_to.out_dim} do not fit "

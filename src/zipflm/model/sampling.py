@@ -35,7 +35,8 @@ def most_likely(
 ) -> tuple[Tensor, Tensor]:
     """The k most likely words: log-probabilities [N, K], falling, and ids [N, K]. Of equally likely
     words the smaller id comes first."""
-    found = [_top(output.log_probs(rows), k) for rows in hidden_ND.split(_rows_at_once(output))]
+    parts = torch.split(hidden_ND, _rows_at_once(output))
+    found = [_top(output.log_probs(rows_ND), k) for rows_ND in parts]
     log_probs, ids = zip(*found, strict=True)
     return torch.cat(log_probs), torch.cat(ids)
 
@@ -67,9 +68,9 @@ def draw(
     (torch.Size([1]), torch.Size([1]))
     """
     all_uniform_N = _uniform(len(hidden_ND), generator, hidden_ND.device)
-    size = _rows_at_once(output)
+    parts = (torch.split(x, _rows_at_once(output)) for x in (hidden_ND, all_uniform_N))
     drawn = []
-    for rows_ND, uniform_N in zip(hidden_ND.split(size), all_uniform_N.split(size), strict=True):
+    for rows_ND, uniform_N in zip(*parts, strict=True):
         log_probs_NV = output.log_probs(rows_ND)
         ids_N1 = _draw(log_probs_NV, temperature, top_k, top_p, forbidden, uniform_N).unsqueeze(1)
         drawn.append((ids_N1.squeeze(1), log_probs_NV.gather(1, ids_N1).squeeze(1)))
