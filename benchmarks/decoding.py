@@ -1,23 +1,14 @@
-"""Words per second of generation: tails opened where they matter, against all words every step.
+"""Words per second of generation.
 
     python benchmarks/decoding.py --device cpu [--batch 1 64] [--words 20] [decoder.num_layers=4]
     python benchmarks/decoding.py --device cuda --precision bfloat16
     python benchmarks/decoding.py --device cpu --run runs/adp-t
 
-Both sides use the key-value cache and draw from the same distribution; `full` computes the
-log-probabilities of all words and does what is usual with them (the largest, a sort for a nucleus,
-one random number and a running sum for a draw). They take turns, so that a busy machine treats them
-alike; with `--cpu-time --threads 1` time counts while this process runs. `ratio` compares whole
-steps, decoder included; `output_ratio` the choice of the word alone, from the hidden vector on;
-`before_ratio` a step that has neither cache nor lazy output, but computes all that is there anew.
-On a GPU `recorded_ratio` is what `zipflm generate` does there: a recorded step and the full output.
-
-Without `--run` the weights are random. A random model hardly ever wants a tail, which a trained one
-does; so the vectors of the tails are turned until each has its `--tail-mass` on average, which is
-by default about the share that those bands have of the words of WikiText-103.
-
-The goal: at batch 1 at least 3 times the words per second of the full output on a CPU, and 1.5
-times on an H200. docs/results/decoding.md says how far that holds.
+`words_per_s` counts whole steps with the key-value cache; `output_ms` is the choice of the word
+alone, from the hidden vector on; `before_ratio` compares with a step without a cache. On a GPU
+`recorded_ratio` is the gain of a step recorded as a CUDA graph, as `zipflm generate` uses it there.
+With `--cpu-time --threads 1` time counts while this process runs, for a busy machine. Without
+`--run` the weights are random.
 """
 
 from __future__ import annotations
@@ -33,11 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zipflm.model.all_words import AllWords
 from zipflm.model.language_model import LanguageModel
-from zipflm.model.next_word import NextWord
-from zipflm.model.outputs import AdaptiveSoftmax
 from zipflm.model.recorded_step import RecordedStep
+from zipflm.model.sampling import draw
 from zipflm.overrides import override
 from zipflm.presets import from_name
 from zipflm.runs.loaded import load_run
@@ -53,13 +42,8 @@ Choose = Callable[[Tensor], Tensor]
 """Hidden vectors [N, D] to the ids [N] of the words that follow."""
 
 
-def lazy(next_word: NextWord, choice: dict[str, float]) -> Choose:
-    return lambda hidden_ND: next_word.draw(hidden_ND, **choice)[0]  # type: ignore[arg-type]
-
-
-def full(every: AllWords, choice: dict[str, float]) -> Choose:
-    """The same choice from the log-probabilities of all words."""
-    return lambda hidden_ND: every.draw(hidden_ND, **choice)[0]  # type: ignore[arg-type]
+def choosing(model: LanguageModel, choice: dict[str, float], forbidden_V: Tensor) -> Choose:
+    return lambda hidden_ND: draw(model.output, hidden_ND, forbidden=forbidden_V, **choice)[0]  # type: ignore[arg-type]
 
 
 class Generation:
@@ -113,79 +97,41 @@ class Generation:
         return self.clock() - start
 
 
-def measure(
-    generation: Generation, next_word: NextWord, chosen: dict[str, Choose], rounds: int
-) -> dict[str, Any]:
+def measure(generation: Generation, choose: Choose, rounds: int) -> dict[str, Any]:
     """Medians over rounds in which all take turns."""
-    times: dict[str, list[float]] = {}
-
-    def note(name: str, seconds: float) -> None:
-        times.setdefault(name, []).append(seconds)
-
-    for choose in chosen.values():  # warm
-        generation.seconds(choose)
-        generation.seconds_without_cache(choose)
-        if generation.is_on_gpu:
-            generation.seconds_recorded(choose)
-    openings = next_word.openings
-    before = openings.calls, openings.calls_with_tails, openings.rows, openings.tails
-    for _ in range(rounds):
-        for name, choose in chosen.items():
-            note(name, generation.seconds(choose))
-        for name, choose in chosen.items():
-            note(f"{name} output", generation.output_seconds(choose))
-        note("before", generation.seconds_without_cache(chosen["full"]))
-        if generation.is_on_gpu:
-            note("recorded", generation.seconds_recorded(chosen["full"]))
-    after = openings.calls, openings.calls_with_tails, openings.rows, openings.tails
-    calls, calls_with_tails, rows, tails = (b - a for a, b in zip(before, after, strict=True))
-    seconds = {name: statistics.median(values) for name, values in times.items()}
-    batch = len(generation.prompt_BT)
-    recorded = {}
-    if generation.is_on_gpu:
-        recorded = {
-            "recorded_words_per_s": round(batch / seconds["recorded"], 1),
-            "recorded_ratio": round(seconds["full"] / seconds["recorded"], 2),
-        }
-    return {
-        "words_per_s": round(batch / seconds["lazy"], 1),
-        "full_words_per_s": round(batch / seconds["full"], 1),
-        "ratio": round(seconds["full"] / seconds["lazy"], 2),
-        "output_ms": round(1e3 * seconds["lazy output"], 2),
-        "full_output_ms": round(1e3 * seconds["full output"], 2),
-        "output_ratio": round(seconds["full output"] / seconds["lazy output"], 2),
-        "before_ratio": round(seconds["before"] / seconds["lazy"], 2),
-        "steps_with_tails": round(calls_with_tails / calls, 3),
-        "tails_per_word": round(tails / rows, 3),
-        **recorded,
+    ways = {
+        "step": generation.seconds,
+        "output": generation.output_seconds,
+        "before": generation.seconds_without_cache,
     }
+    if generation.is_on_gpu:
+        ways["recorded"] = generation.seconds_recorded
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            seconds = way(choose)
+            if number:  # the first round warms up
+                times[name].append(seconds)
+    seconds_of = {name: statistics.median(values) for name, values in times.items()}
+    batch = len(generation.prompt_BT)
+    result = {
+        "words_per_s": round(batch / seconds_of["step"], 1),
+        "output_ms": round(1e3 * seconds_of["output"], 2),
+        "before_ratio": round(seconds_of["before"] / seconds_of["step"], 2),
+    }
+    if generation.is_on_gpu:
+        result["recorded_words_per_s"] = round(batch / seconds_of["recorded"], 1)
+        result["recorded_ratio"] = round(seconds_of["step"] / seconds_of["recorded"], 2)
+    return result
 
 
-def turn_tails(model: LanguageModel, masses: list[float], device: str) -> None:
-    """Give each tail this average probability, through what hidden vectors have in common."""
-    output = model.output
-    assert isinstance(output, AdaptiveSoftmax)
-    masses = masses[: output.bands.num_tails]
-    text = (
-        torch.rand(8, 32, device=device).pow(8) * model.config.vocab_size
-    )  # frequent words mostly
-    hidden_ND = model(text.long()).flatten(0, 1)
-    mean_D = hidden_ND.mean(0)
-    wanted_C = torch.tensor(masses, device=device).log()
-    logits_C = torch.zeros_like(wanted_C)
-    for _ in range(30):
-        output.clusters[: len(masses)] = torch.outer(logits_C, mean_D / mean_D.square().sum())
-        found_C = output.head_log_probs(hidden_ND)[:, output.bands.sizes[0] :].exp().mean(0)
-        logits_C = logits_C + wanted_C - found_C[: len(masses)].log()
-
-
-def drawn_prompt(model: LanguageModel, next_word: NextWord, rows: int, length: int) -> Tensor:
+def drawn_prompt(model: LanguageModel, rows: int, length: int) -> Tensor:
     """What the model itself says after the end of a line."""
     device = next(model.parameters()).device
     words = [torch.full((rows, 1), END_OF_LINE, device=device)]
     cache = model.new_cache(rows, length)
     for _ in range(length - 1):
-        ids_B, _ = next_word.draw(model(words[-1], cache)[:, -1])
+        ids_B, _ = draw(model.output, model(words[-1], cache)[:, -1])
         words.append(ids_B.unsqueeze(1))
     return torch.cat(words, dim=1)
 
@@ -196,11 +142,7 @@ def build(options: argparse.Namespace) -> tuple[LanguageModel, str]:
         return run.model.to(options.device).eval(), str(run)
     config = override(from_name(options.preset), options.overrides)
     model = LanguageModel(config).to(options.device).eval()
-    title = f"{options.preset}, {config.decoder.num_layers} layers, random weights"
-    if isinstance(model.output, AdaptiveSoftmax) and model.output.bands.num_tails:
-        turn_tails(model, options.tail_mass, options.device)
-        title += f", tails turned to probabilities of {options.tail_mass}"
-    return model, title
+    return model, f"{options.preset}, {config.decoder.num_layers} layers, random weights"
 
 
 def _clock_of_device() -> float:
@@ -221,7 +163,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=64, help="words before the first step")
     parser.add_argument("--words", type=int, default=64, help="steps of one generation")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tail-mass", type=float, nargs="+", default=[0.06, 0.04])
     parser.add_argument("--choices", nargs="+", default=list(CHOICES), choices=list(CHOICES))
     parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=2")
     options = parser.parse_args(arguments)
@@ -237,20 +178,16 @@ def main(arguments: list[str] | None = None) -> None:
     # What a text must not contain: the three symbols that are no words, and fillers at the end.
     forbidden_V = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=options.device)
     forbidden_V[[0, 1, 3]] = forbidden_V[-7:] = True
-    next_word = NextWord(model.output, forbidden_V)
     clock = _clock_of_device if on_gpu else time.perf_counter
     if options.cpu_time:
         clock = time.process_time
     for batch in options.batch:
-        prompt_BT = drawn_prompt(model, next_word, batch, options.prompt)
+        prompt_BT = drawn_prompt(model, batch, options.prompt)
         generation = Generation(model, prompt_BT, options.words, clock)
-        for choice in options.choices:
-            chosen = {
-                "lazy": lazy(next_word, CHOICES[choice]),
-                "full": full(AllWords(model.output, forbidden_V), CHOICES[choice]),
-            }
-            result = measure(generation, next_word, chosen, options.rounds)
-            print(json.dumps({"batch": batch, "choice": choice} | result), flush=True)
+        for name in options.choices:
+            choose = choosing(model, CHOICES[name], forbidden_V)
+            result = measure(generation, choose, options.rounds)
+            print(json.dumps({"batch": batch, "choice": name} | result), flush=True)
 
 
 if __name__ == "__main__":

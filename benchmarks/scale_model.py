@@ -165,8 +165,8 @@ def memory(case: Case) -> dict[str, float]:
 
 
 def activations(case: Case) -> float:
-    """What the backward pass needs, as tests of `model.recomputation` count it, and the masks of
-    dropout, a byte each."""
+    """What the backward pass needs, as tests/model/test_recomputation.py counts it, and the masks
+    of dropout, a byte each."""
     decoder, wide = case.config.decoder, 2 if case.is_bfloat16 else 4
     heads = 4 * decoder.num_heads
     match case.config.training.recompute:

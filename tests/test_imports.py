@@ -38,7 +38,7 @@ ALLOWED = {
     "kernels": set(),
     "model": {"config", "distinct_words", "kernels"},
     "model.bands": {"model.band_search", "quoting"},
-    "model.band_search": {"model.bands", "quoting"},
+    "model.band_search": {"model.bands"},
     "data": {"checksums", "config", "distinct_words", "files", "folders", "quoting", "reading"}
     | {"records"},
     "data.vocabulary": set(),

@@ -6,8 +6,8 @@ from nll_problems import problem
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zipflm.kernels.nll_operator import nll_operator, nll_sum_operator
-from zipflm.kernels.precision import statistics_dtype
+from zipflm.kernels.operators import nll_operator, nll_sum_operator
+from zipflm.kernels.reference import statistics_dtype
 
 CALLS = []
 

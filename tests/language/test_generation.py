@@ -181,20 +181,20 @@ def test_a_word_that_never_ends_is_ended(bpe_data, monkeypatch):
     lm = loaded(bpe_data, "BPE")
     inner = next(i for i, ends in enumerate(lm.reader.ends_word) if not ends)
 
-    def always_inside(self, hidden, **choice):
+    def always_inside(output, hidden, **choice):
         return torch.full((len(hidden),), inner), torch.full((len(hidden),), -0.5)
 
-    monkeypatch.setattr("zipflm.model.next_word.NextWord.draw", always_inside)
+    monkeypatch.setattr("zipflm.language.generation.draw", always_inside)
     (text,) = lm.generate("", max_words=2, lines=0)
     assert len(text.words) == 2 and text.words[0].logprob == -32.0
 
 
 @pytest.mark.parametrize("lines", [0, 10**6])
 def test_line_ends_count_as_words(adp, monkeypatch, lines):
-    def always_end(self, hidden, **choice):
+    def always_end(output, hidden, **choice):
         return torch.full((len(hidden),), END), torch.full((len(hidden),), -0.5)
 
-    monkeypatch.setattr("zipflm.model.next_word.NextWord.draw", always_end)
+    monkeypatch.setattr("zipflm.language.generation.draw", always_end)
     words = islice(adp.stream("ba", max_words=5, lines=lines, temperature=0), 20)
     assert [word.word for word in words] == ["</s>"] * 5
 

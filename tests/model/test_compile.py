@@ -8,7 +8,7 @@ from waiting import no_waiting
 
 from zipflm import AdaptiveEmbedding, AdaptiveSoftmax, Bands, LanguageModel, preset
 from zipflm.config import CharacterInput
-from zipflm.kernels import ids, linear_nll_chunked
+from zipflm.kernels import linear_nll_chunked, operators
 from zipflm.presets import FACTORIZATIONS
 from zipflm.recipes import resolve
 
@@ -112,7 +112,7 @@ def test_nothing_inside_the_operators_waits_for_the_device():
         targets, active = torch.zeros(40, dtype=torch.int64), torch.ones(40, dtype=torch.bool)
         _, lse = linear_nll_chunked.forward(hidden, weight, targets, active)
         linear_nll_chunked.backward(lse, hidden, weight, targets, active, lse)
-        ids._checked._init_fn(targets, active, "targets", 50)
+        operators._checked._init_fn(targets, active, "targets", 50)
 
 
 @pytest.mark.parametrize("wait", [torch.Tensor.item, torch.Tensor.nonzero, lambda x: x[x > 0]])

@@ -7,8 +7,6 @@ from numerics import assert_close
 from torch import nn
 
 from zipflm.config import DecoderConfig
-from zipflm.model import decoder as decoder_module
-from zipflm.model.cache import KeyValueCache
 from zipflm.model.decoder import Decoder, _are_plain, rotate, rotations, sinusoids
 
 PLAIN = DecoderConfig(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
@@ -154,59 +152,6 @@ def test_under_autocast_the_residual_stream_has_its_dtype(config, dtype, embedde
 def test_without_autocast_the_residual_stream_has_the_embeddings_dtype(dtype):
     decoder = Decoder(PLAIN).to(dtype)
     assert decoder(torch.randn(1, 4, 32, dtype=dtype)).dtype == dtype
-
-
-def results_and_gradients(config, words):
-    torch.manual_seed(1)
-    decoder = Decoder(config)
-    result = decoder(words)
-    result.square().sum().backward()
-    return result.detach(), *(parameter.grad for parameter in decoder.parameters())
-
-
-def test_attention_from_the_packed_projection_is_the_same(triton_interpreter, monkeypatch):
-    """What a GPU uses when it drops weights; without any drop there is nothing to differ."""
-    config = replace(PLAIN, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0)
-    words = torch.randn(2, 9, 32)
-    expected = results_and_gradients(config, words)
-    asked = []
-
-    def always(hidden, num_heads, rate, training):
-        asked.append((num_heads, rate, training))
-        return torch.tensor([7])
-
-    monkeypatch.setattr(decoder_module, "packed_seed", always)
-    found = results_and_gradients(config, words)
-    assert asked == [(4, 0.0, True)] * 2
-    for ours, theirs in zip(found, expected, strict=True):
-        assert_close(ours, theirs, 1e-5)
-
-
-@pytest.mark.parametrize("change", [{"positions": "rotary"}, {"qk_norm": True}, {}], ids=str)
-def test_whatever_comes_before_attention_or_a_cache_keeps_it_from_the_packed_one(
-    change, monkeypatch
-):
-    decoder = Decoder(replace(PLAIN, **change))
-
-    def never(*arguments):
-        raise AssertionError("asked for a seed")
-
-    monkeypatch.setattr(decoder_module, "packed_seed", never)
-    # Only a cache stands between the plain decoder and the packed form.
-    with torch.no_grad():
-        decoder(torch.randn(1, 4, 32), None if change else KeyValueCache(PLAIN, 1, 4))
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
-def test_a_gpu_trains_with_it():
-    decoder = Decoder(PLAIN).cuda()
-    words = torch.randn(2, 9, 32, device="cuda")
-    with torch.autocast("cuda", torch.bfloat16), torch.profiler.profile() as profile:
-        decoder(words).float().square().sum().backward()
-    counts = {event.key: event.count for event in profile.key_averages()}
-    assert counts["zipflm::packed_attention"] == 2
-    assert counts["zipflm::packed_attention_backward"] == 2
 
 
 def test_post_norm_is_torchs_layer_with_the_norm_last():

@@ -58,12 +58,3 @@ def test_a_cache_that_was_filled_anew_is_gone_on_with(device):
     cache.truncate(0)
     model(words[:, 5:8], cache)
     assert_close(step(words[:, 8]), model(words[:, 5:9])[:, -1], 2e-5)
-
-
-@torch.inference_mode()
-def test_a_full_cache_is_named():
-    model = a_model(preset("tiny", "ADP-T"))
-    cache = model.new_cache(1, 3)
-    model(torch.tensor([[4, 5, 6]]), cache)
-    with pytest.raises(ValueError, match="capacity=3 is full"):
-        RecordedStep(model, cache)(torch.tensor([7]))

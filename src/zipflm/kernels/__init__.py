@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from zipflm.kernels import linear_nll_chunked, reference
-from zipflm.kernels.ids import checked_ids as checked_ids
-from zipflm.kernels.nll_operator import Nll
-from zipflm.kernels.precision import autocast as autocast
-from zipflm.kernels.precision import statistics_dtype as statistics_dtype
+from zipflm.kernels.operators import Nll
+from zipflm.kernels.operators import checked_ids as checked_ids
+from zipflm.kernels.reference import autocast as autocast
+from zipflm.kernels.reference import statistics_dtype as statistics_dtype
 
 Impl = Literal["auto", "reference", "fused"]
 Rows = Literal["most", "few"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zipflm.kernels.precision import statistics_dtype
+from zipflm.kernels.reference import statistics_dtype
 
 LEVELS = 1 << 16
 """Rates are multiples of 1 / LEVELS."""

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zipflm.kernels.nll_operator import Nll, nll_operator, nll_sum_operator
-from zipflm.kernels.precision import statistics_dtype
+from zipflm.kernels.operators import Nll, nll_operator, nll_sum_operator
+from zipflm.kernels.reference import statistics_dtype
 
 # Logits held at once: on a CPU about what its caches hold, on a device enough to fill it. With very
 # many words more, as far as it takes to have some rows: every chunk adds to the gradient of all

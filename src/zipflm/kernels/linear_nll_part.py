@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from zipflm.kernels import Impl, Rows, _choose, linear_nll_chunked
-from zipflm.kernels.precision import statistics_dtype
+from zipflm.kernels.reference import statistics_dtype
 
 
 def part_statistics(

@@ -27,7 +27,7 @@ from zipflm.kernels.linear_nll_kernels_triton import (
     rows_kernel,
     weight_gradient_kernel,
 )
-from zipflm.kernels.nll_operator import Nll, nll_operator, nll_sum_operator
+from zipflm.kernels.operators import Nll, nll_operator, nll_sum_operator
 
 MAX_WIDTH = 512
 

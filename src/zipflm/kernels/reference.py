@@ -1,15 +1,15 @@
 """The mathematics of the operations in plain PyTorch: the definition of correct.
 
-Written to be read and to be compared with; it builds whole tables of logits.
+Written to be read and to be compared with; it builds whole tables of logits. Also the precision
+that every form of an operation takes and keeps.
 
 Shapes: N tokens, E width, V words (of one softmax).
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
-
-from zipflm.kernels.precision import statistics_dtype
 
 
 def linear_nll(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor) -> Tensor:
@@ -22,3 +22,19 @@ def linear_nll(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N
     logp_NV = logits_NV.log_softmax(dim=-1)
     nll_N = -logp_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1)
     return nll_N.where(active_N, 0.0)
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Losses and log-sum-exps are float32, or float64 when the inputs are."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def autocast(tensor: Tensor) -> Tensor:
+    """The tensor as a built-in matrix product would take it: in autocast's dtype if that is on.
+
+    For operations that autocast does not know. It never touches float64, so neither does this.
+    """
+    device = tensor.device.type
+    if device == "meta" or tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))

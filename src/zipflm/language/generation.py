@@ -20,10 +20,9 @@ from zipflm.data.vocabulary import END, FILLER, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.next_words import MOST_PIECES
 from zipflm.language.texts import EncodedText, Ids, TextReader
-from zipflm.model.all_words import AllWords
 from zipflm.model.cache import KeyValueCache
-from zipflm.model.next_word import NextWord
 from zipflm.model.recorded_step import RecordedStep
+from zipflm.model.sampling import draw
 
 _SEEDS = 2**63
 
@@ -152,17 +151,17 @@ class Writer:
             generator.seed()
         else:
             generator.manual_seed(sampling.seed)
-        # Which of the two is faster is measured in benchmarks/decoding.py.
-        chooser = AllWords if engine.device.type == "cuda" else NextWord
-        next_word = chooser(engine.model.output, self._forbidden.to(engine.device))
+        forbidden = self._forbidden.to(engine.device)
         memory = _Memory(engine, self._ids, len(self._texts))
         rows = self._texts
         while True:
-            ids, logprobs = next_word.draw(
+            ids, logprobs = draw(
+                engine.model.output,
                 memory.hidden,
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
+                forbidden=forbidden,
                 generator=generator,
             )
             if not logprobs.isfinite().all():

@@ -15,14 +15,10 @@ from zipflm.data.bpe import join
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.texts import Ids, TextReader
-from zipflm.model.next_word import NextWord
+from zipflm.model.sampling import most_likely
 
 MOST_PIECES = 64
 """Of a word; longer ones are not looked for."""
-
-
-_ROWS = 512
-"""Positions whose distributions over the head's words are in memory at once."""
 
 
 class LikelyWord(NamedTuple):
@@ -77,14 +73,12 @@ def _of_hidden(
     engine: Engine, reader: TextReader, hidden: Tensor, k: int
 ) -> list[list[LikelyWord]]:
     words = reader.vocabulary.words
-    found: list[list[LikelyWord]] = []
-    next_word = NextWord(engine.model.output)
-    for rows in torch.split(hidden, _ROWS):
-        values, ids = next_word.most_likely(rows, k)
-        require_numbers(values)
-        for row in zip(ids.tolist(), values.tolist(), strict=True):
-            found.append([LikelyWord(words[i], value) for i, value in zip(*row, strict=True)])
-    return found
+    values, ids = most_likely(engine.model.output, hidden, k)
+    require_numbers(values)
+    return [
+        [LikelyWord(words[i], value) for i, value in zip(*row, strict=True)]
+        for row in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
 
 
 def _in_pieces(engine: Engine, reader: TextReader, inputs: Ids, k: int) -> list[LikelyWord]:

@@ -65,9 +65,6 @@ class KeyValueCache:
         dtype: torch.dtype = torch.float32,
     ):
         """`dtype` is that of matrix products; `LanguageModel.new_cache` knows it and the device."""
-        for name, number in (("rows", rows), ("capacity", capacity)):
-            if number < 1:
-                raise ValueError(f"{name}={number}: a cache has at least 1")
         shape = (
             config.num_layers,
             rows,
@@ -106,8 +103,6 @@ class KeyValueCache:
 
     def repeat(self, number: int) -> KeyValueCache:
         """A new cache that holds every row `number` times, copies side by side."""
-        if number < 1:
-            raise ValueError(f"number={number}: a row can be repeated once or more")
         rows = torch.arange(self.rows, device=self.keys_LBHCK.device)
         return self.select(rows.repeat_interleave(number))
 
@@ -121,8 +116,6 @@ class KeyValueCache:
 
     def truncate(self, length: int) -> None:
         """Forget all words but the first `length`, in place."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"length={length}: the cache holds {self._length} words")
         self._length = length
 
     def admit(self, hidden_BTD: Tensor) -> None:

@@ -11,23 +11,26 @@ positions including earlier ones that a cache holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, assert_never
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from zipflm.config import DecoderConfig, Recompute
 from zipflm.kernels import autocast
-from zipflm.kernels.attention import causal_attention
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
 from zipflm.kernels.operators import nobody_looks
-from zipflm.kernels.packed_attention import packed_causal_attention, packed_seed
 from zipflm.model import initial
 from zipflm.model.cache import Past
 from zipflm.model.initial import Fill
-from zipflm.model.recomputation import recomputed
 
 FIRST_POSITION = 2
 """fairseq numbers positions from padding_idx + 1; the published weights expect it."""
@@ -46,8 +49,6 @@ class Memory(NamedTuple):
 class Seeds(NamedTuple):
     """Of a layer's dropouts, as `kernels.dropout.new_seed` gives them."""
 
-    weights: Tensor | None
-    """Of attention; None unless it is computed from the packed projection."""
     attention: Tensor | None
     activation: Tensor | None
     feed_forward: Tensor | None
@@ -166,7 +167,9 @@ class DecoderLayer(nn.Module):
         rotation: tuple[Tensor, Tensor] | None,
         memory: Memory | None = None,
     ) -> Tensor:
-        seeds = self._new_seeds(hidden_BTD, is_packable=rotation is None and memory is None)
+        # Drawn before anything else: what is computed again must not draw again.
+        rates = self.config.dropout, self.config.relu_dropout, self.config.dropout
+        seeds = Seeds(*(new_seed(hidden_BTD, rate, self.training) for rate in rates))
         # With a cache, or without gradients, there is no backward pass.
         is_kept = memory is not None or not torch.is_grad_enabled()
         match "none" if is_kept else self.recompute:
@@ -181,19 +184,6 @@ class DecoderLayer(nn.Module):
             case other:
                 assert_never(other)
 
-    def _new_seeds(self, hidden_BTD: Tensor, is_packable: bool) -> Seeds:
-        """Drawn before anything else: what is computed again must not draw again.
-
-        `is_packable`: nothing comes between the packed projection and attention.
-        """
-        config, weights = self.config, None
-        is_packable = is_packable and not config.qk_norm
-        if is_packable and _are_plain(self.query, self.key, self.value):
-            rate = config.attention_dropout
-            weights = packed_seed(hidden_BTD, config.num_heads, rate, self.training)
-        rates = config.dropout, config.relu_dropout, config.dropout
-        return Seeds(weights, *(new_seed(hidden_BTD, rate, self.training) for rate in rates))
-
     def _add_both(
         self, hidden_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, seeds: Seeds
     ) -> Tensor:
@@ -207,10 +197,7 @@ class DecoderLayer(nn.Module):
         memory: Memory | None = None,
     ) -> Tensor:
         normed_BTD = self._before(self.attention_norm, hidden_BTD)
-        if seeds.weights is None:
-            attended_BTD = self._attend(normed_BTD, rotation, memory)
-        else:
-            attended_BTD = self._attend_packed(normed_BTD, seeds.weights)
+        attended_BTD = self._attend(normed_BTD, rotation, memory)
         rate = self.config.dropout
         added_BTD = dropout(attended_BTD, rate, self.training, seeds.attention)
         return self._after(self.attention_norm, hidden_BTD + added_BTD)
@@ -247,29 +234,15 @@ class DecoderLayer(nn.Module):
             query, key = rotate(query, rotation), rotate(key, rotation)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         rate = config.attention_dropout if self.training else 0.0
-        if memory is None:
-            attended_BHTK = causal_attention(query, key, value, rate)
-        else:
+        visible_TS, is_causal = None, True
+        if memory is not None:
             key, value = memory.cache.extend(memory.layer, key, value)
-            attended_BHTK = F.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=memory.visible_TS,
-                is_causal=memory.visible_TS is None and query.shape[2] > 1,
-                dropout_p=rate,
-            )
-        attended_BTD: Tensor = self.attention_out(attended_BHTK.transpose(1, 2).flatten(-2))
-        return attended_BTD
-
-    def _attend_packed(self, normed_BTD: Tensor, seed: Tensor) -> Tensor:
-        """The same for training on a GPU, where attention takes the projection as it is."""
-        config = self.config
-        packed = self._project_packed(normed_BTD)
-        heads_BTD = packed_causal_attention(
-            packed, config.num_heads, config.attention_dropout, seed
+            visible_TS = memory.visible_TS
+            is_causal = visible_TS is None and query.shape[2] > 1
+        attended_BHTK = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible_TS, is_causal=is_causal, dropout_p=rate
         )
-        attended_BTD: Tensor = self.attention_out(heads_BTD)
+        attended_BTD: Tensor = self.attention_out(attended_BHTK.transpose(1, 2).flatten(-2))
         return attended_BTD
 
     def _project(self, normed_BTD: Tensor, is_step: bool) -> Sequence[Tensor]:
@@ -278,15 +251,10 @@ class DecoderLayer(nn.Module):
         if is_step or not _are_plain(*projections):
             # For a few words, joining the weights would take longer than multiplying with them.
             return [projection(normed_BTD) for projection in projections]
-        return self._project_packed(normed_BTD).chunk(3, dim=-1)
-
-    def _project_packed(self, normed_BTD: Tensor) -> Tensor:
-        """Queries, keys and values side by side, [B, T, 3 D]."""
-        projections = (self.query, self.key, self.value)
         weights: list[Tensor] = [projection.weight for projection in projections]
         biases: list[Tensor] = [p.bias for p in projections if p.bias is not None]
         bias = torch.cat(biases) if biases else None
-        return F.linear(normed_BTD, torch.cat(weights), bias)
+        return F.linear(normed_BTD, torch.cat(weights), bias).chunk(3, dim=-1)
 
     def _feed(self, normed_BTD: Tensor, seed: Tensor | None) -> Tensor:
         """The activations of the feed-forward block."""
@@ -303,6 +271,38 @@ class DecoderLayer(nn.Module):
                 return dropout(linear(normed_BTD).relu().square(), rate, training, seed)
             case _:
                 assert_never(self.config.activation)
+
+
+_KEPT = (
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+"""Attention as a single operation, on GPUs and on the CPU. Where PyTorch has none that fits, for
+one on a CPU with dropout, attention is several operations, which are computed again like others."""
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """`function(*inputs)`, of which only the inputs, attention and the result are kept.
+
+    Keeping the result of attention takes one vector per token; computing it again would take time
+    that grows with the length of the block. PyTorch's attention is also the only operation that
+    draws random numbers inside on a GPU (dropout takes its seeds as arguments), so the second pass
+    draws none, whether the code is compiled, recorded as a CUDA graph or neither. On a CPU dropout
+    draws from torch's generator, whose state is put back for the second pass.
+    """
+    result: Tensor = checkpoint(function, *inputs, use_reentrant=False, context_fn=_contexts)
+    return result
+
+
+def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    if operation in _KEPT:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_contexts = partial(create_selective_checkpoint_contexts, _policy)
 
 
 def _are_plain(*linears: nn.Module) -> bool:

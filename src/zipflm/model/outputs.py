@@ -24,6 +24,7 @@ from zipflm.model import initial
 from zipflm.model.bands import Bands
 from zipflm.model.initial import Fill
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
+from zipflm.model.sampling import most_likely
 
 if TYPE_CHECKING:
     from zipflm.model.sharded_tables import TableShards
@@ -107,10 +108,6 @@ class FullSoftmax(nn.Module):
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """log p of every word, [..., V]: for small vocabularies."""
-        return self.head_log_probs(hidden)
-
-    def head_log_probs(self, hidden: Tensor) -> Tensor:
-        """The same; there is nothing but a head."""
         return _log_softmax(F.linear(self._project(hidden), self.weight))
 
     def _project(self, hidden: Tensor) -> Tensor:
@@ -205,10 +202,6 @@ class AdaptiveSoftmax(nn.Module):
             )
         if tied_to is None:
             return
-        if not isinstance(tied_to, AdaptiveEmbedding):
-            raise ValueError(
-                f"tied_to={type(tied_to).__name__}: weights are shared with an AdaptiveEmbedding"
-            )
         if tied_to.bands != self.bands or tied_to.out_dim != self.in_dim:
             raise ValueError(
                 f"tied_to: its bands {tied_to.bands} and width {tied_to.out_dim} do not fit "
@@ -342,12 +335,9 @@ class AdaptiveSoftmax(nn.Module):
         return self.topk(hidden, 1).indices.squeeze(-1)
 
     def topk(self, hidden: Tensor, k: int) -> torch.return_types.topk:
-        """`log_probs(hidden).topk(k)` without a gradient and without the tails that cannot have
-        one of the k most likely words."""
-        from zipflm.model.next_word import NextWord
-
+        """`log_probs(hidden).topk(k)` without a gradient, a part of the rows at a time."""
         _require_width(hidden, self.in_dim)
-        best_NK, ids_NK = NextWord(self).most_likely(hidden.reshape(-1, self.in_dim), k)
+        best_NK, ids_NK = most_likely(self, hidden.reshape(-1, self.in_dim), k)
         shape = (*hidden.shape[:-1], k)
         return torch.return_types.topk((best_NK.view(shape), ids_NK.view(shape)))
 

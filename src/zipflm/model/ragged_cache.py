@@ -65,11 +65,6 @@ class RaggedCache:
 
         `capacity` is how long any of them will ever be.
         """
-        if len(lengths) != cache.rows or not all(0 < n <= cache.length for n in lengths):
-            raise ValueError(
-                f"lengths={list(lengths)}: give 1 to {cache.length} for each of the {cache.rows} "
-                "rows of the cache"
-            )
         first, longest = self.rows, max(lengths)
         self._reserve(
             cache, first + cache.rows, max(capacity, longest, *self._rooms, *self._lengths)
@@ -115,12 +110,6 @@ class RaggedCache:
 
     def admit(self, hidden_BTD: Tensor) -> None:
         require_rows(hidden_BTD, self.rows)
-        number = hidden_BTD.shape[1]
-        if max(self._lengths) + number > self.capacity:
-            raise ValueError(
-                f"words: {number} more do not fit a cache of capacity={self.capacity} whose "
-                f"longest row holds {max(self._lengths)}; let rows join with a larger capacity"
-            )
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
         rows, end = self.rows, max(self._lengths) + key_BHTK.shape[2]

@@ -37,8 +37,6 @@ class RecordedStep:
 
     @torch.inference_mode()
     def __call__(self, words_N: Tensor) -> Tensor:
-        if self._cache.length >= self._cache.capacity:
-            raise ValueError(f"words: the cache of capacity={self._cache.capacity} is full")
         self._words_N1.copy_(words_N.unsqueeze(1))
         self._past.position.fill_(self._cache.length)
         if self._graph is None:

@@ -20,12 +20,10 @@ from zipflm.data.vocabulary import END
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.texts import Ids
 from zipflm.language.windows import batched, document_windows
-from zipflm.model.next_word import NextWord
+from zipflm.model.sampling import most_likely
 
-_ROWS = 512
-"""Vectors whose distributions over the head's words are in memory at once."""
 _MOST_NUMBERS = 1 << 24
-"""Log-probabilities of all words that are."""
+"""Log-probabilities of all words in memory at once."""
 
 Likely = list[tuple[int, float]]
 """Ids with their log-probabilities, most likely first."""
@@ -146,14 +144,10 @@ def _likely(
     if not len(rows):
         return {}
     k = min(int(wanted[places].max()), engine.model.output.edges[-1])
-    next_word = NextWord(engine.model.output)
-    found: dict[int, Likely] = {}
-    for some in np.split(rows, range(_ROWS, len(rows), _ROWS)):
-        values, ids = next_word.most_likely(hidden[torch.from_numpy(some).to(hidden.device)], k)
-        lists = zip(places[some].tolist(), ids.tolist(), values.tolist(), strict=True)
-        for place, of_ids, of_values in lists:
-            found[place] = list(zip(of_ids, of_values, strict=True))
-    return found
+    chosen = hidden[torch.from_numpy(rows).to(hidden.device)]
+    values, ids = most_likely(engine.model.output, chosen, k)
+    lists = zip(places[rows].tolist(), ids.tolist(), values.tolist(), strict=True)
+    return {place: list(zip(of_ids, of_values, strict=True)) for place, of_ids, of_values in lists}
 
 
 def _ranks(

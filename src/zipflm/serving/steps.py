@@ -20,9 +20,8 @@ from zipflm.data.vocabulary import PAD
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.generation import never_written
 from zipflm.language.texts import Ids, TextReader
-from zipflm.model.all_words import AllWords
-from zipflm.model.next_word import NextWord
 from zipflm.model.ragged_cache import RaggedCache
+from zipflm.model.sampling import draw, most_likely
 from zipflm.serving.continuation import Continuation
 from zipflm.serving.scoring import Likely
 
@@ -95,12 +94,8 @@ class Steps:
 
     def __init__(self, engine: Engine, reader: TextReader) -> None:
         self._engine = engine
-        output, device = engine.model.output, engine.device
-        # Which of the two is faster is measured in benchmarks/decoding.py.
-        chooser = AllWords if device.type == "cuda" else NextWord
         forbidden = never_written(reader.vocabulary, True)[: reader.num_predicted]
-        self._next_word = chooser(output, forbidden.to(device))
-        self._most_likely = NextWord(output)
+        self._forbidden = forbidden.to(engine.device)
         self.rows: list[Row] = []
         self._cache = RaggedCache()
         self._hidden_ND = torch.zeros(0)
@@ -151,11 +146,13 @@ class Steps:
         for choice, places in alike.items():
             is_all = len(places) == len(self.rows)
             chosen = torch.tensor(places, device=self._device)
-            drawn = self._next_word.draw(
+            drawn = draw(
+                self._engine.model.output,
                 self._hidden_ND if is_all else self._hidden_ND[chosen],
                 temperature=choice.temperature,
                 top_k=choice.top_k,
                 top_p=choice.top_p,
+                forbidden=self._forbidden,
                 generator=[self.rows[place].generator for place in places],
             )
             if not drawn[1].isfinite().all():
@@ -170,7 +167,7 @@ class Steps:
         if places:
             k = max(self.rows[place].top for place in places)
             chosen = torch.tensor(places, device=self._device)
-            values, ids = self._most_likely.most_likely(self._hidden_ND[chosen], k)
+            values, ids = most_likely(self._engine.model.output, self._hidden_ND[chosen], k)
             for place, *found in zip(places, ids.tolist(), values.tolist(), strict=True):
                 top[place] = list(zip(*found, strict=True))[: self.rows[place].top]
         return top

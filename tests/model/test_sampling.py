@@ -1,0 +1,250 @@
+"""Choices of the next word against the whole distribution that `log_probs` computes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numerics import assert_close
+
+from zipflm import AdaptiveSoftmax, Bands, LanguageModel, preset
+from zipflm.config import CharacterInput
+from zipflm.model import sampling
+from zipflm.model.outputs import FullSoftmax
+from zipflm.model.sampling import draw, draw_places, most_likely
+from zipflm.presets import FACTORIZATIONS
+
+BANDS = Bands(vocab_size=40, cutoffs=(8, 20), dim=8, factor=2)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def adaptive(bands=BANDS, scale=1.0):
+    softmax = AdaptiveSoftmax(bands).double().eval()
+    with torch.no_grad():
+        for parameter in softmax.parameters():
+            parameter.normal_(0, scale)
+    return softmax
+
+
+def full():
+    return FullSoftmax(40, 6, 8).double().eval()
+
+
+def forbid(*ids):
+    mask = torch.zeros(40, dtype=torch.bool)
+    mask[list(ids)] = True
+    return mask
+
+
+def a_hidden(rows):
+    return torch.randn(rows, 8, dtype=torch.float64)
+
+
+def sorted_log_probs(output, hidden, forbidden=None):
+    log_probs = output.log_probs(hidden).detach()
+    if forbidden is not None:
+        log_probs[:, forbidden] = -torch.inf
+    return log_probs.sort(dim=1, descending=True, stable=True)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sets(st.integers(1, 39), max_size=4),
+    st.sampled_from([0, 0.1, 1, 3]),
+    st.booleans(),
+    st.integers(1, 40),
+    st.integers(1, 6),
+    st.integers(0, 10**6),
+)
+def test_the_most_likely_words_are_those_of_the_whole_distribution(
+    cutoffs, scale, ties, k, rows, seed
+):
+    torch.manual_seed(seed)
+    output = adaptive(Bands(40, tuple(sorted(cutoffs)), 8, 1), scale)
+    hidden = a_hidden(rows)
+    if ties:  # whole numbers: many words are exactly as likely as others
+        hidden = hidden.round().clamp(-1, 1)
+        with torch.no_grad():
+            for parameter in output.parameters():
+                parameter.copy_(parameter.sign() * (parameter.abs() > 0.5))
+    log_probs, ids = most_likely(output, hidden, k)
+    expected, expected_ids = sorted_log_probs(output, hidden)
+    assert_close(log_probs, expected[:, :k], 1e-12)
+    assert torch.equal(ids, expected_ids[:, :k])
+
+
+@pytest.mark.parametrize("factorization", FACTORIZATIONS)
+def test_every_factorization_knows_its_most_likely_words(factorization):
+    config = preset("tiny", factorization)
+    spellings = torch.randint(257, (4000, 50), dtype=torch.int16)
+    needs = isinstance(config.input, CharacterInput)
+    model = LanguageModel(config, spellings if needs else None).eval()
+    with torch.no_grad():
+        hidden = model(torch.randint(config.vocab_size, (3, 5)))[:, -1]
+        log_probs, ids = most_likely(model.output, hidden, 7)
+        whole = model.output.log_probs(hidden)
+    assert_close(log_probs, whole.gather(1, ids), 1e-5)
+    assert_close(log_probs, whole.sort(1, descending=True).values[:, :7], 1e-5)
+
+
+def distribution(output, hidden, temperature=1.0, top_k=0, top_p=1.0, forbidden=None):
+    """The distribution to draw from, computed from all words by the definitions."""
+    log_probs, ids = sorted_log_probs(output, hidden, forbidden)
+    weights = (log_probs / temperature).softmax(1)
+    if top_k:
+        weights[:, top_k:] = 0
+    weights /= weights.sum(1, keepdim=True)
+    weights[weights.cumsum(1) - weights >= top_p] = 0
+    weights /= weights.sum(1, keepdim=True)
+    return torch.zeros_like(weights).scatter(1, ids, weights)
+
+
+def chance_of_a_worse_fit(counts, expected):
+    """Pearson's chi-square test; words expected less than 5 times are counted as one."""
+    rare = expected < 5
+    counts = torch.cat([counts[~rare], counts[rare].sum().view(1)])
+    expected = torch.cat([expected[~rare], expected[rare].sum().view(1)])
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    freedom = torch.tensor(float(len(counts) - 1), dtype=torch.float64)
+    return 1.0 if freedom == 0 else torch.special.gammaincc(freedom / 2, statistic / 2).item()
+
+
+CHOICES = [
+    {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    for temperature, top_k, top_p in (
+        (1.0, 0, 1.0),
+        (0.5, 0, 1.0),
+        (2.0, 0, 1.0),
+        (1.0, 0, 0.9),
+        (0.5, 0, 0.3),
+        (2.0, 0, 0.6),
+        (0.8, 12, 1.0),
+        (1.5, 12, 0.7),
+    )
+]
+# A word of the head, one in the middle of a tail and fillers at the end.
+FORBIDDEN = {"none": None, "some": forbid(3, 10, 36, 37, 38, 39)}
+
+
+@pytest.mark.parametrize("nucleus", [4096, 4])
+@pytest.mark.parametrize("forbidden", FORBIDDEN.values(), ids=FORBIDDEN)
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: "-".join(map(str, choice.values())))
+@pytest.mark.parametrize("make", [adaptive, full])
+def test_words_are_drawn_as_often_as_they_should(make, choice, forbidden, nucleus, monkeypatch):
+    """Also where the nucleus is larger than the words in which it is looked for first."""
+    monkeypatch.setattr(sampling, "_NUCLEUS", nucleus)
+    output, hidden, number = make(), a_hidden(1), 3000
+    generator = torch.Generator().manual_seed(7)
+    ids, log_probs = draw(
+        output, hidden.expand(number, -1), **choice, forbidden=forbidden, generator=generator
+    )
+    expected = distribution(output, hidden, **choice, forbidden=forbidden)[0]
+    counts = ids.bincount(minlength=40).double()
+    assert (counts[expected == 0] == 0).all()
+    assert chance_of_a_worse_fit(counts, number * expected) > 1e-4
+    assert_close(log_probs, output.log_probs(hidden)[0, ids], 1e-12)
+
+
+def test_the_fit_notices_a_wrong_distribution():
+    right = distribution(adaptive(), a_hidden(1))[0]
+    wrong = right.clone()
+    wrong[0], wrong[1] = right[0] + right[1], 0
+    ids = torch.multinomial(wrong, 4000, replacement=True)
+    assert chance_of_a_worse_fit(ids.bincount(minlength=40).double(), 4000 * right) < 1e-4
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sets(st.integers(1, 39), max_size=4),
+    st.sampled_from([0.01, 0.5, 1.0, 1.3, 50.0]),
+    st.sampled_from([0, 1, 5, 39]),
+    st.sampled_from([1e-6, 0.2, 0.95, 1.0]),
+    st.sets(st.integers(0, 39), max_size=39),
+    st.integers(0, 10**6),
+)
+def test_no_word_is_drawn_that_cannot_be(cutoffs, temperature, top_k, top_p, forbidden, seed):
+    torch.manual_seed(seed)
+    output = adaptive(Bands(40, tuple(sorted(cutoffs)), 8, 1), 2.0)
+    hidden, mask = a_hidden(50), forbid(*forbidden)
+    choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    ids, _ = draw(output, hidden, **choice, forbidden=mask)
+    possible = distribution(output, hidden, **choice, forbidden=mask)
+    assert (possible.gather(1, ids.unsqueeze(1)) > 0).all()
+
+
+KINDS_OF_DRAWS = [{}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}]
+
+
+@pytest.mark.parametrize("choice", KINDS_OF_DRAWS, ids=str)
+@pytest.mark.parametrize("temperature", [0, 5e-324, 1e-20])
+def test_without_heat_the_most_likely_word_comes(temperature, choice):
+    output, hidden, mask = adaptive().float(), a_hidden(50).float(), forbid(0, 30)
+    ids, log_probs = draw(output, hidden, temperature=temperature, forbidden=mask, **choice)
+    expected, expected_ids = sorted_log_probs(output, hidden, mask)
+    assert torch.equal(ids, expected_ids[:, 0])
+    assert_close(log_probs, expected[:, 0], 1e-6)
+
+
+@pytest.mark.parametrize("choice", KINDS_OF_DRAWS, ids=str)
+def test_hotter_than_numbers_reach_draws_all_words_alike(choice):
+    hidden = a_hidden(1).float().expand(4_000, -1)
+    mask = forbid(0, 30)
+    ids, _ = draw(adaptive().float(), hidden, temperature=1e300, forbidden=mask, **choice)
+    counts = ids.bincount(minlength=40)
+    number = {0: 38, 3: 3}[choice.get("top_k", 0)]
+    expected = math.ceil(number * choice.get("top_p", 1))
+    assert not counts[[0, 30]].any() and (counts > 0).sum() == expected
+    assert counts.max() < 1.7 * len(ids) / expected
+
+
+def test_the_same_seed_draws_the_same_words():
+    output, hidden = adaptive(), a_hidden(100)
+    first, second, third = (
+        draw(output, hidden, top_p=0.9, generator=torch.Generator().manual_seed(seed))[0]
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)
+
+
+@pytest.mark.parametrize("choice", KINDS_OF_DRAWS, ids=str)
+def test_with_a_generator_of_its_own_a_row_gets_the_word_that_it_gets_alone(choice, monkeypatch):
+    monkeypatch.setattr(sampling, "_MOST_NUMBERS", 160)  # four rows at a time
+    output, hidden = adaptive(), a_hidden(6)
+    own = [torch.Generator().manual_seed(row) for row in range(6)]
+    together = [draw(output, hidden, generator=own, **choice)[0] for _ in range(5)]
+    for row in range(6):
+        generator = torch.Generator().manual_seed(row)
+        for ids in together:
+            alone, _ = draw(output, hidden[row : row + 1], generator=generator, **choice)
+            assert alone.item() == ids[row].item()
+
+
+def test_low_precision_keeps_log_probabilities_in_float32():
+    output, hidden = adaptive().to(torch.bfloat16), a_hidden(10).to(torch.bfloat16)
+    assert most_likely(output, hidden, 30)[0].dtype == torch.float32
+    assert draw(output, hidden, top_p=0.9)[1].dtype == torch.float32
+
+
+def test_no_rows_give_no_words():
+    assert most_likely(adaptive(), a_hidden(0), 3)[1].shape == (0, 3)
+    for choice in CHOICES:
+        assert draw(adaptive(), a_hidden(0), **choice)[0].shape == (0,)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.3, 0.5, 1 - 2**-53])
+def test_no_number_draws_a_place_without_probability(uniform):
+    scores = torch.full((1, 9), -torch.inf)
+    scores[0, 2] = scores[0, 6] = 0.0
+    place = draw_places(scores, torch.tensor([uniform], dtype=torch.float64))
+    assert place.item() in (2, 6)
+
+
+def test_places_have_the_share_of_numbers_that_is_theirs():
+    scores = torch.tensor([0.5, 0.125, 0.375]).log()
+    numbers = (torch.arange(800, dtype=torch.float64) + 0.5) / 800
+    places = draw_places(scores.expand(800, 3), numbers)
+    assert places.bincount().tolist() == [400, 100, 300]
