@@ -1,5 +1,6 @@
 import itertools
 import random
+import sys
 
 import pytest
 from language.toy_models import Bigrams
@@ -212,3 +213,10 @@ def test_an_utterance_without_a_reference_is_refused_and_the_other_way_told(tmp_
     nbest = NBest(nbest.name)
     with pytest.raises(ValueError, match="references of these utterances hold no words"):
         tune_on(read_development(nbest, {}, references), MODEL)
+
+
+def test_without_rapidfuzz_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rapidfuzz.distance", None)
+    nbest, references = toy(tmp_path)
+    with pytest.raises(ValueError, match="--tune: needs rapidfuzz: pip install rapidfuzz"):
+        read_development(nbest, {}, references)

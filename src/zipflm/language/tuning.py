@@ -22,7 +22,7 @@ from zipflm.language.nbest import NBest, read_references
 from zipflm.language.nbest_formats import WORDS, Entry
 from zipflm.language.rescore import HypothesisScorer, OpenLists, Scored, open_lists, scored
 from zipflm.language.weights import written_weights
-from zipflm.language.word_errors import Edits, edits, word_errors
+from zipflm.language.word_errors import Edits, edits, levenshtein, word_errors
 from zipflm.quoting import unquoted
 
 MOST_NAMES = 3
@@ -184,6 +184,7 @@ def read_development(
     """
     wanted = [name for name in (lm, WORDS) if name not in given] if names is None else names
     check_names(wanted, given)
+    levenshtein()  # is missed before the model is loaded
     said = read_references(references, nbest.format_name, nbest.encoding)
     # Any weight but 0, so that their scores are required to be there.
     lists = open_lists(nbest, dict(given) | dict.fromkeys(wanted, 1.0), lm)
