@@ -23,7 +23,7 @@ from zipflm.cli.options import Checkpoint, Device, Dtype, Encoding, Run
 from zipflm.terminal import lines
 
 if TYPE_CHECKING:
-    from zipflm.language.nbest_formats import Entry
+    from zipflm.language.nbest import Entry
     from zipflm.language.rescore import HypothesisScorer, OpenLists
 
 
@@ -183,7 +183,7 @@ def _counted(
 
 def _scores_of(lists: OpenLists) -> str:
     """The names of a list's own scores, which may be in files of their own."""
-    from zipflm.language.nbest_formats import WORDS
+    from zipflm.language.nbest import WORDS
 
     names = [name for name in lists.weights if name not in (lists.lm, WORDS)]
     return f"scores of the list: {', '.join(names) or 'none'}"

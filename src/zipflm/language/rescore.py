@@ -7,8 +7,6 @@ What scores hypotheses is anything with `log_probs_of`; `hypotheses` has the one
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,8 +14,7 @@ from itertools import chain
 from typing import Protocol
 
 from zipflm.data.text import shown
-from zipflm.language.nbest import NBest
-from zipflm.language.nbest_formats import TOTAL, WORDS, Entry, written_number
+from zipflm.language.nbest import TOTAL, WORDS, Entry, NBest, written_number
 from zipflm.language.output import Writable, destination
 from zipflm.language.weights import complete_weights
 from zipflm.quoting import unquoted
@@ -85,12 +82,6 @@ def ranked(
 ) -> list[tuple[Scored, float]]:
     """The hypotheses with their totals, best first; equal ones stay in the order of the list."""
     totals = [(one, one.total(weights, lm)) for one in utterance]
-    for one, total in totals:
-        if not math.isfinite(total):
-            raise ValueError(
-                f"line {one.entry.line} of the list: its weighted sum is beyond all numbers; give "
-                "smaller weights"
-            )
     return sorted(totals, key=lambda pair: -pair[1])
 
 
@@ -104,11 +95,6 @@ class Results:
     """For Kaldi's lists, which have no place for them: `hypothesis lm total`, in the same order."""
     one_best: bool = False
     """Only the best hypothesis of every utterance."""
-
-    def __post_init__(self) -> None:
-        if self.out is not None and self.scores_out is not None:
-            if os.path.realpath(self.out) == os.path.realpath(self.scores_out):
-                raise ValueError(f"--out and --scores-out: both are {self.out}; name two files")
 
 
 @dataclass(frozen=True)
@@ -131,17 +117,12 @@ def open_lists(nbest: NBest, given: Mapping[str, float], lm: str = "lm") -> Open
     first = next(rest)
     weights = complete_weights(given, first[0].scores, lm)
     needed = [name for name, weight in weights.items() if weight and name not in (lm, WORDS)]
-    utterances = (_checked(nbest, entries, needed, lm) for entries in chain([first], rest))
+    utterances = (_checked(nbest, entries, needed) for entries in chain([first], rest))
     return OpenLists(nbest, weights, lm, utterances)
 
 
-def _checked(nbest: NBest, entries: list[Entry], needed: Sequence[str], lm: str) -> list[Entry]:
+def _checked(nbest: NBest, entries: list[Entry], needed: Sequence[str]) -> list[Entry]:
     for entry in entries:
-        if lm in entry.scores:
-            raise ValueError(
-                f"{shown(nbest.name)}: line {entry.line}: already has a score {unquoted(lm)}; call "
-                "the new one otherwise with --name"
-            )
         for name in needed:
             if name not in entry.scores:
                 raise ValueError(

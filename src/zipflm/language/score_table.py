@@ -91,7 +91,6 @@ class ScoreTable:
         self, options: TableOptions, facts: WordFacts, protocol: Mapping[str, str | int]
     ) -> None:
         self._options, self._facts, self._protocol = options, facts, protocol
-        self._has_top = False
         self._document, self._all = _Totals(), _Totals()
 
     def header(self, has_top: bool = False) -> str:

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.language.nbest import NBest, read_references
-from zipflm.language.nbest_formats import WORDS, Entry
+from zipflm.language.nbest import WORDS, Entry, NBest, read_references
 from zipflm.language.rescore import HypothesisScorer, OpenLists, Scored, open_lists, scored
 from zipflm.language.weights import written_weights
 from zipflm.language.word_errors import Edits, edits, levenshtein, word_errors

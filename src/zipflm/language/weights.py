@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from zipflm.language.nbest_formats import TOTAL, WORDS
+from zipflm.language.nbest import TOTAL, WORDS
 from zipflm.quoting import quoted, unquoted
 
 
