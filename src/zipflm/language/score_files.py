@@ -136,13 +136,19 @@ _HEADERS = {"tsv": _table_header, "jsonl": _object_header}
 _WRITTEN = ("line", "position", "word", "logprob", "unknown")
 
 
+def header_line(
+    format: RowFormat, columns: Sequence[str], protocol: Mapping[str, str | int]
+) -> str:
+    """The first line of a file: what its columns are, and how its numbers came about."""
+    if format == "jsonl":
+        return json.dumps({"protocol": protocol, "columns": columns}, ensure_ascii=False)
+    pairs = " ".join(f"{key}={quote(str(value), '/:+,')}" for key, value in protocol.items())
+    return "\t".join([*columns, f"# {pairs}"])
+
+
 def write_header(file: Writable, format: RowFormat, protocol: Mapping[str, str]) -> None:
     """The first line of a file with line, position, word, logprob and unknown."""
-    if format == "jsonl":
-        file.write(json.dumps({"protocol": dict(protocol), "columns": list(_WRITTEN)}) + "\n")
-        return
-    pairs = " ".join(f"{key}={quote(value, '/:+,')}" for key, value in protocol.items())
-    file.write("\t".join([*_WRITTEN, f"# {pairs}"]) + "\n")
+    file.write(f"{header_line(format, _WRITTEN, protocol)}\n")
 
 
 def write_rows(

@@ -202,55 +202,45 @@ def tune_on(
     development: Development, scorer: HypothesisScorer
 ) -> tuple[Tuning, list[list[Scored]]]:
     """The best weights, and the lists with the model's scores."""
-    lists = development.lists
+    lists, names = development.lists, development.names
+    start, lm = lists.weights, lists.lm
     utterances = list(scored(development.utterances, scorer))
-    needed = [name for name, weight in lists.weights.items() if weight]
-    prepared = DevelopmentSet(utterances, development.references, needed, lists.lm)
-    found = tune(prepared, lists.weights, development.names, lists.lm, given=development.given)
-    return found, utterances
+    needed = [name for name, weight in start.items() if weight]
+    prepared = DevelopmentSet(utterances, development.references, needed, lm)
+    weights, points, at_end = _search(prepared, start, names)
 
+    def option(weights: Mapping[str, float]) -> str:
+        """Those that were given or chosen."""
+        told = {*development.given, *names}
+        return written_weights(
+            {n: x for n, x in weights.items() if n in told or (n == lm and not x)}
+        )
 
-def tune(
-    development: DevelopmentSet,
-    start: Mapping[str, float],
-    names: Sequence[str],
-    lm: str,
-    *,
-    given: Sequence[str] = (),
-) -> Tuning:
-    """Choose the weights of `names`; all others stay as they are in `start`, of which those of
-    `given` were asked for."""
-    weights, points, at_end = _search(development, start, names)
+    def row(label: str, weights: Mapping[str, float], told: str = "") -> Row:
+        return Row(label, prepared.edits(prepared.chosen(weights)), told)
 
-    def row(label: str, weights: Mapping[str, float], *, is_tuned: bool = True) -> Row:
-        told = {
-            name: weights[name]
-            for name in weights
-            if name in {*given, *names} or (name == lm and not weights[name])
-        }
-        option = written_weights(told) if is_tuned else ""
-        return Row(label, development.edits(development.chosen(weights)), option)
-
-    rows = [Row("first in the lists", development.edits(development.first()))]
+    rows = [Row("first in the lists", prepared.edits(prepared.first()))]
     without = dict(start) | {lm: 0.0} | ({WORDS: 0.0} if WORDS in names else {})
     if any(without.values()):
-        rows.append(row("without the model", without, is_tuned=False))
+        rows.append(row("without the model", without))
     # What the other weights gain by themselves is not the model's gain.
     if others := [name for name in names if name != lm]:
-        alone, more, ends = _search(development, without, others)
+        alone, more, ends = _search(prepared, without, others)
         points, at_end = points + more, [*at_end, *ends]
-        rows.append(row("tuned without it", alone))
-    rows += [row("tuned", weights), Row("oracle", development.edits(development.oracle()))]
-    return Tuning(
-        weights,
-        rows[-2].weights,
-        tuple(rows),
-        development.reference_words,
-        len(development.utterances),
-        development.left_over,
-        points,
-        tuple(dict.fromkeys(at_end)),
+        rows.append(row("tuned without it", alone, option(alone)))
+    rows.append(row("tuned", weights, option(weights)))
+    rows.append(Row("oracle", prepared.edits(prepared.oracle())))
+    found = Tuning(
+        weights=weights,
+        option=option(weights),
+        rows=tuple(rows),
+        reference_words=prepared.reference_words,
+        utterances=len(utterances),
+        left_over=prepared.left_over,
+        points=points,
+        at_end=tuple(dict.fromkeys(at_end)),
     )
+    return found, utterances
 
 
 def _search(
