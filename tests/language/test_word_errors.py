@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.language.word_errors import Edits, edits, word_errors
+from zipflm.language.tuning import Edits, edits, word_errors
 
 words = st.lists(st.sampled_from("abcd"), max_size=12)
 

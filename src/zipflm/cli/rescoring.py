@@ -88,10 +88,16 @@ def rescore(
     from zipflm.data.progress import progress_bar
     from zipflm.language.nbest import NBest
     from zipflm.language.output import check_destination
-    from zipflm.language.rescore import Results, open_lists, write
+    from zipflm.language.rescore import (
+        Results,
+        check_name,
+        open_lists,
+        parse_weights,
+        write,
+        written_weights,
+    )
     from zipflm.language.rescore import rescore as rescore_lists
     from zipflm.language.tuning import read_development, tune_on
-    from zipflm.language.weights import check_name, parse_weights, written_weights
 
     # All that can be refused without the model comes first: loading it takes a while.
     tables = _files("--scores", scores), _files("--costs", costs)

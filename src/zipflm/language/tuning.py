@@ -6,7 +6,7 @@ every value with every other. While the best value is at an end, the grid grows 
 to 10,000 at most. Then, twice, a finer one takes five steps from the best values to their
 neighbours on each side. Of weights with equally many errors the smallest are taken.
 
-The errors of every hypothesis are counted once; a point of the grid costs a weighted sum.
+rapidfuzz counts the errors of every hypothesis once; a point of the grid costs a weighted sum.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.language.nbest import WORDS, Entry, NBest, read_references
-from zipflm.language.rescore import HypothesisScorer, OpenLists, Scored, open_lists, scored
-from zipflm.language.weights import written_weights
-from zipflm.language.word_errors import Edits, edits, levenshtein, word_errors
+from zipflm.language.rescore import (
+    HypothesisScorer,
+    OpenLists,
+    Scored,
+    open_lists,
+    scored,
+    written_weights,
+)
 from zipflm.quoting import unquoted
 
 MOST_NAMES = 3
@@ -32,6 +38,62 @@ _LARGEST = 1e4
 _DIGITS = 4
 _SCORES = (0.0, *(float(f"{m}e{e}") for e in (-2, -1, 0, 1) for m in (1, 2, 5)), 100.0)
 _PENALTIES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True)
+class Edits:
+    """What separates a hypothesis from its reference, in the fewest steps."""
+
+    substitutions: int = 0
+    deletions: int = 0
+    """Words of the reference that the hypothesis lacks."""
+    insertions: int = 0
+    """Words of the hypothesis that the reference lacks."""
+
+    @property
+    def errors(self) -> int:
+        return self.substitutions + self.deletions + self.insertions
+
+    def __add__(self, other: Edits) -> Edits:
+        return Edits(
+            self.substitutions + other.substitutions,
+            self.deletions + other.deletions,
+            self.insertions + other.insertions,
+        )
+
+
+def levenshtein() -> ModuleType:
+    """rapidfuzz's edit distances; ValueError if it is not installed."""
+    try:
+        from rapidfuzz.distance import Levenshtein
+    except ImportError:
+        raise ValueError("--tune: needs rapidfuzz: pip install rapidfuzz") from None
+    return Levenshtein
+
+
+def word_errors(reference: Sequence[str], hypotheses: Sequence[Sequence[str]]) -> list[int]:
+    """The edit distance of every hypothesis to the reference, in words.
+
+    >>> word_errors("a b c".split(), ["a b c".split(), "b c d".split(), []])
+    [0, 2, 3]
+    """
+    distance = levenshtein().distance
+    return [distance(reference, words) for words in hypotheses]
+
+
+def edits(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
+    """Which errors the distance is made of: of all shortest ways, one with most substitutions.
+
+    >>> edits("a b c".split(), "b d".split())
+    Edits(substitutions=1, deletions=1, insertions=0)
+    """
+    # An insertion or a deletion costs a trifle more than a substitution, so little that all of them
+    # together cost less than one error.
+    error = len(reference) + len(hypothesis) + 1
+    weights = (error + 1, error + 1, error)
+    errors, gaps = divmod(levenshtein().distance(reference, hypothesis, weights=weights), error)
+    deletions = (gaps + len(reference) - len(hypothesis)) // 2
+    return Edits(errors - gaps, deletions, gaps - deletions)
 
 
 class DevelopmentSet:
