@@ -56,7 +56,7 @@ ALLOWED = {
     | {"recipes", "overrides", "files", "folders", "quoting", "reading", "records", "terminal"}
     | {"units"},
     "serving": {"language", "runs.records", "model", "data", "quoting", "units"},
-    "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe"},
+    "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe", "quoting"},
     "interop.huggingface": {"runs", "model", "config", "data", "presets", "checksums", "folders"}
     | {"quoting", "reading", "records"},
 }

@@ -1,12 +1,11 @@
 """Which options of a checkpoint are understood, refused or of no consequence."""
 
-import re
-
 import pytest
 import torch
 from fairseq_checkpoints import DICT, NEWEST, OLDEST, contents, options_of, save_args, state_of
-from interop.fairseq_models import build, require_same
+from interop.fairseq_models import SIZE, build, require_same
 
+from zipflm.interop.fairseq import model_config
 from zipflm.interop.fairseq_model import read_model
 from zipflm.interop.fairseq_options import latest_options
 
@@ -48,10 +47,8 @@ def test_options_without_a_model_here_are_listed(path, changes, tmp_path):
     "changes",
     [
         {"alibi": True},
-        {"use_rotary": 1},
-        {"positional_scheme": "rope"},
         {"moe_freq": 2, "num_experts": 8},
-        {"sparse_bands": [1]},
+        {"normformer": {"a": 1}},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -62,17 +59,6 @@ def test_model_options_of_which_nobody_heard_are_listed(changes, tmp_path):
     with pytest.raises(ValueError, match="m.pt: options that zipflm has no model for") as error:
         read_model(tmp_path / "m.pt", DICT)
     assert all(f"{name}={value!r}" in str(error.value) for name, value in changes.items())
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(torch.zeros(1), "<Tensor>"), ({"a": 1}, "<dict>"), ([{}], "[<dict>]")]
-)
-def test_values_that_are_no_option_are_listed_by_their_kind(value, shown, tmp_path):
-    whole = contents()
-    whole["cfg"]["model"]["normformer"] = value
-    torch.save(whole, tmp_path / "m.pt")
-    with pytest.raises(ValueError, match=re.escape(f"no model for: normformer={shown}; it")):
-        read_model(tmp_path / "m.pt", DICT)
 
 
 def test_unheard_of_options_that_are_off_do_no_harm(tmp_path):
@@ -106,43 +92,17 @@ def plain_options(**changes):
     return options_of(build("ADP-T").config) | changes
 
 
-def test_values_in_messages_are_short():
-    options = {"decoder_notes": "x" * 10**6, "arch": "y" * 10**6, "character_filters": "z" * 10**6}
-    with pytest.raises(ValueError, match="arch='yyy.*, decoder_notes='xxx") as error:
-        latest_options(plain_options(**options), {})
-    assert len(str(error.value)) < 1_000
-
-
 def test_many_options_in_a_message_are_counted():
     options = {f"decoder_extra_{i}": 1 for i in range(1_000)}
     with pytest.raises(ValueError, match="decoder_extra_9=1 and 990 more; it imports"):
         latest_options(plain_options(**options), {})
 
 
-@pytest.mark.parametrize(
-    "arch",
-    ["transformer_lm\x1b[31m", "transformer_lm\n", "transformer_lm\u202e", "transformer_lm" * 10]
-    + ["\ud800", "fconv_lm", b"transformer_lm", 3],
-    ids=range(8),
-)
+@pytest.mark.parametrize("arch", ["transformer_lm\x1b[31m", "fconv_lm", 3])
 def test_an_arch_that_is_no_name_is_refused(arch):
     with pytest.raises(ValueError, match="no model for: arch=") as error:
         latest_options(plain_options(arch=arch), {})
     assert str(error.value).isprintable()
-
-
-@pytest.mark.parametrize("name", ["decoder_\x1b[2J", "decoder_" + "x" * 10**6])
-def test_names_in_messages_are_short_and_printable(name):
-    with pytest.raises(ValueError, match="no model for: '?decoder_") as error:
-        latest_options(plain_options(**{name: 1}), {})
-    assert str(error.value).isprintable()
-    assert len(str(error.value)) < 1_000
-
-
-def test_options_named_like_methods_do_no_harm_in_a_flat_list():
-    names = ["keys", "items", "get", "values", "__class__"]
-    plain = latest_options(plain_options(), {})
-    assert latest_options(plain_options(**{name: 1 for name in names}), {}).items() >= plain.items()
 
 
 def test_options_of_the_latest_version_stay_as_they_are():
@@ -167,28 +127,25 @@ def test_what_older_versions_meant(options, expected):
     assert {name: latest[name] for name in expected} == expected
 
 
-def test_cutoffs_may_stand_in_brackets(tmp_path):
-    model = build("ADP-T")
-    options = options_of(model.config)
-    options |= {"adaptive_input_cutoff": "[60, 200]", "adaptive_softmax_cutoff": "(60,200)"}
-    require_same(model, read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT))
+@pytest.mark.parametrize("text", ["60,200", "[60, 200]", "(60,200,)", " 60 , 200 "])
+def test_cutoffs_are_read_as_fairseq_evaluates_them(text):
+    config = model_config(
+        plain_options(adaptive_input_cutoff=text, adaptive_softmax_cutoff=text), SIZE
+    )
+    assert config.input.cutoffs == config.output.cutoffs == (60, 200)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("adaptive_input_cutoff", None),
-        ("adaptive_input_cutoff", ""),
-        ("adaptive_input_cutoff", "60,2e2"),
-        ("adaptive_softmax_cutoff", "60;200"),
-        ("adaptive_softmax_cutoff", "(" * 1000),
-    ],
-)
-def test_cutoffs_that_are_not_understood_are_refused_by_name(name, value, tmp_path):
-    model = build("ADP")
-    options = options_of(model.config) | {name: value}
-    with pytest.raises(ValueError, match=f"m.pt: {name}=.*expected numbers like '20000,60000'"):
-        read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT)
+@pytest.mark.parametrize("text", [None, "", "60;200", "60,2e2", "__import__('os')", "[60"])
+def test_cutoffs_that_are_no_numbers_are_refused(text):
+    with pytest.raises(ValueError, match="adaptive_input_cutoff=.*: expected numbers"):
+        model_config(plain_options(adaptive_input_cutoff=text), SIZE)
+
+
+@pytest.mark.parametrize("text", ["", "3", "[1]", "[(1, 2, 3)]", "[(1.5, 2)]"])
+def test_filters_that_are_no_pairs_are_refused(text):
+    options = options_of(build("CNN").config) | {"character_filters": text}
+    with pytest.raises(ValueError, match="character_filters=.*: expected"):
+        model_config(options, SIZE)
 
 
 def test_missing_options_are_listed(tmp_path):
@@ -202,13 +159,8 @@ def test_missing_options_are_listed(tmp_path):
     assert all(name in str(error.value) for name in gone)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["dropout", "decoder_layers", "decoder_input_dim", "tie_adaptive_proj", "tokens_per_sample"],
-)
-@pytest.mark.parametrize("value", ["x", [1], -1, 10**30, torch.zeros(2)], ids=str)
-def test_options_of_another_kind_are_refused(name, value, tmp_path):
-    model = build("ADP-T")
-    save_args(tmp_path / "m.pt", options_of(model.config) | {name: value}, state_of(model))
-    with pytest.raises(ValueError, match=f"m.pt: options that zipflm has no model for: .*{name}="):
-        read_model(tmp_path / "m.pt", DICT)
+@pytest.mark.parametrize("name", ["dropout", "decoder_layers", "tie_adaptive_proj"])
+@pytest.mark.parametrize("value", ["x", [1], -1], ids=str)
+def test_options_of_another_kind_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"options that zipflm has no model for: {name}="):
+        latest_options(plain_options(**{name: value}), {})

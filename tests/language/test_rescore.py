@@ -125,25 +125,6 @@ def test_features_that_some_lines_lack_are_refused_only_if_they_count(lists, tmp
         run(lists(content, "moses", {"g": 1, "total": 1}), tmp_path)
 
 
-def test_a_score_that_only_a_later_line_has_is_not_written_twice(lists, tmp_path):
-    content = "0 ||| a ||| f= 1 ||| 2\n0 ||| b ||| f= 1 lm= -3 ||| 2\n"
-    with pytest.raises(ValueError, match="list: line 2: already has a score lm; .* --name"):
-        run(lists(content, "moses"), tmp_path)
-
-
-@pytest.mark.parametrize("weights", [{"ac": 1e308}, {"ac": 1e308, "lm": -1e308}])
-def test_sums_beyond_all_numbers_are_refused(lists, tmp_path, weights):
-    with pytest.raises(ValueError, match=r"line \d of the list: .* give smaller weights"):
-        run(lists(given=weights), tmp_path)
-    assert not (tmp_path / "out").exists()
-
-
-def test_two_results_in_one_file_are_refused(tmp_path):
-    one = str(tmp_path / "one")
-    with pytest.raises(ValueError, match="--out and --scores-out: both are"):
-        Results(out=one, scores_out=f"{tmp_path}/../{tmp_path.name}/one")
-
-
 def test_a_list_that_ends_badly_leaves_no_file(lists, tmp_path):
     with pytest.raises(ValueError, match="line 7"):
         run(lists(TSV + "u3\n"), tmp_path)

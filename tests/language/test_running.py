@@ -23,8 +23,9 @@ def lines_of(lm, number):
 
 
 @pytest.mark.parametrize("break_mode", ["none", "complete", "sentence"])
-@pytest.mark.parametrize(("block", "context"), [(16, 0), (16, 5), (9, 8), (40, 20)])
-@pytest.mark.parametrize("batches", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("block", "context", "batches"), [(16, 0, 3), (16, 5, 1), (9, 8, 1), (40, 20, 1000)]
+)
 def test_a_stream_is_scored_as_evaluate_scores_it(
     small, monkeypatch, break_mode, block, context, batches
 ):

@@ -1,14 +1,13 @@
 import itertools
 import random
+import sys
 
 import pytest
 from language.toy_models import Bigrams
 
 from zipflm.language.nbest import NBest
-from zipflm.language.rescore import Results, open_lists, ranked, rescore, write
-from zipflm.language.tuning import read_development, tune_on
-from zipflm.language.weights import parse_weights
-from zipflm.language.word_errors import word_errors
+from zipflm.language.rescore import Results, open_lists, parse_weights, ranked, rescore, write
+from zipflm.language.tuning import read_development, tune_on, word_errors
 
 MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran", "a dog sat")
 WORDS = "the a cat dog sat ran".split()
@@ -212,3 +211,10 @@ def test_an_utterance_without_a_reference_is_refused_and_the_other_way_told(tmp_
     nbest = NBest(nbest.name)
     with pytest.raises(ValueError, match="references of these utterances hold no words"):
         tune_on(read_development(nbest, {}, references), MODEL)
+
+
+def test_without_rapidfuzz_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rapidfuzz.distance", None)
+    nbest, references = toy(tmp_path)
+    with pytest.raises(ValueError, match="--tune: needs rapidfuzz: pip install rapidfuzz"):
+        read_development(nbest, {}, references)

@@ -23,7 +23,7 @@ from zipflm.cli.options import Checkpoint, Device, Dtype, Encoding, Run
 from zipflm.terminal import lines
 
 if TYPE_CHECKING:
-    from zipflm.language.nbest_formats import Entry
+    from zipflm.language.nbest import Entry
     from zipflm.language.rescore import HypothesisScorer, OpenLists
 
 
@@ -88,10 +88,16 @@ def rescore(
     from zipflm.data.progress import progress_bar
     from zipflm.language.nbest import NBest
     from zipflm.language.output import check_destination
-    from zipflm.language.rescore import Results, open_lists, write
+    from zipflm.language.rescore import (
+        Results,
+        check_name,
+        open_lists,
+        parse_weights,
+        write,
+        written_weights,
+    )
     from zipflm.language.rescore import rescore as rescore_lists
     from zipflm.language.tuning import read_development, tune_on
-    from zipflm.language.weights import check_name, parse_weights, written_weights
 
     # All that can be refused without the model comes first: loading it takes a while.
     tables = _files("--scores", scores), _files("--costs", costs)
@@ -183,7 +189,7 @@ def _counted(
 
 def _scores_of(lists: OpenLists) -> str:
     """The names of a list's own scores, which may be in files of their own."""
-    from zipflm.language.nbest_formats import WORDS
+    from zipflm.language.nbest import WORDS
 
     names = [name for name in lists.weights if name not in (lists.lm, WORDS)]
     return f"scores of the list: {', '.join(names) or 'none'}"

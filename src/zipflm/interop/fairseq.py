@@ -28,16 +28,14 @@ from zipflm.config import (
     OutputConfig,
     Tie,
 )
-from zipflm.interop.fairseq_options import latest_options
-from zipflm.interop.messages import listed, shown
+from zipflm.interop.fairseq_options import latest_options, listed
+from zipflm.quoting import quoted, unquoted
 
 # What Python raises for a text that is no literal, or not the expected one.
 _NO_LITERAL = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
-_MAX_TEXT = 1_000
-_MAX_NUMBER = 2**31
 # Of a layer, band or convolution, as a part of a weight's name.
-_NUMBER = re.compile(r"(?<=\.)[0-9]{1,6}(?=\.|$)")
-_FUSED = re.compile(r"layers\.([0-9]{1,6})\.self_attn\.in_proj_(weight|bias)")
+_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
+_FUSED = re.compile(r"layers\.([0-9]+)\.self_attn\.in_proj_(weight|bias)")
 
 # fairseq's name -> ours; {} is a number, the same on both sides. None: not a weight.
 _NAMES: dict[str, str | None] = {
@@ -162,32 +160,24 @@ def _cutoffs(options: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """fairseq evaluates the text, so that brackets around the numbers make no difference."""
     try:
         value = _literal(options[name])
-        return tuple(map(_number, value if isinstance(value, tuple | list) else [value]))
+        return tuple(map(index, value if isinstance(value, tuple | list) else [value]))
     except _NO_LITERAL:
         raise ValueError(
-            f"{name}={shown(options[name])}: expected numbers like '20000,60000'"
+            f"{name}={quoted(options[name])}: expected numbers like '20000,60000'"
         ) from None
 
 
 def _filters(text: str) -> tuple[tuple[int, int], ...]:
     try:
-        return tuple((_number(size), _number(features)) for size, features in _literal(text))
+        return tuple((index(size), index(features)) for size, features in _literal(text))
     except _NO_LITERAL:
-        raise ValueError(f"character_filters={shown(text)}: expected '[(1, 128), ...]'") from None
+        raise ValueError(f"character_filters={quoted(text)}: expected '[(1, 128), ...]'") from None
 
 
 def _literal(text: str) -> Any:
-    if len(text) > _MAX_TEXT:
-        raise ValueError("too long")
     with warnings.catch_warnings():  # what Python thinks of a foreign text's style
         warnings.simplefilter("ignore")
         return ast.literal_eval(text)
-
-
-def _number(value: Any) -> int:
-    if abs(index(value)) >= _MAX_NUMBER:
-        raise ValueError("too large")
-    return index(value)
 
 
 def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -213,7 +203,7 @@ def weights_and_copies(
         twice += sorted(known.keys() & weights.keys())
         weights |= known
     if unknown:
-        raise ValueError(f"unknown weights: {listed(sorted(unknown))}")
+        raise ValueError(f"unknown weights: {listed(map(unquoted, sorted(unknown)))}")
     if twice:
         raise ValueError(f"weights given twice, under two names: {listed(twice)}")
     copies = {name: weights.pop(name) for name in list(weights) if _is_copy(name, config.tie)}

@@ -7,12 +7,12 @@ offer is refused by name. So is a model option that is not known here, unless it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from zipflm.interop.messages import listed, plain_text, shown
+from zipflm.quoting import quoted, unquoted
 
 # Options that must have one of these values (or be absent): anything else is another model.
 _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
@@ -91,9 +91,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "no_decoder_final_norm": (bool,),
     "decoder_final_norm": (bool,),
 }
-_MAX_NUMBER = 2**31
-_MAX_TEXT = 1_000
-_MAX_ARCH = 100
+_MOST_SHOWN = 10
 # Without effect on a trained model.
 _IGNORED = (
     "decoder_normalize_before",
@@ -165,7 +163,7 @@ def _refuse_unsupported(options: Mapping[str, Any], model_options: Collection[st
         if not _is_supported(name, value, is_model_option=name in model_options)
     ]
     if unsupported:
-        pairs = listed(unsupported, lambda name: f"{plain_text(name)}={shown(options[name])}")
+        pairs = listed(f"{unquoted(name)}={quoted(options[name])}" for name in unsupported)
         raise ValueError(
             f"options that zipflm has no model for: {pairs}; it imports transformer_lm models "
             "with norms first, sinusoidal positions, ReLU and scaled embeddings"
@@ -188,12 +186,7 @@ def _is_supported(name: str, value: Any, *, is_model_option: bool) -> bool:
 
 def _is_arch(value: Any) -> bool:
     """A name that may be shown and kept: it becomes part of the run's."""
-    return (
-        isinstance(value, str)
-        and value.startswith("transformer_lm")
-        and value.isprintable()
-        and len(value) <= _MAX_ARCH
-    )
+    return isinstance(value, str) and value.startswith("transformer_lm") and value.isprintable()
 
 
 def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
@@ -212,9 +205,7 @@ def _is_of_type(value: Any, types: tuple[type, ...]) -> bool:
         return False
     if isinstance(value, bool):
         return types == (bool,)  # to Python it is an int, but it is no size
-    if isinstance(value, str):
-        return len(value) <= _MAX_TEXT
-    return isinstance(value, int | float) and 0 <= value < _MAX_NUMBER
+    return not isinstance(value, int | float) or value >= 0
 
 
 def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
@@ -237,3 +228,11 @@ def _ties_projections(latest: Mapping[str, Any], weights: Mapping[str, Tensor]) 
     if tail is None or tail.ndim != 2 or tail.shape[0] == tail.shape[1]:
         return said
     return bool(tail.shape[0] == latest["decoder_output_dim"])
+
+
+def listed(items: Iterable[str]) -> str:
+    """The first few, and how many more there are."""
+    shown = list(items)
+    head = ", ".join(shown[:_MOST_SHOWN])
+    more = len(shown) - _MOST_SHOWN
+    return f"{head} and {more:,} more" if more > 0 else head

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from zipflm.data.text import shown
 from zipflm.data.vocabulary import END, SPECIALS
-from zipflm.language.output import Writable, destination
+from zipflm.language.output import destination
 from zipflm.language.score_files import ScoreFile, ScoreRows, write_header, write_rows
 from zipflm.quoting import quoted
 from zipflm.units import perplexity
@@ -130,32 +131,23 @@ def ensemble(
         mixture = em_weights(np.concatenate([_matrix(rows) for rows in kept]))
         blocks = iter(kept)
     totals = _Totals(len(files))
-    if out is None:
+    with nullcontext() if out is None else destination(out) as file:
+        if file is not None:
+            write_header(file, files[0].format, _protocol(files, mixture))
         for rows in blocks:
-            totals.add(rows, averaged(_matrix(rows), mixture))
-        return totals.result(files, mixture)
-    with destination(out) as file:
-        _write(file, files, blocks, mixture, totals)
+            logprob = averaged(_matrix(rows), mixture)
+            unknown = totals.add(rows, logprob)
+            if file is not None:
+                write_rows(file, files[0].format, rows[0].keys, logprob, unknown)
     return totals.result(files, mixture)
 
 
-def _write(
-    file: Writable,
-    files: Sequence[ScoreFile],
-    blocks: Iterator[list[ScoreRows]],
-    mixture: NDArray[np.float64],
-    totals: _Totals,
-) -> None:
-    format = files[0].format
+def _protocol(files: Sequence[ScoreFile], mixture: NDArray[np.float64]) -> dict[str, str]:
     protocol = {"run": "ensemble", "weights": _written(mixture)}
     for key in _shared_keys(files):
         values = {each.protocol.get(key) for each in files}
         protocol[key] = str(values.pop()) if len(values) == 1 else "mixed"
-    write_header(file, format, protocol)
-    for rows in blocks:
-        logprob = averaged(_matrix(rows), mixture)
-        unknown = totals.add(rows, logprob)
-        write_rows(file, format, rows[0].keys, logprob, unknown)
+    return protocol
 
 
 def averaged(

@@ -11,49 +11,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.config import Blocks
 from zipflm.data.vocabulary import END, PAD
+from zipflm.language.engine import Engine, diverged
+from zipflm.language.texts import Ids
 from zipflm.model.language_model import LanguageModel
-
-Ids = NDArray[np.int64]
 
 # Of the positions of an utterance. Below, it is cheaper to score it together with others.
 _WORTH_SHARING = 0.25
 
 _NO_TARGET = -1
-
-
-class ScoringEngine(Protocol):
-    """A model and how it is run."""
-
-    @property
-    def model(self) -> LanguageModel:
-        """In evaluation mode, on the device."""
-        ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def blocks(self) -> Blocks:
-        """What the model sees at once."""
-        ...
-
-    @property
-    def batch_tokens(self) -> int:
-        """Positions of one pass."""
-        ...
-
-    def nll(self, documents: Sequence[Ids]) -> list[NDArray[np.float32]]:
-        """-log p of the tokens of documents of any length, each after a `</s>` of its own."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -80,7 +52,7 @@ class _Utterance:
 class PrefixSharingScorer:
     """log p of hypotheses, as `rescore` asks for it."""
 
-    def __init__(self, engine: ScoringEngine, ids_of: Callable[[str], Ids]) -> None:
+    def __init__(self, engine: Engine, ids_of: Callable[[str], Ids]) -> None:
         """`ids_of` gives the ids of a text, that of `</s>` at its end."""
         self._engine, self._ids_of = engine, ids_of
 
@@ -154,12 +126,9 @@ class PrefixSharingScorer:
                 hidden_NWD = torch.cat([hidden_NWD, later_NWD], dim=1)
             at = torch.from_numpy(rows).to(device)
             nll_N[at] = nll_U[owners_N] + _sums(model, hidden_NWD, targets_NW)
-        log_probs = -nll_N.cpu().numpy()
+        log_probs: NDArray[np.float64] = -nll_N.cpu().numpy()
         if not np.isfinite(log_probs).all():
-            raise ValueError(
-                "the model gives a hypothesis no finite log-probability: its training diverged; "
-                "take an earlier checkpoint, or float32 if this was another precision"
-            )
+            raise diverged()
         return log_probs
 
 

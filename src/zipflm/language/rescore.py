@@ -2,13 +2,14 @@
 
     total = sum of weight * score + weight of words * number of words
 
+A list's scores count 1, unless the list has a `total`: that one was made of the others, so it
+counts 1 and they count 0. The language model counts 1 and the number of words 0.
 What scores hypotheses is anything with `log_probs_of`; `hypotheses` has the one for trained models.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,11 +17,9 @@ from itertools import chain
 from typing import Protocol
 
 from zipflm.data.text import shown
-from zipflm.language.nbest import NBest
-from zipflm.language.nbest_formats import TOTAL, WORDS, Entry, written_number
+from zipflm.language.nbest import TOTAL, WORDS, Entry, NBest, written_number
 from zipflm.language.output import Writable, destination
-from zipflm.language.weights import complete_weights
-from zipflm.quoting import unquoted
+from zipflm.quoting import quoted, unquoted
 
 _HYPOTHESES_AT_ONCE = 1_024
 """Enough to fill a device, and little enough to be held in memory with all their text."""
@@ -85,12 +84,6 @@ def ranked(
 ) -> list[tuple[Scored, float]]:
     """The hypotheses with their totals, best first; equal ones stay in the order of the list."""
     totals = [(one, one.total(weights, lm)) for one in utterance]
-    for one, total in totals:
-        if not math.isfinite(total):
-            raise ValueError(
-                f"line {one.entry.line} of the list: its weighted sum is beyond all numbers; give "
-                "smaller weights"
-            )
     return sorted(totals, key=lambda pair: -pair[1])
 
 
@@ -104,11 +97,6 @@ class Results:
     """For Kaldi's lists, which have no place for them: `hypothesis lm total`, in the same order."""
     one_best: bool = False
     """Only the best hypothesis of every utterance."""
-
-    def __post_init__(self) -> None:
-        if self.out is not None and self.scores_out is not None:
-            if os.path.realpath(self.out) == os.path.realpath(self.scores_out):
-                raise ValueError(f"--out and --scores-out: both are {self.out}; name two files")
 
 
 @dataclass(frozen=True)
@@ -131,17 +119,12 @@ def open_lists(nbest: NBest, given: Mapping[str, float], lm: str = "lm") -> Open
     first = next(rest)
     weights = complete_weights(given, first[0].scores, lm)
     needed = [name for name, weight in weights.items() if weight and name not in (lm, WORDS)]
-    utterances = (_checked(nbest, entries, needed, lm) for entries in chain([first], rest))
+    utterances = (_checked(nbest, entries, needed) for entries in chain([first], rest))
     return OpenLists(nbest, weights, lm, utterances)
 
 
-def _checked(nbest: NBest, entries: list[Entry], needed: Sequence[str], lm: str) -> list[Entry]:
+def _checked(nbest: NBest, entries: list[Entry], needed: Sequence[str]) -> list[Entry]:
     for entry in entries:
-        if lm in entry.scores:
-            raise ValueError(
-                f"{shown(nbest.name)}: line {entry.line}: already has a score {unquoted(lm)}; call "
-                "the new one otherwise with --name"
-            )
         for name in needed:
             if name not in entry.scores:
                 raise ValueError(
@@ -187,3 +170,76 @@ def write(
                     numbers = f"{written_number(one.lm)} {written_number(total)}"
                     scores_out.write(f"{one.entry.source} {numbers}\n")
     return number
+
+
+# --- Weights: `lm=0.7,words=-0.2`. ---
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """Weights by name, as given on a command line.
+
+    >>> parse_weights("lm=0.7,words=-0.2")
+    {'lm': 0.7, 'words': -0.2}
+    """
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, number = part.rpartition("=")
+        name = name.strip()
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not (equals and name and math.isfinite(value)):
+            raise ValueError(
+                f"--weights: {quoted(part)} is not a name, = and a number (lm=0.7,words=-0.2)"
+            )
+        if name in weights:
+            raise ValueError(f"--weights: {unquoted(name)} is there twice")
+        weights[name] = value
+    return weights
+
+
+def written_weights(weights: Mapping[str, float]) -> str:
+    """What `parse_weights` reads.
+
+    >>> written_weights({"lm": 0.7, "words": -2.0})
+    'lm=0.7,words=-2'
+    """
+    return ",".join(f"{name}={value:.12g}" for name, value in weights.items())
+
+
+def complete_weights(given: Mapping[str, float], names: Iterable[str], lm: str) -> dict[str, float]:
+    """A weight for every score of a list, for the model's score `lm` and for the words.
+
+    Raises ValueError for names that are not there, and where it is unclear whether the total holds
+    a score already.
+    """
+    names = list(names)
+    if lm in names:
+        raise ValueError(
+            f"the list already has a score {unquoted(lm)}; call the new one otherwise with --name"
+        )
+    known = [*names, lm, WORDS]
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"--weights: no score {unquoted(name)}; there are "
+                f"{', '.join(unquoted(known_name) for known_name in known)}"
+            )
+    doubted = [name for name in given if name in names and name != TOTAL]
+    if TOTAL in names and TOTAL not in given and doubted:
+        raise ValueError(
+            f"--weights: the list has a total, which may hold {unquoted(doubted[0])} already; give "
+            f"{TOTAL} a weight too, 0 to leave it out or 1 to add to it"
+        )
+    usual = {name: float(TOTAL not in names or name == TOTAL) for name in names}
+    return usual | {lm: 1.0, WORDS: 0.0} | dict(given)
+
+
+def check_name(lm: str) -> None:
+    """ValueError for what the model's score cannot be called."""
+    if lm in (WORDS, TOTAL, "id", "text") or not lm.isidentifier():
+        raise ValueError(
+            f"--name {unquoted(lm)}: must be letters, digits and _, and none of "
+            f"{WORDS}, {TOTAL}, id and text"
+        )

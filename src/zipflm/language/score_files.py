@@ -8,7 +8,6 @@ table with tabs, whose header ends in `# key=value ...`, or JSON lines, of which
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from zipflm.data.text import shown
 from zipflm.language.lines import numbered_lines
-from zipflm.language.nbest_formats import parsed_object
+from zipflm.language.nbest import parsed_object
 from zipflm.language.output import Writable
 from zipflm.quoting import quoted
 from zipflm.units import NATS
@@ -44,9 +43,6 @@ class ScoreRows:
     logprob: NDArray[np.float64]
     """In nats."""
     unknown: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
 
 class ScoreFile:
@@ -89,20 +85,28 @@ class ScoreFile:
         for number, line in lines:
             try:
                 row = self._row(line)
-                keys.append((_whole("line", row), _whole("position", row), _word(row)))
-                values.append(_score(self._score, row))
-                unknown.append(_flag(row))
-            except ValueError as error:
-                raise ValueError(f"{shown(self.name)}: line {number}: {error}") from None
+                keys.append((int(row["line"]), int(row["position"]), str(row["word"])))
+                values.append(float(row[self._score]))
+                unknown.append(bool(int(row.get("unknown", 0))))
+            except (KeyError, TypeError, ValueError):
+                raise ValueError(
+                    f"{shown(self.name)}: line {number}: {quoted(line)} is no row of "
+                    f"{', '.join(self.columns)}"
+                ) from None
         logprob = np.array(values, dtype=np.float64) * NATS[self._score]
+        is_log = np.isfinite(logprob) & (logprob <= _LARGEST)
+        if not is_log.all():
+            place = int(np.argmin(is_log))
+            raise ValueError(
+                f"{shown(self.name)}: line {lines[place][0]}: {self._score} {values[place]:g} is "
+                "not that of a probability"
+            )
         return ScoreRows(lines[0][0], keys, logprob, np.array(unknown, dtype=np.bool_))
 
     def _row(self, line: str) -> Mapping[str, Any]:
         if self.format == "jsonl":
             return parsed_object(line)
         fields = line.split("\t")
-        if len(fields) != len(self.columns):
-            raise ValueError(f"has {len(fields)} fields, the header {len(self.columns)}")
         return dict(zip(self.columns, fields, strict=True))
 
 
@@ -129,52 +133,22 @@ def _object_header(line: str) -> tuple[list[str], dict[str, str]]:
 _HEADERS = {"tsv": _table_header, "jsonl": _object_header}
 
 
-def _whole(name: str, row: Mapping[str, Any]) -> int:
-    value = row.get(name)
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise ValueError(f"{name} must be a whole number, not {quoted(value)}")
-
-
-def _word(row: Mapping[str, Any]) -> str:
-    word = row.get("word")
-    if not isinstance(word, str) or not word:
-        raise ValueError(f"word must be a word, not {quoted(word)}")
-    return word
-
-
-def _score(name: str, row: Mapping[str, Any]) -> float:
-    value = row.get(name)
-    try:
-        number = float("" if value is None or isinstance(value, bool) else value)
-    except (ValueError, TypeError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be a finite number, not {quoted(value)}")
-    if number * NATS[name] > _LARGEST:
-        raise ValueError(f"{name} {number:g}: no probability is larger than 1")
-    return number
-
-
-def _flag(row: Mapping[str, Any]) -> bool:
-    value = row.get("unknown", 0)
-    if value not in (0, 1, "0", "1"):
-        raise ValueError(f"unknown must be 0 or 1, not {quoted(value)}")
-    return bool(int(value))
-
-
 _WRITTEN = ("line", "position", "word", "logprob", "unknown")
+
+
+def header_line(
+    format: RowFormat, columns: Sequence[str], protocol: Mapping[str, str | int]
+) -> str:
+    """The first line of a file: what its columns are, and how its numbers came about."""
+    if format == "jsonl":
+        return json.dumps({"protocol": protocol, "columns": columns}, ensure_ascii=False)
+    pairs = " ".join(f"{key}={quote(str(value), '/:+,')}" for key, value in protocol.items())
+    return "\t".join([*columns, f"# {pairs}"])
 
 
 def write_header(file: Writable, format: RowFormat, protocol: Mapping[str, str]) -> None:
     """The first line of a file with line, position, word, logprob and unknown."""
-    if format == "jsonl":
-        file.write(json.dumps({"protocol": dict(protocol), "columns": list(_WRITTEN)}) + "\n")
-        return
-    pairs = " ".join(f"{key}={quote(value, '/:+,')}" for key, value in protocol.items())
-    file.write("\t".join([*_WRITTEN, f"# {pairs}"]) + "\n")
+    file.write(f"{header_line(format, _WRITTEN, protocol)}\n")
 
 
 def write_rows(

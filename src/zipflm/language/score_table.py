@@ -12,13 +12,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
-from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.data.vocabulary import END
 from zipflm.language.next_words import LikelyWord
+from zipflm.language.score_files import header_line
 from zipflm.language.scored import WordFacts, scored_words
 from zipflm.language.texts import EncodedText
 from zipflm.units import NATS, perplexity
@@ -91,21 +91,13 @@ class ScoreTable:
         self, options: TableOptions, facts: WordFacts, protocol: Mapping[str, str | int]
     ) -> None:
         self._options, self._facts, self._protocol = options, facts, protocol
-        self._has_top = False
         self._document, self._all = _Totals(), _Totals()
 
     def header(self, has_top: bool = False) -> str:
         columns = self._columns(has_top)
-        match self._options.format:
-            case "surprisal":
-                return "\t".join(columns)
-            case "jsonl":
-                return _json({"protocol": self._protocol, "columns": columns})
-            case "tsv":
-                pairs = (
-                    f"{key}={quote(str(value), '/:+')}" for key, value in self._protocol.items()
-                )
-                return "\t".join([*columns, f"# {' '.join(pairs)}"])
+        if self._options.format == "surprisal":
+            return "\t".join(columns)
+        return header_line(self._options.format, columns, self._protocol)
 
     def line(self, line: ScoredLine) -> Iterator[str]:
         """The rows that a line brings: one, one per word, or none."""

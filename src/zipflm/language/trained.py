@@ -133,7 +133,6 @@ class TrainedModel:
         """
         if isinstance(text, str):
             return self.score([text], prefix=prefix)[0]
-        _require_texts(text)
         before = self.reader.prefix(prefix)
         encoded = map(self._encoded, text)
         return [
@@ -171,7 +170,6 @@ class TrainedModel:
         """
         if isinstance(prefix, str):
             return self.next_words([prefix], k)[0]
-        _require_texts(prefix)
         ids = [self.reader.prefix(each) for each in prefix]
         return most_likely_words(self.engine, self.reader, ids, k)
 
@@ -181,7 +179,6 @@ class TrainedModel:
         sub-words."""
         if isinstance(prefixes, str):
             raise ValueError("prefixes: one text; give a list of them, [text] for one")
-        _require_texts(prefixes)
         hidden = self.engine.hidden_after([self.reader.prefix(each) for each in prefixes])
         return require_numbers(self.model.output.log_probs(hidden))
 
@@ -259,9 +256,3 @@ def _require_finite(run: LoadedRun, model: LanguageModel) -> None:
                 f"{run.checkpoint.path}: {name} holds numbers that are not finite: the training "
                 "diverged; take an earlier checkpoint, or float32 if this was another precision"
             )
-
-
-def _require_texts(texts: Sequence[str]) -> None:
-    for place, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(f"text {place}: {quoted(text)} is no text; give strings")

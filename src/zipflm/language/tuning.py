@@ -6,7 +6,7 @@ every value with every other. While the best value is at an end, the grid grows 
 to 10,000 at most. Then, twice, a finer one takes five steps from the best values to their
 neighbours on each side. Of weights with equally many errors the smallest are taken.
 
-The errors of every hypothesis are counted once; a point of the grid costs a weighted sum.
+rapidfuzz counts the errors of every hypothesis once; a point of the grid costs a weighted sum.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.language.nbest import NBest, read_references
-from zipflm.language.nbest_formats import WORDS, Entry
-from zipflm.language.rescore import HypothesisScorer, OpenLists, Scored, open_lists, scored
-from zipflm.language.weights import written_weights
-from zipflm.language.word_errors import Edits, edits, word_errors
+from zipflm.language.nbest import WORDS, Entry, NBest, read_references
+from zipflm.language.rescore import (
+    HypothesisScorer,
+    OpenLists,
+    Scored,
+    open_lists,
+    scored,
+    written_weights,
+)
 from zipflm.quoting import unquoted
 
 MOST_NAMES = 3
@@ -33,6 +38,62 @@ _LARGEST = 1e4
 _DIGITS = 4
 _SCORES = (0.0, *(float(f"{m}e{e}") for e in (-2, -1, 0, 1) for m in (1, 2, 5)), 100.0)
 _PENALTIES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True)
+class Edits:
+    """What separates a hypothesis from its reference, in the fewest steps."""
+
+    substitutions: int = 0
+    deletions: int = 0
+    """Words of the reference that the hypothesis lacks."""
+    insertions: int = 0
+    """Words of the hypothesis that the reference lacks."""
+
+    @property
+    def errors(self) -> int:
+        return self.substitutions + self.deletions + self.insertions
+
+    def __add__(self, other: Edits) -> Edits:
+        return Edits(
+            self.substitutions + other.substitutions,
+            self.deletions + other.deletions,
+            self.insertions + other.insertions,
+        )
+
+
+def levenshtein() -> ModuleType:
+    """rapidfuzz's edit distances; ValueError if it is not installed."""
+    try:
+        from rapidfuzz.distance import Levenshtein
+    except ImportError:
+        raise ValueError("--tune: needs rapidfuzz: pip install rapidfuzz") from None
+    return Levenshtein
+
+
+def word_errors(reference: Sequence[str], hypotheses: Sequence[Sequence[str]]) -> list[int]:
+    """The edit distance of every hypothesis to the reference, in words.
+
+    >>> word_errors("a b c".split(), ["a b c".split(), "b c d".split(), []])
+    [0, 2, 3]
+    """
+    distance = levenshtein().distance
+    return [distance(reference, words) for words in hypotheses]
+
+
+def edits(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
+    """Which errors the distance is made of: of all shortest ways, one with most substitutions.
+
+    >>> edits("a b c".split(), "b d".split())
+    Edits(substitutions=1, deletions=1, insertions=0)
+    """
+    # An insertion or a deletion costs a trifle more than a substitution, so little that all of them
+    # together cost less than one error.
+    error = len(reference) + len(hypothesis) + 1
+    weights = (error + 1, error + 1, error)
+    errors, gaps = divmod(levenshtein().distance(reference, hypothesis, weights=weights), error)
+    deletions = (gaps + len(reference) - len(hypothesis)) // 2
+    return Edits(errors - gaps, deletions, gaps - deletions)
 
 
 class DevelopmentSet:
@@ -184,6 +245,7 @@ def read_development(
     """
     wanted = [name for name in (lm, WORDS) if name not in given] if names is None else names
     check_names(wanted, given)
+    levenshtein()  # is missed before the model is loaded
     said = read_references(references, nbest.format_name, nbest.encoding)
     # Any weight but 0, so that their scores are required to be there.
     lists = open_lists(nbest, dict(given) | dict.fromkeys(wanted, 1.0), lm)
@@ -202,55 +264,45 @@ def tune_on(
     development: Development, scorer: HypothesisScorer
 ) -> tuple[Tuning, list[list[Scored]]]:
     """The best weights, and the lists with the model's scores."""
-    lists = development.lists
+    lists, names = development.lists, development.names
+    start, lm = lists.weights, lists.lm
     utterances = list(scored(development.utterances, scorer))
-    needed = [name for name, weight in lists.weights.items() if weight]
-    prepared = DevelopmentSet(utterances, development.references, needed, lists.lm)
-    found = tune(prepared, lists.weights, development.names, lists.lm, given=development.given)
-    return found, utterances
+    needed = [name for name, weight in start.items() if weight]
+    prepared = DevelopmentSet(utterances, development.references, needed, lm)
+    weights, points, at_end = _search(prepared, start, names)
 
+    def option(weights: Mapping[str, float]) -> str:
+        """Those that were given or chosen."""
+        told = {*development.given, *names}
+        return written_weights(
+            {n: x for n, x in weights.items() if n in told or (n == lm and not x)}
+        )
 
-def tune(
-    development: DevelopmentSet,
-    start: Mapping[str, float],
-    names: Sequence[str],
-    lm: str,
-    *,
-    given: Sequence[str] = (),
-) -> Tuning:
-    """Choose the weights of `names`; all others stay as they are in `start`, of which those of
-    `given` were asked for."""
-    weights, points, at_end = _search(development, start, names)
+    def row(label: str, weights: Mapping[str, float], told: str = "") -> Row:
+        return Row(label, prepared.edits(prepared.chosen(weights)), told)
 
-    def row(label: str, weights: Mapping[str, float], *, is_tuned: bool = True) -> Row:
-        told = {
-            name: weights[name]
-            for name in weights
-            if name in {*given, *names} or (name == lm and not weights[name])
-        }
-        option = written_weights(told) if is_tuned else ""
-        return Row(label, development.edits(development.chosen(weights)), option)
-
-    rows = [Row("first in the lists", development.edits(development.first()))]
+    rows = [Row("first in the lists", prepared.edits(prepared.first()))]
     without = dict(start) | {lm: 0.0} | ({WORDS: 0.0} if WORDS in names else {})
     if any(without.values()):
-        rows.append(row("without the model", without, is_tuned=False))
+        rows.append(row("without the model", without))
     # What the other weights gain by themselves is not the model's gain.
     if others := [name for name in names if name != lm]:
-        alone, more, ends = _search(development, without, others)
+        alone, more, ends = _search(prepared, without, others)
         points, at_end = points + more, [*at_end, *ends]
-        rows.append(row("tuned without it", alone))
-    rows += [row("tuned", weights), Row("oracle", development.edits(development.oracle()))]
-    return Tuning(
-        weights,
-        rows[-2].weights,
-        tuple(rows),
-        development.reference_words,
-        len(development.utterances),
-        development.left_over,
-        points,
-        tuple(dict.fromkeys(at_end)),
+        rows.append(row("tuned without it", alone, option(alone)))
+    rows.append(row("tuned", weights, option(weights)))
+    rows.append(Row("oracle", prepared.edits(prepared.oracle())))
+    found = Tuning(
+        weights=weights,
+        option=option(weights),
+        rows=tuple(rows),
+        reference_words=prepared.reference_words,
+        utterances=len(utterances),
+        left_over=prepared.left_over,
+        points=points,
+        at_end=tuple(dict.fromkeys(at_end)),
     )
+    return found, utterances
 
 
 def _search(

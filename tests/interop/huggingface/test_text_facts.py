@@ -42,7 +42,7 @@ def test_what_differs_is_named(other, name):
         TextFacts.of(KNOWN).require(other)
 
 
-@pytest.mark.parametrize("values", [3, {}, {"vocabulary": 1, "codes": None, "splitting": {}}])
+@pytest.mark.parametrize("values", [{}, {"vocabulary": 1, "codes": None, "splitting": {}}])
 def test_nonsense_is_refused(values):
     with pytest.raises(ValueError, match="text"):
         parsed(values)

@@ -45,11 +45,15 @@ class ZipfConfig(PretrainedConfig):
         weights were trained: for whoever makes a run of them again.
         With `return_logits` a call with labels returns logits too, which are large.
         """
-        native = preset("wikitext-103", "ADP-T") if zipflm is None else _parsed(zipflm)
+        native = (
+            preset("wikitext-103", "ADP-T")
+            if zipflm is None
+            else from_dict(Config, zipflm, "zipflm.")
+        )
         self.zipflm: dict[str, Any] = to_dict(native)
         facts = parsed(text)
         self.text: dict[str, Any] | None = None if facts is None else to_dict(facts)
-        self.updates: int = _checked_updates(updates)
+        self.updates: int = updates
         self.return_logits = return_logits
         for name, value in _derived(native).items():
             if kwargs.setdefault(name, value) != value:
@@ -71,18 +75,6 @@ class ZipfConfig(PretrainedConfig):
     def native(self) -> Config:
         """The config as the rest of this package knows it."""
         return from_dict(Config, self.zipflm, "zipflm.")
-
-
-def _parsed(values: Mapping[str, Any]) -> Config:
-    if not isinstance(values, Mapping):
-        raise ValueError(f"zipflm={quoted(values)}: expected the fields of a config")
-    return from_dict(Config, values, "zipflm.")
-
-
-def _checked_updates(updates: Any) -> int:
-    if type(updates) is not int or not 0 <= updates < 2**31:
-        raise ValueError(f"updates={quoted(updates)}: expected a number of updates, 0 or more")
-    return updates
 
 
 def _derived(native: Config) -> dict[str, int]:

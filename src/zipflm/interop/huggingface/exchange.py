@@ -9,8 +9,8 @@
         README.md                    the model card
         checksums.json               SHA-256 of all of these; gone where transformers saved anew
 
-A folder that is imported may be anybody's: nothing in it is run, every file is checked, and what
-is missing or does not fit is an error that names it.
+A folder that is imported may be anybody's: nothing in it is run, because its weights are read as
+safetensors only, and what is missing or does not fit is an error that names it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from safetensors import SafetensorError
 from transformers.utils import logging
 
 from zipflm.checksums import CHECKSUMS, read_checksums, require_unchanged, seal
-from zipflm.config import PLAIN, CharacterInput, Config, Splitting
-from zipflm.data.bpe import Codes
-from zipflm.data.characters import spellings
-from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
+from zipflm.config import Config
+from zipflm.data.folder import VOCABULARY_FILE
 from zipflm.data.lines import TextEncoder
 from zipflm.data.vocabulary import END, FILLER, SPECIALS, Vocabulary
 from zipflm.folders import new_folder
@@ -40,9 +36,8 @@ from zipflm.interop.huggingface.config import ZipfConfig
 from zipflm.interop.huggingface.modeling import ZipfForCausalLM
 from zipflm.interop.huggingface.text_facts import TextFacts, parsed
 from zipflm.interop.huggingface.tokenizer import ZipfTokenizer
-from zipflm.quoting import quoted, unquoted
-from zipflm.reading import read_file, require_file
-from zipflm.records import load_object, read_record, to_dict
+from zipflm.quoting import quoted
+from zipflm.records import load_object, to_dict
 from zipflm.runs.building import model_with
 from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import Choice, write_imported
@@ -50,15 +45,7 @@ from zipflm.runs.loaded import LoadedRun, load_run
 from zipflm.runs.records import ImportedState
 
 _CONFIG = "config.json"
-_WEIGHTS = "model.safetensors"
-_TOKENIZER = "tokenizer_config.json"
-_INDEX = "model.safetensors.index.json"
-_PREFIX = "model."
-"""Before the names of all weights: `LanguageModel` is this attribute of `ZipfForCausalLM`."""
 _SPELLINGS = "input.spellings_VC"
-_LARGEST_JSON = 1 << 28
-"""Bytes; such files have a few thousand, an index of many weights some hundred thousand."""
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def export_run(
@@ -136,24 +123,35 @@ def import_run(path: str | PathLike[str], out: Path) -> Config:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no folder; give the --out of `zipflm export-hf`")
     _require_whole(folder)
-    config = _read_config(folder)
-    encoder = _read_encoder(folder, config)
-    weights = _native_weights(folder, config.native, encoder.vocabulary)
+    _require_ours(folder)
     try:
-        model_with(weights, config.native, encoder.vocabulary)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from None
+        with _quietly():
+            tokenizer = ZipfTokenizer.from_pretrained(folder)
+            # Weights of another shape are refused by the model itself, by their names.
+            options = {"use_safetensors": True, "ignore_mismatched_sizes": True}
+            model = ZipfForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+        encoder = tokenizer.text_encoder
+        config: Config = model.config.native
+        if (facts := parsed(model.config.text)) is not None:
+            facts.require(encoder)
+        weights = model.model.state_dict()
+        weights.pop(_SPELLINGS, None)  # they follow from the vocabulary
+        model_with(weights, config, encoder.vocabulary)
+    except SafetensorError as error:
+        raise ValueError(f"{folder}: its weights are cut short or damaged: {error}") from None
+    except Exception as error:  # transformers raises many kinds for files that it cannot read
+        raise ValueError(f"{folder}: {str(error).partition(chr(10))[0]}") from None
     contents = Contents(
         weights=weights,
         optimizer={},
-        state=ImportedState(update=config.updates, imported_from=str(path)),
-        config=config.native,
+        state=ImportedState(update=model.config.updates, imported_from=str(path)),
+        config=config,
         vocabulary=encoder.vocabulary,
         codes=encoder.codes,
         splitting=encoder.splitter.splitting,
     )
     write_imported(out, contents)
-    return config.native
+    return config
 
 
 def _never_written(vocabulary: Vocabulary) -> list[int]:
@@ -168,17 +166,16 @@ def _never_written(vocabulary: Vocabulary) -> list[int]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the bars that `transformers` draws over whatever else is being written."""
-    was_enabled = logging.is_progress_bar_enabled()
+    """Without the bars and reports that `transformers` writes between everything else."""
+    was_enabled, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if was_enabled:
             logging.enable_progress_bar()
-
-
-# --- Reading what anybody may have written. ---
 
 
 def _require_whole(folder: Path) -> None:
@@ -187,9 +184,6 @@ def _require_whole(folder: Path) -> None:
         return
     sums = read_checksums(folder, (_CONFIG, VOCABULARY_FILE))
     for name in sums:
-        if Path(name).name != name or not name:
-            raise ValueError(f"{folder / CHECKSUMS}: {quoted(name)} is no file of the folder")
-        require_file(folder / name)
         try:
             require_unchanged(folder, name, sums)
         except ValueError as error:
@@ -198,123 +192,22 @@ def _require_whole(folder: Path) -> None:
             ) from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return load_object(read_file(path, _LARGEST_JSON))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: missing") from None
-    except ValueError as error:
-        reason = str(error)
-        raise ValueError(reason if str(path) in reason else f"{path}: {reason}") from None
-
-
-def _read_config(folder: Path) -> ZipfConfig:
+def _require_ours(folder: Path) -> None:
+    """Of other models transformers would make ours all the same, with a warning."""
+    for name, remedy in (
+        (_CONFIG, "give the --out of `zipflm export-hf`"),
+        (VOCABULARY_FILE, "save the tokenizer into the folder too (tokenizer.save_pretrained)"),
+    ):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name}: missing; {remedy}")
     path = folder / _CONFIG
-    values = _read_json(path)
+    try:
+        values = load_object(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     kind = values.get("model_type")
     if kind != ZipfConfig.model_type or "zipflm" not in values:
         raise ValueError(
             f"{path}: model_type={quoted(kind)}: not a model that `zipflm export-hf` or "
             "ZipfForCausalLM.save_pretrained wrote"
         )
-    # Nothing else is read: what transformers keeps there is its own, and follows from these.
-    ours = {name: values[name] for name in ("zipflm", "text", "updates") if name in values}
-    try:
-        return ZipfConfig(**ours)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _read_encoder(folder: Path, config: ZipfConfig) -> TextEncoder:
-    """With what the folder's tokenizer reads text."""
-    path = folder / VOCABULARY_FILE
-    require_file(path)
-    try:
-        vocabulary = Vocabulary.load(path)
-    except FileNotFoundError:
-        raise ValueError(
-            f"{path}: missing; save the tokenizer into the folder too (tokenizer.save_pretrained)"
-        ) from None
-    if len(vocabulary) != config.vocab_size:
-        raise ValueError(
-            f"{path}: has {len(vocabulary)} words, {_CONFIG} vocab_size={config.vocab_size}; the "
-            "folder was put together from two"
-        )
-    encoder = TextEncoder(vocabulary, _read_codes(folder), _read_splitting(folder))
-    for facts in (config.text, _read_json(folder / _TOKENIZER).get("text")):
-        try:
-            if (known := parsed(facts)) is not None:
-                known.require(encoder)
-        except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from None
-    return encoder
-
-
-def _read_codes(folder: Path) -> Codes | None:
-    path = folder / CODES_FILE
-    require_file(path)
-    return Codes.load(path) if path.is_file() else None
-
-
-def _read_splitting(folder: Path) -> Splitting:
-    path = folder / SPLITTING_FILE
-    require_file(path)
-    return read_record(Splitting, path) if path.is_file() else PLAIN
-
-
-def _native_weights(folder: Path, config: Config, vocabulary: Vocabulary) -> dict[str, Tensor]:
-    """Under the names and in the precision of a run."""
-    weights: dict[str, Tensor] = {}
-    for name, tensor in _read_weights(folder):
-        ours = name.removeprefix(_PREFIX)
-        if ours == name:
-            raise ValueError(f"{folder}: unknown weight {unquoted(name)}")
-        weights[ours] = tensor.float() if tensor.dtype in _FLOATS else tensor
-    if isinstance(config.input, CharacterInput):
-        chars = config.input
-        table = torch.from_numpy(spellings(vocabulary, chars.max_bytes, markers=chars.markers))
-        saved = weights.pop(_SPELLINGS, None)
-        if saved is None or not torch.equal(saved, table):
-            raise ValueError(
-                f"{folder}: {_PREFIX}{_SPELLINGS} does not spell the words of {VOCABULARY_FILE}; "
-                "the folder was put together from two"
-            )
-    return weights
-
-
-def _read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    if not (folder / _INDEX).exists():
-        yield from _read_tensors(folder / _WEIGHTS)
-        return
-    path = folder / _INDEX
-    if (folder / _WEIGHTS).exists():  # from_pretrained reads it, however old it is
-        raise ValueError(
-            f"{folder}: {_WEIGHTS} and {_INDEX} are two sets of weights, one saved over the other; "
-            "remove the older one"
-        )
-    placed = _read_json(path).get("weight_map")
-    if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
-        raise ValueError(f"{path}: weight_map does not give a file for every weight")
-    found: set[str] = set()
-    for file in sorted(set(placed.values())):
-        if Path(file).name != file or not file.endswith(".safetensors"):
-            raise ValueError(f"{path}: {quoted(file)} is no file of weights in this folder")
-        for name, tensor in _read_tensors(folder / file):
-            if placed.get(name) != file:
-                raise ValueError(f"{folder / file}: holds {unquoted(name)}, not named by {_INDEX}")
-            found.add(name)
-            yield name, tensor
-    for name in placed.keys() - found:
-        raise ValueError(f"{path}: {unquoted(name)} is not in {unquoted(placed[name])}")
-
-
-def _read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    require_file(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  # it is no mapping
-                yield name, file.get_tensor(name)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: missing") from None
-    except SafetensorError as error:
-        raise ValueError(f"{path}: cut short or damaged: {unquoted(str(error))}") from None

@@ -14,7 +14,6 @@ from typing import Any
 from zipflm.config import Splitting
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.lines import TextEncoder
-from zipflm.quoting import quoted
 from zipflm.records import from_dict
 
 
@@ -54,10 +53,6 @@ class TextFacts:
                 )
 
 
-def parsed(values: Any) -> TextFacts | None:
-    """What a config says, if it says anything; ValueError if it is nonsense."""
-    if values is None:
-        return None
-    if not isinstance(values, Mapping):
-        raise ValueError(f"text={quoted(values)}: expected the fields of TextFacts")
-    return from_dict(TextFacts, values, "text.")
+def parsed(values: Mapping[str, Any] | None) -> TextFacts | None:
+    """What a config says, if it says anything."""
+    return None if values is None else from_dict(TextFacts, values, "text.")

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from tokenizers import NormalizedString, PreTokenizedString, Regex, Tokenizer
 from tokenizers.decoders import Decoder
@@ -86,8 +86,6 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
     ) -> None:
         """From the files of a checkpoint, or from what is in memory already; `unit` says whether
         ids are words or pieces of them, and `text`, which is `TextFacts`, what the files hold."""
-        if unit not in get_args(Unit):
-            raise ValueError(f"unit={quoted(unit)}: choose from {', '.join(get_args(Unit))}")
         self.unit: Unit = unit
         self.text_encoder: TextEncoder = encoder or _encoder(
             vocabulary_file, codes_file, splitting_file
@@ -154,11 +152,6 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         legacy_format: bool | None = None,
         filename_prefix: str | None = None,
     ) -> tuple[str, ...]:
-        if filename_prefix is not None:
-            raise ValueError(
-                f"filename_prefix={quoted(filename_prefix)}: the files of a tokenizer have fixed "
-                "names; save it into a folder of its own"
-            )
         return file_names + self.save_files(Path(save_directory))
 
     def _add_tokens(self, new_tokens: Iterable[Any], special_tokens: bool = False) -> int:

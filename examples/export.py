@@ -1,0 +1,81 @@
+"""Export a run as a program that scores text where zipflm is not installed.
+
+    python examples/export.py runs/mine scorer.pt2
+
+Elsewhere, with torch alone:
+
+    scorer = torch.export.load("scorer.pt2").module()
+    nll = scorer(words, targets)  # ids, int64 [rows, words] -> -log p(target) in nats
+
+The program takes any number of rows and words. It holds all logits of a batch at once, so give it
+batches of moderate size.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+import zipflm
+from zipflm.kernels import reference
+from zipflm.model.decoder import rotations
+
+
+class Scorer(nn.Module):
+    def __init__(self, model: zipflm.LanguageModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, words_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        return self.model.nll(words_BT, targets_BT)
+
+
+def export_scorer(model: zipflm.LanguageModel) -> ExportedProgram:
+    """words [B, T], targets [B, T] -> -log p(target | words up to here) [B, T]."""
+    words_BT = torch.zeros(2, 3, dtype=torch.int64)
+    shape = {0: Dim("rows", min=1), 1: Dim("words", min=1)}
+    with torch.no_grad():
+        # Arguments must be tensors of their own: one passed twice is one input to the exporter.
+        program = torch.export.export(
+            Scorer(model).eval(), (words_BT, words_BT.clone()), dynamic_shapes=(shape, shape)
+        )
+        return program.run_decompositions(plain_operators(program))
+
+
+def plain_operators(program: ExportedProgram) -> dict[Any, Callable[..., Any]]:
+    """zipflm's own operators in the program, and what they stand for in plain PyTorch."""
+    plain = {"checked_ids": checked_ids, "rotations": rotations_at, "linear_nll": linear_nll}
+    return {
+        node.target: next(f for name, f in plain.items() if node.target._opname.startswith(name))
+        for node in program.graph.nodes
+        if getattr(node.target, "namespace", None) == "zipflm"
+    }
+
+
+def checked_ids(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor:
+    is_valid = (ids >= 0) & (ids < size)
+    if active is not None:
+        is_valid = is_valid | ~active
+    torch._assert_async(is_valid.all(), f"{name}: an id lies outside the vocabulary of {size}")
+    return ids.clone() if active is None else ids.where(active, 0)
+
+
+def rotations_at(hidden_BTD: Tensor, head_dim: int, start: int) -> tuple[Tensor, Tensor]:
+    return rotations(hidden_BTD.shape[1], head_dim, hidden_BTD.device, start)
+
+
+def linear_nll(
+    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    nll_N = reference.linear_nll(hidden_NE, weight_VE, targets_N, active_N)
+    return nll_N, nll_N.clone()  # the second result is for gradients, which nobody takes
+
+
+if __name__ == "__main__":
+    run, out = sys.argv[1:]
+    torch.export.save(export_scorer(zipflm.load(run).model), out)
