@@ -79,7 +79,7 @@ def test_globs_are_expanded_and_sorted(tmp_path, store):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_folder_from_urls_is_that_from_files(tmp_path, store, processes, monkeypatch):
-    monkeypatch.setattr("zipflm.data.engine.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("zipflm.data.prepare.CHUNK_BYTES", 1000)
     (tmp_path / "x.txt").write_bytes(TEXT.encode())
     # Other processes do not see what is in this one's memory.
     url = put(store, "x.txt", TEXT.encode()) if processes == 1 else f"file://{tmp_path}/x.txt"

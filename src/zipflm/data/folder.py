@@ -1,5 +1,5 @@
-"""The data folder: `vocabulary.txt`, a token file per split or several, `data.json`, BPE codes if
-any, and `checksums.json` of all of them.
+"""The data folder: `vocabulary.txt`, a token file per split, `data.json`, BPE codes if any, and
+`checksums.json` of all of them.
 
 It appears whole or not at all (`folders.new_folder`). Opens and checks folders; does not know how
 text becomes ids.
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from zipflm.checksums import CHECKSUMS, Verified, read_checksums, require_unchanged
 from zipflm.config import Splitting, Unit
 from zipflm.data.bpe import Codes
-from zipflm.data.facts import FACTS_FILE, DataFacts, SplitFacts, joint_hash, read_facts
+from zipflm.data.facts import FACTS_FILE, DataFacts, SplitFacts, read_facts
 from zipflm.data.facts import SPLITS as SPLITS
-from zipflm.data.shards import SplitTokens, open_tokens
+from zipflm.data.tokens import TokenFile
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.folders import clear_abandoned
 from zipflm.quoting import quoted
@@ -73,10 +73,10 @@ class DataFolder:
     def splits(self) -> tuple[str, ...]:
         return tuple(self.facts.splits)
 
-    def tokens(self, split: str) -> SplitTokens:
+    def tokens(self, split: str) -> TokenFile:
         """The tokens of a split, checked against this folder's vocabulary."""
         facts = self.split(split)
-        tokens = open_tokens([self.path / name for name in facts.files])
+        tokens = TokenFile(self.path / facts.file)
         tokens.require_vocabulary(self.vocabulary.hash)
         _require_counts(
             self.path / facts.file,
@@ -140,16 +140,9 @@ class DataFolder:
         for split in splits or self.splits:
             facts = self.split(split)
             try:
-                for name, sum in self._token_sums(facts).items():
-                    verified.require_unchanged(name, {name: sum})
+                verified.require_unchanged(facts.file, {facts.file: facts.sha256})
             except ValueError as error:
                 raise ValueError(f"{error}; prepare the data again") from None
-
-    def _token_sums(self, split: SplitFacts) -> dict[str, str]:
-        """Checksums of a split's token files; those of several are not among the facts."""
-        if split.shards == 1:
-            return {split.file: split.sha256}
-        return _token_sums(self.path, split, read_checksums(self.path, split.files))
 
 
 def _require_sealed(path: Path, facts: DataFacts) -> None:
@@ -167,23 +160,12 @@ def _require_sealed(path: Path, facts: DataFacts) -> None:
             require_unchanged(path, name, sums)
         # From here on the facts can be trusted.
         for split in facts.splits.values():
-            _token_sums(path, split, sums)
+            if sums.get(split.file) != split.sha256:
+                raise ValueError(
+                    f"{path / CHECKSUMS}: damaged; it and {FACTS_FILE} disagree on {split.file}"
+                )
     except ValueError as error:
         raise ValueError(f"{error}; prepare the data again") from None
-
-
-def _token_sums(path: Path, split: SplitFacts, sums: Mapping[str, str]) -> dict[str, str]:
-    """Checksums of a split's token files; ValueError unless they are those of `data.json`."""
-    of_split = {name: sums.get(name, "") for name in split.files}
-    if split.shards == 1:
-        is_known = of_split[split.file] == split.sha256
-    else:
-        is_known = joint_hash(list(of_split.values())) == split.files_sha256
-    if not is_known:
-        raise ValueError(
-            f"{path / CHECKSUMS}: damaged; it and {FACTS_FILE} disagree on {split.file}"
-        )
-    return of_split
 
 
 def _require_counts(path: Path, said: Mapping[str, int], found: Mapping[str, int]) -> None:
