@@ -24,9 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zipflm import __version__
-from zipflm.data.remote import is_url
 from zipflm.data.scan import ScannedChunk, Task
-from zipflm.data.text import Chunk
+from zipflm.data.text import Chunk, is_url
 
 LOCAL = "local"
 """Instead of an address: a cluster of processes on this machine, for as long as it takes."""

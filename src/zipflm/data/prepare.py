@@ -32,16 +32,15 @@ from zipflm.data.facts import (
 )
 from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.items import ARRAYS, are_arrays, item_names, load_names, scan_arrays
-from zipflm.data.remote import is_url, same_file
 from zipflm.data.scan import Errors, InOrder, Scan, in_processes, scan
 from zipflm.data.sources import corpus_texts
 from zipflm.data.text import (
     CHUNK_BYTES,
-    STDIN,
     UTF_8,
     check_encoding,
     chunks,
     expand,
+    identity,
     stored_size,
 )
 from zipflm.data.tokens import TokenWriter
@@ -231,11 +230,10 @@ def _require_disjoint(sources: Mapping[str, Sequence[str]]) -> None:
     split_of: dict[str, str] = {}
     for split, names in sources.items():
         for name in names:
-            path = same_file(name) if is_url(name) else name
-            path = path if path == STDIN or is_url(path) else os.path.realpath(path)
-            if split_of.setdefault(path, split) != split:
+            first = split_of.setdefault(identity(name), split)
+            if first != split:
                 raise ValueError(
-                    f"{name}: both {split_of[path]} and {split} text; a text belongs to one split"
+                    f"{name}: both {first} and {split} text; a text belongs to one split"
                 )
 
 
