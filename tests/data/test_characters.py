@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from zipflm.data.characters import spellings
 from zipflm.data.vocabulary import SPECIALS, Vocabulary
@@ -15,11 +14,6 @@ def test_spelling_is_bytes_plus_one_cut_and_padded():
         spelled = [byte + 1 for byte in word.encode()[:8]]
         assert row.tolist() == spelled + [0] * (8 - len(spelled))
     assert table.dtype == np.int16
-
-
-def test_no_room_for_a_byte_is_refused():
-    with pytest.raises(ValueError, match="max_bytes=0"):
-        spellings(Vocabulary(SPECIALS, [0] * 4), 0)
 
 
 def test_markers_surround_what_is_left_of_a_word():

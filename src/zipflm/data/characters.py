@@ -18,8 +18,6 @@ def spellings(
     The specials have no spelling: the model gives `</s>` and `<unk>` vectors of their own, and
     nothing spells padding. Fillers are spelled like words, as in fairseq.
     """
-    if max_bytes < 1:
-        raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
     room = max_bytes - NUM_MARKERS if markers else max_bytes
     encoded = [b""] * len(SPECIALS)
     encoded += [word.encode()[:room] for word in vocabulary.words[len(SPECIALS) :]]

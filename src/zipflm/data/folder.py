@@ -8,7 +8,6 @@ text becomes ids.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -24,7 +23,6 @@ from zipflm.data.facts import SPLITS as SPLITS
 from zipflm.data.tokens import TokenFile
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.folders import clear_abandoned
-from zipflm.quoting import quoted
 
 VOCABULARY_FILE = "vocabulary.txt"
 CODES_FILE = "bpe.codes"
@@ -52,11 +50,6 @@ class DataFolder:
                 f"{path / VOCABULARY_FILE}: its hash is {vocabulary.hash}, but data.json says "
                 f"{facts.vocabulary.hash}; prepare the data again"
             )
-        _require_counts(
-            path / VOCABULARY_FILE,
-            {"size": facts.vocabulary.size, "words": facts.vocabulary.words},
-            {"size": len(vocabulary), "words": vocabulary.num_words},
-        )
         return cls(path, facts, vocabulary)
 
     @property
@@ -78,19 +71,11 @@ class DataFolder:
         facts = self.split(split)
         tokens = TokenFile(self.path / facts.file)
         tokens.require_vocabulary(self.vocabulary.hash)
-        _require_counts(
-            self.path / facts.file,
-            {
-                "tokens": facts.tokens,
-                "sentences": facts.sentences,
-                "words in the vocabulary": len(self.vocabulary),
-            },
-            {
-                "tokens": len(tokens),
-                "sentences": tokens.num_sentences,
-                "words in the vocabulary": tokens.vocabulary_size,
-            },
-        )
+        if len(tokens) != facts.tokens:
+            raise ValueError(
+                f"{tokens.path}: has {len(tokens)} tokens, but {FACTS_FILE} says {facts.tokens}; "
+                "prepare the data again"
+            )
         return tokens
 
     @cached_property
@@ -113,9 +98,6 @@ class DataFolder:
                 f"{self.path / CODES_FILE}: its hash is {codes.hash}, but data.json says "
                 f"{said.hash}; prepare the data again"
             )
-        _require_counts(
-            self.path / CODES_FILE, {"merges": said.merges}, {"merges": len(codes.merges)}
-        )
         return codes
 
     def split(self, split: str) -> SplitFacts:
@@ -166,13 +148,3 @@ def _require_sealed(path: Path, facts: DataFacts) -> None:
                 )
     except ValueError as error:
         raise ValueError(f"{error}; prepare the data again") from None
-
-
-def _require_counts(path: Path, said: Mapping[str, int], found: Mapping[str, int]) -> None:
-    """ValueError unless a file has as many of everything as `data.json` says."""
-    for what, number in found.items():
-        if said[what] != number:
-            raise ValueError(
-                f"{path}: has {what} {number}, but {FACTS_FILE} says {quoted(said[what])}; "
-                "prepare the data again"
-            )

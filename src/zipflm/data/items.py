@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
@@ -138,38 +139,41 @@ def scan_arrays(sources: Iterable[str], into: Scan, progress: Progress) -> None:
 
 def _load(source: str) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]:
     """The array of a file, or ids and offsets, of integers; nothing in the file is executed."""
+    if source.endswith(".npy"):
+        with _by_numpy(source):
+            array = np.lib.format.open_memmap(source, mode="r")
+        return _integers(source, array)
+    needed = ("ids", "offsets")
+    with _by_numpy(source), open(source, "rb") as file, np.load(file, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in needed if name in stored}
+    missing = set(needed) - set(arrays)
+    if missing:
+        raise ValueError(f"{source}: no array {min(missing)!r}; save ids and offsets")
+    ids, offsets = (_integers(source, arrays[name]) for name in needed)
+    _require_offsets(source, ids, offsets)
+    return ids, offsets
+
+
+@contextmanager
+def _by_numpy(source: str) -> Iterator[None]:
     try:
-        if source.endswith(".npy"):
-            return _integers(source, np.lib.format.open_memmap(source, mode="r"))
-        with open(source, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            missing = {"ids", "offsets"} - set(arrays)
-            if missing:
-                raise _Unfit(f"{source}: no array {min(missing)!r}; save ids and offsets")
-            ids, offsets = (_integers(source, arrays[name]) for name in ("ids", "offsets"))
-    except _Unfit:
-        raise
+        yield
     except _UNREADABLE as error:
         raise ValueError(
             f"{source}: no array of integers that NumPy can read ({error}); write it with "
             "np.save(file, ids) or np.savez(file, ids=ids, offsets=offsets)"
         ) from None
-    _require_offsets(source, ids, offsets)
-    return ids, offsets
-
-
-class _Unfit(ValueError):
-    """A file that was read, and whose arrays are of no use here."""
 
 
 def _integers(source: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind not in "iu":
-        raise _Unfit(
+        raise ValueError(
             f"{source}: numbers of type {array.dtype}; {_WHOLE}: save array.astype(numpy.int64)"
         )
     if array.ndim not in (1, 2):
-        raise _Unfit(f"{source}: an array of {array.ndim} dimensions; give one or two")
+        raise ValueError(f"{source}: an array of {array.ndim} dimensions; give one or two")
     if not array.size:
-        raise _Unfit(f"{source}: empty")
+        raise ValueError(f"{source}: empty")
     return array
 
 

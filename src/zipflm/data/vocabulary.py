@@ -61,12 +61,6 @@ class Vocabulary:
 
         `max_size` counts the specials; fillers up to a multiple of `multiple` come on top of it.
         """
-        if min_count < 1:
-            raise ValueError(f"min_count={min_count}: must be at least 1")
-        if max_size is not None and max_size <= len(SPECIALS):
-            raise ValueError(
-                f"max_size={max_size}: must exceed the {len(SPECIALS)} specials, which it counts"
-            )
         kept = sorted(
             (-count, word)
             for word, count in counts.items()
