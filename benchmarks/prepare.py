@@ -10,10 +10,9 @@ them down. Measures the first file and all files, to show that time is linear an
 Splitting punctuation off (`--split words` and `wikitext`) is measured in the same turns, and shown
 as a share of the rate of `prepare` by white space on the same text: give raw prose to see that.
 
-Two other ways to the same folder take part: within a budget of memory (`--memory`), and by a local
-Dask cluster. They are measured once more on a text of five million different words (`--types`),
-made here, whose words alone take more memory than the budget. "All MB" is the most that all
-processes had at a time, memory that they share counted once (sampled, Linux only).
+A local Dask cluster, which makes the same folder, takes part. It is measured once more on a text of
+five million different words (`--types`), made here. "All MB" is the most that all processes had at
+a time, memory that they share counted once (sampled, Linux only).
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ from typing import Any
 import numpy as np
 
 RULES = ("whitespace", "words", "wikitext")
-WAYS = ("memory", "dask")
-"""To the folder that `whitespace` makes."""
-MEMORY = 256 << 20
+DASK = "dask"
+"""Makes the folder that `whitespace` makes."""
 
 
 def plain(names: list[str]) -> dict[str, float]:
@@ -75,8 +73,7 @@ def prepared(names: list[str], folder: str, processes: int = 1, way: Any = "whit
         {"train": names},
         Options(splitting=Splitting(way if way in RULES else "whitespace")),
         processes=processes,
-        memory=MEMORY if way == "memory" else None,
-        scheduler="local" if way == "dask" else None,
+        scheduler="local" if way == DASK else None,
     )
     return made.tokens("train")
 
@@ -198,7 +195,7 @@ def measure(case: str, names: list[str], processes: int) -> dict[str, float]:
 
 
 def run_case(case: str, names: list[str], processes: int) -> dict[str, float]:
-    if case in (*RULES, *WAYS):
+    if case in (*RULES, DASK):
         result = ours(names, processes, case)
     else:
         result = {"plain": plain, "batches": batches}[case](names)
@@ -232,15 +229,12 @@ def compare(names: list[str], processes: int, repeats: int) -> dict[str, Any]:
         for rule in RULES:
             split = "" if rule == "whitespace" else f" {rule}"
             cases[f"prepare{split}, {number} process{'es' if number > 1 else ''}"] = (rule, number)
-    cases |= other_ways(processes)
+    cases |= by_dask(processes)
     return in_turns(cases, names, repeats)
 
 
-def other_ways(processes: int) -> dict[str, tuple[str, int]]:
-    return {
-        f"prepare --memory {MEMORY >> 20}M": ("memory", processes),
-        f"prepare, dask, {processes} workers": ("dask", processes),
-    }
+def by_dask(processes: int) -> dict[str, tuple[str, int]]:
+    return {f"prepare, dask, {processes} workers": (DASK, processes)}
 
 
 def in_turns(cases: dict[str, tuple[str, int]], names: list[str], repeats: int) -> dict[str, Any]:
@@ -254,7 +248,7 @@ def in_turns(cases: dict[str, tuple[str, int]], names: list[str], repeats: int) 
         result = results[name]
         if "plain loop" in results:
             result["speedup"] = results["plain loop"]["seconds"] / result["seconds"]
-        if rule in (*RULES, *WAYS):
+        if rule in (*RULES, DASK):
             for what in ("seconds", "cpu_seconds"):
                 result[f"of_whitespace_{what}"] = by_white_space[number][what] / result[what]
     return results
@@ -287,7 +281,7 @@ def many_types(types: int, processes: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "types.txt"
         write_text(path, types)
-        return in_turns(cases | other_ways(processes), [str(path)], repeats)
+        return in_turns(cases | by_dask(processes), [str(path)], repeats)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -298,7 +292,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--types", type=int, default=5_000_000, help="of the text made here")
     parser.add_argument("--plan-tokens", type=int, default=1_000_000_000, help="of a plan alone")
     parser.add_argument("--json", help="write the results here too")
-    known = ["plain", "batches", *RULES, *WAYS]
+    known = ["plain", "batches", *RULES, DASK]
     parser.add_argument("--case", choices=known, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.case:

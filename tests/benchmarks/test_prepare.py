@@ -7,7 +7,7 @@ from benchmark_scripts import load
 
 pytestmark = pytest.mark.slow  # some cases run in a process of their own, as all do for a user
 
-MEASURED = ("plain", "memory", "batches")
+MEASURED = ("plain", "batches")
 """As they are for a user; starting a process for each of the others shows nothing more."""
 
 
@@ -29,7 +29,7 @@ def test_the_plain_loop_and_prepare_count_the_same_tokens(tmp_path, monkeypatch)
     (cases,) = [value for title, value in results.items() if title.startswith("1 file(s)")]
     rules = ["prepare", "prepare words", "prepare wikitext"]
     one, two = [f"{rule}, 1 process" for rule in rules], [f"{rule}, 2 processes" for rule in rules]
-    others = ["prepare --memory 256M", "prepare, dask, 2 workers"]
+    others = ["prepare, dask, 2 workers"]
     assert list(cases) == ["plain loop", *one, *two, *others]
     for name, case in cases.items():
         splits_off = "words" in name or "wikitext" in name

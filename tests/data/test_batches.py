@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from token_streams import SENTENCES, stream
 
@@ -211,21 +211,12 @@ def test_shuffled_sentences_are_batched_by_length_with_changing_neighbours():
         ({"context": 5}, "context"),
         ({"block": 0}, "block"),
         ({"max_tokens": 4}, "max_tokens"),
-        ({"rank": 2, "world_size": 2}, "rank"),
     ],
 )
 def test_impossible_arguments_are_refused(changes, message):
     arguments = {"break_mode": "none", "block": 5, "max_tokens": 10, "shuffle": False} | changes
     with pytest.raises(ValueError, match=message):
         batches_of(stream([4, 4]), **arguments)
-
-
-def test_no_batch_comes_before_the_first():
-    batches = batches_of(
-        stream([5] * 9), break_mode="none", block=5, max_tokens=10, seed=0, shuffle=True
-    )
-    with pytest.raises(IndexError, match="batch -2 of 5"):
-        next(batches.epoch(1, -2))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -263,12 +254,3 @@ def test_batches_of_very_many_rows_are_not_all_placed_at_once():
 def test_split_without_tokens_is_refused():
     with pytest.raises(ValueError, match="no token"):
         batches_of(TokenArray.of([]), break_mode="none", block=5, max_tokens=10, shuffle=False)
-
-
-@settings(max_examples=20)
-@given(st.sampled_from(["none", "complete", "sentence"]))
-def test_dtypes_are_those_of_the_interface(mode):
-    batch = next(batches_of(stream([3, 4]), break_mode=mode, block=5, max_tokens=9, shuffle=False)
-                 .epoch(0))  # fmt: skip
-    assert (batch.words.dtype, batch.targets.dtype) == (torch.int64, torch.int64)
-    assert batch.scored.dtype == torch.bool

@@ -1,19 +1,23 @@
-"""Tasks on a Dask cluster come back in order, or with an error; nobody waits for ever."""
+"""A Dask cluster makes the folder that one process makes, or fails with an error."""
 
+import bz2
 import logging
 import os
+import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
 
 import pytest
 
-import zipflm.cli
-from zipflm.data import cluster as module
-from zipflm.data.cluster import connected
-from zipflm.data.prepare import prepare
+from zipflm.config import Splitting
+from zipflm.data import cluster
+from zipflm.data.cluster import connected, on_worker
+from zipflm.data.prepare import Options, prepare
 from zipflm.data.text import Chunk
 
 pytestmark = [
@@ -22,79 +26,146 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+CHUNK = Chunk("x.txt", 70, 2, b"a\n", 2)
+
+
+@contextmanager
+def local_cluster(workers):
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+    ) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """Of one worker process on this machine, which is our own."""
-    with connected("local", 1) as running:
-        yield running
+def texts(tmp_path_factory):
+    """Words by Zipf's law, a few of them beyond ASCII; some occur in one chunk only."""
+    root, draw = tmp_path_factory.mktemp("texts"), random.Random(1)
+    words = [f"w{number}" for number in range(3000)] + ["caf\u00e9", "<unk>", "Yes,", "it's", "b@@"]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
+    for name, lines in (("train", 900), ("more", 300), ("valid", 100)):
+        text = [" ".join(draw.choices(words, weights, k=draw.randint(0, 12))) for _ in range(lines)]
+        (root / f"{name}.txt").write_text("\n".join(text), encoding="utf-8")
+    (root / "more.txt.bz2").write_bytes(bz2.compress((root / "more.txt").read_bytes()))
+    return root
+
+
+def assert_same_folder(ours, theirs):
+    assert sorted(os.listdir(ours)) == sorted(os.listdir(theirs))
+    for path in theirs.iterdir():
+        assert (ours / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_a_cluster_that_loses_a_worker_makes_the_folder_that_one_process_makes(
+    texts, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(cluster, "CHUNK_BYTES", 2000)
+    splits = {
+        "train": [texts / "train.txt", texts / "more.txt.bz2"],
+        "valid": [f"file://{texts}/valid.txt"],
+    }
+    reports = []
+    with local_cluster(2) as running:
+
+        def kill_a_worker(what, done, total):
+            reports.append(what)
+            if len(reports) == 3:
+                os.kill(next(iter(running.workers.values())).process.pid, signal.SIGKILL)
+
+        for number, options in enumerate(
+            [
+                Options(splitting=Splitting("words", True), min_count=1),
+                Options(bpe=60),
+                Options(encoding="latin-1", max_size=300),
+            ]
+        ):
+            theirs = prepare(tmp_path / f"theirs-{number}", splits, options)
+            ours = prepare(
+                tmp_path / f"ours-{number}",
+                splits,
+                options,
+                scheduler=running.scheduler_address,
+                report=kill_a_worker,
+            )
+            assert_same_folder(ours.path, theirs.path)
+        (tmp_path / "bad.txt").write_bytes(b"good line\n" * 1000 + b"bad \xff byte\n")
+        with pytest.raises(ValueError, match=r"bad\.txt: not UTF-8 at byte 10004; "):
+            prepare(
+                tmp_path / "bad",
+                {"train": [tmp_path / "bad.txt"]},
+                scheduler=running.scheduler_address,
+            )
+    assert reports.count("reading train") > 30
+
+
+def test_a_local_cluster_comes_and_goes_with_the_command(texts, tmp_path):
+    command = [sys.executable, "-m", "zipflm", "prepare", texts / "train.txt", "--processes", "1"]
+    command += ["--engine", "dask", "--out", tmp_path / "d"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    theirs = prepare(tmp_path / "theirs", {"train": [texts / "train.txt"]})
+    assert_same_folder(tmp_path / "d", theirs.path)
 
 
 def fail(chunk):
     raise RuntimeError("something\nand more")
 
 
-def test_what_no_worker_can_do_names_the_chunk(cluster):
-    chunk = Chunk("x.txt", 70, 10, b"", 10)
-    message = r"x\.txt at byte 70 could not be prepared by any worker: RuntimeError: something; "
-    with pytest.raises(ChildProcessError, match=message):
-        list(cluster.in_order(fail, [(chunk,)]))
-
-
 def length(chunk):
-    return len(chunk.data)
+    return len(chunk.read())
 
 
-def test_few_chunks_are_under_way_at_a_time(cluster):
+def test_few_chunks_are_under_way_and_a_lost_cluster_is_an_error(monkeypatch):
     taken = []
 
-    def jobs():
+    def chunks():
         for number in range(40):
             taken.append(number)
-            yield (Chunk("x", number, 2, b"a\n", 2),)
+            yield Chunk("x", number, 2, b"a\n", 2)
 
-    for number, (chunk, found) in enumerate(cluster.in_order(length, jobs())):
-        assert chunk.start == number and found == 2
-        assert len(taken) <= number + 4
-    assert len(taken) == 40
-
-
-def test_a_cluster_without_workers_is_an_error_not_a_wait(monkeypatch):
-    from distributed import LocalCluster
-
-    monkeypatch.setattr(module, "_WAIT_FOR_WORKERS_SECONDS", 0.2)
-    with LocalCluster(
-        n_workers=0,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-    ) as empty:
-        with connected(empty.scheduler_address, 1) as cluster:
-            with pytest.raises(ConnectionError, match=f"{empty.scheduler_address}: has no workers"):
-                list(cluster.in_order(length, [(Chunk("x", 0, 2, b"a\n", 2),)]))
+    with local_cluster(1) as running, connected(running.scheduler_address, 1) as connection:
+        for number, (chunk, found) in enumerate(connection.in_order(length, chunks())):
+            assert chunk.start == number and found == 2
+            assert len(taken) <= number + 4
+        assert len(taken) == 40
+        message = r"x\.txt at byte 70 could not be prepared by any worker: RuntimeError: something;"
+        with pytest.raises(ChildProcessError, match=message):
+            list(connection.in_order(fail, iter([CHUNK])))
+        monkeypatch.setattr(cluster, "_WAIT_FOR_WORKERS_SECONDS", 0.2)
+        monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.2)
+        results = connection.in_order(length, chunks())
+        next(results)
+        running.scale(0)
+        while connection.client.nthreads():
+            time.sleep(0.05)
+        with pytest.raises(ConnectionError, match="has no workers after 0.2 seconds"):
+            list(results)
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://x", "::::"])
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://x"])
 def test_a_scheduler_that_cannot_be_reached_is_named(tmp_path, monkeypatch, address):
-    monkeypatch.setattr(module, "_CONNECT_SECONDS", 1)
+    monkeypatch.setattr(cluster, "_CONNECT_SECONDS", 1)
     (tmp_path / "x.txt").write_text("a b\n")
     with pytest.raises(ConnectionError, match=f"^--scheduler {address}: no Dask scheduler answers"):
         prepare(tmp_path / "d", {"train": [tmp_path / "x.txt"]}, scheduler=address)
     assert os.listdir(tmp_path) == ["x.txt"]
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
-def test_somebody_else_who_takes_the_connection_is_no_scheduler(monkeypatch, answer):
-    monkeypatch.setattr(module, "_CONNECT_SECONDS", 0.5)
+def test_a_server_of_another_kind_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(cluster, "_CONNECT_SECONDS", 0.5)
     taken = []
 
     def take():
         with suppress(OSError):  # when the test is over
             while True:
-                connection, _ = server.accept()
-                connection.sendall(answer)
-                taken.append(connection)  # and keep it
+                taken.append(server.accept()[0])  # and keep it, without a word
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=take, daemon=True).start()
@@ -108,28 +179,12 @@ def test_somebody_else_who_takes_the_connection_is_no_scheduler(monkeypatch, ans
         connection.close()
 
 
-def test_the_command_says_so_in_one_line_and_leaves_nothing(tmp_path, monkeypatch, capfd):
-    (tmp_path / "x.txt").write_text("a b\n")
-    assert module._CONNECT_SECONDS == 10  # as is written for users
-    monkeypatch.setattr(module, "_CONNECT_SECONDS", 1)
-    arguments = ["prepare", tmp_path / "x.txt", "--out", tmp_path / "d", "--engine", "dask"]
-    arguments += ["--scheduler", "tcp://127.0.0.1:9"]
-    monkeypatch.setattr(sys, "argv", ["zipflm", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit:
-        zipflm.cli.main()
-    said = capfd.readouterr()
-    assert (exit.value.code, said.out) == (2, "")
-    assert said.err.startswith("zipflm: --scheduler tcp://127.0.0.1:9: no Dask scheduler answers")
-    assert said.err.count("\n") == 1
-    assert os.listdir(tmp_path) == ["x.txt"]
-
-
-def test_workers_of_our_own_leave_ctrl_c_to_the_command(cluster):
-    assert set(cluster.client.run(_ignores_ctrl_c).values()) == {True}
-
-
-def _ignores_ctrl_c():
-    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+def test_a_worker_says_what_it_cannot_read_and_that_it_is_another_edition():
+    missing = Chunk("/nowhere/x.txt", 0, 10, None, 10)
+    with pytest.raises(OSError, match=r"^/nowhere/x\.txt: the worker on .* cannot read it"):
+        on_worker(missing, length, cluster._edition())
+    with pytest.raises(ValueError, match=r"^the worker on .* this machine zipflm 0\.0\.9"):
+        on_worker(CHUNK, length, "zipflm 0.0.9")
 
 
 @pytest.mark.parametrize("package", ["dask", "distributed"])

@@ -1,6 +1,4 @@
-"""Words to ids and to a hash, against the plainest way to do it."""
-
-import hashlib
+"""Words to ids, against the plainest way to do it."""
 
 import numpy as np
 import pytest
@@ -8,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.data.bpe import Codes
-from zipflm.data.encoding import Encoding, TextHash, word_digests
+from zipflm.data.encoding import Encoding
 from zipflm.data.scan import LINE_END
 from zipflm.data.vocabulary import END, PAD, SPECIALS, UNKNOWN, Vocabulary
 
@@ -70,27 +68,3 @@ def test_a_word_with_an_unknown_piece_is_one_unknown():
     index, places = numbered([["abc\u00e9ab", "ab"]])
     ids, _ = Encoding(index, PIECES, CODES).apply(np.arange(3), np.array(places))
     assert ids.tolist() == [UNKNOWN, PIECES.id("ab"), END]
-
-
-def naive_hash(text):
-    words = [word for line in text for word in [*line, LINE_END]]
-    joined = b"".join(hashlib.blake2b(word.encode(), digest_size=8).digest() for word in words)
-    return hashlib.sha256(joined).hexdigest()
-
-
-def hashed(text, cut=0):
-    index, places = numbered(text)
-    found, digests = TextHash(), word_digests(index)
-    for numbers, part in chunked(places, cut):
-        found.add(digests[numbers], part)
-    return found.hexdigest()
-
-
-@given(TEXTS, st.integers(0, 30))
-def test_the_hash_is_that_of_all_words_and_line_ends_however_they_are_cut(text, cut):
-    assert hashed(text, cut) == naive_hash(text)
-
-
-@given(TEXTS, TEXTS)
-def test_two_texts_have_the_same_hash_if_they_are_the_same(one, other):
-    assert (hashed(one) == hashed(other)) == (one == other)

@@ -2,41 +2,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.data import grouping
 from zipflm.data.grouping import Runs, group
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
-
-
-@given(st.lists(st.integers(1, 20), min_size=1), st.integers(1, 50))
-def test_groups_are_greedy(lengths, max_tokens):
-    bounds = group(np.array(lengths, dtype=np.uint16), max_tokens)
-    assert (bounds[0], bounds[-1]) == (0, len(lengths))
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
-        assert end == start + 1 or max(lengths[start:end]) * (end - start) <= max_tokens
-        assert end == len(lengths) or max(lengths[start : end + 1]) * (end + 1 - start) > max_tokens
-
-
-@given(
-    st.lists(st.integers(1, 20), min_size=1, max_size=60),
-    st.integers(1, 90),
-    st.sampled_from([0, 1000]),
-    st.sampled_from([1, 2, 7, 1000]),
-    st.sampled_from([2, 5, 256]),
-)
-def test_rows_are_grouped_alike_run_by_run_and_many_at_once(
-    lengths, max_tokens, short_run, rows, most_rows
-):
-    whole = group(np.array(lengths, dtype=np.uint16), max_tokens).tolist()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "_SHORT_RUN", short_run)
-        patch.setattr(grouping, "_ROWS", rows)
-        patch.setattr(grouping, "_MOST_ROWS", most_rows)
-        assert group(np.array(lengths, dtype=np.uint16), max_tokens).tolist() == whole
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 30)), max_size=8), st.integers(1, 60))

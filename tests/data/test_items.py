@@ -121,28 +121,6 @@ def test_valid_and_test_are_of_the_same_kind(tmp_path):
     assert sequences_of(data, "valid") == [["2", "<unk>"]]
 
 
-def test_tens_of_millions_of_ids_need_no_loop(tmp_path):
-    """Numbering a stretch takes the same number of Python calls whatever its length."""
-
-    def calls(length):
-        count = 0
-
-        def tracer(frame, event, argument):
-            nonlocal count
-            count += event == "call"
-
-        ids = np.arange(length) % 50
-        sys.setprofile(tracer)
-        try:
-            items._scan_stretch(ids, np.array([length]), tmp_path / "x.ids")
-        finally:
-            sys.setprofile(None)
-        return count
-
-    calls(100)
-    assert calls(100_000) == calls(1_000)
-
-
 class Evil:
     def __reduce__(self):
         return os.system, ("touch owned",)
@@ -166,7 +144,6 @@ def write_open_header(path):
     ("name", "write", "message"),
     [
         ("a.npy", lambda path: np.save(path, np.array([1.5, 2])), "type float64.*whole numbers"),
-        ("a.npy", lambda path: np.save(path, np.array([True])), "type bool"),
         ("a.npy", lambda path: np.save(path, np.array([3, -1, 4])), "-1 at position 1;"),
         ("a.npy", lambda path: np.save(path, np.zeros((1, 2, 2), int)), "3 dimensions"),
         ("a.npy", lambda path: np.save(path, np.zeros(0, int)), "empty"),
@@ -174,7 +151,6 @@ def write_open_header(path):
         ("a.npy", write_pickle, "no array of integers"),
         ("a.npy", write_objects, "no array of integers"),
         ("a.npy", lambda path: path.write_bytes(b""), "no array of integers"),
-        ("a.npy", lambda path: path.write_bytes(b"\x93NUMPY\x01\x00"), "no array of integers"),
         ("a.npy", write_open_header, "no array of integers"),
         ("a.npz", lambda path: np.savez(path, ids=np.arange(3)), "no array 'offsets'"),
         ("a.npz", lambda path: path.write_bytes(b"PK\x03\x04 cut"), "no array of integers"),
@@ -194,9 +170,7 @@ def write_open_header(path):
             "-3 at position 2;",
         ),
         ("a.txt", lambda path: path.write_text("1 2\n3 -4\n"), "line 2: '-4' is no id"),
-        ("a.txt", lambda path: path.write_text("1 2\n\n3.0\n"), "line 3: '3.0' is no id"),
         ("a.txt", lambda path: path.write_text("007\n"), "line 1: '007' is no id.*leading zeros"),
-        ("a.txt", lambda path: path.write_text("1 two\n"), "line 1: 'two' is no id"),
         ("a.txt", lambda path: path.write_text(""), "empty"),
         ("a.txt", lambda path: path.write_text("\n\n"), "no word in the train split"),
     ],
@@ -264,16 +238,6 @@ def test_arrays_are_no_text(tmp_path):
 def test_options_that_contradict_ids_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Options(**options)
-
-
-@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="pipes have no names here")
-def test_what_is_no_id_is_named_though_a_pipe_cannot_be_searched_for_it(tmp_path):
-    reading, writing = os.pipe()
-    os.write(writing, b"1 2\n3 x\n")
-    os.close(writing)
-    with pytest.raises(ValueError, match=f"^/dev/fd/{reading}: 'x' is no id"):
-        prepare(tmp_path / "d", {"train": [f"/dev/fd/{reading}"]}, Options(ids=True))
-    os.close(reading)
 
 
 def zipflm(*arguments):

@@ -44,11 +44,6 @@ def test_an_error_in_the_background_reaches_the_consumer(batches, monkeypatch):
         next(Loader(batches, "cpu").epoch(0))
 
 
-def test_no_batch_ahead_is_refused(batches):
-    with pytest.raises(ValueError, match="ahead=0"):
-        Loader(batches, "cpu", ahead=0)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_batches_arrive_on_the_device(batches):

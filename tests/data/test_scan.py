@@ -4,17 +4,16 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zipflm.config import Splitting
-from zipflm.data.scan import Scan, SpooledScan, _ordered, clean, scan
+from zipflm.data.scan import Scan, clean, in_processes, scan
 from zipflm.data.splitting import Splitter
 from zipflm.data.text import Chunk
-from zipflm.data.vocabulary import Vocabulary
 
 # All that split() takes for white space, line ends apart, and a few words.
 PARTS = st.sampled_from([" ", "\t", "\u00a0", "\u2028", "\x85", "\x1c", "\n", "\r\n", "\r", "a",
@@ -31,31 +30,19 @@ def plain_words(content):
     return [[*line.split(), "\0"] for line in (lines if lines[-1] else lines[:-1])]
 
 
-def kinds(folder):
-    """Scans that keep words in memory, on the disk, and on the disk as soon as there are some."""
-    for name in ("runs", "many-runs"):
-        (folder / name).mkdir()
-    return {
-        "memory": Scan(),
-        "disk": SpooledScan(folder / "runs", None),
-        "runs on disk": SpooledScan(folder / "many-runs", 0),
-    }
+def scanned(names, spool, processes=1, **options):
+    result = Scan(spool)
+    scan(map(str, names), result, partial(in_processes, processes=processes), **options)
+    return result
 
 
 def counts_of(result):
-    pairs = (zip(words, counts.tolist(), strict=True) for words, counts in result.word_counts())
-    return {word: count for block in pairs for word, count in block}
+    return dict(zip(result.words, result.counts.tolist(), strict=True))
 
 
 def running_words(result):
-    """The text, from the ids of a vocabulary of all its words."""
-    vocabulary = Vocabulary.ranked(((word, 1) for word in counts_of(result)), min_count=1)
-    found = []
-    for chunk in result.encoded(vocabulary, None):
-        words = [vocabulary.words[id] for id in chunk.ids()[0]]
-        places = chunk.places.tolist()
-        found += ["\0" if p == 0 else word for word, p in zip(words, places, strict=True)]
-    return found
+    words = result.words
+    return [words[n] for numbers, places in result.chunks() for n in numbers[places].tolist()]
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,35 +50,26 @@ def running_words(result):
 def test_scan_agrees_with_a_plain_loop(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("scan")
     (folder / "x.txt").write_text(content, encoding="utf-8", newline="")
-    for kind, result in kinds(folder).items():
-        spool = folder / kind
-        spool.mkdir()
-        scan([str(folder / "x.txt")], spool, result, processes=1)
-        wanted = [word for line in plain_words(content) for word in line]
-        assert running_words(result) == wanted
-        assert counts_of(result) == Counter(word for word in wanted if word != "\0")
-        assert result.num_tokens == len(wanted)
-        assert result.num_sentences == wanted.count("\0")
+    result = scanned([folder / "x.txt"], folder / "spool")
+    wanted = [word for line in plain_words(content) for word in line]
+    assert running_words(result) == wanted
+    assert counts_of(result) == Counter(wanted)
+    assert result.num_tokens == len(wanted)
+    assert result.num_sentences == wanted.count("\0")
 
 
 def test_chunks_and_processes_do_not_change_the_result(tmp_path):
     lines = [f"w{number % 97} v{number % 31} {'x' * (number % 7)}" for number in range(3000)]
     path = tmp_path / "x.txt"
     path.write_text("\n".join(lines))
-    results = []
-    for processes, size in ((1, 1 << 20), (1, 999), (2, 999)):
-        spool = tmp_path / f"{processes}-{size}"
-        spool.mkdir()
-        result = Scan()
-        scan([str(path)] * 2, spool, result, processes=processes, chunk_bytes=size)
-        vocabulary = Vocabulary.ranked(counts_of(result).items(), min_count=1)
-        ids = [chunk.ids()[0] for chunk in result.encoded(vocabulary, None)]
-        results.append((len(ids), np.concatenate(ids), counts_of(result)))
-    assert [result[0] for result in results[1:]] == [results[1][0]] * 2
-    assert results[0][0] == 2 < results[1][0]
-    for _, ids, words in results[1:]:
-        assert np.array_equal(ids, results[0][1])
-        assert words == results[0][2]
+    results = [
+        scanned([path] * 2, tmp_path / f"{processes}-{size}", processes, chunk_bytes=size)
+        for processes, size in ((1, 1 << 20), (1, 999), (2, 999))
+    ]
+    assert [len(list(result.chunks())) for result in results[:2]] == [2, 70]
+    for result in results[1:]:
+        assert running_words(result) == running_words(results[0])
+        assert counts_of(result) == counts_of(results[0])
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -99,23 +77,23 @@ def test_invalid_text_is_named_by_file_and_byte(tmp_path, processes):
     path = tmp_path / "x.txt"
     path.write_bytes(b"good line\n" * 10 + b"bad \xff byte\n")
     with pytest.raises(ValueError, match="x.txt: not UTF-8 at byte 104; .*--errors replace"):
-        scan([str(path)], tmp_path, Scan(), processes=processes)
+        scanned([path], tmp_path / "spool", processes, chunk_bytes=50)
 
 
-def die(chunk, path):
+def die(chunk):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_killed_worker_is_an_error_not_a_wait(tmp_path):
+def test_killed_worker_is_an_error_not_a_wait():
     with pytest.raises(ChildProcessError, match="a worker process was killed"):
-        list(_ordered(die, [(chunk(b"a\n"), tmp_path / "x")], processes=2))
+        list(in_processes(die, iter([chunk(b"a\n")] * 2), processes=2))
 
 
 def test_invalid_text_in_a_stream_is_named_by_byte_too(tmp_path):
     path = tmp_path / "x.txt.gz"
     path.write_bytes(gzip.compress(b"good line\r\n\xef\xbb\xbf \xff\n"))
     with pytest.raises(ValueError, match="x.txt.gz: not UTF-8 at byte 15"):
-        scan([str(path)], tmp_path, Scan(), processes=1)
+        scanned([path], tmp_path / "spool")
 
 
 def test_position_counts_from_the_start_of_the_source():
@@ -143,8 +121,7 @@ def test_byte_order_mark_is_no_part_of_the_first_word():
 def test_tokens_are_split_as_line_by_line(tmp_path_factory, text, rule, lowercase):
     folder, splitting = tmp_path_factory.mktemp("scan"), Splitting(rule, lowercase)
     (folder / "x.txt").write_text(text, encoding="utf-8", newline="")
-    result = Scan()
-    scan([str(folder / "x.txt")], folder, result, processes=1, splitting=splitting)
+    result = scanned([folder / "x.txt"], folder / "spool", splitting=splitting)
     lines = [" ".join(line[:-1]) for line in plain_words(text)]
     splitter = Splitter(splitting)
     wanted = [[*(piece.word for piece in splitter.words(line)), "\0"] for line in lines]

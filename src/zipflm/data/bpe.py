@@ -48,8 +48,6 @@ class Codes:
 
         Raises ValueError if not even one does.
         """
-        if num_merges < 1:
-            raise ValueError(f"bpe={num_merges}: must be at least 1")
         words = {word: n for word, n in counts.items() if word not in SPECIALS}
         stand_ins = _stand_ins(words)
         tokenizer = Tokenizer(models.BPE())

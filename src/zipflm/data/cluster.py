@@ -1,35 +1,41 @@
-"""A connection to a Dask cluster, on which tasks run in order and none is waited for in vain.
+"""Scanning chunks on a Dask cluster, for texts that are too much for one machine.
 
-A task is a function of a chunk of text. Two chunks a thread are under way, and the rest wait in
-their files, so that neither scheduler nor client fills up; results come back in the order of the
-text. A worker can be lost at any moment, and its chunks run elsewhere.
+The workers do what local processes do (`scan.in_processes`): a task is a pure function of a chunk,
+and numbers of its words come back, some 3 bytes a token. Two chunks per worker thread are under
+way, and the rest wait in their files, so that neither scheduler nor client fills up. If a worker is
+lost, its chunks run elsewhere.
 
-What travels is our own functions, chunks, arrays and words, by Dask's own protocol; no file of
-anybody is ever unpickled. A scheduler is trusted with the texts, and whoever may talk to one may
-run code on its workers: use TLS addresses outside a network of your own.
+A scheduler is trusted with the texts, and anyone who may talk to one may run code on its workers:
+use TLS addresses outside a network of your own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import unicodedata
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from zipflm.data.text import Chunk
+from zipflm import __version__
+from zipflm.data.scan import ScannedChunk, Task
+from zipflm.data.text import Chunk, is_url
 
 LOCAL = "local"
 """Instead of an address: a cluster of processes on this machine, for as long as it takes."""
+CHUNK_BYTES = 1 << 24
+"""Text per task: enough that a task's millisecond in the scheduler does not matter."""
 _CONNECT_SECONDS = 10
 _WAIT_FOR_WORKERS_SECONDS = 60
+_POLL_SECONDS = 5
 _LEAVE_CTRL_C_TO_THE_PARENT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
-"""What workers of our own do first; a terminal interrupts them too, and they would say so."""
-_LOOK_FOR_WORKERS_SECONDS = 5
-"""While a result does not come, how often to see whether there is anybody left to make it."""
+"""Preloaded by local workers, which a terminal interrupts as well."""
 
 
 @dataclass(frozen=True)
@@ -40,53 +46,37 @@ class Cluster:
     address: str
     """As the user wrote it."""
 
-    def in_order(
-        self, task: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], *arguments: Any
-    ) -> Iterator[tuple[Chunk, Any]]:
-        """Every chunk with its result; no more under way than keeps all threads busy.
-
-        A job is a chunk and what else is for this one alone; `arguments` are for all.
-        """
+    def in_order(self, task: Task, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, ScannedChunk]]:
+        """Every chunk with its result, as `scan.InOrder`."""
         self._require_workers()
-        ahead = 2 * max(1, sum(self.client.nthreads().values()))
+        ahead = 2 * sum(self.client.nthreads().values())
         waiting: deque[tuple[Chunk, Any]] = deque()
-        for job in jobs:
-            waiting.append((job[0], self.client.submit(task, *job, *arguments, pure=False)))
+        for chunk in chunks:
+            future = self.client.submit(on_worker, _reachable(chunk), task, _edition(), pure=False)
+            waiting.append((chunk, future))
             if len(waiting) > ahead:
                 yield self._next(waiting)
         while waiting:
             yield self._next(waiting)
 
-    def keep(self, value: Any) -> Any:
-        """A value that all tasks need, sent once.
-
-        As the result of a task, not scattered: if the worker that holds it is lost, the scheduler
-        has what it takes to make it anew.
-        """
-        return self.client.submit(_as_it_is, value, pure=False)
-
-    def _next(self, waiting: deque[tuple[Chunk, Any]]) -> tuple[Chunk, Any]:
+    def _next(self, waiting: deque[tuple[Chunk, Any]]) -> tuple[Chunk, ScannedChunk]:
         chunk, future = waiting.popleft()
+        while not future.done():
+            try:
+                future.result(timeout=_POLL_SECONDS)
+            except Exception:  # raised below, if it is the task's
+                self._require_workers()
         try:
-            return chunk, self._result(future)
+            return chunk, future.result()
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, ValueError | OSError) and not _is_of_dask(error):
+            is_of_dask = type(error).__module__.startswith(("distributed.", "tornado."))
+            if isinstance(error, ValueError | OSError) and not is_of_dask:
                 raise  # of the text, as in a process of our own
             raise ChildProcessError(
                 f"--scheduler {self.address}: {chunk.source} at byte {chunk.start} could not be "
                 f"prepared by any worker: {_first_line(error)}; is the scheduler still there, and "
                 "do all workers have this version of zipflm and enough memory?"
             ) from error
-
-    def _result(self, future: Any) -> Any:
-        """What a task returns; ConnectionError if all workers are gone and none comes."""
-        while True:
-            try:
-                return future.result(timeout=_LOOK_FOR_WORKERS_SECONDS)
-            except TimeoutError:
-                if future.done():  # by then: the result is there, or this is an error of the task
-                    return future.result()
-            self._require_workers()
 
     def _require_workers(self) -> None:
         try:
@@ -98,9 +88,35 @@ class Cluster:
             ) from None
 
 
-def _is_of_dask(error: BaseException) -> bool:
-    """A connection that was lost, for example, which is an OSError."""
-    return type(error).__module__.startswith(("distributed.", "tornado."))
+def on_worker(chunk: Chunk, task: Task, edition: str) -> ScannedChunk:
+    """Run a task on a worker; `edition` is the `_edition` of the client."""
+    if edition != _edition():
+        raise ValueError(
+            f"the worker on {socket.gethostname()} has {_edition()}, this machine {edition}, and "
+            "might find other words; install the same everywhere, and start the workers again"
+        )
+    try:
+        chunk = replace(chunk, data=chunk.read())
+    except OSError as error:
+        raise OSError(
+            f"{chunk.source}: the worker on {socket.gethostname()} cannot read it "
+            f"({error.strerror or error}); put texts where every worker sees them under the same "
+            "name, or give URLs (s3://...)"
+        ) from None
+    return task(chunk)
+
+
+def _edition() -> str:
+    """Equal for two processes that find the same words in a text: what a letter or white space is
+    depends on Python's edition of Unicode."""
+    return f"zipflm {__version__} with Unicode {unicodedata.unidata_version}"
+
+
+def _reachable(chunk: Chunk) -> Chunk:
+    """A chunk that a worker in another folder finds."""
+    if chunk.data is not None or is_url(chunk.source):
+        return chunk
+    return replace(chunk, source=os.path.abspath(chunk.source))
 
 
 def _first_line(error: BaseException) -> str:
@@ -108,15 +124,11 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 @contextmanager
 def connected(address: str, processes: int) -> Iterator[Cluster]:
-    """A cluster by its scheduler's address, or one of so many processes here if that is `local`.
+    """A cluster by its scheduler's address; `local` starts one of this many processes here.
 
-    Raises ValueError if Dask is not installed, ConnectionError, naming the address, if nobody
+    Raises ValueError if Dask is not installed, ConnectionError, naming the address, if no scheduler
     answers there.
     """
     try:
@@ -126,7 +138,7 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
         raise ValueError(
             f"--engine dask: needs {error.name}: pip install dask distributed"
         ) from None
-    # Words for a log that nobody keeps here: what concerns a user is raised.
+    # Their log is not for users of this command: errors are raised.
     quiet = {"distributed.admin.large-graph-warning-threshold": "1TB"}
     with dask.config.set(quiet), _silent("distributed", "tornado"):
         if address != LOCAL:
@@ -136,7 +148,7 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
         with (
             distributed.LocalCluster(
                 n_workers=processes,
-                threads_per_worker=1,  # splitting text keeps Python's one lock
+                threads_per_worker=1,  # splitting text holds Python's lock
                 processes=True,
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",
@@ -148,33 +160,26 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
             yield Cluster(client, address)
 
 
-@contextmanager
-def _client(distributed: Any, address: str) -> Iterator[Any]:
+def _client(distributed: Any, address: str) -> Any:
     try:
-        with ThreadPoolExecutor(1) as thread:  # which has no event loop running, as this one might
-            thread.submit(asyncio.run, _greeted(distributed, address)).result()
-        client = distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
-    except Exception as error:  # nobody there, no address, or what others send read as numbers
+        with ThreadPoolExecutor(1) as thread:  # where no event loop is running
+            thread.submit(asyncio.run, _greet(distributed, address)).result()
+        return distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
+    except Exception as error:
         raise ConnectionError(
             f"--scheduler {address}: no Dask scheduler answers there ({_first_line(error)}); "
             "start one (dask scheduler) and give the address it prints, or give local"
         ) from None
-    with client:
-        yield client
 
 
-async def _greeted(distributed: Any, address: str) -> None:
-    """OSError unless whoever listens there answers as Dask does.
+async def _greet(distributed: Any, address: str) -> None:
+    """Raise an error unless a Dask process answers.
 
-    A client's own time limit ends when the connection is there, and somebody who takes it and says
-    nothing would keep the client forever.
+    A client waits forever for a server of another kind, such as the scheduler's own dashboard.
     """
     how = distributed.Security().get_connection_args("client")
     greeting = distributed.comm.connect(address, timeout=_CONNECT_SECONDS, **how)
-    try:
-        comm = await asyncio.wait_for(greeting, _CONNECT_SECONDS + 1)
-    except TimeoutError:
-        raise TimeoutError("it is connected to, and says nothing") from None
+    comm = await asyncio.wait_for(greeting, _CONNECT_SECONDS + 1)
     await comm.close()
 
 

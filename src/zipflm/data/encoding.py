@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +48,12 @@ class Encoding:
         return unknown
 
     def apply(
-        self, numbers: NDArray[Any] | slice, places: NDArray[Any]
+        self, numbers: NDArray[Any], places: NDArray[Any]
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """The ids of the words `numbers[places]`, and the positions just behind their line ends.
 
-        `numbers` lists the words that a text has, the end of a line first, or is a slice of all;
-        going through the list keeps the look-up per token in the processor's cache.
+        `numbers` lists the words that a text has, the end of a line first; going through the list
+        keeps the look-up per token in the processor's cache.
         """
         line_ends = np.flatnonzero(places == 0)
         if len(self.flat) == len(self.lengths):
@@ -73,55 +72,8 @@ def concatenated(
     return flat[first + np.arange(len(first))], ends
 
 
-class TextHash:
-    """SHA-256 of a text as a sequence of words and line ends.
-
-    Neither the vocabulary nor the way words are split enters, so the same text prepared as words
-    and as sub-words has the same hash, and so has one that is cut into chunks elsewhere. Words are
-    represented by 64 bits each: what is to be told apart are texts, not collisions on purpose.
-    """
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def add(self, digests: NDArray[np.uint64], places: NDArray[Any]) -> None:
-        """The words come next whose digests are `digests[places]`."""
-        self._hash.update(digests[places].data)
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
-
-
 def word_digests(words: Iterable[str]) -> NDArray[np.uint64]:
-    """64 bits for every word."""
+    """64 bits for every word, from which a text is hashed whatever ids its words became."""
     blake2b = hashlib.blake2b
     digests = [blake2b(word.encode(), digest_size=8).digest() for word in words]
     return np.frombuffer(b"".join(digests), dtype="<u8")
-
-
-@dataclass(frozen=True)
-class EncodedChunk:
-    """A stretch of a text: what its words became, and which of them stands where."""
-
-    encoding: Encoding
-    digests: NDArray[np.uint64]
-    """Of the words that `encoding` knows."""
-    numbers: NDArray[np.uint32] | slice
-    """Which of those words the chunk has, the end of a line first."""
-    places: NDArray[Any]
-    """The chunk as places in `numbers`."""
-
-    def ids(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Its ids, and the positions just behind its line ends."""
-        return self.encoding.apply(self.numbers, self.places)
-
-    def add_to(self, text: TextHash) -> None:
-        text.add(self.digests[self.numbers], self.places)
-
-
-def encode_chunk(
-    words: Sequence[str], places: NDArray[Any], vocabulary: Vocabulary, codes: Codes | None
-) -> EncodedChunk:
-    """A chunk by itself; `words` are those it has, the end of a line first."""
-    encoding = Encoding(words, vocabulary, codes)
-    return EncodedChunk(encoding, word_digests(words), slice(None), places)

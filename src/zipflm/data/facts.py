@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zipflm.config import Splitting, Unit, require
-from zipflm.config.checks import require_positive
-from zipflm.data.shards import shard_names
 from zipflm.quoting import quoted
 from zipflm.records import from_dict, load_object
 
@@ -29,17 +27,12 @@ class VocabularyFacts:
     hash: str
     """SHA-256 of the words in order."""
 
-    def __post_init__(self) -> None:
-        require_positive(size=self.size)
-        _require_part(self.size, "ids", words=self.words)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFacts:
     """One split: its token file and counts of its text."""
 
     file: str
-    """The token file; where there are several shards, what their names are made of."""
     tokens: int
     """Ids in all, `</s>` included."""
     words: int
@@ -57,42 +50,16 @@ class SplitFacts:
     types: int
     """Different words, `</s>` included."""
     sha256: str
-    """Of the token file; of several shards, of the one file that they would be together: the same
-    tokens have the same hash, however they are cut."""
+    """Of the token file."""
     words_sha256: str
     """Of the words and line ends in order, whatever ids they became: two folders hold the same
     text where this is equal."""
     sources: tuple[str, ...]
     """Names of the files the text came from."""
-    shards: int = 1
-    """Files that the tokens are cut into; `files` are their names."""
-    files_sha256: str = ""
-    """Of the shards, if there are several: `joint_hash` of their own."""
 
     def __post_init__(self) -> None:
-        require(_is_plain_name(self.file), "file", self.file, "names no file of the folder")
-        require(self.tokens >= 1, "tokens", self.tokens, "must be at least 1")
-        require(1 <= self.shards <= self.tokens, "shards", self.shards, "must be 1 to `tokens`")
-        require(self.bytes >= 0, "bytes", self.bytes, "must be 0 or more")
-        _require_part(self.tokens, "tokens", words=self.words, unknown=self.unknown)
-        _require_part(self.unknown, "unknown", out_of_vocabulary=self.out_of_vocabulary)
-        _require_part(
-            self.words,
-            "words",
-            sentences=self.sentences,
-            continued=self.continued,
-            types=self.types,
-        )
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The token file, or its shards in order."""
-        return shard_names(self.file, self.shards)
-
-
-def joint_hash(sums: Sequence[str]) -> str:
-    """SHA-256 of the checksums of several files."""
-    return hashlib.sha256("\n".join(sums).encode()).hexdigest()
+        is_plain = Path(self.file).name == self.file and self.file not in ("", "..")
+        require(is_plain, "file", self.file, "names no file of the folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +69,6 @@ class CodesFacts:
     file: str
     merges: int
     hash: str
-
-    def __post_init__(self) -> None:
-        require(_is_plain_name(self.file), "file", self.file, "names no file of the folder")
-        require_positive(merges=self.merges)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,26 +105,12 @@ class DataFacts:
             list(self.splits),
             f"choose from {', '.join(SPLITS)}",
         )
-        files = [split.file for split in self.splits.values()]
-        require(len(set(files)) == len(files), "splits", files, "each split has a file of its own")
         require(
             (self.unit == "bpe") == (self.bpe is not None),
             "unit",
             self.unit,
             "a folder of sub-words, and no other, has bpe codes",
         )
-
-
-def _is_plain_name(name: str) -> bool:
-    """Of a file of the folder itself."""
-    is_odd = name in ("", "..") or "\0" in name or len(name.encode(errors="replace")) > 255
-    return not is_odd and Path(name).name == name
-
-
-def _require_part(whole: int, what: str, **counts: int) -> None:
-    """Every count, given by its field's name, is one of some among `whole`."""
-    for name, count in counts.items():
-        require(0 <= count <= whole, name, count, f"must be 0 to {whole}, the number of {what}")
 
 
 def read_facts(folder: Path) -> DataFacts:
@@ -174,6 +123,16 @@ def read_facts(folder: Path) -> DataFacts:
         if values.get("format") != FORMAT:
             found = quoted(values.get("format"))
             raise ValueError(f"format {found}, this release reads {FORMAT}")
+        _drop_single_shard(values)
         return from_dict(DataFacts, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; prepare the data again") from None
+
+
+def _drop_single_shard(values: dict[str, Any]) -> None:
+    """Folders made when a split could have several token files say that it has one."""
+    splits = values.get("splits")
+    for split in splits.values() if isinstance(splits, dict) else ():
+        if isinstance(split, dict) and split.get("shards") == 1:
+            del split["shards"]
+            split.pop("files_sha256", None)

@@ -1,5 +1,5 @@
-"""The data folder: `vocabulary.txt`, a token file per split or several, `data.json`, BPE codes if
-any, and `checksums.json` of all of them.
+"""The data folder: `vocabulary.txt`, a token file per split, `data.json`, BPE codes if any, and
+`checksums.json` of all of them.
 
 It appears whole or not at all (`folders.new_folder`). Opens and checks folders; does not know how
 text becomes ids.
@@ -8,7 +8,6 @@ text becomes ids.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -19,12 +18,11 @@ from numpy.typing import NDArray
 from zipflm.checksums import CHECKSUMS, Verified, read_checksums, require_unchanged
 from zipflm.config import Splitting, Unit
 from zipflm.data.bpe import Codes
-from zipflm.data.facts import FACTS_FILE, DataFacts, SplitFacts, joint_hash, read_facts
+from zipflm.data.facts import FACTS_FILE, DataFacts, SplitFacts, read_facts
 from zipflm.data.facts import SPLITS as SPLITS
-from zipflm.data.shards import SplitTokens, open_tokens
+from zipflm.data.tokens import TokenFile
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.folders import clear_abandoned
-from zipflm.quoting import quoted
 
 VOCABULARY_FILE = "vocabulary.txt"
 CODES_FILE = "bpe.codes"
@@ -52,11 +50,6 @@ class DataFolder:
                 f"{path / VOCABULARY_FILE}: its hash is {vocabulary.hash}, but data.json says "
                 f"{facts.vocabulary.hash}; prepare the data again"
             )
-        _require_counts(
-            path / VOCABULARY_FILE,
-            {"size": facts.vocabulary.size, "words": facts.vocabulary.words},
-            {"size": len(vocabulary), "words": vocabulary.num_words},
-        )
         return cls(path, facts, vocabulary)
 
     @property
@@ -73,24 +66,16 @@ class DataFolder:
     def splits(self) -> tuple[str, ...]:
         return tuple(self.facts.splits)
 
-    def tokens(self, split: str) -> SplitTokens:
+    def tokens(self, split: str) -> TokenFile:
         """The tokens of a split, checked against this folder's vocabulary."""
         facts = self.split(split)
-        tokens = open_tokens([self.path / name for name in facts.files])
+        tokens = TokenFile(self.path / facts.file)
         tokens.require_vocabulary(self.vocabulary.hash)
-        _require_counts(
-            self.path / facts.file,
-            {
-                "tokens": facts.tokens,
-                "sentences": facts.sentences,
-                "words in the vocabulary": len(self.vocabulary),
-            },
-            {
-                "tokens": len(tokens),
-                "sentences": tokens.num_sentences,
-                "words in the vocabulary": tokens.vocabulary_size,
-            },
-        )
+        if len(tokens) != facts.tokens:
+            raise ValueError(
+                f"{tokens.path}: has {len(tokens)} tokens, but {FACTS_FILE} says {facts.tokens}; "
+                "prepare the data again"
+            )
         return tokens
 
     @cached_property
@@ -113,9 +98,6 @@ class DataFolder:
                 f"{self.path / CODES_FILE}: its hash is {codes.hash}, but data.json says "
                 f"{said.hash}; prepare the data again"
             )
-        _require_counts(
-            self.path / CODES_FILE, {"merges": said.merges}, {"merges": len(codes.merges)}
-        )
         return codes
 
     def split(self, split: str) -> SplitFacts:
@@ -140,16 +122,9 @@ class DataFolder:
         for split in splits or self.splits:
             facts = self.split(split)
             try:
-                for name, sum in self._token_sums(facts).items():
-                    verified.require_unchanged(name, {name: sum})
+                verified.require_unchanged(facts.file, {facts.file: facts.sha256})
             except ValueError as error:
                 raise ValueError(f"{error}; prepare the data again") from None
-
-    def _token_sums(self, split: SplitFacts) -> dict[str, str]:
-        """Checksums of a split's token files; those of several are not among the facts."""
-        if split.shards == 1:
-            return {split.file: split.sha256}
-        return _token_sums(self.path, split, read_checksums(self.path, split.files))
 
 
 def _require_sealed(path: Path, facts: DataFacts) -> None:
@@ -167,30 +142,9 @@ def _require_sealed(path: Path, facts: DataFacts) -> None:
             require_unchanged(path, name, sums)
         # From here on the facts can be trusted.
         for split in facts.splits.values():
-            _token_sums(path, split, sums)
+            if sums.get(split.file) != split.sha256:
+                raise ValueError(
+                    f"{path / CHECKSUMS}: damaged; it and {FACTS_FILE} disagree on {split.file}"
+                )
     except ValueError as error:
         raise ValueError(f"{error}; prepare the data again") from None
-
-
-def _token_sums(path: Path, split: SplitFacts, sums: Mapping[str, str]) -> dict[str, str]:
-    """Checksums of a split's token files; ValueError unless they are those of `data.json`."""
-    of_split = {name: sums.get(name, "") for name in split.files}
-    if split.shards == 1:
-        is_known = of_split[split.file] == split.sha256
-    else:
-        is_known = joint_hash(list(of_split.values())) == split.files_sha256
-    if not is_known:
-        raise ValueError(
-            f"{path / CHECKSUMS}: damaged; it and {FACTS_FILE} disagree on {split.file}"
-        )
-    return of_split
-
-
-def _require_counts(path: Path, said: Mapping[str, int], found: Mapping[str, int]) -> None:
-    """ValueError unless a file has as many of everything as `data.json` says."""
-    for what, number in found.items():
-        if said[what] != number:
-            raise ValueError(
-                f"{path}: has {what} {number}, but {FACTS_FILE} says {quoted(said[what])}; "
-                "prepare the data again"
-            )

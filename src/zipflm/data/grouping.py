@@ -11,13 +11,6 @@ from numpy.typing import NDArray
 
 Positions = NDArray[np.int64]
 
-_ROWS = 1 << 14
-"""As many at a time as a processor's cache has room for."""
-_MOST_ROWS = 256
-"""Of a batch; larger ones are so few that they may take their time."""
-_SHORT_RUN = 4
-"""Rows of one length, on average; where there are more, whole runs are batched at once."""
-
 
 @dataclass(frozen=True)
 class Runs:
@@ -86,16 +79,11 @@ def group(lengths: NDArray[Any], max_tokens: int) -> Positions:
 
 
 def group_runs(runs: Runs, max_tokens: int) -> Groups:
-    """The same for rows whose equal neighbours have been taken together."""
-    if _SHORT_RUN * len(runs) > runs.num_rows:
-        bounds = _row_by_row(runs.lengths_of(0, runs.num_rows), max_tokens)
-        return Groups(bounds[:-1], np.arange(len(bounds)), np.diff(bounds))
-    return _run_by_run(runs, max_tokens)
+    """The same for rows whose equal neighbours have been taken together.
 
-
-def _run_by_run(runs: Runs, max_tokens: int) -> Groups:
-    """Rows of one length fill batches of one size, however many: almost all of a text in blocks, or
-    of one whose rows are sorted."""
+    Rows of one length fill batches of one size, however many: almost all of a text in blocks, or of
+    one whose rows are sorted.
+    """
     rows, batches, sizes, row = array("q"), array("q", [0]), array("q"), 0
     for length, end in zip(runs.lengths.tolist(), runs.ends.tolist(), strict=True):
         most = max(1, max_tokens // length)
@@ -110,52 +98,8 @@ def _run_by_run(runs: Runs, max_tokens: int) -> Groups:
     return Groups(*(np.array(each, dtype=np.int64) for each in (rows, batches, sizes)))
 
 
-def _row_by_row(lengths: Positions, max_tokens: int) -> Positions:
-    """Rows whose lengths change all the time: where a batch must end that begins with row i, for
-    many i at once."""
-    bounds, row, total = array("q", [0]), 0, len(lengths)
-    while row < total:
-        near = lengths[row : row + _ROWS]
-        sizes, most = _rows_that_fit(near, max_tokens)
-        # Of the last rows it is not known what comes behind them.
-        known = len(near) if row + len(near) == total else len(near) - most
-        if most == _MOST_ROWS or known <= 0:
-            most = max(1, max_tokens // int(lengths[row]))
-            row += _first_batch(lengths[row : row + most], max_tokens)
-            bounds.append(row)
-        else:
-            row = follow(np.arange(row, row + len(near)) + sizes, row, row + known, bounds)
-    return np.array(bounds, dtype=np.int64)
-
-
-def _rows_that_fit(lengths: Positions, max_tokens: int) -> tuple[Positions, int]:
-    """How many rows a batch has that begins with row i, and the most of them; no more are tried
-    than `_MOST_ROWS`."""
-    sizes, longest = np.ones(len(lengths), dtype=np.int64), lengths
-    for size in range(2, min(_MOST_ROWS, len(lengths)) + 1):
-        longest = np.maximum(longest[:-1], lengths[size - 1 :])
-        fits = longest * size <= max_tokens
-        if not fits.any():
-            return sizes, size - 1
-        sizes[: len(fits)] += fits
-    return sizes, min(_MOST_ROWS, len(lengths))
-
-
 def _first_batch(lengths: Positions, max_tokens: int) -> int:
     """How many rows it has."""
     longest = np.maximum.accumulate(lengths)
     fitting = np.count_nonzero(longest * np.arange(1, len(longest) + 1) <= max_tokens)
     return max(1, int(fitting))
-
-
-def follow(ends: Positions, start: int, stop: int, bounds: array[int]) -> int:
-    """Go from `start` to `ends` of it and on, until `stop`, and note every place on the way.
-
-    The only Python per part or batch, 0.1 microseconds of it: where one begins is known when the
-    one before has ended.
-    """
-    view, place, note = ends.data, start, bounds.append
-    while place < stop:
-        place = view[place - start]
-        note(place)
-    return place

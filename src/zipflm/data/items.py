@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
 from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
@@ -23,8 +23,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.scan import LINE_END, ChunkScan, Progress, Rename, ScannedChunk, scan
-from zipflm.data.text import CHUNK_BYTES, chunks, is_stored, shown
+from zipflm.data.scan import LINE_END, Progress, Rename, Scan, ScannedChunk, place_type
+from zipflm.data.text import chunks, is_stored, shown
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.quoting import quoted
 
@@ -42,31 +42,6 @@ _UNREADABLE: tuple[type[Exception], ...] = (ValueError, TypeError, EOFError, Ove
 _UNREADABLE += (MemoryError, RuntimeError, NotImplementedError, BadZipFile, TokenError, zlib.error)
 
 _WHOLE = "ids are whole numbers from 0 on"
-
-
-def scan_items(
-    sources: Sequence[str],
-    spool: Path,
-    into: ChunkScan,
-    processes: int = 1,
-    chunk_bytes: int = CHUNK_BYTES,
-    progress: Progress = lambda stored_bytes: None,
-) -> None:
-    """Scan files of ids in order, into a scan that calls them what `item_names` says.
-
-    Raises ValueError or OSError, naming the file and the place, for what is no id.
-    """
-    if are_arrays(sources):
-        _scan_arrays(sources, spool, into, progress)
-    else:
-        scan(
-            sources,
-            spool,
-            into,
-            processes=processes,
-            chunk_bytes=chunk_bytes,
-            progress=progress,
-        )
 
 
 def are_arrays(sources: Sequence[str]) -> bool:
@@ -154,47 +129,51 @@ def _place(word: str, sources: Sequence[str]) -> str:
     return ", ".join(sources)
 
 
-def _scan_arrays(sources: Iterable[str], spool: Path, into: ChunkScan, progress: Progress) -> None:
-    stretches = (stretch for source in sources for stretch in _stretches(source, _load(source)))
-    for number, (ids, ends) in enumerate(stretches):
-        into.add(_scan_stretch(ids, ends, spool / f"{number:06d}.ids"))
-        progress(ids.nbytes)
+def scan_arrays(sources: Iterable[str], into: Scan, progress: Progress) -> None:
+    """Scan arrays of ids in order; ValueError, naming file and place, for what is not an id."""
+    for source in sources:
+        for ids, ends in _stretches(source, _load(source)):
+            into.add(_scan_stretch(ids, ends))
+            progress(ids.nbytes)
 
 
 def _load(source: str) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]:
     """The array of a file, or ids and offsets, of integers; nothing in the file is executed."""
+    if source.endswith(".npy"):
+        with _by_numpy(source):
+            array = np.lib.format.open_memmap(source, mode="r")
+        return _integers(source, array)
+    needed = ("ids", "offsets")
+    with _by_numpy(source), open(source, "rb") as file, np.load(file, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in needed if name in stored}
+    missing = set(needed) - set(arrays)
+    if missing:
+        raise ValueError(f"{source}: no array {min(missing)!r}; save ids and offsets")
+    ids, offsets = (_integers(source, arrays[name]) for name in needed)
+    _require_offsets(source, ids, offsets)
+    return ids, offsets
+
+
+@contextmanager
+def _by_numpy(source: str) -> Iterator[None]:
     try:
-        if source.endswith(".npy"):
-            return _integers(source, np.lib.format.open_memmap(source, mode="r"))
-        with open(source, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            missing = {"ids", "offsets"} - set(arrays)
-            if missing:
-                raise _Unfit(f"{source}: no array {min(missing)!r}; save ids and offsets")
-            ids, offsets = (_integers(source, arrays[name]) for name in ("ids", "offsets"))
-    except _Unfit:
-        raise
+        yield
     except _UNREADABLE as error:
         raise ValueError(
             f"{source}: no array of integers that NumPy can read ({error}); write it with "
             "np.save(file, ids) or np.savez(file, ids=ids, offsets=offsets)"
         ) from None
-    _require_offsets(source, ids, offsets)
-    return ids, offsets
-
-
-class _Unfit(ValueError):
-    """A file that was read, and whose arrays are of no use here."""
 
 
 def _integers(source: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind not in "iu":
-        raise _Unfit(
+        raise ValueError(
             f"{source}: numbers of type {array.dtype}; {_WHOLE}: save array.astype(numpy.int64)"
         )
     if array.ndim not in (1, 2):
-        raise _Unfit(f"{source}: an array of {array.ndim} dimensions; give one or two")
+        raise ValueError(f"{source}: an array of {array.ndim} dimensions; give one or two")
     if not array.size:
-        raise _Unfit(f"{source}: empty")
+        raise ValueError(f"{source}: empty")
     return array
 
 
@@ -244,20 +223,17 @@ def _require_positive(source: str, ids: NDArray[Any], start: int) -> None:
         )
 
 
-def _scan_stretch(ids: NDArray[Any], ends: NDArray[np.int64], path: Path) -> ScannedChunk:
-    """Number the ids of a stretch and write the numbers, line ends among them, to `path`."""
+def _scan_stretch(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
+    """Number the ids of a stretch, with line ends among them."""
     distinct, numbers = _distinct(ids)
     line_ends = ends + np.arange(len(ends))
     is_id = np.ones(len(ids) + len(ends), dtype=np.bool_)
     is_id[line_ends] = False
-    width = 2 if len(distinct) < 1 << 16 else 4
-    places = np.zeros(len(is_id), dtype=f"u{width}")
+    places = np.zeros(len(is_id), dtype=place_type(len(distinct) + 1))
     places[is_id] = numbers + 1
-    with open(path, "wb") as file:
-        file.write(places.data)
     words = " ".join([LINE_END, *map(str, distinct.tolist())])
     counts = np.bincount(places, minlength=len(distinct) + 1)
-    return ScannedChunk(path, width, words, counts, len(places))
+    return ScannedChunk(words, counts, places, len(places))
 
 
 def _distinct(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -29,8 +29,6 @@ class Loader:
         finds_distinct_words: bool = False,
     ) -> None:
         """`ahead` batches are kept ready; with `finds_distinct_words` they have those as well."""
-        if ahead < 1:
-            raise ValueError(f"ahead={ahead}: must be at least 1")
         self.batches: Batches = batches
         self.device: torch.device = torch.device(device)
         self._ahead = ahead

@@ -1,25 +1,26 @@
-"""Text to data folder: scan every split once, settle the vocabulary, then write final ids.
-
-Composes the other modules; what a chunk, a vocabulary, a token file or a folder is, they know, and
-who reads the texts, with how much memory, is the engine's affair.
-"""
+"""Text to data folder: scan every split once, settle the vocabulary, then write final ids."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import get_args
 
+import numpy as np
+
 from zipflm.checksums import seal
 from zipflm.config import PLAIN, Splitting, Unit
+from zipflm.data import cluster
 from zipflm.data.bpe import Codes
-from zipflm.data.counting import Totals, WordBlock
-from zipflm.data.engine import Engine, Reading, engine
+from zipflm.data.encoding import Encoding, word_digests
 from zipflm.data.facts import (
     FACTS_FILE,
     FORMAT,
@@ -30,19 +31,27 @@ from zipflm.data.facts import (
     VocabularyFacts,
 )
 from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
-from zipflm.data.items import ARRAYS, load_names
-from zipflm.data.memory import MemoryPlan
-from zipflm.data.remote import is_url, same_file
-from zipflm.data.scan import Errors, SplitScan
-from zipflm.data.shards import SHARD_TOKENS
+from zipflm.data.items import ARRAYS, are_arrays, item_names, load_names, scan_arrays
+from zipflm.data.scan import Errors, InOrder, Scan, in_processes, scan
 from zipflm.data.sources import corpus_texts
-from zipflm.data.split_files import Report, split_facts, write_split
-from zipflm.data.text import STDIN, UTF_8, check_encoding, chunks, expand, stored_size
-from zipflm.data.vocabulary import SPECIALS, Vocabulary
+from zipflm.data.text import (
+    CHUNK_BYTES,
+    UTF_8,
+    check_encoding,
+    chunks,
+    expand,
+    identity,
+    stored_size,
+)
+from zipflm.data.tokens import TokenWriter
+from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.files import file_hash
 from zipflm.folders import new_folder, refuse_existing
 from zipflm.records import write_record
 
 Text = str | PathLike[str]
+Report = Callable[[str, int, int | None], None]
+"""Called with the current task, the bytes just done, and all the bytes there are, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +78,6 @@ class Options:
     """The files hold sequences of integers instead of text (`data.items`)."""
     names: Text | None = None
     """A file with the names of these integers, a line each."""
-    shard_tokens: int = SHARD_TOKENS
-    """A split with more tokens becomes several files of no more than so many each."""
 
     def __post_init__(self) -> None:
         if self.errors not in get_args(Errors):
@@ -87,8 +94,6 @@ class Options:
         if self.ids and (self.unit == "bpe" or not self.splitting.is_plain):
             raise ValueError("--ids are not split any further: leave out --bpe, --bpe-codes, "
                              "--split and --lowercase")  # fmt: skip
-        if self.shard_tokens < 1:
-            raise ValueError(f"--shard-size {self.shard_tokens}: must be at least 1")
         for name, least in (("min_count", 1), ("max_size", len(SPECIALS) + 1), ("bpe", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -110,59 +115,44 @@ def prepare(
     options: Options | None = None,
     *,
     processes: int = 1,
-    memory: int | None = None,
     scheduler: str | None = None,
     expected: Mapping[str, int] | None = None,
     report: Report = lambda what, done, total: None,
 ) -> DataFolder:
     """Make a data folder from the texts of `train`, `valid` and `test`.
 
-    Only `train` shapes the vocabulary. `memory` is a budget in bytes for all processes together;
-    `scheduler` is the address of a Dask scheduler whose workers read the texts, or `local`; neither
-    changes the folder. `expected` holds tokens, `</s>` included, that splits must have. Raises
-    ValueError or OSError for bad input, and leaves nothing behind then.
+    Only `train` shapes the vocabulary. `scheduler` is the address of a Dask scheduler whose workers
+    read the texts, or `local`; it does not change the folder. `expected` holds tokens, `</s>`
+    included, that splits must have. Raises ValueError or OSError for bad input, and leaves nothing
+    behind then.
     """
     options = options or Options()
     refuse_existing(out)
     sources = _sources(splits, options)
     given, codes = _given(options)
-    how = _reading(options)
-    with engine(processes, memory, scheduler) as reader, new_folder(out) as folder:
+    names = None if options.names is None else load_names(os.fspath(options.names))
+    with _workers(processes, scheduler) as (in_order, chunk_bytes), new_folder(out) as folder:
         with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
-            scans = {
-                split: _scan(reader, split, names, Path(spool), how, report)
-                for split, names in sources.items()
-            }
+            scans = {}
+            for split, texts in sources.items():
+                rename = item_names(texts, names) if options.ids else None
+                scans[split] = Scan(Path(spool) / split, rename)
+                _read(split, texts, scans[split], options, in_order, chunk_bytes, report)
             _check_sizes(scans, expected or {})
-            totals = {split: Totals.of(scanned.word_counts()) for split, scanned in scans.items()}
             if options.bpe is not None:
-                if reader.budget is not None:
-                    reader.budget.require_room_for_learning(totals["train"].types)
                 report("learning sub-words", 0, None)
-                codes = Codes.learn(dict(_pairs(scans["train"].word_counts())), options.bpe)
-            vocabulary = given or _vocabulary(
-                options, codes, scans["train"].word_counts(), reader.budget
-            )
-            written = {
-                split: write_split(
-                    folder, split, scanned, vocabulary, codes, options.shard_tokens, report
-                )
-                for split, scanned in scans.items()
+                codes = Codes.learn(_counts(scans["train"]), options.bpe)
+            vocabulary = given or _vocabulary(options, codes, _counts(scans["train"]))
+            split_facts = {
+                split: _write_split(folder, split, texts, scans[split], vocabulary, codes, report)
+                for split, texts in sources.items()
             }
         vocabulary.save(folder / VOCABULARY_FILE)
         if codes is not None:
             codes.save(folder / CODES_FILE)
-        told = {
-            split: split_facts(
-                split, sources[split], scans[split], totals[split], vocabulary, tokens
-            )
-            for split, tokens in written.items()
-        }
-        facts = _facts(options, vocabulary, codes, told)
+        facts = _facts(options, vocabulary, codes, split_facts)
         write_record(folder / FACTS_FILE, facts)
-        seal(
-            folder, {name: sha for tokens in written.values() for name, sha in tokens.sums.items()}
-        )
+        seal(folder, {split.file: split.sha256 for split in split_facts.values()})
     return DataFolder(Path(out), facts, vocabulary)
 
 
@@ -173,7 +163,6 @@ def prepare_by_name(
     *,
     cache: Text | None = None,
     processes: int = 1,
-    memory: int | None = None,
     scheduler: str | None = None,
     report: Report = lambda what, done, total: None,
 ) -> DataFolder:
@@ -187,11 +176,22 @@ def prepare_by_name(
             splits,
             options,
             processes=processes,
-            memory=memory,
             scheduler=scheduler,
             expected=expected,
             report=report,
         )
+
+
+@contextmanager
+def _workers(processes: int, scheduler: str | None) -> Iterator[tuple[InOrder, int]]:
+    """What runs tasks on chunks of text, and how many bytes a chunk should have."""
+    if processes < 1:
+        raise ValueError(f"--processes {processes}: must be at least 1")
+    if scheduler is None:
+        yield partial(in_processes, processes=processes), CHUNK_BYTES
+        return
+    with cluster.connected(scheduler, processes) as connection:
+        yield connection.in_order, cluster.CHUNK_BYTES
 
 
 def _given(options: Options) -> tuple[Vocabulary | None, Codes | None]:
@@ -230,42 +230,45 @@ def _require_disjoint(sources: Mapping[str, Sequence[str]]) -> None:
     split_of: dict[str, str] = {}
     for split, names in sources.items():
         for name in names:
-            path = same_file(name) if is_url(name) else name
-            path = path if path == STDIN or is_url(path) else os.path.realpath(path)
-            if split_of.setdefault(path, split) != split:
+            first = split_of.setdefault(identity(name), split)
+            if first != split:
                 raise ValueError(
-                    f"{name}: both {split_of[path]} and {split} text; a text belongs to one split"
+                    f"{name}: both {first} and {split} text; a text belongs to one split"
                 )
 
 
-def _reading(options: Options) -> Reading:
-    return Reading(
-        errors=options.errors,
-        encoding=options.encoding,
-        splitting=options.splitting,
-        ids=options.ids,
-        names=None if options.names is None else load_names(os.fspath(options.names)),
-    )
-
-
-def _scan(
-    reader: Engine,
+def _read(
     split: str,
-    names: Sequence[str],
-    spool: Path,
-    how: Reading,
+    texts: Sequence[str],
+    into: Scan,
+    options: Options,
+    in_order: InOrder,
+    chunk_bytes: int,
     report: Report,
-) -> SplitScan:
-    place = spool / split
-    place.mkdir()
-    total = stored_size(names)
-    result = reader.scan(names, place, how, lambda done: report(f"reading {split}", done, total))
-    if result.num_tokens == result.num_sentences:
-        raise ValueError(f"{', '.join(names)}: no word in the {split} split")
-    return result
+) -> None:
+    total = stored_size(texts)
+
+    def progress(done: int) -> None:
+        report(f"reading {split}", done, total)
+
+    if options.ids and are_arrays(texts):
+        scan_arrays(texts, into, progress)
+    else:
+        scan(
+            texts,
+            into,
+            in_order,
+            errors=options.errors,
+            encoding=options.encoding,
+            splitting=options.splitting,
+            chunk_bytes=chunk_bytes,
+            progress=progress,
+        )
+    if into.num_tokens == into.num_sentences:
+        raise ValueError(f"{', '.join(texts)}: no word in the {split} split")
 
 
-def _check_sizes(scans: Mapping[str, SplitScan], expected: Mapping[str, int]) -> None:
+def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None:
     for split, wanted in expected.items():
         if scans[split].num_unsplit != wanted:
             raise ValueError(
@@ -274,24 +277,16 @@ def _check_sizes(scans: Mapping[str, SplitScan], expected: Mapping[str, int]) ->
             )
 
 
-def _pairs(blocks: Iterable[WordBlock]) -> Iterator[tuple[str, int]]:
-    for words, counts in blocks:
-        yield from zip(words, counts.tolist(), strict=True)
+def _counts(scanned: Scan) -> dict[str, int]:
+    """The different words and their counts, line ends left out."""
+    return dict(zip(scanned.words[1:], scanned.counts[1:].tolist(), strict=True))
 
 
-def _vocabulary(
-    options: Options,
-    codes: Codes | None,
-    blocks: Iterable[WordBlock],
-    budget: MemoryPlan | None,
-) -> Vocabulary:
+def _vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:
+    if codes is not None:
+        counts = _piece_counts(codes, counts)
     min_count = options.resolved_min_count
-    pairs: Iterable[tuple[str, int]] = (
-        _pairs(blocks) if codes is None else _piece_counts(codes, blocks).items()
-    )
-    if budget is not None:
-        pairs = budget.require_room(pairs, min_count, options.max_size)
-    vocabulary = Vocabulary.ranked(pairs, min_count=min_count, max_size=options.max_size)
+    vocabulary = Vocabulary.from_counts(counts, min_count=min_count, max_size=options.max_size)
     if not vocabulary.num_words:
         raise ValueError(
             f"no word occurs {min_count} times in the training text; lower --min-count"
@@ -299,13 +294,62 @@ def _vocabulary(
     return vocabulary
 
 
-def _piece_counts(codes: Codes, blocks: Iterable[WordBlock]) -> dict[str, int]:
+def _piece_counts(codes: Codes, counts: dict[str, int]) -> dict[str, int]:
     total: dict[str, int] = {}
-    for words, counts in blocks:
-        for pieces, count in zip(codes.split(words), counts.tolist(), strict=True):
-            for piece in pieces:
-                total[piece] = total.get(piece, 0) + count
+    for pieces, count in zip(codes.split(list(counts)), counts.values(), strict=True):
+        for piece in pieces:
+            total[piece] = total.get(piece, 0) + count
     return total
+
+
+def _write_split(
+    folder: Path,
+    split: str,
+    sources: Sequence[str],
+    scanned: Scan,
+    vocabulary: Vocabulary,
+    codes: Codes | None,
+    report: Report,
+) -> SplitFacts:
+    """Write a split's token file; its entry in data.json."""
+    words = scanned.words
+    encoding = Encoding(words, vocabulary, codes)
+    digests, text_hash = word_digests(words), hashlib.sha256()
+    path = folder / f"{split}.tokens"
+    num_words, unknown, blank = scanned.num_tokens, 0, 0
+    with TokenWriter(path, len(vocabulary), vocabulary.hash) as writer:
+        for numbers, places in scanned.chunks():
+            ids, ends = encoding.apply(numbers, places)
+            writer.write(ids, ends)
+            text_hash.update(digests[numbers][places].data)
+            unknown += int(np.count_nonzero(ids == UNKNOWN))
+            blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
+            report(f"writing {split}", 4 * len(places), 4 * num_words)
+    letters = continued = spelt_unknown = 0
+    for word, count in zip(words[1:], scanned.counts[1:].tolist(), strict=True):
+        letters += count * (len(word) if word.isascii() else len(word.encode()))
+        if word.endswith(CONTINUES):
+            continued += count
+        elif word == SPECIALS[UNKNOWN]:
+            spelt_unknown += count
+    # A word is one `<unk>` or none, and the text may spell that one itself.
+    if vocabulary.id(SPECIALS[UNKNOWN]) != UNKNOWN:
+        spelt_unknown = 0
+    return SplitFacts(
+        file=path.name,
+        tokens=writer.num_tokens,
+        words=num_words,
+        sentences=writer.num_sentences,
+        unknown=unknown,
+        out_of_vocabulary=unknown - spelt_unknown,
+        # Words and line ends are the tokens; the last word of a line has no space behind it.
+        bytes=letters + num_words - (scanned.num_sentences - blank),
+        continued=continued,
+        types=len(words),
+        sha256=file_hash(path),
+        words_sha256=text_hash.hexdigest(),
+        sources=tuple(Path(name).name for name in sources),
+    )
 
 
 def _facts(

@@ -1,13 +1,9 @@
-"""One pass over a text: every chunk becomes ids of its own words, in several processes.
+"""One pass over a text: every chunk becomes numbers of its own words, in several processes.
 
-Splitting text and looking words up is what preparing costs, so it is done once: a chunk gets
-provisional ids, counted from 0 in the order of sight, and its list of words; when the vocabulary is
-known, final ids are one NumPy gather away. A chunk's table is small enough for the processor's
-cache, and workers share nothing, so the result does not depend on their number.
-
-A `Scan` keeps all words of a split in memory, numbered. A `SpooledScan` keeps them on the disk, for
-whoever has less memory than words: each chunk's beside its ids, and all of them counted in runs
-(`data.counting`). Both give the same.
+Splitting text and looking words up is what preparing costs, so it is done once: the words of a
+chunk are numbered from 0 in the order of sight; when the vocabulary is known, final ids are one
+NumPy gather away. A chunk's table is small enough for the processor's cache, and workers share
+nothing, so the result does not depend on their number.
 
 Text is numbered by what white space separates, at the speed of compiled code on bytes. A rule that
 splits further (`data.splitting`) sees each of these tokens once per chunk at most, not every time
@@ -20,34 +16,24 @@ import codecs
 import os
 import signal
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain, count, islice
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import PLAIN, Splitting
-from zipflm.data.counting import WordBlock, WordCounts, WordTable, numbering
-from zipflm.data.encoding import (
-    EncodedChunk,
-    Encoding,
-    concatenated,
-    encode_chunk,
-    word_digests,
-)
+from zipflm.data.encoding import concatenated
 from zipflm.data.splitting import Splitter
 from zipflm.data.text import CHUNK_BYTES, UTF_8, Chunk, chunks, encoding_hint
-from zipflm.data.vocabulary import Vocabulary
-
-if TYPE_CHECKING:  # not for processes that only scan, which would load the library behind it
-    from zipflm.data.bpe import Codes
 
 Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
@@ -58,181 +44,107 @@ Rename = Callable[[list[str]], list[str]]
 # The word that stands for the end of a line; NUL cannot come from a text, which is refused with it.
 LINE_END = "\0"
 
+_Word = TypeVar("_Word", str, bytes)
+
 
 @dataclass(frozen=True)
 class ScannedChunk:
-    """What a worker sends back; the ids themselves wait in a file."""
+    """What a worker sends back."""
 
-    path: Path
-    width: int
-    """Bytes an id takes in the file."""
     words: str
-    """The chunk's words in the order of their provisional ids, joined by spaces."""
+    """The chunk's words, the end of a line first, joined by spaces."""
     counts: NDArray[np.int64]
+    places: NDArray[Any]
+    """The chunk as places among its words, in 2 or 4 bytes each."""
     num_unsplit: int
     """Tokens and line ends as white space alone separates them."""
 
 
-class SplitScan(Protocol):
-    """One split that was read once: what its words are, and what its chunks become."""
-
-    num_unsplit: int
-    """Tokens, line ends among them, before a rule split them further; of published corpora these
-    are counted."""
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def num_sentences(self) -> int: ...
-
-    def word_counts(self) -> Iterator[WordBlock]:
-        """The different words and their counts, line ends left out."""
-        ...
-
-    def encoded(self, vocabulary: Vocabulary, codes: Codes | None) -> Iterator[EncodedChunk]:
-        """The chunks in order."""
-        ...
-
-
-class ChunkScan(SplitScan, Protocol):
-    """One that is made chunk by chunk."""
-
-    def add(self, chunk: ScannedChunk) -> None:
-        """Take in the next chunk."""
+Task = Callable[[Chunk], ScannedChunk]
+InOrder = Callable[[Task, Iterator[Chunk]], Iterator[tuple[Chunk, ScannedChunk]]]
+"""Runs a task on every chunk, somewhere, and yields the results in the order of the text."""
 
 
 class Scan:
-    """All words of a split in memory, and its chunks as provisional ids on the disk."""
+    """A split that was read once: its different words in memory, its chunks in a file."""
 
-    def __init__(self, rename: Rename | None = None) -> None:
-        self._table, self._rename = WordTable(LINE_END), rename
-        self._pieces: list[tuple[Path, int, Path]] = []
+    def __init__(self, spool: Path, rename: Rename | None = None) -> None:
+        """`spool` is the file to write; the caller removes it."""
+        self._spool, self._rename = spool, rename
+        self._index: defaultdict[str, int] = _numbering(LINE_END)
+        self._counts = np.zeros(1, dtype=np.int64)
+        self._shapes: list[tuple[int, int, np.dtype[Any]]] = []
         self.num_unsplit: int = 0
+        """Tokens, line ends among them, before a rule split them further; of published corpora
+        these are counted."""
+
+    def add(self, chunk: ScannedChunk) -> None:
+        """Number a chunk's words across the split."""
+        words = chunk.words.split(" ")
+        if self._rename is not None:
+            words = [LINE_END, *self._rename(words[1:])]
+        numbers = np.fromiter(map(self._index.__getitem__, words), np.uint32, len(words))
+        if len(self._index) > len(self._counts):
+            missing = 2 * len(self._index) - len(self._counts)
+            self._counts = np.append(self._counts, np.zeros(missing, dtype=np.int64))
+        self._counts[numbers] += chunk.counts
+        self.num_unsplit += chunk.num_unsplit
+        with open(self._spool, "ab") as file:
+            file.write(numbers.data)
+            file.write(chunk.places.data)
+        self._shapes.append((len(numbers), len(chunk.places), chunk.places.dtype))
+
+    @property
+    def words(self) -> list[str]:
+        """The different words by number; number 0 is the end of a line."""
+        return list(self._index)
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return self._counts[: len(self._index)]
 
     @property
     def num_tokens(self) -> int:
-        return int(self._table.counts.sum())
+        return int(self.counts.sum())
 
     @property
     def num_sentences(self) -> int:
-        return int(self._table.counts[0])
+        return int(self.counts[0])
 
-    def add(self, chunk: ScannedChunk) -> None:
-        """Take in a chunk: number its words across the split and keep the numbers beside it."""
-        numbers = self._table.add(_words_of(chunk, self._rename), chunk.counts)
-        self.num_unsplit += chunk.num_unsplit
-        numbers_path = chunk.path.with_suffix(".words")
-        numbers_path.write_bytes(numbers.tobytes())
-        self._pieces.append((chunk.path, chunk.width, numbers_path))
+    def chunks(self) -> Iterator[tuple[NDArray[np.uint32], NDArray[Any]]]:
+        """For every chunk the numbers of its words, and the chunk as places among these.
 
-    def word_counts(self) -> Iterator[WordBlock]:
-        """In the order of sight, all at once."""
-        _, *words = self._table.index
-        yield words, self._table.counts[1:]
-
-    def encoded(self, vocabulary: Vocabulary, codes: Codes | None) -> Iterator[EncodedChunk]:
-        """Every different word is looked up once, whatever the number of chunks."""
-        encoding = Encoding(self._table.index, vocabulary, codes)
-        digests = word_digests(self._table.index)
-        for path, width, numbers_path in self._pieces:
-            places = np.fromfile(path, dtype=f"u{width}")
-            numbers = np.fromfile(numbers_path, dtype=np.uint32)
-            yield EncodedChunk(encoding, digests, numbers, places)
-
-
-class SpooledScan:
-    """The words of a split on the disk, so that memory does not grow with their number."""
-
-    def __init__(self, folder: Path, budget: int | None, rename: Rename | None = None) -> None:
-        """`folder` takes the runs; `budget` is what counting may take of the memory, in bytes."""
-        self._counts, self._rename = WordCounts(folder, budget), rename
-        self._pieces: list[tuple[Path, int, Path]] = []
-        self.num_tokens: int = 0
-        self.num_sentences: int = 0
-        self.num_unsplit: int = 0
-
-    def add(self, chunk: ScannedChunk) -> None:
-        """Take in a chunk: count its words and keep them beside it."""
-        words = _words_of(chunk, self._rename)
-        self._counts.add(words[1:], chunk.counts[1:])
-        self.num_tokens += int(chunk.counts.sum())
-        self.num_sentences += int(chunk.counts[0])
-        self.num_unsplit += chunk.num_unsplit
-        words_path = chunk.path.with_suffix(".words")
-        words_path.write_text(" ".join(words), encoding="utf-8", newline="")
-        self._pieces.append((chunk.path, chunk.width, words_path))
-
-    def settle(self) -> None:
-        """Leave the memory that counting takes to the next split."""
-        self._counts.settle()
-
-    def word_counts(self) -> Iterator[WordBlock]:
-        return self._counts.blocks()
-
-    def encoded(self, vocabulary: Vocabulary, codes: Codes | None) -> Iterator[EncodedChunk]:
-        """Words are looked up anew for every chunk."""
-        for path, width, words_path in self._pieces:
-            words = words_path.read_bytes().decode().split(" ")
-            places = np.fromfile(path, dtype=f"u{width}")
-            yield encode_chunk(words, places, vocabulary, codes)
-
-
-def _words_of(chunk: ScannedChunk, rename: Rename | None) -> list[str]:
-    """A chunk's words, the end of a line first."""
-    words = chunk.words.split(" ")
-    return words if rename is None else [LINE_END, *rename(words[1:])]
+        In two steps, so that the look-up per token stays in the processor's cache.
+        """
+        with open(self._spool, "rb") as file:
+            for num_words, num_places, dtype in self._shapes:
+                numbers = np.fromfile(file, np.uint32, num_words)
+                yield numbers, np.fromfile(file, dtype, num_places)
 
 
 def scan(
     names: Iterable[str],
-    spool: Path,
-    into: ChunkScan,
+    into: Scan,
+    in_order: InOrder,
     *,
-    processes: int,
     errors: Errors = "strict",
     encoding: str = UTF_8,
     splitting: Splitting = PLAIN,
     chunk_bytes: int = CHUNK_BYTES,
     progress: Progress = lambda stored_bytes: None,
 ) -> None:
-    """Scan sources in order; `spool` holds the chunks' ids until they are encoded."""
+    """Scan sources in order."""
     task = partial(scan_chunk, errors=errors, splitting=splitting)
-    numbered = enumerate(
-        chunk
-        for name in names
-        for chunk in chunks(name, chunk_bytes, encoding=encoding, errors=errors)
+    found = chain.from_iterable(
+        chunks(name, chunk_bytes, encoding=encoding, errors=errors) for name in names
     )
-    jobs = ((chunk, spool / f"{number:06d}.ids") for number, chunk in numbered)
-    for chunk, scanned in _ordered(task, jobs, processes):
+    for chunk, scanned in in_order(task, found):
         into.add(scanned)
         progress(chunk.consumed)
 
 
-def scan_chunk(
-    chunk: Chunk,
-    path: Path,
-    errors: Errors,
-    splitting: Splitting = PLAIN,
-) -> ScannedChunk:
-    """Number a chunk's words and write the numbers to `path`."""
-    joined, numbers, num_unsplit = numbered_words(chunk, errors, splitting)
-    counts = np.bincount(numbers)
-    with open(path, "wb") as file:
-        file.write(numbers.astype(f"u{id_width(len(counts))}").tobytes())
-    return ScannedChunk(path, id_width(len(counts)), joined, counts, num_unsplit)
-
-
-def id_width(num_words: int) -> int:
-    """Bytes that the number of one of so many words takes."""
-    return 2 if num_words <= 1 << 16 else 4
-
-
-def numbered_words(
-    chunk: Chunk, errors: Errors, splitting: Splitting
-) -> tuple[str, NDArray[np.uint32], int]:
-    """A chunk's words, the end of a line first, joined by spaces; the chunk as their numbers; and
-    how many tokens and line ends white space alone separates."""
+def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> ScannedChunk:
+    """Number a chunk's words."""
     data = clean(chunk, chunk.read(), errors)
     words, numbers = _number(data)
     try:
@@ -240,13 +152,26 @@ def numbered_words(
     except UnicodeDecodeError:
         raise _invalid(chunk) from None
     if joined.split() != joined.split(" "):
-        # White space beyond ASCII, at which bytes do not split: seldom, and worth a second pass.
+        # White space beyond ASCII, at which bytes do not split: rare, and worth a second pass.
         words, numbers = _number(_plain_spaces(data))
         joined = words.decode("utf-8")
     num_unsplit = len(numbers)
     if not splitting.is_plain:
         joined, numbers = _split_tokens(joined.split(" "), numbers, _splitter(splitting))
-    return joined, numbers, num_unsplit
+    counts = np.bincount(numbers)
+    return ScannedChunk(joined, counts, numbers.astype(place_type(len(counts))), num_unsplit)
+
+
+def place_type(num_words: int) -> type[np.unsignedinteger[Any]]:
+    """The integer type for places among this many words."""
+    return np.uint16 if num_words <= 1 << 16 else np.uint32
+
+
+def _numbering(first: _Word) -> defaultdict[_Word, int]:
+    """A table that gives a word it has not seen the next number; `first` has 0."""
+    table = defaultdict[_Word, int](count().__next__)
+    assert table[first] == 0
+    return table
 
 
 def _number(data: bytes) -> tuple[bytes, NDArray[np.uint32]]:
@@ -255,7 +180,7 @@ def _number(data: bytes) -> tuple[bytes, NDArray[np.uint32]]:
     On bytes, because splitting text with a single letter beyond Latin-1 takes twice as long.
     """
     words = data.replace(b"\n", f" {LINE_END} ".encode()).split()
-    table = numbering(LINE_END.encode())
+    table = _numbering(LINE_END.encode())
     numbers = np.fromiter(map(table.__getitem__, words), np.uint32, len(words))
     return b" ".join(table), numbers
 
@@ -264,7 +189,7 @@ def _split_tokens(
     tokens: list[str], numbers: NDArray[np.uint32], splitter: Splitter
 ) -> tuple[str, NDArray[np.uint32]]:
     """From numbered tokens, of which the first ends a line, to numbered words."""
-    table = numbering(LINE_END)
+    table = _numbering(LINE_END)
     flat, lengths = [0], [1]
     for words in splitter.words_of(tokens[1:]):
         flat += map(table.__getitem__, words)
@@ -319,43 +244,34 @@ def _bad(chunk: Chunk, data: bytes, position: int, what: str) -> ValueError:
     )
 
 
-Job = tuple[Chunk, Path]
-
-
-def _ordered(
-    task: Callable[[Chunk, Path], ScannedChunk], jobs: Iterable[Job], processes: int
+def in_processes(
+    task: Task, chunks: Iterator[Chunk], processes: int
 ) -> Iterator[tuple[Chunk, ScannedChunk]]:
-    """Results in the order of the jobs; few enough under way that memory stays bounded."""
-    if processes == 1:
-        yield from ((chunk, task(chunk, path)) for chunk, path in jobs)
+    """An `InOrder`; few enough chunks are under way that memory stays bounded."""
+    # A single chunk is work for this process: starting others takes seconds.
+    first = list(islice(chunks, 2))
+    chunks = chain(first, chunks)
+    if processes == 1 or len(first) < 2:
+        yield from ((chunk, task(chunk)) for chunk in chunks)
         return
     # Not fork: the parent may hold threads (a progress bar, an interpreter that loaded torch).
     spawn = get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_attend) as pool:
+        waiting: deque[tuple[Chunk, Future[ScannedChunk]]] = deque()
         try:
-            yield from _sliding(pool, task, jobs, 2 * processes)
+            for chunk in chunks:
+                waiting.append((chunk, pool.submit(task, chunk)))
+                if len(waiting) > 2 * processes:
+                    chunk, future = waiting.popleft()
+                    yield chunk, future.result()
+            for chunk, future in waiting:
+                yield chunk, future.result()
         except BrokenProcessPool:
             raise ChildProcessError(
                 "a worker process was killed, perhaps for want of memory; try --processes 1"
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _sliding(
-    pool: Executor,
-    task: Callable[[Chunk, Path], ScannedChunk],
-    jobs: Iterable[Job],
-    ahead: int,
-) -> Iterator[tuple[Chunk, ScannedChunk]]:
-    waiting: deque[tuple[Chunk, Future[ScannedChunk]]] = deque()
-    for job in jobs:
-        waiting.append((job[0], pool.submit(task, *job)))
-        if len(waiting) > ahead:
-            chunk, future = waiting.popleft()
-            yield chunk, future.result()
-    for chunk, future in waiting:
-        yield chunk, future.result()
 
 
 def _attend() -> None:

@@ -6,8 +6,11 @@ folder. Knows archives and splits, not how text becomes ids.
 
 from __future__ import annotations
 
+import http.client
 import shutil
 import tarfile
+import urllib.error
+import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +22,17 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from zipflm.data.addresses import addresses, sentences, split_of
-from zipflm.data.download import fetch
 from zipflm.data.folder import SPLITS
-from zipflm.files import TEMPORARY_REMEDY, naming_full_disk
+from zipflm.files import TEMPORARY_REMEDY, file_hash, naming_full_disk, written_whole
 
 Report = Callable[[str, int, int | None], None]
 Splits = dict[str, list[Path]]
 
 EMBEDDED = "state-of-the-union"
+_TIMEOUT_SECONDS = 30
+_READ_BYTES = 1 << 18
+# Some hosts turn away what calls itself Python.
+_AGENT = "Mozilla/5.0 (compatible; zipflm)"
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,56 @@ def corpus_texts(
         with naming_full_disk(cache, "free some space or choose another --cache"):
             splits = _unpack(archive, corpus, Path(folder))
         yield splits, corpus.tokens
+
+
+def fetch(
+    path: Path,
+    mirrors: Sequence[str],
+    sha256: str,
+    progress: Callable[[int, int | None], None] = lambda done, total: None,
+) -> Path:
+    """The file at `path`, from the first mirror that has it unless it is there already.
+
+    `progress` gets the bytes just received and the file's size. Raises OSError, saying what to
+    fetch by hand and where to put it, if no mirror delivers.
+    """
+    if path.exists():
+        _require_hash(path, sha256, "remove it and fetch it again")
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    faults = []
+    for url in mirrors:
+        request = urllib.request.Request(url, headers={"User-Agent": _AGENT})
+        try:
+            with written_whole(path) as part:
+                with (
+                    urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response,
+                    open(part, "wb") as file,
+                ):
+                    length = response.headers.get("Content-Length")
+                    while data := response.read(_READ_BYTES):
+                        file.write(data)
+                        progress(len(data), int(length) if length else None)
+                _require_hash(part, sha256, "another file, or cut short")
+            return path
+        except (
+            urllib.error.URLError,
+            http.client.HTTPException,
+            TimeoutError,
+            ConnectionError,
+            ValueError,
+        ) as error:
+            faults.append(f"{url} ({error})")
+    raise OSError(
+        f"could not download {path.name}: {'; '.join(faults)}. Fetch it by hand, put it at "
+        f"{path.absolute()} and run the command again"
+    )
+
+
+def _require_hash(path: Path, sha256: str, remedy: str) -> None:
+    digest = file_hash(path)
+    if digest != sha256:
+        raise ValueError(f"{path}: its SHA-256 is {digest}, expected {sha256}; {remedy}")
 
 
 def _write_addresses(folder: Path) -> Splits:

@@ -1,8 +1,12 @@
 """Reading text: files, URLs, globs, standard input, compressed or not, as chunks of whole lines.
 
 A chunk is bytes or, for a plain file, the range of bytes that a worker reads for itself. Refuses
-empty files and endless lines; leaves decoding to whoever turns a chunk into words. Text in another
-encoding than UTF-8 is UTF-8 from here on.
+empty files and endless lines; leaves decoding to the caller. Text in another encoding than UTF-8 is
+UTF-8 from here on.
+
+URLs (`s3://`, `gs://`, `hdfs://`, `file://` ...) are read by fsspec, which is imported when a text
+needs it. Local files are not: its local files cannot be pipes, its reader of .zst takes a file that
+was cut for a whole one, and that of .zip reads the first member alone.
 """
 
 from __future__ import annotations
@@ -14,22 +18,15 @@ import gzip
 import io
 import lzma
 import os
+import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from typing import IO, Any
 
-from zipflm.data.remote import (
-    expand_url,
-    is_folder,
-    is_url,
-    open_url,
-    read_range,
-    url_size,
-)
 from zipflm.quoting import unquoted
 
 CHUNK_BYTES = 1 << 22
@@ -46,6 +43,9 @@ _STORED_BYTES = 1 << 12
 what bounds the memory that a file made on purpose can ask for."""
 _READ_BYTES = 1 << 16
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+_URL = re.compile(r"[a-z][a-z0-9+]+://.")  # one letter is a drive
+_DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
+"""Raised by the readers of damaged files."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Chunk:
         if self.data is not None:
             return self.data
         if is_url(self.source):
-            data = read_range(self.source, self.start, self.size)
+            with _remote(self.source) as (files, path):
+                data: bytes = files.cat_file(path, start=self.start, end=self.start + self.size)
         else:
             with open(self.source, "rb", buffering=0) as file:
                 file.seek(self.start)
@@ -74,6 +75,31 @@ class Chunk:
         return data
 
 
+def is_url(name: str) -> bool:
+    return _URL.match(name) is not None
+
+
+@contextmanager
+def _remote(name: str) -> Iterator[tuple[Any, str]]:
+    """The fsspec file system of a URL and the path in it; errors of its library name the URL."""
+    import fsspec
+
+    try:
+        found = fsspec.core.url_to_fs(name)
+    except ImportError as error:
+        raise ValueError(f"{name}: {error}; install what reads such URLs") from None
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: {error}; texts are files, or URLs such as s3://, gs://, hdfs:// and file://"
+        ) from None
+    try:
+        yield found
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # of one of many libraries, each with its own
+        raise OSError(f"{name}: cannot be read: {type(error).__name__}: {error}") from error
+
+
 def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
     """File names for names, URLs and globs, those of a glob sorted; `-` is standard input.
 
@@ -81,35 +107,66 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
     """
     names: list[str] = []
     for pattern in (os.fspath(pattern) for pattern in patterns):
-        if is_url(pattern):
-            found = expand_url(pattern)
-        else:
-            found = [pattern] if pattern == STDIN or os.path.exists(pattern) else []
-            found = found or sorted(name for name in glob.glob(pattern, recursive=True))
+        found = _expand_url(pattern) if is_url(pattern) else _expand_path(pattern)
         if not found:
             raise FileNotFoundError(f"{pattern}: no such file")
         names += found
-    for name in names:
-        if name != STDIN and (is_folder(name) if is_url(name) else os.path.isdir(name)):
-            raise IsADirectoryError(f"{name}: a folder; name its files, e.g. '{name}/*.txt'")
     if names.count(STDIN) > 1:
         raise ValueError("standard input can be read once only")
     return names
+
+
+def _expand_url(pattern: str) -> list[str]:
+    with _remote(pattern) as (files, path):
+        if any(mark in path for mark in "*?["):
+            found = files.glob(path, detail=True)
+        else:
+            found = {path: files.info(path)} if files.exists(path) else {}
+        names = sorted(files.unstrip_protocol(name) for name in found)
+    for name, info in found.items():
+        if info["type"] == "directory":
+            raise _folder(name)
+    return names
+
+
+def _expand_path(pattern: str) -> list[str]:
+    if pattern == STDIN or os.path.exists(pattern):
+        names = [pattern]
+    else:
+        names = sorted(glob.glob(pattern, recursive=True))
+    for name in names:
+        if os.path.isdir(name):
+            raise _folder(name)
+    return names
+
+
+def _folder(name: str) -> IsADirectoryError:
+    return IsADirectoryError(f"{name}: a folder; name its files, e.g. '{name}/*.txt'")
+
+
+def identity(name: str) -> str:
+    """The same for two names of one text."""
+    if is_url(name):
+        with _remote(name) as (files, path):
+            if "file" not in files.protocol:
+                return str(files.unstrip_protocol(path))
+            name = path
+    return name if name == STDIN else os.path.realpath(name)
 
 
 def stored_size(names: Iterable[str]) -> int | None:
     """Bytes as stored in all; None if standard input or a pipe is among them."""
     total = 0
     for name in names:
-        size = url_size(name) if is_url(name) else _file_size(name)
+        if is_url(name):
+            with _remote(name) as (files, path):
+                size = files.info(path).get("size")
+        else:
+            size = os.path.getsize(name) if os.path.isfile(name) else None
         if size is None:
             return None
         total += size
     return total
-
-
-def _file_size(name: str) -> int | None:
-    return os.path.getsize(name) if os.path.isfile(name) else None
 
 
 def check_encoding(encoding: str) -> str:
@@ -133,21 +190,16 @@ def chunks(
     """All of one source, in order, cut behind line ends.
 
     Bytes that are not of the encoding are a ValueError, or U+FFFD if `errors` is `replace`; those
-    that are not UTF-8 are left to whoever decodes the chunks.
+    that are not UTF-8 are left to the caller.
     """
     encoding = check_encoding(encoding)
     empty = True
-    ranges = is_splittable(name) and encoding == UTF_8
+    ranges = is_stored(name) and not name.endswith(_SUFFIXES) and encoding == UTF_8
     for chunk in _ranges(name, size) if ranges else _pieces(name, size, encoding, errors):
         empty = False
         yield chunk
     if empty:
         raise ValueError(f"{shown(name)}: empty")
-
-
-def is_splittable(name: str) -> bool:
-    """Whether whoever wants a part of a source can read it without what comes before."""
-    return is_stored(name) and not name.endswith(_SUFFIXES)
 
 
 def is_stored(name: str) -> bool:
@@ -166,10 +218,7 @@ def line_groups(
     rest, before, position, is_first = b"", 0, 0, True
     with _open(name, check_encoding(encoding), errors) as (file, raw):
         while True:
-            try:
-                data = file.read1(size)  # type: ignore[attr-defined]
-            except _reading_errors() as error:
-                raise _unreadable(name, error) from None
+            data = file.read1(size)
             position += len(data)
             held = rest + data
             cut = _last_line_end(held) if data else len(held)
@@ -215,13 +264,10 @@ def _pieces(name: str, size: int, encoding: str, errors: str) -> Iterator[Chunk]
     with _open(name, encoding, errors) as (file, raw):
         start = before = 0
         while True:
-            try:
-                data = file.read(size)
-                data += _rest_of_line(file, name, start) if data else b""
-            except _reading_errors() as error:
-                raise _unreadable(name, error) from None
+            data = file.read(size)
             if not data:
                 return
+            data += _rest_of_line(file, name, start)
             now = raw.tell() if raw is not None else start + len(data)
             yield Chunk(shown(name), start, len(data), data, now - before)
             start, before = start + len(data), now
@@ -241,44 +287,42 @@ def _endless_line(name: str, start: int) -> ValueError:
     )
 
 
-def _unreadable(name: str, error: Exception) -> Exception:
-    if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the file
-        return OSError(error.errno, error.strerror, shown(name))
-    return ValueError(f"{shown(name)}: damaged or cut short: {error}")
-
-
-def _reading_errors() -> tuple[type[Exception], ...]:
-    """What damaged files make their readers raise."""
-    return EOFError, OSError, zlib.error, lzma.LZMAError, _zstd_error()
-
-
 @contextmanager
-def _open(name: str, encoding: str, errors: str) -> Iterator[tuple[IO[bytes], IO[bytes] | None]]:
+def _open(name: str, encoding: str, errors: str) -> Iterator[tuple[Any, IO[bytes] | None]]:
     """The uncompressed stream in UTF-8, and the stored one if its position tells the progress."""
-    if name == STDIN:
-        yield _in_utf_8(name, sys.stdin.buffer, encoding, errors), None
-        return
-    with _stored(name) as raw, _decompressed(name, raw) as file:
-        yield _in_utf_8(name, file, encoding, errors), raw if raw.seekable() else None
+    with _stored(name) as raw:
+        file = _decompressed(name, raw)
+        if encoding != UTF_8:
+            file = io.BufferedReader(_Recoded(name, file, encoding, errors), CHUNK_BYTES)
+        try:
+            yield file, raw if raw.seekable() else None
+        except _DAMAGED as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of the disk
+                raise
+            raise ValueError(f"{shown(name)}: damaged or cut short: {error}") from None
 
 
 @contextmanager
 def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
-    """The source as it is stored; of what is far away, `block` bytes are fetched at a time."""
-    with open_url(name, block) if is_url(name) else open(name, "rb") as file:
-        try:
-            yield file
-        except OSError as error:
-            if error.errno is not None and error.filename is None:  # reading does not name the file
-                error.filename = name
-            raise
-
-
-def _in_utf_8(name: str, file: Any, encoding: str, errors: str) -> IO[bytes]:
-    if encoding == UTF_8:
-        found: IO[bytes] = file
-        return found
-    return io.BufferedReader(_Recoded(name, file, encoding, errors), CHUNK_BYTES)
+    """The source as it is stored; `block` bytes of a URL are fetched at a time."""
+    try:
+        if name == STDIN:
+            yield sys.stdin.buffer
+        elif is_url(name):
+            with (
+                _remote(name) as (files, path),
+                files.open(path, "rb", block_size=block) as file,
+                # Files of fsspec lack some ways of reading that Python's have.
+                io.BufferedReader(file, block) as buffered,
+            ):
+                yield buffered
+        else:
+            with open(name, "rb") as file:
+                yield file
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # reading does not name the file
+            error.filename = shown(name)
+        raise
 
 
 class _Recoded(io.RawIOBase):
@@ -337,14 +381,14 @@ def _zstd(name: str, raw: IO[bytes]) -> IO[bytes]:
         import zstandard
     except ImportError:
         raise ValueError(f"{name}: needs the package zstandard: pip install zstandard") from None
-    return io.BufferedReader(_ZstdFrames(raw, zstandard.ZstdDecompressor))
+    return io.BufferedReader(_ZstdFrames(raw, zstandard))
 
 
 class _ZstdFrames(io.RawIOBase):
     """Frames one after the other. The library's own reader takes a cut file for a whole one."""
 
-    def __init__(self, raw: IO[bytes], decompressor: Callable[[], Any]) -> None:
-        self._raw, self._new = raw, decompressor
+    def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
+        self._raw, self._library = raw, zstandard
         self._frame: Any = None
         self._stored = self._ready = b""
 
@@ -358,20 +402,17 @@ class _ZstdFrames(io.RawIOBase):
                 if self._frame is not None:
                     raise EOFError("it ends inside a frame")
                 return 0
-            self._frame = self._frame or self._new().decompressobj()
-            self._ready = self._frame.decompress(self._stored)
+            self._frame = self._frame or self._library.ZstdDecompressor().decompressobj()
+            try:
+                self._ready = self._frame.decompress(self._stored)
+            except self._library.ZstdError as error:
+                raise EOFError(str(error)) from None
             self._stored = self._frame.unused_data
             if self._frame.eof:
                 self._frame = None
         taken = min(len(buffer), len(self._ready))
         buffer[:taken], self._ready = self._ready[:taken], self._ready[taken:]
         return taken
-
-
-def _zstd_error() -> type[Exception]:
-    # Only a reader that was opened can fail, so the module is loaded if it is needed.
-    module = sys.modules.get("zstandard")
-    return module.ZstdError if module is not None else EOFError
 
 
 def encoding_hint(data: bytes) -> str:

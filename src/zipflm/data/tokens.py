@@ -8,7 +8,6 @@ words.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import struct
@@ -207,28 +206,7 @@ class TokenWriter:
             self._file.close()
         with suppress(OSError):
             self._waiting.close()
-        with suppress(FileNotFoundError):  # closed before, when a next file could not be begun
-            os.unlink(self._waiting_path)
-
-
-def hash_of_joined(files: Sequence[TokenFile]) -> str:
-    """SHA-256 of the one token file that these, which share a vocabulary, would be together."""
-    num_tokens, num_sentences = sum(map(len, files)), sum(file.num_sentences for file in files)
-    size, digest = files[0].vocabulary_size, files[0].vocabulary_hash
-    found = hashlib.sha256(_header(num_tokens, num_sentences, size, digest))
-    found.update(b"\0" * (_HEADER_SIZE - _HEADER.size))
-    for file in files:
-        for at in range(0, len(file), _COMPARED):
-            found.update(file.ids[at : at + _COMPARED].data)
-    end = _HEADER_SIZE + num_tokens * files[0].ids.itemsize
-    found.update(b"\0" * (_aligned(end) - end) + b"\0" * 8)
-    before = 0
-    for file in files:
-        ends = file.offsets[1:]
-        for at in range(0, len(ends), _COMPARED):
-            found.update((ends[at : at + _COMPARED] + np.uint64(before)).data)
-        before += len(file)
-    return found.hexdigest()
+        os.unlink(self._waiting_path)
 
 
 def _header(num_tokens: int, num_sentences: int, vocabulary_size: int, digest: str) -> bytes:

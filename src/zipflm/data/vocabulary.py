@@ -61,34 +61,15 @@ class Vocabulary:
 
         `max_size` counts the specials; fillers up to a multiple of `multiple` come on top of it.
         """
-        return cls.ranked(counts.items(), min_count=min_count, max_size=max_size, multiple=multiple)
-
-    @classmethod
-    def ranked(
-        cls,
-        counts: Iterable[tuple[str, int]],
-        *,
-        min_count: int = 3,
-        max_size: int | None = None,
-        multiple: int = 8,
-    ) -> Vocabulary:
-        """The same from a stream of different words with counts, in any order.
-
-        Memory is that of the words that are kept, not of those that come by.
-        """
-        if min_count < 1:
-            raise ValueError(f"min_count={min_count}: must be at least 1")
-        if max_size is not None and max_size <= len(SPECIALS):
-            raise ValueError(
-                f"max_size={max_size}: must exceed the {len(SPECIALS)} specials, which it counts"
-            )
-        kept = _most_frequent(
-            ((-count, word) for word, count in counts if count >= min_count),
-            None if max_size is None else max_size - len(SPECIALS),
+        kept = sorted(
+            (-count, word)
+            for word, count in counts.items()
+            if count >= min_count and word not in SPECIALS
         )
+        if max_size is not None:
+            del kept[max_size - len(SPECIALS) :]
         words = [*SPECIALS, *(word for _, word in kept)]
         numbers = [0] * len(SPECIALS) + [-count for count, _ in kept]
-        kept.clear()
         fillers = _fillers(words, multiple)
         words += fillers
         return cls(words, numbers + [0] * len(fillers))
@@ -164,22 +145,6 @@ class Vocabulary:
     def num_words(self) -> int:
         """Entries without specials and fillers."""
         return int(np.count_nonzero(self.counts[len(SPECIALS) :]))
-
-
-def _most_frequent(entries: Iterable[tuple[int, str]], most: int | None) -> list[tuple[int, str]]:
-    """Entries of words that are no specials, sorted, and only the first of them if so many."""
-    kept: list[tuple[int, str]] = []
-    for entry in entries:
-        if entry[1] not in SPECIALS:
-            kept.append(entry)
-            # Now and then rather than always: a sorted list is sorted again in no time.
-            if most is not None and len(kept) > 2 * most + 1000:
-                kept.sort()
-                del kept[most:]
-    kept.sort()
-    if most is not None:
-        del kept[most:]
-    return kept
 
 
 def _fillers(words: Sequence[str], multiple: int) -> list[str]:
