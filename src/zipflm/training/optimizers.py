@@ -9,7 +9,7 @@ gradients are known.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,12 @@ from torch.optim import Optimizer
 
 from zipflm.config import AdamW, Muon, Nesterov, OptimizerConfig
 from zipflm.model.inputs import sparse_tables
-from zipflm.runs.stored_tensors import StoredTensors
-from zipflm.training.filling import like_shard, part_here
 from zipflm.training.muon import StackedMuon
 from zipflm.training.nesterov import NesterovMomentum
 from zipflm.training.rowwise import RowwiseAdamW, RowwiseNesterov
+
+if TYPE_CHECKING:
+    from zipflm.runs.stored_tensors import StoredTensors
 
 _STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
 """What the optimizers keep for a weight."""
@@ -170,7 +171,8 @@ def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str
 def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: StoredTensors) -> None:
     """Restore what `state_tensors` returned, of sharded weights only what belongs to our shards."""
     owners, params = _owners(optimizers), dict(model.named_parameters())
-    for place in stored.names:
+    tensors: dict[str, Tensor] = {}
+    for place, shape in stored.shapes.items():
         name, _, key = place.rpartition("/")
         if key not in _STATE:
             raise ValueError(
@@ -178,11 +180,12 @@ def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: Stor
                 "package, with which the run can be resumed; here it can be used and evaluated"
             )
         param = params[name]
-        if param.ndim > 0 and stored.shape(place) == tuple(param.shape):
-            value = like_shard(stored.read(place, part_here(param)), param)
-        else:
-            value = stored.read(place).to(param.device)
-        owners[param].state[param][key] = value
+        if shape == tuple(param.shape):
+            tensors[place] = torch.zeros_like(param)
+        else:  # a count
+            tensors[place] = torch.zeros(shape, device=param.device)
+        owners[param].state[param][key] = tensors[place]
+    stored.load_into(tensors)
 
 
 def _owners(optimizers: Sequence[Optimizer]) -> dict[Tensor, Optimizer]:
