@@ -41,7 +41,6 @@ CASES = {
     "ddp": [],
     "ddp, Muon": ["training.optimizer=Muon", *ADAMW],
     "ddp, recompute": ["training.recompute=layer"],
-    "ddp, sparse gradients": ["tie=none", "input.sparse=true"],
     "ddp, sparse gradients, AdamW": [
         *("tie=none", "input.sparse=true", "training.optimizer=AdamW"),
         *ADAMW,
