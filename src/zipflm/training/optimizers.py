@@ -157,7 +157,7 @@ def _step_sparse(optimizer: SparseAdam, divisor: Tensor, bad: Tensor) -> None:
         for table in group["params"]:
             if table.grad is not None:
                 table.grad = table.grad / divisor.float()
-    optimizer.step()
+    optimizer.step()  # type: ignore[no-untyped-call]
 
 
 def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str, Tensor]:
