@@ -19,27 +19,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zipflm.config import AdamW, Nesterov, OptimizerConfig
+from zipflm.config import AdamW
 from zipflm.model.inputs import FixedEmbedding
 from zipflm.training import optimizers
-from zipflm.training.touched_rows import added_up, values
-
-OPTIMIZERS: dict[str, OptimizerConfig] = {"Nesterov": Nesterov(), "AdamW": AdamW()}
 
 Row = dict[str, Any]
 
 
-def update_of(layer: FixedEmbedding, words: Tensor, config: OptimizerConfig) -> Callable[[], None]:
+def update_of(layer: FixedEmbedding, words: Tensor) -> Callable[[], None]:
     """Makes one update, as training does."""
-    all_optimizers = optimizers.build(config, _Model(layer))
+    all_optimizers = optimizers.build(AdamW(), _Model(layer))
     optimizers.set_rates(all_optimizers, 0.01)
 
     def update() -> None:
         layer(words).square().sum().backward()
         if layer.sparse:
             assert layer.table.grad is not None
-            layer.table.grad = added_up(layer.table.grad)
-        grads = [values(p.grad) for p in layer.parameters() if p.grad is not None]
+            layer.table.grad = layer.table.grad.coalesce()
+        grads = [p.grad for p in layer.parameters() if p.grad is not None]
+        grads = [grad._values() if grad.is_sparse else grad for grad in grads]
         norm = torch.nn.utils.get_total_norm(grads)
         optimizers.step(all_optimizers, torch.ones_like(norm), ~torch.isfinite(norm))
 
@@ -75,26 +73,22 @@ def measure(
     for number in rows:
         # The same words whatever the table: of a Zipfian text, two thirds are frequent anyway.
         words = torch.randint(min(rows), (tokens,), generator=torch.manual_seed(0)).to(device)
-        for name, config in OPTIMIZERS.items():
-            for sparse in (False, True):
-                layer = FixedEmbedding(number, dim, dim, sparse=sparse).to(device)
-                taken = seconds(update_of(layer, words, config), rounds, device)
-                kind = "sparse" if sparse else "dense"
-                row = {"rows": number, "optimizer": name, "gradients": kind}
-                found.append(row | {"ms": round(1000 * taken, 3)})
-                print("  ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
-                del layer
+        for kind in ("dense", "sparse"):
+            layer = FixedEmbedding(number, dim, dim, sparse=kind == "sparse").to(device)
+            taken = seconds(update_of(layer, words), rounds, device)
+            row = {"rows": number, "gradients": kind}
+            found.append(row | {"ms": round(1000 * taken, 3)})
+            print("  ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
+            del layer
     return {"rows": found, "ratios": _ratios(found)}
 
 
 def _ratios(found: list[Row]) -> dict[str, float]:
-    """Time with most rows by time with fewest, for each optimizer and kind of gradient."""
+    """Time with most rows divided by time with fewest, for each kind of gradient."""
     few, many = (choose(row["rows"] for row in found) for choose in (min, max))
-    times = {(row["rows"], row["optimizer"], row["gradients"]): row["ms"] for row in found}
+    times = {(row["rows"], row["gradients"]): row["ms"] for row in found}
     return {
-        f"{optimizer}, {kind}": round(times[many, optimizer, kind] / ms, 2)
-        for (rows, optimizer, kind), ms in times.items()
-        if rows == few
+        kind: round(times[many, kind] / ms, 2) for (rows, kind), ms in times.items() if rows == few
     }
 
 

@@ -127,15 +127,13 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(folder, later, m
         verify(folder)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff", b'{"files": {"train.tokens": {"size": 20}}}']
-)
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"train.tokens": 3}'])
 def test_a_damaged_memory_is_not_believed(folder, hashed, later, content):
     verify(folder)
     (folder / ".verified.json").write_bytes(content)
     verify(folder)
     assert hashed == [NAME, NAME]
-    assert json.loads((folder / ".verified.json").read_text())["files"].keys() == {NAME}
+    assert json.loads((folder / ".verified.json").read_text()).keys() == {NAME}
 
 
 def test_where_nothing_can_be_written_the_file_is_read_again(folder, hashed, later, monkeypatch):

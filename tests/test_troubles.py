@@ -54,32 +54,17 @@ def places(word_data, imported_run, tmp_path):
     ("command", "said"),
     [
         ("prepare {tmp}/file --out {tmp}/LONG", "shorter"),
-        ("prepare {tmp}/file --out {tmp}/file/x", "file"),
         ("prepare {tmp}/folder --out {tmp}/new", "a folder; name its files"),
-        ("prepare {tmp}/none --out {tmp}/new", "no such file"),
-        ("prepare {tmp}/file --vocabulary {tmp}/folder --out {tmp}/new", "folder"),
-        ("prepare {tmp}/file --out /proc/new", "/proc/"),
-        ("train tiny/ADP-T --data {data} --out {tmp}/LONG", "shorter"),
         ("train tiny/ADP-T --data {data} --out {tmp}/file/x", "file"),
         ("train tiny/ADP-T --data {tmp}/none --out {tmp}/new", "none"),
         ("train tiny/ADP-T @{tmp}/none --data {data} --out {tmp}/new", "there is no such file"),
-        ("train tiny/ADP-T @{tmp}/folder --data {data} --out {tmp}/new", "name a file"),
-        ("compare --data {data} --preset tiny --factorizations SM --out {tmp}/LONG", "shorter"),
         ("compare --data {data} --preset tiny --factorizations SM --out {tmp}/file", "file"),
-        ("evaluate {run} --text {tmp}/none", "no such file"),
         ("evaluate {run} --text {tmp}/folder", "folder"),
-        ("evaluate {run} --text /proc/self/mem", "/proc/self/mem"),
         ("score {run} {tmp}/LONG", "LONG"),
-        ("score {run} /proc/self/mem", "/proc/self/mem"),
-        ("rescore {run} {tmp}/folder --format tsv", "folder"),
         ("rescore {run} {tmp}/none --format tsv", "no such file"),
-        ("ensemble {tmp}/none {tmp}/folder", "no such file"),
         ("plot {tmp}/none", "none"),
-        ("bands {tmp}/none", "none"),
         ("bands {tmp}/folder", "folder"),
         ("import-fairseq {tmp}/none --dict {tmp}/file --out {tmp}/new", "there is no such file"),
-        ("import-fairseq {tmp}/folder --dict {tmp}/file --out {tmp}/new", "folder"),
-        ("analyse {tmp}/none --data {data} --out {tmp}/new", "none"),
     ],
 )
 def test_every_command_says_what_it_cannot_read_or_write(
@@ -104,21 +89,16 @@ def refusing(number, name):
     return wrapped
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize(
     ("command", "name"),
     [
         ("prepare {tmp}/file --out {tmp}/new --processes 1", "file"),
-        ("prepare {tmp}/file --out {tmp}/new --processes 1", ".new.lock"),
         ("train tiny/ADP-T --data {data} --out {tmp}/new training.max_updates=1", ".lock"),
-        ("compare --data {data} --preset tiny --factorizations SM --out {tmp}/new", ".lock"),
         ("score {run} {tmp}/file", "file"),
-        ("evaluate {run} --text {tmp}/file", "file"),
     ],
 )
-def test_a_disk_that_refuses_is_named_with_a_remedy(
-    command, name, number, places, monkeypatch, capsys
-):
+def test_a_disk_that_refuses_is_named_with_a_remedy(command, name, places, monkeypatch, capsys):
+    number = errno.EACCES
     arguments = [part.format(**places) for part in command.split()]
     wrapped = refusing(number, name)
     monkeypatch.setattr("builtins.open", wrapped(open))

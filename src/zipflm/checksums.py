@@ -1,7 +1,7 @@
-"""`checksums.json`: SHA-256 of every file of a folder, so that damage is noticed in time.
+"""`checksums.json`: SHA-256 of every file of a folder, so that damage is noticed.
 
 Checkpoints and data folders have one. Files are compared with it before they are used. `Verified`
-remembers what the system says of a file that was compared, so that a large one is read only once.
+remembers the size and times of a file that was compared, so that a large one is read only once.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zipflm.files import file_hash, write_whole
-from zipflm.records import as_json, read_value
+from zipflm.records import read_value
 
 CHECKSUMS = "checksums.json"
 _VERIFIED = ".verified.json"
@@ -25,20 +25,11 @@ _VERIFIED = ".verified.json"
 _YOUNG_SECONDS = 2.0
 
 
-def seal(
-    folder: Path,
-    known: Mapping[str, str] | None = None,
-    leaving_out: Callable[[str], bool] = lambda name: False,
-) -> None:
-    """Write the checksums of all files of a folder, of which some may be `known` already.
-
-    Files whose names are to be left out, such as those that are about to be removed, are none of
-    the folder from now on.
-    """
+def seal(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """Write the checksums of all files of a folder, of which some may be `known` already."""
     known = known or {}
     others = (CHECKSUMS, _VERIFIED)
-    there = [p.name for p in folder.iterdir() if p.is_file() and p.name not in others]
-    names = sorted(name for name in there if not leaving_out(name))
+    names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in others)
     sums = {name: known.get(name) or file_hash(folder / name) for name in names}
     write_whole(folder / CHECKSUMS, json.dumps(sums, indent=1) + "\n")
 
@@ -62,17 +53,6 @@ def require_unchanged(folder: Path, name: str, sums: Mapping[str, str]) -> None:
         raise ValueError(f"{path}: damaged; its checksum is not the one in {CHECKSUMS}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """A file as the system describes it; whatever is written to it changes `ctime`."""
-
-    size: int
-    mtime: int
-    ctime: int
-    inode: int
-    sha256: str
-
-
 class Verified:
     """Files of a folder that were compared with their checksums, also by earlier processes."""
 
@@ -81,42 +61,30 @@ class Verified:
 
     def require_unchanged(self, name: str, sums: Mapping[str, str]) -> None:
         """As the function of that name, but a file that did not change since is not read again."""
-        seen = self._read()
-        before, started = self._look(name, sums[name]), time.time()
-        if before is not None and seen.get(name) == before:
+        path, known, started = self._folder / name, self._read(), time.time()
+        before = _fingerprint(path, sums[name])
+        if before is not None and known.get(name) == before:
             return
         require_unchanged(self._folder, name, sums)
-        # What was changed while we read it may differ in a part that we had read by then.
-        if before is None or before != self._look(name, sums[name]):
+        # A change while we read the file may be in a part that we had read by then.
+        is_stable = before is not None and before == _fingerprint(path, sums[name])
+        if not is_stable or started - path.stat().st_ctime < _YOUNG_SECONDS:
             return
-        if started - before.ctime / 1e9 < _YOUNG_SECONDS:
-            return
-        # Where nothing can be written, it is read again next time.
-        with suppress(OSError):
-            remembered = _Remembered(files=seen | {name: before})
-            write_whole(self._path, as_json(remembered) + "\n")
+        with suppress(OSError):  # a folder that cannot be written to
+            write_whole(self._path, json.dumps(known | {name: before}, indent=1) + "\n")
 
-    def _look(self, name: str, sha256: str) -> _Seen | None:
+    def _read(self) -> dict[str, Any]:
         try:
-            found = os.stat(self._folder / name)
-        except OSError:
-            return None
-        return _Seen(
-            size=found.st_size,
-            mtime=found.st_mtime_ns,
-            ctime=found.st_ctime_ns,
-            inode=found.st_ino,
-            sha256=sha256,
-        )
-
-    def _read(self) -> dict[str, _Seen]:
-        try:
-            remembered: _Remembered = read_value(_Remembered, self._path)
-        except (OSError, ValueError):  # none yet, or damaged: read the files again
+            known = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):  # none yet, or damaged
             return {}
-        return dict(remembered.files)
+        return known if isinstance(known, dict) else {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Remembered:
-    files: Mapping[str, _Seen]
+def _fingerprint(path: Path, sha256: str) -> list[int | str] | None:
+    """Changes with whatever is written to the file; None if there is no such file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, sha256]

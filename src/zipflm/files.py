@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all, and what a full disk is called.
+"""Atomic file writes, and errors for a full disk.
 
 Everything this package writes is written under another name first, flushed to the disk, then
-renamed. So what has its final name is complete, whenever the process or the machine died, and what
-it replaces stays until then. `folders` does the same for folders.
+renamed. So a file with its final name is complete, whenever the process or the machine died, and
+the file it replaces stays until then. `folders` does the same for folders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def file_hash(path: str | PathLike[str]) -> str:
-    """SHA-256 of what a file holds."""
+    """SHA-256 of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -31,8 +31,8 @@ def file_hash(path: str | PathLike[str]) -> str:
 def written_whole(path: Path) -> Iterator[Path]:
     """A path to write to, in the same folder, that becomes `path` at the end.
 
-    It is always the same one, so that what a killed process left is overwritten by the next, and
-    it ends as `path` does, by which some libraries choose a format.
+    It is always the same one, so that the next process overwrites what a killed one left, and has
+    the suffix of `path`, by which some libraries choose a format.
     """
     unfinished = path.with_name(f"{_UNFINISHED}{path.name}")
     try:
@@ -46,30 +46,25 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace what a file holds; it has its old content or the new one at any moment."""
+    """Replace a file's content; it has the old content or the new one at any moment."""
     with written_whole(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove the files that killed processes left unfinished right in this folder.
-
-    For callers who know that no other process writes there.
-    """
+    """Remove the files that killed processes left unfinished in this folder, into which no other
+    process may be writing."""
     for path in list(folder.glob(f"{_UNFINISHED}*")):
         path.unlink(missing_ok=True)
 
 
 class DiskFull(OSError):
-    """What was being written and what to do, in words."""
+    """The disk is full; the message says what was being written and what to do."""
 
 
 @contextmanager
 def naming_full_disk(path: Path, remedy: str) -> Iterator[None]:
-    """Say in DiskFull what could not be written, which the system's own error does not.
-
-    The outermost of several has the word: it knows what the user asked for.
-    """
+    """Raise DiskFull, naming `path`, if the disk is full; the outermost of several decides."""
     try:
         yield
     except OSError as error:
@@ -82,7 +77,7 @@ def naming_full_disk(path: Path, remedy: str) -> Iterator[None]:
 
 
 def flush_tree(folder: Path) -> None:
-    """Get a folder and everything in it onto the disk, with the modes that the umask allows."""
+    """Flush a folder and everything in it, with the modes that the umask allows."""
     mask = umask()
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
@@ -105,9 +100,8 @@ def _apply_umask(path: Path, mask: int) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Onto the disk with it: a rename may get there before the content does."""
-    # Windows flushes only what is open for writing, and opens no folder.
-    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    """fsync first: a rename can reach the disk before the data."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -116,7 +110,5 @@ def _flush(path: Path) -> None:
 
 def flush_rename(folder: Path) -> None:
     """Make a rename survive a power cut, where the file system can."""
-    try:
+    with suppress(OSError):
         _flush(folder)
-    except OSError:
-        pass

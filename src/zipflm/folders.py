@@ -1,7 +1,7 @@
-"""Folders that appear whole or not at all, and folders that one process at a time writes into.
+"""Atomic folders, and folders that one process at a time writes into.
 
-Both take a lock first. So whatever lies there unfinished belongs to a process that was killed, and
-is removed.
+Both take a lock first. So unfinished files and folders belong to a process that was killed, and are
+removed.
 """
 
 from __future__ import annotations
@@ -61,23 +61,21 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
 def give_its_name(unfinished: Path, final: Path) -> None:
     """Rename a folder that is complete, once all of it is on the disk."""
     flush_tree(unfinished)
-    if os.name == "nt" and final.exists():
-        final.rmdir()  # empty, as was checked; Windows renames onto nothing that is there
     os.rename(unfinished, final)
     flush_rename(final.parent)
 
 
 def clear_abandoned(out: str | PathLike[str]) -> None:
-    """Remove what a killed process left beside the folder `out`, finished or not.
+    """Remove what a killed process left next to the folder `out`.
 
-    Whoever opens the folder does this: a process that dies just after the folder got its name
-    leaves a lock file that no later writer would meet, since a finished folder is not made again.
+    Readers do this too: a process killed just after the folder got its name leaves a lock file, and
+    no later writer takes it, since a finished folder is not made again.
     """
     final = Path(os.path.realpath(out))
     lock = _lock_beside(final)
     if not lock.is_file():
         return
-    # Not ours to remove if a living process holds it, or in a folder that may not be written to.
+    # A living process may hold it, and the folder may be read-only.
     with suppress(ValueError, OSError), locked(lock, str(out)) as is_locked:
         if is_locked:
             _remove_abandoned(final)
@@ -88,7 +86,7 @@ def sole_writer(folder: Path) -> Iterator[bool]:
     """Be the only process that writes into `folder`; InUse, naming the other, if there is one.
 
     The folder is made, and removed in the end if it is empty. The value is False where the file
-    system has no locks, so that another process may be writing all the same (see `locked`).
+    system has no locks (see `locked`).
     """
     place = Path(os.path.realpath(folder))
     with locked(place / LOCK, str(folder)) as is_locked:

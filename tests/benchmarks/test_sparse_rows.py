@@ -9,16 +9,14 @@ from benchmark_scripts import load
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_every_optimizer_is_measured_with_both_kinds_of_gradient(tmp_path, capsys):
+def test_both_kinds_of_gradient_are_measured(tmp_path, capsys):
     target = tmp_path / "rows.json"
     sizes = ["--rows", "50", "100", "--dim", "4", "--tokens", "16", "--rounds", "1"]
     load("sparse_rows").main(["--device", "cpu", *sizes, "--json", str(target)])
     found = json.loads(target.read_text())
-    assert len(found["rows"]) == 8 == len(capsys.readouterr().out.splitlines()) - 1
+    assert len(found["rows"]) == 4 == len(capsys.readouterr().out.splitlines()) - 1
     assert all(row["ms"] > 0 for row in found["rows"])
-    kinds = ("dense", "sparse")
-    expected = {f"{optimizer}, {kind}" for optimizer in ("Nesterov", "AdamW") for kind in kinds}
-    assert set(found["ratios"]) == expected
+    assert set(found["ratios"]) == {"dense", "sparse"}
 
 
 def test_an_update_does_not_cost_the_rows_that_it_leaves_alone():
@@ -26,5 +24,4 @@ def test_an_update_does_not_cost_the_rows_that_it_leaves_alone():
     before, give or take what a busy machine adds."""
     benchmark = load("sparse_rows")
     ratios = benchmark.measure([20_000, 800_000], 16, 256, 5, torch.device("cpu"))["ratios"]
-    for optimizer in ("Nesterov", "AdamW"):
-        assert ratios[f"{optimizer}, sparse"] < ratios[f"{optimizer}, dense"] / 2
+    assert ratios["sparse"] < ratios["dense"] / 2

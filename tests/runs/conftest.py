@@ -1,5 +1,9 @@
+import shutil
+
 import pytest
 from training_runs import run as train_run
+
+from zipflm.runs.folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +18,8 @@ def trained(word_data, tmp_path_factory):
     every = ["training.checkpoint_every=2", "training.validate_every=2", "training.max_updates=6"]
     train_run(word_data, out, *every, keep=0)
     return out
+
+
+@pytest.fixture
+def run_copy(trained, tmp_path):
+    return RunFolder(shutil.copytree(trained, tmp_path / "copy"))

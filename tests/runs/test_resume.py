@@ -106,12 +106,6 @@ def test_a_run_is_not_overwritten_but_where_it_never_began(copy, word_data):
     check(copy, config, word_data, resume=False)
 
 
-def test_a_file_is_no_run_folder(word_data, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="file: is a file; give a folder as --out"):
-        check(RunFolder(tmp_path / "file"), config_of(word_data), word_data, resume=True)
-
-
 def test_a_folder_that_moved_is_the_same_text(copy, word_data, tmp_path):
     moved = DataFolder.open(shutil.copytree(word_data.path, tmp_path / "moved"))
     check(copy, config_of(word_data), moved, resume=True)

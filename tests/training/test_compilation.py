@@ -202,6 +202,7 @@ def test_sparse_gradients_leave_the_layers_compiled(word_data, monkeypatch):
     results = []
     for compile in ("false", "true"):
         untied = ["tie=none", "input.sparse=true", "output.tail_dropout=0", "decoder.dropout=0"]
+        untied += ["training.optimizer=AdamW"]
         config = config_of(word_data, *untied, f"training.compile={compile}")
         learner = build_learner(config, untrained_model(config, word_data.vocabulary), CPU)
         torch.manual_seed(0)

@@ -33,7 +33,7 @@ def learner_of(path, process, model="tied", overrides=()):
     config = config_of(data, *ODD, *overrides, **MODELS[model])
     empty = empty_model(config, data.vocabulary)
     values = first_values(empty, config.training.seed)
-    return build_learner(config, empty, process, values=values)
+    return build_learner(config, empty, process, fill=lambda: filling.fill(empty, values))
 
 
 def _whole(tensor):

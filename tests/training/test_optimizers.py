@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 from training_runs import assert_same, config_of
 
 from zipflm.config import AdamW, CharacterInput, Muon, Nesterov
+from zipflm.model.inputs import sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.presets import FACTORIZATIONS, preset
 from zipflm.runs.stored_tensors import StoredTensors
@@ -93,8 +94,10 @@ def test_rates_follow_the_schedule_in_proportion():
 def learn(model, built, updates):
     for update in updates:
         torch.manual_seed(update)
+        sparse = set(sparse_tables(model))
         for param in model.parameters():
-            param.grad = torch.randn_like(param)
+            grad = torch.randn_like(param)
+            param.grad = grad.to_sparse(1) if param in sparse else grad
         optimizers.set_rates(built, 0.1 / (1 + update))
         optimizers.step(built, torch.tensor(1.0), torch.tensor(False))
 
@@ -104,9 +107,14 @@ def stored(tensors, folder):
     return StoredTensors([folder / "optimizer.safetensors"])
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
-def test_what_is_dumped_and_loaded_goes_on_bit_for_bit(word_data, tmp_path, config):
-    model, resumed = (LanguageModel(config_of(word_data)) for _ in range(2))
+SPARSE = ["tie=none", "input.sparse=true"]
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides"), [*((config, []) for config in CONFIGS), (AdamW(), SPARSE)]
+)
+def test_what_is_dumped_and_loaded_goes_on_bit_for_bit(word_data, tmp_path, config, overrides):
+    model, resumed = (LanguageModel(config_of(word_data, *overrides)) for _ in range(2))
     built, again = optimizers.build(config, model), optimizers.build(config, resumed)
     learn(model, built, range(3))
     saved = optimizers.state_tensors(built, model)

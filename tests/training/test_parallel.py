@@ -2,6 +2,7 @@
 
 import os
 from contextlib import redirect_stdout
+from functools import partial
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from training_runs import (
 from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
 from zipflm.runs.building import empty_model, first_values
-from zipflm.training import step
+from zipflm.training import filling, step
 from zipflm.training.distributed import add_up, started
 from zipflm.training.filling import local_shard
 from zipflm.training.setup import build_learner
@@ -40,7 +41,6 @@ CASES = {
     "ddp": [],
     "ddp, Muon": ["training.optimizer=Muon", *ADAMW],
     "ddp, recompute": ["training.recompute=layer"],
-    "ddp, sparse gradients": ["tie=none", "input.sparse=true"],
     "ddp, sparse gradients, AdamW": [
         *("tie=none", "input.sparse=true", "training.optimizer=AdamW"),
         *ADAMW,
@@ -153,7 +153,8 @@ def hold_own_rows(path):
     )
     with started("cpu") as process:
         model = empty_model(config, data.vocabulary)
-        learner = build_learner(config, model, process, values=first_values(model, seed=1))
+        fill = partial(filling.fill, model, first_values(model, seed=1))
+        learner = build_learner(config, model, process, fill=fill)
         words = torch.arange(32).view(2, 16) + process.rank
         batch = Batch(words, words + 1, torch.ones_like(words, dtype=torch.bool))
         nll = step.forward(learner, batch)

@@ -273,19 +273,12 @@ FULL = {
 
 
 @pytest.mark.parametrize("where", FULL)
-@pytest.mark.parametrize(("room", "remedy"), [(40, "to 32, which was tried"), (0, "block")])
-def test_no_room_names_the_setting_and_a_size_that_fits(
-    word_data, tmp_path, monkeypatch, where, room, remedy
-):
-    true_forward = step.forward
-
+def test_no_room_names_the_setting_and_half_of_it(word_data, tmp_path, monkeypatch, where):
     def forward(learner, batch):
-        if batch.words.numel() > room:
-            raise FULL[where]
-        return true_forward(learner, batch)
+        raise FULL[where]
 
     monkeypatch.setattr(step, "forward", forward)
-    with pytest.raises(ValueError, match=f"batches.tokens=64: no room.*lower.*{remedy}"):
+    with pytest.raises(ValueError, match="batches.tokens=64: no room.*to 32.*recompute=layer"):
         run(word_data, tmp_path / "run", "training.max_updates=1")
 
 
@@ -294,7 +287,7 @@ def test_no_room_for_the_model_itself_is_said(word_data, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(filling, "allocate", fail)
-    with pytest.raises(ValueError, match="no room for its 2,864 parameters; lower decoder"):
+    with pytest.raises(ValueError, match="no room for its 2,864 parameters .*lower decoder"):
         run(word_data, tmp_path / "run", "training.max_updates=1")
 
 

@@ -18,7 +18,6 @@ from typing import TextIO
 # Importing a module of commands registers them with the app.
 from zipflm.cli import (
     bands,
-    checkpoints,
     discovery,
     exchange,
     making,
@@ -33,7 +32,6 @@ from zipflm.troubles import in_words
 __all__ = [
     "app",
     "bands",
-    "checkpoints",
     "discovery",
     "exchange",
     "main",
@@ -46,7 +44,7 @@ __all__ = [
 
 _IN_ORDER_OF_WORK = (
     *("prepare", "train", "evaluate", "score", "generate", "rescore", "ensemble", "serve"),
-    *("compare", "analyse", "plot", "presets", "config", "params", "bands", "consolidate"),
+    *("compare", "analyse", "plot", "presets", "config", "params", "bands"),
     *("export-hf", "import-hf", "import-fairseq"),
 )
 app.registered_commands.sort(

@@ -40,7 +40,6 @@ from zipflm.folders import sole_writer
 from zipflm.runs import resume
 from zipflm.training import advice, distributed
 from zipflm.training.distributed import Process
-from zipflm.training.limits import require_trainable
 from zipflm.training.setup import accumulation, check_data
 from zipflm.training.throughput import device_name
 from zipflm.training.trainer import train as train_run
@@ -203,7 +202,6 @@ def check_training(plan: Plan, process: Process) -> None:
     """ValueError if a member cannot be trained as planned."""
     try:
         plan.data.tokens("train")
-        require_trainable(plan.config)
         check_data(plan.config, plan.data)
         accumulation(plan.config, process)
     except ValueError as error:

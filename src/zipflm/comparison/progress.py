@@ -125,7 +125,7 @@ class Display:
         found = [doubt for state in states for doubt in advice.doubts(state.plan.config)]
         what = "this study" if len(states) > 1 else "this member"
         slow = advice.slowness(sum(state.work_left for state in states), what)
-        lines = [*dict.fromkeys(found), slow, advice.load()]
+        lines = [*dict.fromkeys(found), slow]
         return [f"warning: {line}" for line in lines if line is not None]
 
     def _see_scoring(self, task: str, done: int, total: int | None) -> None:

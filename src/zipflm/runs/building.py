@@ -4,7 +4,6 @@ of a checkpoint."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -14,10 +13,6 @@ from zipflm.data.characters import spellings
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.model.initial import fills, first_value
 from zipflm.model.language_model import LanguageModel
-
-_LONGEST_REASON = 1_000
-"""Characters; of a model of another size, every weight would be listed."""
-
 
 Part = tuple[slice, ...]
 """Which part of a tensor: one slice for each dimension, with start and stop; () is all of it."""
@@ -60,25 +55,17 @@ def model_with(weights: dict[str, Tensor], config: Config, vocabulary: Vocabular
 
     ValueError if they are those of another model.
     """
-    held, needed = sum(tensor.numel() for tensor in weights.values()), config.num_params()
-    # Before it is built: a model of a million layers takes hours for that, even without memory.
-    if needed > 2 * held:
-        _refuse(f"they are {held:,} numbers, and a model of this config has {needed:,}")
     model = empty_model(config, vocabulary)
     types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-    for name, tensor in weights.items():
-        if tensor.dtype != types.get(name, tensor.dtype):
-            _refuse(f"{name} is of {tensor.dtype}, not of {types[name]}")
     try:
+        for name, tensor in weights.items():
+            if tensor.dtype != types.get(name, tensor.dtype):
+                raise RuntimeError(f"{name} is of {tensor.dtype}, not of {types[name]}")
         model.load_state_dict(weights, assign=True)
-    except RuntimeError as error:  # its text lists names and shapes
+    except RuntimeError as error:  # torch lists names and shapes, on many lines
         reason = " ".join(str(error).split())
-        _refuse(reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}...")
+        raise ValueError(f"weights do not fit the config: {reason}") from None
     return model.eval()
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise ValueError(f"weights do not fit the config: {reason}") from None
 
 
 def _spellings(config: Config, vocabulary: Vocabulary) -> Tensor | None:

@@ -5,19 +5,17 @@
         optimizer.safetensors   `weight's name/what it is`
         state.json              `records.TrainingState` or `ImportedState`
         config.json  vocabulary.txt  [bpe.codes]
-        [splitting.json]        how raw text becomes words, where white space alone does not do it
+        [splitting.json]        how raw text becomes words, unless at white space alone
         checksums.json          SHA-256 of every other file
 
-Several processes save one of their own for each of the first two, with the shards they hold:
+Each of several processes saves its own files for the first two, with the shards it holds:
 shard-00001-model-00001-of-00002.safetensors has weights of the first process, and -00002-of-00002
-its part of the optimizer's state (`sharded`). The names in checksums.json tell which of the two
-forms a checkpoint has.
+its part of the optimizer's state (`sharded`).
 
 Everything needed to score text is in it. It is written under a name with a leading dot, flushed to
-disk and renamed, so a folder with the final name is complete, whatever moment the process or the
-machine died. One that was damaged later is renamed to .damaged-update-... when a run is resumed
-from one before it. Random states are not stored: the generators are seeded anew at every update
-from (seed, update, rank).
+disk and renamed, so a folder with the final name is complete. One that was damaged later is renamed
+to .damaged-update-... when a run is resumed from the one before it. Random states are not stored:
+the generators are seeded at every update from (seed, update, rank).
 """
 
 from __future__ import annotations
@@ -30,33 +28,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from zipflm.checksums import CHECKSUMS, read_checksums, require_unchanged, seal
+from zipflm.checksums import read_checksums, require_unchanged, seal
 from zipflm.config import PLAIN, Config, Splitting
 from zipflm.data.bpe import Codes
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.folders import new_folder
-from zipflm.quoting import quoted, unquoted
-from zipflm.reading import require_file
+from zipflm.quoting import unquoted
 from zipflm.records import read_record, read_value, write_record
 from zipflm.runs.records import State, TrainingState
-from zipflm.runs.stored_tensors import StoredTensors
+
+if TYPE_CHECKING:
+    from zipflm.runs.stored_tensors import StoredTensors
 
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
 _CONFIG = "config.json"
 _NEEDED = (_STATE, _CONFIG, VOCABULARY_FILE)
-_OPTIONAL = (CODES_FILE, SPLITTING_FILE)
 # As torch names them. The second number tells weights from the optimizer's state.
-_SHARD = re.compile(r"shard-([0-9]{5,})-model-0000([12])-of-00002\.safetensors")
+_SHARD = re.compile(r"shard-[0-9]{5,}-model-0000([12])-of-00002\.safetensors")
 _NAME = re.compile(r"update-([0-9]{8,})")
-_LONGEST_FILE_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -88,32 +86,16 @@ class Checkpoint:
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """SHA-256 by file name; ValueError if a file has none that every checkpoint needs, or that
-        this one has."""
-        there = [name for name in _OPTIONAL if os.path.lexists(self.path / name)]
-        sums = read_checksums(self.path, (*_NEEDED, *there))
-        for name in sums:
-            is_long = len(name.encode(errors="replace")) > _LONGEST_FILE_NAME
-            if not name or is_long or Path(name).name != name:
-                raise ValueError(
-                    f"{self.path / CHECKSUMS}: {quoted(name)} is no file of the folder"
-                )
-        if not _shards_of("1", sums):
-            there = [OPTIMIZER] if os.path.lexists(self.path / OPTIMIZER) else []
-            read_checksums(self.path, (WEIGHTS, *there))
+        """SHA-256 by file name; ValueError if a file that every checkpoint needs is not in it."""
+        sums = read_checksums(self.path, _NEEDED)
+        if not _shards_of("1", sums) and WEIGHTS not in sums:
+            read_checksums(self.path, (WEIGHTS,))
         return sums
 
     @property
     def is_sharded(self) -> bool:
-        """Whether it is as several processes saved it."""
+        """Whether several processes saved it."""
         return bool(_shards_of("1", self.checksums))
-
-    @property
-    def num_shards(self) -> int:
-        """How many processes saved it side by side, of whom some may have had no weights to save;
-        0 if one process saved all of it."""
-        found = map(_SHARD.fullmatch, self.checksums)
-        return len({match[1] for match in found if match})
 
     @property
     def weights_files(self) -> list[str]:
@@ -121,12 +103,13 @@ class Checkpoint:
 
     @property
     def optimizer_files(self) -> list[str]:
-        return _shards_of("2", self.checksums) if self.is_sharded else [OPTIMIZER]
+        """Empty for an imported model."""
+        names = _shards_of("2", self.checksums) if self.is_sharded else [OPTIMIZER]
+        return [name for name in names if name in self.checksums]
 
     @property
     def weights_hash(self) -> str:
-        """By which other things know that they belong to these weights: SHA-256 of their file, or
-        of the checksums of all of them."""
+        """Identifies these weights: SHA-256 of their file, or of the checksums of all of them."""
         sums = [self.checksums[name] for name in self.weights_files]
         return sums[0] if len(sums) == 1 else hashlib.sha256(" ".join(sums).encode()).hexdigest()
 
@@ -136,23 +119,13 @@ class Checkpoint:
         The optimizer's state, twice the size of the weights, may be left out. A `share` of (1, 3)
         is the second of three, for processes that verify a checkpoint together.
         """
-        states = self.optimizer_files if optimizer else []
-        tensors = {*self.weights_files, *self.optimizer_files}
-        others = [name for name in self.checksums if name not in tensors]
-        # In this order as many processes as have saved it get about as much to read each.
+        states = self.optimizer_files
+        others = [name for name in self.checksums if name not in (*self.weights_files, *states)]
+        # In this order each of the processes that saved it gets about as much to read.
         first, step = share
-        for name in [*others, *self.weights_files, *states][first::step]:
-            if name in self.checksums:  # what was imported has no optimizer
-                self._require_shard(name)
-                require_unchanged(self.path, name, self.checksums)
-
-    def _require_shard(self, name: str) -> None:
-        if is_shard(name) and not (self.path / name).exists():
-            raise ValueError(
-                f"{self.path / name}: missing; the {self.num_shards} processes of the run "
-                "saved their shards of the model side by side, and it is of no use without one of "
-                "them; copy it back, or choose another checkpoint"
-            )
+        names = [*others, *self.weights_files, *(states if optimizer else [])]
+        for name in names[first::step]:
+            require_unchanged(self.path, name, self.checksums)
 
     def check(self, share: tuple[int, int] = (0, 1)) -> None:
         """ValueError unless a run can be resumed from it; a `share` as for `verify`."""
@@ -174,23 +147,28 @@ class Checkpoint:
     def weights(self) -> dict[str, Tensor]:
         """All of them, whole. Those in one file are mapped from it: nothing is copied before it is
         used."""
-        if not self.is_sharded:
-            return _mapped_tensors(self.path / WEIGHTS)
-        stored = self.stored_weights()
-        return {name: stored.read(name) for name in stored.names}
+        if self.is_sharded:
+            return self.stored_weights().read()
+        try:
+            return load_file(self.path / WEIGHTS)
+        except SafetensorError as error:
+            reason = unquoted(str(error))
+            raise ValueError(f"{self.path / WEIGHTS}: cut short or damaged: {reason}") from None
 
     def stored_weights(self) -> StoredTensors:
-        """To be read part by part."""
-        return StoredTensors([self.path / name for name in self.weights_files])
+        return self._stored(self.weights_files)
 
     def stored_optimizer(self) -> StoredTensors:
-        """The optimizer's state, to be read part by part."""
-        return StoredTensors([self.path / name for name in self.optimizer_files])
+        return self._stored(self.optimizer_files)
+
+    def _stored(self, names: list[str]) -> StoredTensors:
+        from zipflm.runs.stored_tensors import StoredTensors  # takes torch half a second to import
+
+        return StoredTensors([self.path / name for name in names])
 
     def vocabulary(self) -> Vocabulary:
         """ValueError if it is not the one that the model was trained with."""
         path = self.path / VOCABULARY_FILE
-        require_file(path)
         vocabulary, state = Vocabulary.load(path), self.state()
         if isinstance(state, TrainingState) and state.vocabulary != vocabulary.hash:
             raise ValueError(
@@ -203,7 +181,6 @@ class Checkpoint:
         """The byte-pair codes of a sub-word model, where it has them."""
         if CODES_FILE not in self.checksums:
             return None
-        require_file(self.path / CODES_FILE)
         return Codes.load(self.path / CODES_FILE)
 
     def splitting(self) -> Splitting:
@@ -215,10 +192,9 @@ class Checkpoint:
     def read(self) -> Contents:
         """All of it, checked; ValueError names the file that is damaged or missing."""
         self.check()
-        weights, optimizer = self.stored_weights(), self.stored_optimizer()
         return Contents(
-            weights={name: weights.read(name) for name in weights.names},
-            optimizer={name: optimizer.read(name) for name in optimizer.names},
+            weights=self.stored_weights().read(),
+            optimizer=self.stored_optimizer().read(),
             state=self.state(),
             config=self.config(),
             vocabulary=self.vocabulary(),
@@ -240,21 +216,14 @@ class Checkpoint:
         return aside
 
 
-def is_shard(name: str) -> bool:
-    """Whether a file of that name has the shards of one process."""
-    return _SHARD.fullmatch(name) is not None
-
-
 def _shards_of(kind: str, names: Iterable[str]) -> list[str]:
     """The files with shards of the weights, kind 1, or of the optimizer's state, 2."""
     found = map(_SHARD.fullmatch, sorted(names))
-    return [match[0] for match in found if match and match[2] == kind]
+    return [match[0] for match in found if match and match[1] == kind]
 
 
 def is_checkpoint(folder: Path) -> bool:
-    if (folder / WEIGHTS).is_file():
-        return True
-    return folder.is_dir() and any(is_shard(path.name) for path in folder.iterdir())
+    return (folder / _STATE).is_file()
 
 
 def has_checkpoint_name(folder: Path) -> bool:
@@ -292,13 +261,3 @@ def write_all_but_tensors(folder: Path, contents: Contents) -> None:
         contents.codes.save(folder / CODES_FILE)
     if not contents.splitting.is_plain:
         write_record(folder / SPLITTING_FILE, contents.splitting)
-
-
-def _mapped_tensors(path: Path) -> dict[str, Tensor]:
-    require_file(path)
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: missing from this checkpoint") from None
-    except SafetensorError as error:
-        raise ValueError(f"{path}: cut short or damaged: {unquoted(str(error))}") from None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -44,9 +43,8 @@ class RunFolder:
 
     def versions(self) -> Versions | None:
         """None for a model that was trained elsewhere."""
-        # A link to nothing is not nothing: then it is for the reader to say what is wrong.
-        is_there = os.path.lexists(self._versions_path)
-        return read_record(Versions, self._versions_path) if is_there else None
+        path = self._versions_path
+        return read_record(Versions, path) if path.exists() else None
 
     def log(self) -> list[LogLine]:
         """Empty for a run that was imported, or has not said anything yet."""
@@ -69,41 +67,34 @@ class RunFolder:
             )
         if choice == "newest":
             return found[0]
+        updates = ", ".join(str(checkpoint.update) for checkpoint in found)
         if choice == "best":
-            return self._best_or_error(found)
+            best = self.best()
+            if best is None:
+                raise ValueError(
+                    f"--checkpoint best: no checkpoint of {self.path} was scored on a valid set; "
+                    f"choose newest, or an update: {updates}"
+                )
+            return best
         for checkpoint in found:
             if checkpoint.update == choice:
                 return checkpoint
-        updates = ", ".join(str(checkpoint.update) for checkpoint in found)
         raise ValueError(f"--checkpoint {choice}: {self.path} has those of the updates {updates}")
-
-    def _best_or_error(self, found: Sequence[Checkpoint]) -> Checkpoint:
-        best = self.best()
-        if best is None:
-            raise ValueError(
-                f"--checkpoint best: no checkpoint of {self.path} was scored on a valid set; "
-                f"choose newest, or an update: {', '.join(str(c.update) for c in found)}"
-            )
-        return best
 
     def best(self) -> Checkpoint | None:
         """The checkpoint with the lowest loss on the valid set, of those that were scored and are
         not damaged."""
         scored: list[tuple[float, Checkpoint]] = []
         for checkpoint in self.checkpoints():
-            try:
+            with suppress(ValueError, OSError):  # damaged, or on a bad disk
                 state = checkpoint.state()
-            except (ValueError, OSError):  # damaged, or on a bad disk: no candidate
-                continue
-            if isinstance(state, TrainingState) and state.valid is not None:
-                if state.valid.nats_per_word is not None:
-                    scored.append((state.valid.nats_per_word, checkpoint))
+                valid = state.valid if isinstance(state, TrainingState) else None
+                if valid is not None and valid.nats_per_word is not None:
+                    scored.append((valid.nats_per_word, checkpoint))
         for _, checkpoint in sorted(scored, key=lambda pair: pair[0]):
-            try:
+            with suppress(ValueError, OSError):
                 checkpoint.verify()
-            except (ValueError, OSError):
-                continue
-            return checkpoint
+                return checkpoint
         return None
 
     def newest_good(
@@ -242,6 +233,6 @@ def parse_choice(text: str | None) -> Choice | None:
     """The value of `--checkpoint`."""
     if text is None or text == "newest" or text == "best":
         return text  # type: ignore[return-value]
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"--checkpoint {text}: choose newest, best or a number of updates")
     return int(text)

@@ -1,7 +1,7 @@
 """The records that a run keeps as JSON, except its config: state, provenance, lines of the log.
 
-Losses are in nats. `token` is what one id stands for, a word or a piece of one; what is to be
-compared between runs is per word, whatever their tokens are.
+Losses are in nats. A token is what one id stands for, a word or a piece of one; numbers that are
+compared between runs are per word, whatever their tokens are.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zipflm.config import Blocks, Splitting, Unit, require
-from zipflm.config.checks import require_count, require_positive
-from zipflm.quoting import quoted
+from zipflm.config import Blocks, Splitting, Unit
 from zipflm.units import perplexity
 
 
@@ -78,19 +76,6 @@ class Report:
     """CPU time of the training thread, without compilation; far less than the rest of `seconds` if
     other processes held the CPU. None on a GPU and with several processes, where threads wait."""
 
-    def __post_init__(self) -> None:
-        require_count(update=self.update, skipped=self.skipped)
-        require_positive(block=self.block)
-        _require_no_less_than_zero(
-            epoch=self.epoch,
-            seconds=self.seconds,
-            learning_rate=self.learning_rate,
-            tokens_per_second=self.tokens_per_second,
-            memory=self.memory,
-            compile_seconds=self.compile_seconds,
-            cpu_seconds=self.cpu_seconds or 0.0,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
@@ -111,17 +96,6 @@ class Validation:
     share: float = 1.0
     """Of the words of the valid set, how many were scored; 1 is all of them."""
 
-    def __post_init__(self) -> None:
-        require_count(update=self.update)
-        require(0 < self.share <= 1, "share", self.share, "must be above 0 and at most 1")
-        _require_no_less_than_zero(seconds=self.seconds, words=self.words)
-        require(
-            self.words <= self.tokens,
-            "words",
-            self.words,
-            f"must be at most tokens={quoted(self.tokens)}, which make them up",
-        )
-
 
 LogLine = Report | Validation
 
@@ -133,16 +107,6 @@ class Place:
     epoch: int = 0
     consumed: int = 0
     total: int = 1
-
-    def __post_init__(self) -> None:
-        require_count(epoch=self.epoch)
-        require(self.total >= 1, "total", self.total, "must be at least 1")
-        require(
-            0 <= self.consumed < self.total,
-            "consumed",
-            self.consumed,
-            f"must be 0 or more, and below total={quoted(self.total)}",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,16 +124,6 @@ class SinceReport:
     """Spent training."""
     waited: float = 0.0
     """Of these, seconds spent waiting for data."""
-
-    def __post_init__(self) -> None:
-        require_count(updates=self.updates)
-        _require_no_less_than_zero(
-            tokens=self.tokens,
-            words=self.words,
-            grad_norm=self.grad_norm,
-            seconds=self.seconds,
-            waited=self.waited,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,21 +158,6 @@ class TrainingState:
     since_best: int = 0
     """Validations since then."""
 
-    def __post_init__(self) -> None:
-        require_count(
-            update=self.update,
-            skipped=self.skipped,
-            skipped_in_a_row=self.skipped_in_a_row,
-            since_best=self.since_best,
-        )
-        require_positive(world_size=self.world_size)
-        _require_no_less_than_zero(seconds=self.seconds, seed=self.seed, keep=self.keep)
-        if self.loss_scale is not None:
-            factor, since = self.loss_scale
-            require(
-                factor > 0 and since >= 0, "loss_scale", self.loss_scale, "must not be negative"
-            )
-
     @property
     def is_proven(self) -> bool:
         """Whether the valid set shows that these weights are of use: they gave finite losses."""
@@ -232,9 +171,6 @@ class ImportedState:
 
     update: int
     imported_from: str
-
-    def __post_init__(self) -> None:
-        require_count(update=self.update)
 
 
 State = TrainingState | ImportedState
@@ -266,9 +202,6 @@ class Resumption(Provenance):
 
     update: int
 
-    def __post_init__(self) -> None:
-        require_count(update=self.update)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Versions(Provenance):
@@ -279,9 +212,3 @@ class Versions(Provenance):
     @property
     def latest(self) -> Provenance:
         return self.resumed[-1] if self.resumed else self
-
-
-def _require_no_less_than_zero(**values: float) -> None:
-    """Every value, given by its field's name; what is not finite is no reason to end a run."""
-    for name, value in values.items():
-        require(not value < 0, name, value, "must be 0 or more")

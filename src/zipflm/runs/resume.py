@@ -20,8 +20,6 @@ def check(
 
     With `other_text` it may be continued on another training text of the same vocabulary.
     """
-    if run.path.exists() and not run.path.is_dir():
-        raise ValueError(f"{run.path}: is a file; give a folder as --out")
     if not run.holds_a_run:
         if run.checkpoints():
             raise ValueError(
@@ -38,7 +36,8 @@ def check(
             f"{run.path}: was trained elsewhere and cannot be resumed; choose another --out"
         )
     _require_same_data(run.path, versions.latest, data, other_text)
-    _require_same_model(run.path, held, config)
+    # Length, batches and devices may change on the way; the model and its optimizer may not.
+    _require_equal(run.path, _identity(held), _identity(config))
 
 
 def require_same_config(out: Path, held: Config, asked: Config, otherwise: str) -> None:
@@ -76,12 +75,6 @@ def _require_same_data(out: Path, held: Provenance, data: DataFolder, other_text
             f"text of {data.path} is {text[:12]}; go on with the text it was started with, or "
             "choose another --out; zipflm train --resume --other-text goes on with this one"
         )
-
-
-def _require_same_model(out: Path, held: Config, asked: Config) -> None:
-    """Length, batches and devices may change on the way; the model and its optimizer may not."""
-    old, new = _identity(held), _identity(asked)
-    _require_equal(out, old, new)
 
 
 def _identity(config: Config) -> dict[str, Any]:

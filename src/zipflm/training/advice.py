@@ -1,13 +1,7 @@
-"""What a person should hear before a run begins, though nothing forbids it.
-
-A run that needs a week on this machine, one that ends while its learning rate is still high, one
-that goes on where the schedule sets out anew: each is what was asked for, and hardly ever what was
-meant.
-"""
+"""Warnings before a run: it needs days on this machine, or its schedule does not fit its length."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -21,18 +15,16 @@ from zipflm.training.schedule import learning_rate
 from zipflm.training.throughput import flops_per_token
 
 _LONG = 3600.0
-"""Seconds that nobody should wait for without having been told."""
+"""Seconds from which a run without a GPU gets a warning."""
 _SHARE_OF_PEAK = 0.25
 """What a training step reaches of the speed of a plain matrix product. Rough: on the one machine
 that was tried, busy with other work, models of `tiny` and `demo` reached 0.08 to 0.24 of it with
 one thread, and less with two."""
 _SIDE = 1024
 _STILL_HIGH = 0.2
-"""Of the height of a cycle: below this a learning rate has come down."""
-_LOW = 0.01
-"""A learning rate that changes little any more, in the unit of the schedule."""
+"""Share of the height of a cycle below which a learning rate has come down."""
 _RISE = 1.5
-"""By which a learning rate may grow from one update to the next without being a new start."""
+"""Factor by which a learning rate may grow from one update to the next without a warning."""
 
 
 def work(config: Config, counts: NDArray[np.int64], done: int = 0) -> float:
@@ -61,20 +53,6 @@ def training_speed(device: torch.device, precision: str) -> float:
     if device.type == "cuda":
         return _SHARE_OF_PEAK * _matmul_speed(8 * _SIDE, device, getattr(torch, precision))
     return _SHARE_OF_PEAK * cpu_speed()
-
-
-def load() -> str | None:
-    """A warning if other processes keep this machine's cores busy; None otherwise."""
-    try:
-        busy, cores = os.getloadavg()[0], os.cpu_count() or 1
-    except (AttributeError, OSError):  # Windows, or a system that does not tell
-        return None
-    if busy <= cores:
-        return None
-    return (
-        f"other processes keep this machine busy (load {busy:.1f} on {cores} cores): training will "
-        "be slower, and its times are not those of an idle machine"
-    )
 
 
 @cache
@@ -154,19 +132,7 @@ def _new_start(config: Config, held: Config, done: int) -> Iterator[str]:
     planned = learning_rate(old.schedule, done, old.max_updates) if done < old.max_updates else 0.0
     if after <= _RISE * max(before, planned):
         return
-    end = _first_as_low(config, before, done)
-    when = "not before the end of the run" if end is None else f"at update {end:,}"
     yield (
         f"going on after update {done:,} raises the learning rate again, to {after:.2g} of its "
-        f"full height from {before:.2g}: the schedule sets out anew, and the loss gets worse "
-        f"until the rate has come down ({when})"
+        f"full height from {before:.2g}: the loss gets worse until the rate has come down"
     )
-
-
-def _first_as_low(config: Config, rate: float, update: int) -> int | None:
-    """The first update from `update` on with about as low a learning rate."""
-    training = config.training
-    for later in range(update, training.max_updates):
-        if learning_rate(training.schedule, later, training.max_updates) <= max(rate, _LOW):
-            return later
-    return None

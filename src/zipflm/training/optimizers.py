@@ -1,28 +1,28 @@
 """Which optimizer changes which weight, and at which learning rate.
 
-Every optimizer here can be told by the device to skip an update, through `found_inf`, and what to
-divide its gradients by, through `grad_scale`: scalar tensors there, which is how torch's gradient
-scaler tells fused optimizers. Were the host to decide, every update would have to wait until its
-gradients are known.
+The optimizers skip an update if `found_inf` is 1, and divide gradients by `grad_scale`: scalar
+tensors on the device, as torch's gradient scaler sets them for fused optimizers. If the host were
+to decide, every update would have to wait until its gradients are known. Only `SparseAdam`, for
+tables with sparse gradients, has to wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 
 from zipflm.config import AdamW, Muon, Nesterov, OptimizerConfig
 from zipflm.model.inputs import sparse_tables
-from zipflm.runs.stored_tensors import StoredTensors
-from zipflm.training.filling import like_shard, part_here
 from zipflm.training.muon import StackedMuon
 from zipflm.training.nesterov import NesterovMomentum
-from zipflm.training.rowwise import RowwiseAdamW, RowwiseNesterov
+
+if TYPE_CHECKING:
+    from zipflm.runs.stored_tensors import StoredTensors
 
 _STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
 """What the optimizers keep for a weight."""
@@ -37,27 +37,24 @@ def build(config: OptimizerConfig, model: nn.Module) -> list[Optimizer]:
     Tables with sparse gradients have one of their own, the last.
     """
     kinds = parameter_kinds(model)
+    sparse = kinds.pop("sparse tables")
+    if sparse and (isinstance(config, Nesterov) or config.weight_decay):
+        raise ValueError(
+            "input.sparse=True: sparse gradients need training.optimizer=AdamW or Muon, without "
+            "weight decay; change training.optimizer, or leave input.sparse out"
+        )
     match config:
         case Nesterov():
-            sparse = kinds.pop("sparse tables")
-            dense = [param for params in kinds.values() for param in params]
-            optimizers = [_nesterov(NesterovMomentum, config, dense)]
-            return optimizers + ([_nesterov(RowwiseNesterov, config, sparse)] if sparse else [])
+            every = [param for params in kinds.values() for param in params]
+            group = {"params": every, "base_lr": 1.0}
+            momentum, decay = config.momentum, config.weight_decay
+            return [NesterovMomentum([group], momentum=momentum, weight_decay=decay)]
         case Muon():  # before AdamW, whose subclass it is
-            return [_muon(config, kinds.pop("matrices")), *_adamw(config, kinds)]
+            return [_muon(config, kinds.pop("matrices")), *_adamw(config, kinds, sparse)]
         case AdamW():
-            return _adamw(config, kinds)
+            return _adamw(config, kinds, sparse)
         case _:
             assert_never(config)
-
-
-def _nesterov(
-    kind: type[NesterovMomentum] | type[RowwiseNesterov],
-    config: Nesterov,
-    params: list[nn.Parameter],
-) -> Optimizer:
-    group = {"params": params, "base_lr": 1.0}
-    return kind([group], momentum=config.momentum, weight_decay=config.weight_decay)
 
 
 def _muon(config: Muon, matrices: list[nn.Parameter]) -> Optimizer:
@@ -70,30 +67,26 @@ def _muon(config: Muon, matrices: list[nn.Parameter]) -> Optimizer:
     )
 
 
-def _adamw(config: AdamW, kinds: Mapping[str, list[nn.Parameter]]) -> list[Optimizer]:
-    sparse = kinds.get("sparse tables")
+def _adamw(
+    config: AdamW, kinds: Mapping[str, list[nn.Parameter]], sparse: list[nn.Parameter]
+) -> list[Optimizer]:
     # An operator on many weights takes either sharded ones or whole ones.
     groups = [
-        _adamw_group(config, kind, alike)
+        {
+            "params": alike,
+            "base_lr": config.table_lr if kind == "tables" else config.lr,
+            "weight_decay": 0.0 if kind == "vectors" else config.weight_decay,
+        }
         for kind, params in kinds.items()
         for is_sharded in (False, True)
-        if kind != "sparse tables"
-        and (alike := [p for p in params if isinstance(p, DTensor) == is_sharded])
+        if (alike := [p for p in params if isinstance(p, DTensor) == is_sharded])
     ]
     betas, eps = (config.beta1, config.beta2), config.eps
     optimizers: list[Optimizer] = [torch.optim.AdamW(groups, betas=betas, eps=eps, fused=True)]
     if sparse:
-        group = _adamw_group(config, "sparse tables", sparse)
-        optimizers.append(RowwiseAdamW([group], betas=betas, eps=eps))
+        group = {"params": sparse, "base_lr": config.table_lr}
+        optimizers.append(SparseAdam([group], betas=betas, eps=eps))
     return optimizers
-
-
-def _adamw_group(config: AdamW, kind: str, params: list[nn.Parameter]) -> dict[str, Any]:
-    return {
-        "params": params,
-        "base_lr": config.table_lr if kind in ("tables", "sparse tables") else config.lr,
-        "weight_decay": 0.0 if kind == "vectors" else config.weight_decay,
-    }
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -148,10 +141,23 @@ def step(optimizers: Sequence[Optimizer], divisor: Tensor, bad: Tensor) -> None:
     Both are scalars on the device.
     """
     for optimizer in optimizers:
-        optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]
-        optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
-        optimizer.step()
+        if isinstance(optimizer, SparseAdam):
+            _step_sparse(optimizer, divisor, bad)
+        else:
+            optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]
+            optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+
+def _step_sparse(optimizer: SparseAdam, divisor: Tensor, bad: Tensor) -> None:
+    if bad:
+        return
+    for group in optimizer.param_groups:
+        for table in group["params"]:
+            if table.grad is not None:
+                table.grad = table.grad / divisor.float()
+    optimizer.step()  # type: ignore[no-untyped-call]
 
 
 def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str, Tensor]:
@@ -161,7 +167,8 @@ def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str
     """
     owners = _owners(optimizers)
     return {
-        f"{name}/{key}": value
+        # The step count of SparseAdam is an int.
+        f"{name}/{key}": value if isinstance(value, Tensor) else torch.tensor(float(value))
         for name, param in model.named_parameters()
         for key, value in owners[param].state[param].items()
     }
@@ -170,7 +177,8 @@ def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str
 def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: StoredTensors) -> None:
     """Restore what `state_tensors` returned, of sharded weights only what belongs to our shards."""
     owners, params = _owners(optimizers), dict(model.named_parameters())
-    for place in stored.names:
+    tensors: dict[str, Tensor] = {}
+    for place, shape in stored.shapes.items():
         name, _, key = place.rpartition("/")
         if key not in _STATE:
             raise ValueError(
@@ -178,11 +186,16 @@ def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: Stor
                 "package, with which the run can be resumed; here it can be used and evaluated"
             )
         param = params[name]
-        if param.ndim > 0 and stored.shape(place) == tuple(param.shape):
-            value = like_shard(stored.read(place, part_here(param)), param)
-        else:
-            value = stored.read(place).to(param.device)
-        owners[param].state[param][key] = value
+        if shape == tuple(param.shape):
+            tensors[place] = torch.zeros_like(param)
+        else:  # a count
+            tensors[place] = torch.zeros(shape, device=param.device)
+        owners[param].state[param][key] = tensors[place]
+    stored.load_into(tensors)
+    for optimizer in optimizers:
+        if isinstance(optimizer, SparseAdam):
+            for state in optimizer.state.values():
+                state["step"] = int(state["step"])
 
 
 def _owners(optimizers: Sequence[Optimizer]) -> dict[Tensor, Optimizer]:

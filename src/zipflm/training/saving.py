@@ -119,7 +119,7 @@ def _background(process: Process) -> BackgroundSaving | None:
     """What saves the shards of several processes; None for a process alone."""
     if process.world_size == 1:
         return None
-    # Not before it is needed: of what torch imports for it, some is there on Unix alone.
+    # Importing what torch needs for it takes half a second.
     from zipflm.training.sharded_saving import BackgroundSaving
 
     return BackgroundSaving(process)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from torch import Tensor
@@ -13,7 +13,6 @@ from zipflm.data.batches import Batches
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.model.language_model import LanguageModel
-from zipflm.runs.building import Values
 from zipflm.training import filling, optimizers, parallel, step
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
@@ -143,13 +142,13 @@ def build_learner(
     model: LanguageModel,
     process: Process,
     ends_word: Tensor | None = None,
-    values: Values | None = None,
+    fill: Callable[[], None] | None = None,
 ) -> Learner:
     """The model on its device, with everything that trains it.
 
-    `values` are for a model on the meta device, which gets memory and values where it is to be
-    trained; any other model is moved there. `ends_word` [V] tells which ids end a word; without
-    it, all do.
+    `fill` is for a model on the meta device, which gets memory where it is to be trained, and
+    then its values from `fill`; any other model is moved there. `ends_word` [V] tells which ids
+    end a word; without it, all do.
     """
     training = config.training
     model.decoder.set_recompute(training.recompute)
@@ -167,15 +166,15 @@ def build_learner(
         )
     accumulates = max(accumulation(config, process, block) for block in blocks_of(config)) > 1
 
-    def fill() -> None:
-        if values is None:
+    def place() -> None:
+        if fill is None:
             model.to(process.device)
             return
         filling.allocate(model, process.device)
-        filling.fill(model, values)
+        fill()
 
     policy = parallel.sharded_precision(training.precision, accumulates)
-    wrapped = parallel.wrap(scorer, model, process, training.parallel, policy, fill, tables)
+    wrapped = parallel.wrap(scorer, model, process, training.parallel, policy, place, tables)
     return Learner(
         model=model,
         scorer=wrapped,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
+from functools import partial
 
 import torch
 
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.model.language_model import LanguageModel
-from zipflm.runs.building import Values, empty_model, first_values
+from zipflm.runs.building import empty_model, first_values
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder, problem_alone
 from zipflm.runs.records import Place, TrainingState
-from zipflm.training import distributed, optimizers
+from zipflm.training import distributed, filling, optimizers
 from zipflm.training.distributed import Process
 from zipflm.training.log import Log
 from zipflm.training.run import Run
@@ -52,10 +52,12 @@ def begin(
 ) -> Run:
     """The run, ready for its next update."""
     model = empty_model(config, data.vocabulary)
-    seed = config.training.seed
-    values = first_values(model, seed) if found is None else _stored_values(model, found)
+    if found is None:
+        fill = partial(filling.fill, model, first_values(model, config.training.seed))
+    else:
+        fill = partial(_load_weights, model, found)
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
-    learner = build_learner(config, model, process, ends_word, values)
+    learner = build_learner(config, model, process, ends_word, fill)
     counts_cpu = process.device.type == "cpu" and process.world_size == 1
     update, place, state = 0, Place(), None
     tally = Tally(cpu_seconds=0.0 if counts_cpu else None)
@@ -73,22 +75,17 @@ def begin(
     return run
 
 
-def _stored_values(model: LanguageModel, checkpoint: Checkpoint) -> Values:
-    """The weights of a checkpoint; ValueError if they are those of another model."""
-    stored = checkpoint.stored_weights()
-    shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
-    held = {name: stored.shape(name) for name in stored.names}
-    for name in sorted(shapes.keys() | held.keys()):
-        if shapes.get(name) != held.get(name):
-            _refuse(checkpoint, name, held.get(name), shapes.get(name))
-    return stored.read
-
-
-def _refuse(checkpoint: Checkpoint, name: str, held: object, needed: object) -> NoReturn:
-    raise ValueError(
-        f"{checkpoint.path}: its {name} is {held or 'missing'}, and the model's {needed or 'none'};"
-        " resume from a checkpoint of this run"
-    )
+def _load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
+    """Fill the model from a checkpoint; ValueError if its weights are those of another model."""
+    stored, weights = checkpoint.stored_weights(), model.state_dict()
+    needed = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    for name in sorted(needed.keys() | stored.shapes.keys()):
+        if needed.get(name) != stored.shapes.get(name):
+            raise ValueError(
+                f"{checkpoint.path}: its {name} is {stored.shapes.get(name, 'missing')}, and the "
+                f"model's {needed.get(name, 'none')}; resume from a checkpoint of this run"
+            )
+    stored.load_into(weights)
 
 
 def _tally(state: TrainingState, counts_cpu: bool) -> Tally:

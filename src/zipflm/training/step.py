@@ -33,7 +33,6 @@ from zipflm.training import distributed, optimizers, parallel
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.filling import local_shard
-from zipflm.training.touched_rows import added_up, values
 
 _CLIP_EPS = 1e-6  # fairseq's
 _SCALE_START = 128.0  # fairseq's; the loss is a sum over tokens, so no large factor is needed
@@ -174,7 +173,7 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
     nll, tokens, words, stops = distributed.add_up(totals, learner.process)
     for table in sparse_tables(learner.model):
         if table.grad is not None:
-            table.grad = distributed.average_rows(added_up(table.grad), learner.process)
+            table.grad = distributed.average_rows(table.grad.coalesce(), learner.process)
     if learner.tables:
         # Theirs are sums over the processes: averages, too, so that all can be treated alike.
         sums_here = [local_shard(p.grad) for p in learner.tables if p.grad is not None]
@@ -193,7 +192,7 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
 
 def _norm(grads: Sequence[Tensor]) -> Tensor:
     """Of all gradients together, in which every element counts once, whoever has it."""
-    each = [values(grad) for grad in grads]
+    each = [grad._values() if grad.is_sparse else grad for grad in grads]
     kinds = [[g for g in each if isinstance(g, DTensor) == is_sharded] for is_sharded in (0, 1)]
     norms = [torch.nn.utils.get_total_norm(kind, foreach=True) for kind in kinds if kind]
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]

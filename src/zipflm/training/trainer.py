@@ -25,7 +25,6 @@ from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, TrainingState, Validation
 from zipflm.training import advice, distributed, memory, optimizers, start, step, throughput
 from zipflm.training.distributed import Process
-from zipflm.training.limits import require_trainable
 from zipflm.training.log import Log
 from zipflm.training.recorded_update import Updates
 from zipflm.training.run import Run
@@ -60,7 +59,6 @@ def train(
     curve is scored, as a study does, which scores the result itself. ValueError or OSError if the
     input does not allow it; nothing saved before is lost by that.
     """
-    require_trainable(config)
     check_data(config, data)
     config = in_updates(config, data)
     folder = RunFolder(out)
@@ -111,7 +109,7 @@ def train(
             except RuntimeError as error:
                 if not memory.is_out_of_memory(error):
                     raise
-                raise ValueError(memory.explanation(error, config, run.learner)) from None
+                raise ValueError(memory.explanation(config)) from None
             finally:
                 run.stream.close()
                 saver.close()
@@ -129,8 +127,6 @@ def _warnings(
 ) -> Iterator[str]:
     """What to know before the first update, while it is early enough to do otherwise."""
     yield from advice.doubts(config, done, held)
-    if (busy := advice.load()) is not None:
-        yield busy
     if process.is_first and process.device.type == "cpu":
         operations = advice.work(config, data.vocabulary.counts, done)
         slow = advice.slowness(operations, config.name)
