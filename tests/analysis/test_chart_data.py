@@ -44,12 +44,6 @@ def test_bins_have_words_and_intervals_and_empty_ones_are_not_drawn() -> None:
     assert set(bins[-1]["difference"]) == set(example.LABELS) - {"ADP-T"}
 
 
-def test_the_curve_has_every_model_and_its_difference_to_the_reference() -> None:
-    curve = chart_data(example.study())["curve"]
-    assert len(curve) > 5 and set(curve[0]["loss"]) == set(example.LABELS)
-    assert "ADP-T" not in curve[0]["difference"] and len(curve[0]["difference"]) == 7
-
-
 @pytest.mark.parametrize("by", ["word", "previous"])
 def test_the_papers_bins_follow_ours_where_it_has_some_of_the_models(by: str) -> None:
     ours, wiki, billion = chart_data(example.study())["bins"][by]

@@ -7,7 +7,6 @@ from pathlib import Path
 from analysis import example_study as example
 
 from zipflm.analysis.building import build
-from zipflm.analysis.estimates import Interval
 from zipflm.analysis.plots import figures, save_figures, time_unit
 from zipflm.analysis.study import Study
 
@@ -17,7 +16,7 @@ def test_every_figure_is_written_twice_and_the_svg_is_reproducible(tmp_path: Pat
     study = build(members, example.text(), title="t", dataset="tiny", facts={})
     written = save_figures(study, tmp_path / "a")
     assert {path.suffix for path in written} == {".svg", ".png"}
-    assert len(written) == 2 * len(figures(study)) == 14
+    assert len(written) == 2 * len(figures(study)) == 10
     save_figures(study, tmp_path / "b")
     for path in written:
         if path.suffix == ".svg":
@@ -27,14 +26,6 @@ def test_every_figure_is_written_twice_and_the_svg_is_reproducible(tmp_path: Pat
 def test_the_papers_charts_are_drawn_for_its_datasets() -> None:
     names = set(figures(example.study(dataset="wikitext-103")))
     assert {"paper-loss-by-word-frequency", "paper-loss-by-previous-word-frequency"} <= names
-
-
-def test_the_curve_against_frequency_has_a_line_and_a_band_for_every_model() -> None:
-    study = example.study()
-    axes = figures(study)["loss-against-frequency"]().axes[0]
-    assert len(axes.lines) == len(axes.collections) == 8 and axes.get_xscale() == "log"
-    axes = figures(study)["difference-against-frequency"]().axes[0]
-    assert len(axes.collections) == 7
 
 
 def study_with_outlier() -> Study:
@@ -83,17 +74,3 @@ def test_a_study_without_curves_has_no_curve_figures() -> None:
     study = example.study()
     rows = tuple(replace(row, curve=()) for row in study.rows)
     assert "learning-curves" not in figures(replace(study, rows=rows))
-
-
-def test_a_curve_that_would_flatten_all_others_is_cut_and_named() -> None:
-    study = example.study()
-    curve = tuple(
-        replace(
-            at, difference=at.difference | {"BPE": Interval(estimate=40.0, low=39.0, high=41.0)}
-        )
-        for at in study.curve
-    )
-    axes = figures(replace(study, curve=curve))["difference-against-frequency"]().axes[0]
-    assert axes.get_ylim()[1] < 10
-    (text,) = axes.texts
-    assert text.get_text().startswith("goes on beyond the axis: ") and "BPE" in text.get_text()

@@ -86,7 +86,6 @@ def build(
         differences=_differences(known if is_mixed else everything),
         rare=_on_rare(sample, word_ids, counts),
         after_rare=_on_rare(sample, previous, counts),
-        curve=sample.curve(),
     )
 
 

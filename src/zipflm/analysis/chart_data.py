@@ -24,7 +24,6 @@ def chart_data(study: Study) -> dict[str, Any]:
         "split": study.split,
         "reference": study.reference,
         "headline": study.headline_name,
-        "curve": [asdict(at) for at in study.curve],
         "models": [_model(row, study) | _look(looks[row.label]) for row in study.rows],
         "bins": {
             "word": _sources(study, study.word_bins, previous=False),

@@ -64,7 +64,6 @@ def render(study: Study) -> str:
         seen=page_tables.seen(study),
         split=escape(study.split),
         intervals=escape(interval_caption(study)),
-        curve_caption=escape(_curve_caption(study)),
         word_bins=_bin_table(study, study.word_bins, "word"),
         previous_bins=_bin_table(study, study.previous_bins, "previous word"),
         contexts=_contexts(study),
@@ -122,16 +121,6 @@ def words_caption(study: Study) -> str:
 def interval_caption(study: Study) -> str:
     """How intervals were made."""
     return f"95 % intervals come from {study.blocks.describe()}."
-
-
-def _curve_caption(study: Study) -> str:
-    if not study.curve:
-        return ""
-    return (
-        "Mean loss of words by how often they occur in the training text: a local linear "
-        "regression on the logarithm of that number, with bands of 95 %. End of sentence and "
-        "unknown words are left out."
-    )
 
 
 def _file(name: str) -> str:

@@ -29,8 +29,6 @@ from zipflm.records import load_object
 _CAPTIONS = {
     "loss-by-word-frequency": "Loss by frequency of the word",
     "loss-by-previous-word-frequency": "Loss by frequency of the previous word",
-    "loss-against-frequency": "Loss against the frequency of the word",
-    "difference-against-frequency": "Difference to the reference against the frequency of the word",
     "learning-curves": "Learning curves",
     "perplexity-against-time": "Perplexity against training time",
     "parameters-against-perplexity": "Parameters against perplexity",

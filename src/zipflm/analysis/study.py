@@ -13,7 +13,6 @@ from statistics import fmean, stdev
 
 from zipflm.analysis.estimates import Interval
 from zipflm.analysis.frequency_bins import FloatArray, FrequencyBin, IntArray
-from zipflm.analysis.frequency_curve import CurveAt
 from zipflm.analysis.paper import PaperModel
 from zipflm.analysis.text_blocks import TextBlocks
 from zipflm.analysis.word_lists import WordLists
@@ -272,8 +271,6 @@ class Study:
     """The same without unknown words."""
     differences: tuple[Difference, ...]
     """Of every pair of rows, in what `headline` ranks by."""
-    curve: tuple[CurveAt, ...]
-    """Loss against frequency."""
     rare: tuple[Difference, ...] = ()
     """Of every pair of rows, on rare words alone."""
     after_rare: tuple[Difference, ...] = ()

@@ -264,7 +264,6 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         },
         "differences": [asdict(difference) for difference in study.differences],
         "paper_findings": [asdict(finding) for finding in paper_findings(study)],
-        "loss_against_frequency": [asdict(at) for at in study.curve],
         "tried": [asdict(tried) for tried in study.tried],
     }
     return dict(finite(found))
