@@ -16,7 +16,7 @@ import pytest
 from analysis import example_study as example
 
 from zipflm.analysis.building import build
-from zipflm.analysis.page import render
+from zipflm.analysis.page import html as render
 
 CHROMIUM = next(
     (

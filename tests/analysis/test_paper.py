@@ -4,8 +4,8 @@ import pytest
 from analysis import example_study as example
 
 from zipflm.analysis.building import build
+from zipflm.analysis.page import markdown
 from zipflm.analysis.paper import BANDS, CONTEXT, GPUS, MODELS, comparison_row, setting_row
-from zipflm.analysis.report import markdown
 from zipflm.presets import from_name
 
 # Of Tables 3 and 4: valid and test perplexity, hours of training, millions of parameters.

@@ -10,10 +10,9 @@ import pytest
 from analysis import example_study as example
 
 from zipflm.analysis.building import build
-from zipflm.analysis.study import ContextScore, Member, Study, Summary
+from zipflm.analysis.study import Member, Study, Summary
 from zipflm.analysis.tables import (
     columns,
-    context_rows,
     duration,
     finite,
     memory,
@@ -119,25 +118,6 @@ def test_one_seed_that_ran_uncompiled_makes_its_row_so() -> None:
     assert study.rows[0].compiled is False
     (row,) = to_json(study, "study")["rows"]
     assert [member["compiled"] for member in row["members"]] == [True, False]
-
-
-def with_contexts(dataset: str, label: str) -> Study:
-    scores = [
-        ContextScore(label=label, train_block=512, block=512, context=c, perplexity=p)
-        for c, p in ((0, {"valid": 20.0, "test": 21.0}), (480, {"test": 19.5}))
-    ]
-    return replace(study_of(example.member(label), dataset=dataset), contexts=tuple(scores))
-
-
-def test_contexts_stand_beside_the_papers_for_its_own_model() -> None:
-    head, rows = context_rows(with_contexts("wikitext-103", "ADP-T"))
-    assert head[-2:] == ["the paper's valid", "the paper's test"]
-    assert rows == [
-        ["ADP-T", "512", "512", "0", "20.00", "21.00", "19.79", "20.51"],
-        ["ADP-T", "512", "512", "480", "-", "19.50", "18.35", "19.03"],
-    ]
-    assert context_rows(with_contexts("wikitext-103", "ADP"))[1][0][-2:] == ["-", "-"]
-    assert len(context_rows(with_contexts("tiny", "ADP-T"))[0]) == 6
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any
 
-from zipflm.analysis.paper import CONTEXT, GPUS, PaperModel
+from zipflm.analysis.paper import GPUS, PaperModel
 from zipflm.analysis.paper_findings import paper_findings
 from zipflm.analysis.study import Member, Row, Seen, Study, Summary
 from zipflm.records import to_dict
@@ -63,6 +63,19 @@ def columns(study: Study) -> list[Column]:
         _words("output", lambda row: row.first.output),
     ]
     return found + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
+
+
+def column_groups(shown: Sequence[Column]) -> list[tuple[str, int]]:
+    """Titles above the columns, each with the number of columns that it spans."""
+    return [(name, len(list(of))) for name, of in groupby(column.group for column in shown)]
+
+
+def is_best(column: Column, row: Row, study: Study) -> bool:
+    """Whether to mark a value as the best of its column; none is while models are missing."""
+    if not column.ranks or study.missing:
+        return False
+    values = [value for other in study.finished if (value := column.value(other)) is not None]
+    return column.value(row) == min(values, default=None)
 
 
 def seen_columns(study: Study) -> list[Column]:
@@ -190,7 +203,7 @@ def to_latex(study: Study, comment: str) -> str:
         for column in columns(study)
         if column.ranks or f"{column.group} {column.title}".strip() in _LATEX_COLUMNS
     ]
-    groups = [(name, len(list(of))) for name, of in groupby(column.group for column in shown)]
+    groups = column_groups(shown)
     ends = list(accumulate(span for _, span in groups))
     lines = [
         "% " + comment.replace("\n", " "),
@@ -226,9 +239,7 @@ def _latex_line(cells: Iterable[str]) -> str:
 
 def _latex_cell(column: Column, row: Row, study: Study) -> str:
     text = "--" if column.text(row) == EMPTY else column.text(row).translate(_LATEX)
-    values = [value for other in study.finished if (value := column.value(other)) is not None]
-    is_best = column.ranks and not study.missing and column.value(row) == min(values)
-    return rf"\textbf{{{text}}}" if is_best else text
+    return rf"\textbf{{{text}}}" if is_best(column, row, study) else text
 
 
 def to_json(study: Study, made_by: str) -> dict[str, Any]:
@@ -267,23 +278,6 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         "tried": [asdict(tried) for tried in study.tried],
     }
     return dict(finite(found))
-
-
-def context_rows(study: Study) -> tuple[list[str], list[list[str]]]:
-    """The table of training block against context: names and rows, the paper's beside ours."""
-    splits = list(dict.fromkeys(split for c in study.contexts for split in c.perplexity))
-    names = ["model", "train block", "block", "context", *splits]
-    rows = [
-        [c.label, f"{c.train_block:,}", f"{c.block:,}", f"{c.context:,}"]
-        + [number(c.perplexity.get(split)) for split in splits]
-        for c in study.contexts
-    ]
-    if study.dataset != "wikitext-103":
-        return names, rows
-    for row, c in zip(rows, study.contexts, strict=True):
-        theirs = CONTEXT.get((c.train_block, c.context)) if c.label == "ADP-T" else None
-        row += [number(value) for value in theirs] if theirs else [EMPTY, EMPTY]
-    return [*names, "the paper's valid", "the paper's test"], rows
 
 
 def _words_of(study: Study, label: str) -> dict[str, list[dict[str, Any]]]:
