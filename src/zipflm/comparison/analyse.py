@@ -20,15 +20,15 @@ from zipflm.comparison.compare import (
     scored_splits,
     scored_text,
 )
-from zipflm.comparison.job import FULL_DISK_REMEDY
 from zipflm.comparison.members import make_member, score_checkpoint, score_run
 from zipflm.comparison.plan import (
     Plan,
     open_twin,
     open_words,
-    require_few,
+    require_seeds,
     seeded,
 )
+from zipflm.comparison.runner import FULL_DISK_REMEDY
 from zipflm.comparison.settings import require_comparable, variations
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
@@ -37,7 +37,6 @@ from zipflm.evaluation.sharing import Share
 from zipflm.files import naming_full_disk
 from zipflm.folders import sole_writer
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
-from zipflm.quoting import quoted
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import Choice, RunFolder, locate
 from zipflm.runs.loaded import load_run
@@ -47,8 +46,6 @@ from zipflm.units import perplexity
 # What a decoder of the paper computes. The authors' code has other heads, rates and first weights
 # than the paper says for the same rows.
 _DECODER_KIND = ("dim", "num_layers", "ffn_dim", "positions", "qk_norm", "activation", "norm")
-
-_MOST_CONTEXTS = 100
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,6 @@ def analyse(
     def opened() -> tuple[DataFolder, list[_Analysed]]:
         words = open_words(data)
         scored_splits(words)
-        _require_few_contexts(context_sizes)
         analysed = _open(runs, checkpoint, words)
         for run in analysed:
             _require_room(run, context_sizes, options)
@@ -142,7 +138,7 @@ def ablate(
         words = open_words(data)
         scored_splits(words)
         (base,) = _open([run], checkpoint, words)
-        require_few((len(bands) or 1) * (len(tail_dropout) or 1), seeds)
+        require_seeds(seeds)
         plans: list[Plan] = []
         # All settings are trained equally long.
         config = replace(base.config, training=replace(base.config.training, patience=0))
@@ -274,22 +270,13 @@ def _scored(
     return member, contexts
 
 
-def _require_few_contexts(sizes: Sequence[int]) -> None:
-    """Every one of them takes as long as scoring the runs does."""
-    if len(sizes) > _MOST_CONTEXTS:
-        raise ValueError(f"--context-sizes: {len(sizes):,} of them; give at most {_MOST_CONTEXTS}")
-    for place, size in enumerate(sizes):
-        if size in sizes[:place]:
-            raise ValueError(f"--context-sizes {quoted(size)}: name each of them once")
-
-
 def _require_room(run: _Analysed, sizes: Sequence[int], options: ScoringOptions) -> None:
     """ValueError, before anything is scored, for a context that leaves nothing to score."""
     block = options.blocks(run.config).block
     for size in sizes:
         if not 0 <= size < block:
             raise ValueError(
-                f"--context-sizes {quoted(size)}: must leave room for scored tokens in the block "
+                f"--context-sizes {size}: must leave room for scored tokens in the block "
                 f"of {block} that {run.run.path} is scored in; give 0 to {block - 1}, or another "
                 "--block"
             )
