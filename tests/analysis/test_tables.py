@@ -139,7 +139,6 @@ def test_one_seed_that_ran_uncompiled_makes_its_row_so() -> None:
         (duration(None), "-"),
         (memory(3 * 2**30), "3.00 GiB"),
         (memory(5 * 2**20), "5 MiB"),
-        (memory(None), "-"),
         (spread(None), "-"),
         (spread(Summary(mean=2.0)), "2.00"),
     ],

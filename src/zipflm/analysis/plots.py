@@ -19,7 +19,7 @@ from matplotlib.transforms import Bbox
 from zipflm.analysis.bars import INK, bar_chart, bin_label, new_axes, paper_bars
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.palette import Style, style_of
-from zipflm.analysis.paper_bins import BINS
+from zipflm.analysis.paper_bins import DATASETS
 from zipflm.analysis.study import Row, Study
 from zipflm.files import written_whole
 from zipflm.units import perplexity
@@ -128,7 +128,7 @@ def figures(study: Study) -> dict[str, Callable[[], Figure]]:
     if any(row.curve for row in study.rows):
         drawn["learning-curves"] = lambda: learning_curves(study)
         drawn["perplexity-against-time"] = lambda: perplexity_against_time(study)
-    if study.dataset in BINS:
+    if study.dataset in DATASETS:
         drawn["paper-loss-by-word-frequency"] = lambda: paper_bars(study.dataset, previous=False)
         drawn["paper-loss-by-previous-word-frequency"] = lambda: paper_bars(
             study.dataset, previous=True

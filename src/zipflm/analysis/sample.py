@@ -18,7 +18,7 @@ from zipflm.analysis.frequency_bins import (
     bin_indices,
 )
 from zipflm.analysis.text_blocks import TextBlocks, cut_into_blocks, document_starts
-from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import Vocabulary
 
 
 class Sample:
@@ -58,7 +58,7 @@ class Sample:
         self, bins: Sequence[FrequencyBin], groups: IntArray
     ) -> tuple[FrequencyBin, ...]:
         """Bins of the words in `groups`, with the intervals of their losses."""
-        indices = bin_indices(groups, self._counts, END, UNKNOWN)
+        indices = bin_indices(groups, self._counts)
         found = []
         for b in bins:
             own = self.estimates(indices == BIN_NAMES.index(b.name))
