@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from analysis import example_study as example
 
-from zipflm.analysis.building import build
 from zipflm.analysis.page import html as render
 
 CHROMIUM = next(
@@ -124,7 +123,7 @@ def test_names_of_points_do_not_overlap_and_an_outlier_is_named(tmp_path: Path) 
     lost = example.member("SM", rank=1)
     score = replace(lost.scores["test"], loss=12.0, known_loss=12.0)
     members.append(replace(lost, scores={"test": score}))
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(*members)
     script = """<script>
     const boxes = [...document.querySelectorAll("#params text.strong")].map((t) => t.getBoundingClientRect());
     const overlaps = boxes.filter((a, i) => boxes.some((b, j) => i < j && a.left < b.right

@@ -7,7 +7,6 @@ from itertools import combinations
 import pytest
 from analysis import example_study as example
 
-from zipflm.analysis.building import build
 from zipflm.analysis.estimates import Interval
 from zipflm.analysis.page import markdown
 from zipflm.analysis.paper_findings import (
@@ -96,7 +95,7 @@ def test_rare_words_are_compared_in_nats_reference_or_not() -> None:
 
 def test_there_are_none_where_the_paper_has_no_such_models() -> None:
     members = [example.member(f"ADP-T bands {i}k/9k", rank=i) for i in range(3)]
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(*members)
     assert paper_findings(study) == []
 
 

@@ -6,14 +6,13 @@ from pathlib import Path
 
 from analysis import example_study as example
 
-from zipflm.analysis.building import build
 from zipflm.analysis.plots import figures, save_figures, time_unit
 from zipflm.analysis.study import Study
 
 
 def test_every_figure_is_written_twice_and_the_svg_is_reproducible(tmp_path: Path) -> None:
     members = [example.member(label, rank=i) for i, label in enumerate(("SM", "ADP-T"))]
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(*members)
     written = save_figures(study, tmp_path / "a")
     assert {path.suffix for path in written} == {".svg", ".png"}
     assert len(written) == 2 * len(figures(study)) == 10
@@ -35,7 +34,7 @@ def study_with_outlier() -> Study:
         replace(point, valid_loss=12.0 if point.valid_loss else None) for point in members[0].curve
     )
     members[0] = replace(members[0], scores={"test": score, "valid": score}, curve=curve)
-    return build(members, example.text(), title="t", dataset="tiny", facts={})
+    return example.study_of(*members)
 
 
 def test_a_model_far_above_the_others_is_named_and_does_not_squash_them() -> None:
@@ -51,7 +50,7 @@ def test_nothing_of_the_second_half_of_a_training_is_cut_off() -> None:
     (first, *_, last) = (p for p in members[0].curve if p.valid_loss is not None)
     late = replace(first, valid_loss=9.0), replace(last, valid_loss=5.0)
     members[0] = replace(members[0], curve=late)
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(*members)
     assert figures(study)["learning-curves"]().axes[0].get_ylim()[1] > 9.0
 
 
@@ -59,7 +58,7 @@ def test_names_of_points_do_not_overlap() -> None:
     members = [
         replace(example.member(f"ADP-T bands {i}k/155k/100k", rank=3), seed=i) for i in range(4)
     ]
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(*members)
     texts = figures(study)["parameters-against-perplexity"]().axes[0].texts
     boxes = [text.get_window_extent() for text in texts]
     assert len(boxes) == 4

@@ -101,9 +101,12 @@ def test_settings_make_rows_of_their_own(data: Path) -> None:
         ({"overrides": ("name=mine/ADP",)}, "name=mine/ADP: tiny/SM would"),
         ({"overrides": ("batches.unit=bpe",)}, "batches.unit=bpe: tiny/SM would"),
         ({"overrides": ("output=FullOutput",)}, "output=FullOutput: tiny/ASM would"),
-        ({"bands": ("4/8/20",), "factorizations": ("SM",)}, "tiny/SM has no bands; leave it out"),
+        ({"bands": ("4/8/20",), "factorizations": ("SM",)}, "--bands: tiny/SM has no bands"),
         ({"bands": ("5k/9k",), "factorizations": ("ADP",)}, "the vocabulary has only"),
-        ({"tail_dropout": (0.1,), "factorizations": ("SM",)}, "has no tail; leave it out"),
+        (
+            {"tail_dropout": (0.1,), "factorizations": ("SM",)},
+            "--tail-dropout: tiny/SM has no",
+        ),
         (
             {"bands": ("4/8/20", "8/24", "4/ 8/9"), "factorizations": ("ADP",)},
             "--bands 4/ 8/9: the same as 4/8/20; name each setting once",

@@ -146,6 +146,7 @@ def _row(members: Sequence[Member], dataset: str) -> Row:
     perplexities = {s: Summary.of_losses([m.scores[s].loss for m in good]) for s in splits}
     known = {s: Summary.of_losses([m.scores[s].known_loss for m in good]) for s in splits}
     rates = [m.tokens_per_second for m in good if m.tokens_per_second is not None]
+    compiled = [m.compiled for m in good if m.compiled is not None]
     first = members[0]
     find = comparison_row if first.label == first.factorization else setting_row
     return Row(
@@ -161,14 +162,10 @@ def _row(members: Sequence[Member], dataset: str) -> Row:
         ),
         tokens_per_second=Summary.of(rates),
         memory=max((m.memory for m in good if m.memory is not None), default=None),
-        compiled=_all([m.compiled for m in good if m.compiled is not None]),
+        compiled=all(compiled) if compiled else None,
         curve=_mean_curve([member.curve for member in members if member.curve]),
         paper=find(dataset, first.label),
     )
-
-
-def _all(answers: Sequence[bool]) -> bool | None:
-    return all(answers) if answers else None
 
 
 def _nll_of(row: Row) -> FloatArray | None:

@@ -83,42 +83,32 @@ def analyse(
 
     with distributed.started(options.device) as process:
         words, analysed = process.done_by_all(opened)
+        splits = scored_splits(words)
         with distributed.held_by_first(sole_writer(out), process):
             distributed.let_first(lambda: claim(out, "analysis"), process)
-            study = _studied(words, analysed, context_sizes, options, process)
+            members: list[Member] = []
+            contexts: list[ContextScore] = []
+            for run in analysed:
+                member, more = _scored(run, words, splits, options, context_sizes, process)
+                members.append(member)
+                contexts += more
+            study = build(
+                members,
+                scored_text(words, splits[-1]),
+                title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
+                dataset=_dataset(analysed),
+                facts={
+                    "data": f"a vocabulary of {len(words.vocabulary):,} words",
+                    "folder": str(words.path),
+                    "vocabulary": words.vocabulary.hash,
+                }
+                | PROTOCOL_FACTS,
+            )
+            study = replace(study, contexts=tuple(contexts))
             if process.is_first:
                 with naming_full_disk(out, FULL_DISK_REMEDY):
                     write_report(study, out, "analysis")
     return study
-
-
-def _studied(
-    words: DataFolder,
-    analysed: Sequence[_Analysed],
-    context_sizes: Sequence[int],
-    options: ScoringOptions,
-    share: Share,
-) -> Study:
-    splits = scored_splits(words)
-    members: list[Member] = []
-    contexts: list[ContextScore] = []
-    for run in analysed:
-        member, more = _scored(run, words, splits, options, context_sizes, share)
-        members.append(member)
-        contexts += more
-    study = build(
-        members,
-        scored_text(words, splits[-1]),
-        title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
-        dataset=_dataset(analysed),
-        facts={
-            "data": f"a vocabulary of {len(words.vocabulary):,} words",
-            "folder": str(words.path),
-            "vocabulary": words.vocabulary.hash,
-        }
-        | PROTOCOL_FACTS,
-    )
-    return replace(study, contexts=tuple(contexts))
 
 
 def ablate(
@@ -186,16 +176,13 @@ def _open(paths: Sequence[Path], choice: Choice | None, words: DataFolder) -> li
             raise ValueError(
                 f"{path}: another run is called {name} as well; give their folders different names"
             )
+    data = {"word": words}
+    if any(config.batches.unit != "word" for config in configs):
+        data["bpe"] = open_twin(words, "leave out the runs of sub-words")
     return [
-        _Analysed(run, checkpoint, config, _data_of(config, words), name, kind)
+        _Analysed(run, checkpoint, config, data[config.batches.unit], name, kind)
         for (run, checkpoint), config, name, kind in zip(found, configs, names, kinds, strict=True)
     ]
-
-
-def _data_of(config: Config, words: DataFolder) -> DataFolder:
-    if config.batches.unit == "word":
-        return words
-    return open_twin(words, "leave out the runs of sub-words")
 
 
 def _dataset(runs: Sequence[_Analysed]) -> str:
@@ -249,10 +236,10 @@ def _scored(
         split=splits[-1],
     )
     contexts = []
-    for size in context_sizes if loaded else ():
+    # In windows as long as the block that the run is scored in.
+    block = options.blocks(run.config).block
+    for size in context_sizes:
         assert loaded is not None
-        # In windows as long as the block that the run is scored in.
-        block = options.blocks(run.config).block
         chosen = replace(options, block=block, context=size)
         scored = score_run(loaded, run.data, splits, chosen, share)
         contexts.append(
