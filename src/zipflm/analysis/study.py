@@ -330,9 +330,7 @@ class Study:
     @property
     def headline_name(self) -> str:
         """What `headline` is, for sentences."""
-        first = next(iter(self.finished), None)
-        is_known = first and self.is_mixed
-        return f"{self.split} perplexity" + (" on known words" if is_known else "")
+        return f"{self.split} perplexity" + (" on known words" if self.is_mixed else "")
 
 
 def find_difference(differences: Sequence[Difference], label: str, other: str) -> Difference | None:

@@ -88,13 +88,16 @@ def compare(
     with distributed.started(device) as process:
         words, plans = distributed.done_by_all(lambda: _planned(request, process), process)
         equal, grid = require_known(request.equal), parse_grid(request.tune)
+        recipe = "the preset's own" if request.recipe == "paper" else request.recipe
+        dataset, _, size = request.preset.partition("/")
         return run_plans(
             plans,
             words,
             request.out,
             title=f"Word representations compared on {request.data}",
-            dataset=_paper_dataset(request.preset),
-            facts={"preset": request.preset, "recipe": _recipe(request)}
+            # The paper's rows stand next to ours where it has them, for models of the base size.
+            dataset=dataset if size in ("", "base") else "",
+            facts={"preset": request.preset, "recipe": recipe}
             | ({"overrides": " ".join(request.overrides)} if request.overrides else {})
             | {"held equal": describe(equal, plans)}
             | ({"tuned": " ".join(request.tune)} if grid else {}),
@@ -287,16 +290,6 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
 def _either(values: Iterable[str]) -> str:
     """`a`, or `a or b` where members differ, as the paper's do in tokens per update."""
     return " or ".join(dict.fromkeys(values))
-
-
-def _paper_dataset(preset: str) -> str:
-    """Whose rows of the paper stand beside ours; its comparison is of models of the base size."""
-    dataset, _, size = preset.partition("/")
-    return dataset if size in ("", "base") else ""
-
-
-def _recipe(request: Request) -> str:
-    return "the preset's own" if request.recipe == "paper" else request.recipe
 
 
 def _trainer(device: str | None, *, is_tuned: bool) -> Train:

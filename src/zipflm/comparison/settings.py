@@ -52,7 +52,9 @@ def variations(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Vari
     """Every combination of the settings asked for."""
     _require_distinct("--bands", bands, [cutoffs(text) for text in bands])
     _require_distinct("--tail-dropout", tail_dropout, tail_dropout)
-    return [Variation(*pair) for pair in product(bands or [None], tail_dropout or [None])]
+    every_band: Sequence[str | None] = bands or [None]
+    every_rate: Sequence[float | None] = tail_dropout or [None]
+    return [Variation(*pair) for pair in product(every_band, every_rate)]
 
 
 def _require_distinct(option: str, given: Sequence[object], meant: Sequence[object]) -> None:
