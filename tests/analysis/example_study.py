@@ -91,6 +91,11 @@ def study(dataset: str = "tiny", seeds: int = 1, broken: str = "") -> Study:
     return build(members, text(), title="Factorizations of test", dataset=dataset, facts=facts)
 
 
+def study_of(*members: Member, dataset: str = "tiny", on: ScoredText | None = None) -> Study:
+    """A study of these members."""
+    return build(members, on or text(), title="t", dataset=dataset, facts={})
+
+
 def with_unknown(of: Study) -> Study:
     """The same with a few words in the bin of unknown ones."""
     unknown = replace(of.word_bins[0], name="UNK", tokens=5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from analysis import example_study as example
 
-from zipflm.analysis.building import build, split_score
+from zipflm.analysis.building import split_score
 
 
 def test_bins_average_to_the_tables_loss() -> None:
@@ -28,34 +28,9 @@ def test_seeds_make_one_row_with_their_spread() -> None:
     assert summary.deviation == pytest.approx(np.std(values, ddof=1))
 
 
-def test_one_seed_has_no_spread() -> None:
-    assert example.study().rows[0].perplexity["test"].deviation is None
-
-
-def test_a_member_that_diverged_keeps_its_row_and_says_why() -> None:
-    study = example.study(broken="CNN")
-    row = next(row for row in study.rows if row.label == "CNN")
-    assert row.problem == "diverged: <loss> nan"
-    assert row.perplexity == {}
-    assert len(study.rows) == 8 and len(study.finished) == 7
-    assert "CNN" not in study.word_bins[0].loss
-
-
 def test_without_adpt_the_first_finished_row_is_the_reference() -> None:
     assert example.study(broken="ADP-T").reference == "SM"
     assert example.study().reference == "ADP-T"
-
-
-def test_a_study_of_nothing_but_failures_has_empty_tables() -> None:
-    members = [example.member("SM", problem="diverged")]
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
-    assert study.reference == "" and study.words == {} and study.finished == ()
-
-
-def test_the_papers_rows_are_found_for_its_datasets_only() -> None:
-    row = example.study(dataset="wikitext-103").rows[-1]
-    assert row.paper is not None and row.paper.test == 20.51
-    assert example.study(dataset="tiny").rows[-1].paper is None
 
 
 @pytest.mark.parametrize(
@@ -66,14 +41,14 @@ def test_a_row_ran_compiled_if_all_its_seeds_did(
     seeds: list[bool | None], compiled: bool | None
 ) -> None:
     members = [replace(example.member("SM", n), compiled=c) for n, c in enumerate(seeds, start=1)]
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(*members)
     assert study.rows[0].compiled is compiled
 
 
 def test_a_seed_without_a_result_does_not_count_for_its_row() -> None:
     lost = replace(example.member("SM", 2, problem="diverged"), compiled=False)
     members = [replace(example.member("SM", 1), compiled=True), lost]
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(*members)
     assert study.rows[0].compiled is True and study.rows[0].problem == "seed 2: diverged"
 
 
@@ -81,7 +56,7 @@ def test_a_curve_of_several_seeds_has_the_updates_that_all_have() -> None:
     one, other = example.member("SM", 1), example.member("SM", 2)
     gap = replace(other.curve[3], loss=None)
     other = replace(other, curve=(*other.curve[:3], gap, *other.curve[5:]))
-    study = build([one, other], example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(one, other)
     points = {point.update: point for point in study.rows[0].curve}
     assert list(points) == [10, 20, 30, 40, 60, 70, 80, 90, 100]
     assert points[40].loss is None
@@ -102,9 +77,3 @@ def test_a_loss_beyond_all_perplexities_is_refused(nll: list[float]) -> None:
     protocol = example.member("SM").scores["test"].protocol
     with pytest.raises(ValueError, match="an infinite perplexity: its training diverged"):
         split_score(np.array(nll), np.array([5, 6]), protocol)
-
-
-def test_losses_of_another_number_of_words_are_refused() -> None:
-    protocol = example.member("SM").scores["test"].protocol
-    with pytest.raises(ValueError, match="3 losses for 2 words"):
-        split_score(np.zeros(3), np.array([5, 6]), protocol)

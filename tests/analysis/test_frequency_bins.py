@@ -12,7 +12,7 @@ COUNTS = np.array([0, 0, 50, 70, 2_000_000, 1_000_000, 100_001, 101, 100, 11, 10
 
 def test_ends_belong_to_the_bin_they_name() -> None:
     ids = np.arange(2, len(COUNTS))
-    names = [BIN_NAMES[i] for i in bin_indices(ids, COUNTS, eos_id=2, unk_id=3)]
+    names = [BIN_NAMES[i] for i in bin_indices(ids, COUNTS)]
     assert names == [
         "EOS",
         "UNK",
@@ -29,7 +29,7 @@ def test_ends_belong_to_the_bin_they_name() -> None:
 
 
 def test_previous_word_of_the_first_is_the_end_of_a_sentence() -> None:
-    assert previous_words(np.array([4, 5, 2, 6]), eos_id=2).tolist() == [2, 4, 5, 2]
+    assert previous_words(np.array([4, 5, 2, 6])).tolist() == [2, 4, 5, 2]
 
 
 def test_empty_bins_are_left_out() -> None:
@@ -57,7 +57,7 @@ def test_bins_partition_the_words_and_average_to_the_total(
 ) -> None:
     ids = np.array([row[0] for row in rows])
     nll = {"A": np.array([row[1] for row in rows]), "B": np.array([row[2] for row in rows])}
-    by = previous_words(ids, eos_id=2) if by_previous else None
+    by = previous_words(ids) if by_previous else None
     bins = loss_by_bin(ids, COUNTS, nll, by=by)
     assert sum(b.tokens for b in bins) == len(ids)
     assert sum(b.types for b in bins) == len(np.unique(ids if by is None else by))
@@ -65,13 +65,3 @@ def test_bins_partition_the_words_and_average_to_the_total(
         total = sum(b.tokens * (b.loss[model] or 0.0) for b in bins)
         assert total / len(ids) == pytest.approx(losses.mean(), abs=1e-9)
     assert all(b.tokens > 0 for b in bins)
-
-
-def test_a_model_scored_on_other_words_is_refused() -> None:
-    with pytest.raises(ValueError, match="SM: 2 losses for 3 words; score the same split"):
-        loss_by_bin(np.array([4, 5, 6]), COUNTS, {"SM": np.zeros(2)})
-
-
-def test_ids_outside_the_vocabulary_are_refused() -> None:
-    with pytest.raises(ValueError, match="word id 99 is outside the vocabulary of 13"):
-        loss_by_bin(np.array([99]), COUNTS, {"SM": np.zeros(1)})

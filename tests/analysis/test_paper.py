@@ -3,9 +3,8 @@
 import pytest
 from analysis import example_study as example
 
-from zipflm.analysis.building import build
+from zipflm.analysis.page import markdown
 from zipflm.analysis.paper import BANDS, CONTEXT, GPUS, MODELS, comparison_row, setting_row
-from zipflm.analysis.report import markdown
 from zipflm.presets import from_name
 
 # Of Tables 3 and 4: valid and test perplexity, hours of training, millions of parameters.
@@ -69,9 +68,7 @@ def test_contexts_and_bands_are_those_of_its_tables() -> None:
     ],
 )
 def test_ablations_are_found_by_their_setting(label: str, valid: float | None) -> None:
-    study = build(
-        [example.member(label)], example.text(), title="t", dataset="wikitext-103", facts={}
-    )
+    study = example.study_of(example.member(label), dataset="wikitext-103")
     row = study.rows[0].paper
     assert (row.valid if row else None) == valid
     assert (f"| {valid} |" in markdown(study)) == (valid is not None)

@@ -7,9 +7,8 @@ from itertools import combinations
 import pytest
 from analysis import example_study as example
 
-from zipflm.analysis.building import build
 from zipflm.analysis.estimates import Interval
-from zipflm.analysis.page_tables import claims_rows, findings_caption
+from zipflm.analysis.page import markdown
 from zipflm.analysis.paper_findings import (
     PaperFinding,
     claims,
@@ -17,8 +16,9 @@ from zipflm.analysis.paper_findings import (
     percent,
     percent_of,
 )
-from zipflm.analysis.report import markdown
+from zipflm.analysis.report_tables import paper_claims
 from zipflm.analysis.study import Difference, Study
+from zipflm.analysis.wording import paper_caption
 
 
 def with_difference(study: Study, label: str, other: str, low: float, high: float) -> Study:
@@ -69,8 +69,8 @@ def test_every_pair_is_compared_by_every_measure_and_nothing_is_selected() -> No
             counts[0], len(claim.findings), *counts[1:]
         )
         if name.endswith("every pair"):
-            assert f"{name}: {text}" in findings_caption(study) and text in markdown(study)
-        (row,) = (row for row in claims_rows(study) if row[0] == name)
+            assert f"{name}: {text}" in paper_caption(study) and text in markdown(study)
+        (row,) = (row for row in paper_claims(study).rows if row[0] == name)
         assert [int(cell.split(":")[0]) for cell in row[2:]] == counts
 
 
@@ -95,7 +95,7 @@ def test_rare_words_are_compared_in_nats_reference_or_not() -> None:
 
 def test_there_are_none_where_the_paper_has_no_such_models() -> None:
     members = [example.member(f"ADP-T bands {i}k/9k", rank=i) for i in range(3)]
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(*members)
     assert paper_findings(study) == []
 
 

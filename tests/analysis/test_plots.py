@@ -6,18 +6,16 @@ from pathlib import Path
 
 from analysis import example_study as example
 
-from zipflm.analysis.building import build
-from zipflm.analysis.estimates import Interval
 from zipflm.analysis.plots import figures, save_figures, time_unit
 from zipflm.analysis.study import Study
 
 
 def test_every_figure_is_written_twice_and_the_svg_is_reproducible(tmp_path: Path) -> None:
     members = [example.member(label, rank=i) for i, label in enumerate(("SM", "ADP-T"))]
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(*members)
     written = save_figures(study, tmp_path / "a")
     assert {path.suffix for path in written} == {".svg", ".png"}
-    assert len(written) == 2 * len(figures(study)) == 14
+    assert len(written) == 2 * len(figures(study)) == 10
     save_figures(study, tmp_path / "b")
     for path in written:
         if path.suffix == ".svg":
@@ -29,14 +27,6 @@ def test_the_papers_charts_are_drawn_for_its_datasets() -> None:
     assert {"paper-loss-by-word-frequency", "paper-loss-by-previous-word-frequency"} <= names
 
 
-def test_the_curve_against_frequency_has_a_line_and_a_band_for_every_model() -> None:
-    study = example.study()
-    axes = figures(study)["loss-against-frequency"]().axes[0]
-    assert len(axes.lines) == len(axes.collections) == 8 and axes.get_xscale() == "log"
-    axes = figures(study)["difference-against-frequency"]().axes[0]
-    assert len(axes.collections) == 7
-
-
 def study_with_outlier() -> Study:
     members = [example.member(label, rank=i) for i, label in enumerate(example.LABELS)]
     score = replace(members[0].scores["test"], loss=12.0, known_loss=12.0)
@@ -44,7 +34,7 @@ def study_with_outlier() -> Study:
         replace(point, valid_loss=12.0 if point.valid_loss else None) for point in members[0].curve
     )
     members[0] = replace(members[0], scores={"test": score, "valid": score}, curve=curve)
-    return build(members, example.text(), title="t", dataset="tiny", facts={})
+    return example.study_of(*members)
 
 
 def test_a_model_far_above_the_others_is_named_and_does_not_squash_them() -> None:
@@ -60,7 +50,7 @@ def test_nothing_of_the_second_half_of_a_training_is_cut_off() -> None:
     (first, *_, last) = (p for p in members[0].curve if p.valid_loss is not None)
     late = replace(first, valid_loss=9.0), replace(last, valid_loss=5.0)
     members[0] = replace(members[0], curve=late)
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(*members)
     assert figures(study)["learning-curves"]().axes[0].get_ylim()[1] > 9.0
 
 
@@ -68,7 +58,7 @@ def test_names_of_points_do_not_overlap() -> None:
     members = [
         replace(example.member(f"ADP-T bands {i}k/155k/100k", rank=3), seed=i) for i in range(4)
     ]
-    study = build(members, example.text(), title="t", dataset="tiny", facts={})
+    study = example.study_of(*members)
     texts = figures(study)["parameters-against-perplexity"]().axes[0].texts
     boxes = [text.get_window_extent() for text in texts]
     assert len(boxes) == 4
@@ -83,17 +73,3 @@ def test_a_study_without_curves_has_no_curve_figures() -> None:
     study = example.study()
     rows = tuple(replace(row, curve=()) for row in study.rows)
     assert "learning-curves" not in figures(replace(study, rows=rows))
-
-
-def test_a_curve_that_would_flatten_all_others_is_cut_and_named() -> None:
-    study = example.study()
-    curve = tuple(
-        replace(
-            at, difference=at.difference | {"BPE": Interval(estimate=40.0, low=39.0, high=41.0)}
-        )
-        for at in study.curve
-    )
-    axes = figures(replace(study, curve=curve))["difference-against-frequency"]().axes[0]
-    assert axes.get_ylim()[1] < 10
-    (text,) = axes.texts
-    assert text.get_text().startswith("goes on beyond the axis: ") and "BPE" in text.get_text()

@@ -24,14 +24,3 @@ def test_a_difference_is_that_of_the_mean_losses() -> None:
     assert found is not None
     ours, theirs = (example.total_loss(study, label) for label in ("ADP-T", "SM"))
     assert found.nats.estimate == pytest.approx(ours - theirs)
-
-
-def test_rows_are_ranked_by_perplexity_and_those_level_with_the_best_come_first() -> None:
-    study = example.study()
-    perplexities = [study.headline(row).mean for row in study.ranked]
-    assert perplexities == sorted(perplexities)
-    best, *others = study.ranked
-    level = study.level_with_best
-    assert level[0] == best.label
-    for row in others:
-        assert (row.label in level) != study.is_better(best.label, row.label)

@@ -9,13 +9,10 @@ from dataclasses import replace
 import pytest
 from analysis import example_study as example
 
-from zipflm.analysis.building import build
-from zipflm.analysis.study import ContextScore, Member, Study, Summary
+from zipflm.analysis.study import Study, Summary
 from zipflm.analysis.tables import (
     columns,
-    context_rows,
     duration,
-    finite,
     memory,
     millions,
     number,
@@ -24,10 +21,6 @@ from zipflm.analysis.tables import (
     to_json,
     to_latex,
 )
-
-
-def study_of(*members: Member, dataset: str = "tiny") -> Study:
-    return build(members, example.text(), title="t", dataset=dataset, facts={})
 
 
 def lines(study: Study) -> list[dict[str, str]]:
@@ -46,11 +39,6 @@ def test_csv_and_json_hold_the_same_values() -> None:
         assert float(line["perplexity_test"]) == row["perplexity_test"]
         assert int(line["parameters_all"]) == row["parameters_all"]
         assert float(line["the_paper's_test"]) == row["paper"]["test"]
-
-
-def test_json_says_whose_it_is() -> None:
-    for maker in ("study", "analysis"):
-        assert to_json(example.study(), maker)["made_by"] == maker
 
 
 def test_parts_of_the_parameters_add_up() -> None:
@@ -108,36 +96,9 @@ def test_what_ran_compiled_is_said_where_that_was_asked_for(
         replace(example.member(label, rank=i), compiled=c)
         for i, (label, c) in enumerate(zip(("SM", "ADP"), compiled, strict=True))
     ]
-    study = study_of(*members)
+    study = example.study_of(*members)
     assert ("training compiled" in names(study)) == (texts is not None)
     assert [line.get("training_compiled") for line in lines(study)] == (texts or [None, None])
-
-
-def test_one_seed_that_ran_uncompiled_makes_its_row_so() -> None:
-    members = [replace(example.member("SM", seed), compiled=seed == 1) for seed in (1, 2)]
-    study = study_of(*members)
-    assert study.rows[0].compiled is False
-    (row,) = to_json(study, "study")["rows"]
-    assert [member["compiled"] for member in row["members"]] == [True, False]
-
-
-def with_contexts(dataset: str, label: str) -> Study:
-    scores = [
-        ContextScore(label=label, train_block=512, block=512, context=c, perplexity=p)
-        for c, p in ((0, {"valid": 20.0, "test": 21.0}), (480, {"test": 19.5}))
-    ]
-    return replace(study_of(example.member(label), dataset=dataset), contexts=tuple(scores))
-
-
-def test_contexts_stand_beside_the_papers_for_its_own_model() -> None:
-    head, rows = context_rows(with_contexts("wikitext-103", "ADP-T"))
-    assert head[-2:] == ["the paper's valid", "the paper's test"]
-    assert rows == [
-        ["ADP-T", "512", "512", "0", "20.00", "21.00", "19.79", "20.51"],
-        ["ADP-T", "512", "512", "480", "-", "19.50", "18.35", "19.03"],
-    ]
-    assert context_rows(with_contexts("wikitext-103", "ADP"))[1][0][-2:] == ["-", "-"]
-    assert len(context_rows(with_contexts("tiny", "ADP-T"))[0]) == 6
 
 
 @pytest.mark.parametrize(
@@ -159,7 +120,6 @@ def test_contexts_stand_beside_the_papers_for_its_own_model() -> None:
         (duration(None), "-"),
         (memory(3 * 2**30), "3.00 GiB"),
         (memory(5 * 2**20), "5 MiB"),
-        (memory(None), "-"),
         (spread(None), "-"),
         (spread(Summary(mean=2.0)), "2.00"),
     ],
@@ -168,15 +128,10 @@ def test_numbers_for_people(text: str, expected: str) -> None:
     assert text == expected
 
 
-def test_what_is_not_finite_is_none_at_any_depth() -> None:
-    value = {"a": [1.5, math.inf, {"b": (math.nan, "nan", None, True)}]}
-    assert finite(value) == {"a": [1.5, None, {"b": [None, "nan", None, True]}]}
-
-
 def test_the_latex_table_has_every_row_and_only_commands_of_its_own() -> None:
     hostile = "[a_b & 50 % \\input{x} #1 $y$ ~^ <|>"
     members = [example.member("SM", 1), example.member("SM", 2), example.member(hostile, rank=1)]
-    study = study_of(*members)
+    study = example.study_of(*members)
     comment, begin, *lines = to_latex(study, "two\nlines").splitlines()
     assert comment == "% two lines" and lines[-1] == r"\end{tabular}"
     columns = begin.removeprefix(r"\begin{tabular}{").removesuffix("}")

@@ -17,7 +17,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take seconds and have tests of their own; collecting garbage before every member
     takes longer than the members here."""
     monkeypatch.setattr("zipflm.analysis.report.save_figures", lambda study, folder: [])
-    monkeypatch.setattr("zipflm.comparison.job.gc", SimpleNamespace(collect=lambda: 0))
+    monkeypatch.setattr("zipflm.comparison.runner.gc", SimpleNamespace(collect=lambda: 0))
 
 
 @pytest.fixture(scope="session")

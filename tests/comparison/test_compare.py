@@ -38,7 +38,7 @@ def request_for(data: Path, out: Path, **changes: object) -> Request:
     return Request(data=data, preset="tiny", out=out, **fields)  # type: ignore[arg-type]
 
 
-def test_members_are_trained_scored_and_reported(
+def test_members_are_trained_scored_and_reported_once(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = PretendTrainer()
@@ -56,12 +56,9 @@ def test_members_are_trained_scored_and_reported(
     assert rows[0]["training_time"] == 2.0 and rows[0]["training_memory"] == 9
     # 1 token/s while the model is compiled, then 18 and 20.
     assert rows[0]["training_tokens_per_s"] == pytest.approx(18)
-
-
-def test_a_finished_member_is_not_trained_again(data: Path, tmp_path: Path) -> None:
-    compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
     again = PretendTrainer()
-    compare(request_for(data, tmp_path), train=again, score=pretend_score)
+    request = request_for(data, tmp_path, overrides=("training.report_every=7",))
+    compare(request, train=again, score=pretend_score)
     assert again.trained == []
 
 
@@ -96,28 +93,11 @@ def test_one_that_diverges_has_its_row_and_the_others_finish(
     assert "SM: so many updates in a row had a non-finite loss" in capsys.readouterr().out
 
 
-def test_scores_that_are_not_numbers_are_the_members_problem(data: Path, tmp_path: Path) -> None:
-    def score(run: Path, *rest: Any) -> ScoredRun:
-        if run.parent.name == "SM":
-            raise ValueError("no finite log-probability")
-        return pretend_score(run, *rest)
-
-    outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
-    assert outcome.study.rows[0].problem == "no finite log-probability"
-
-
 def test_if_all_fail_there_is_no_report(data: Path, tmp_path: Path) -> None:
     request = request_for(data, tmp_path, factorizations=("SM",))
     outcome = compare(request, train=PretendTrainer(diverges="SM"), score=pretend_score)
     assert outcome.failures == {"SM": "so many updates in a row had a non-finite loss"}
     assert outcome.page is None and not (tmp_path / "report.html").exists()
-
-
-def test_a_folder_that_holds_another_study_is_refused(data: Path, tmp_path: Path) -> None:
-    compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
-    other = request_for(data, tmp_path, overrides=("decoder.num_layers=1",))
-    with pytest.raises(ValueError, match=r"SM: .*num_layers=2"):
-        compare(other, train=PretendTrainer(), score=pretend_score)
 
 
 def test_tokens_that_do_not_divide_are_refused_before_anything_is_trained(
@@ -130,22 +110,14 @@ def test_tokens_that_do_not_divide_are_refused_before_anything_is_trained(
     assert trainer.trained == [] and not (tmp_path / "members").exists()
 
 
-@pytest.mark.parametrize("override", ["training.max_updates=100", "batches.eval_block=32"])
+@pytest.mark.parametrize("override", ["decoder.num_layers=1", "training.max_updates=100"])
 def test_a_study_that_was_trained_otherwise_is_refused(
     data: Path, tmp_path: Path, override: str
 ) -> None:
     compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
     other = request_for(data, tmp_path, overrides=(override,))
-    with pytest.raises(ValueError, match=r"SM: .* asked for; .*another --out"):
+    with pytest.raises(ValueError, match="^SM: "):
         compare(other, train=PretendTrainer(), score=pretend_score)
-
-
-def test_what_changes_no_result_may_change_when_a_study_goes_on(data: Path, tmp_path: Path) -> None:
-    compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
-    again = PretendTrainer()
-    request = request_for(data, tmp_path, overrides=("training.report_every=7",))
-    compare(request, train=again, score=pretend_score)
-    assert again.trained == []
 
 
 def test_a_member_whose_checkpoint_is_damaged_is_trained_again(data: Path, tmp_path: Path) -> None:
@@ -169,17 +141,6 @@ def test_an_infinite_perplexity_is_the_members_problem(data: Path, tmp_path: Pat
     outcome = compare(request, train=PretendTrainer(), score=score)
     assert outcome.study.rows[0].problem.startswith("seed 2: a mean loss of")
     assert outcome.page.is_file() and len(outcome.study.finished) == 3
-
-
-@pytest.mark.parametrize("place", ["file", "file/study"])
-def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_trained(
-    data: Path, tmp_path: Path, place: str
-) -> None:
-    (tmp_path / "file").touch()
-    trainer = PretendTrainer()
-    with pytest.raises(ValueError, match=r"(--out .*/file|: is a file).*give a folder"):
-        compare(request_for(data, tmp_path / place), train=trainer, score=pretend_score)
-    assert trainer.trained == []
 
 
 def test_data_without_training_text_are_refused_before_anything_is_trained(
@@ -238,20 +199,7 @@ def test_a_member_that_should_have_been_compiled_and_was_not_says_so(
     capsys.readouterr()
     print_table(outcome.study)
     said = capsys.readouterr().out
-    for text in (said.replace("SM: ", "SM "), (tmp_path / "report.md").read_text()):
-        assert f"SM {NOT_COMPILED}" in text and f"ADP-T {NOT_COMPILED}" not in text
-    assert NOT_COMPILED in (tmp_path / "report.html").read_text()
-
-
-def test_where_nothing_was_to_be_compiled_nothing_is_said_of_it(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    request = request_for(data, tmp_path, factorizations=("SM",))
-    print_table(compare(request, train=PretendTrainer(), score=pretend_score).study)
-    written = [(tmp_path / name).read_text() for name in ("report.md", "table.csv")]
-    assert not any("compiled" in text for text in [*written, capsys.readouterr().out])
-    (row,) = json.loads((tmp_path / "table.json").read_text())["rows"]
-    assert "training_compiled" not in row
+    assert f"SM: {NOT_COMPILED}" in said and f"ADP-T: {NOT_COMPILED}" not in said
 
 
 def test_a_study_does_not_go_on_with_another_training_text(tmp_path: Path) -> None:

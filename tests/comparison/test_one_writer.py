@@ -62,18 +62,6 @@ def test_the_next_study_removes_what_a_killed_one_left(data: Path, tmp_path: Pat
     assert not list(out.rglob(".*"))
 
 
-def test_a_study_that_cannot_start_leaves_no_folder(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: object) -> None:
-        raise ValueError("cannot be trained as planned")
-
-    monkeypatch.setattr("zipflm.comparison.compare.check", refuse)
-    with pytest.raises(ValueError, match="as planned"):
-        compare(request_for(data, tmp_path / "new" / "study"), score=pretend_score)
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_second_analysis_is_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,3 +76,13 @@ def test_without_a_gpu_a_long_run_is_told_its_hours(monkeypatch):
 
 def test_the_speed_of_a_cpu_is_a_plausible_number():
     assert 1e7 < advice.cpu_speed() < 1e14
+
+
+@pytest.mark.parametrize(("load", "warns"), [(2.0, False), (2.5, True)])
+def test_a_busy_machine_is_named_when_a_training_starts(
+    word_data, tmp_path, monkeypatch, capsys, load, warns
+):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    run(word_data, tmp_path, "training.max_updates=1")
+    assert ("warning: other processes keep this machine busy" in capsys.readouterr().out) == warns

@@ -33,7 +33,7 @@ from zipflm.analysis.study import (
     units_of,
 )
 from zipflm.analysis.word_lists import word_lists
-from zipflm.data.vocabulary import END, UNKNOWN
+from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.scores import ScoringProtocol
 from zipflm.units import LARGEST_LOSS
 
@@ -49,14 +49,12 @@ def build(
     facts: Mapping[str, str],
 ) -> Study:
     """The tables of `members`, whose `nll` belong to the words of `text`."""
-    if not members:
-        raise ValueError("no models to compare; name at least one run or factorization")
     labels = list(dict.fromkeys(member.label for member in members))
     rows = tuple(_row([m for m in members if m.label == label], dataset) for label in labels)
     by_seed = {row.label: nll for row in rows if (nll := _nll_of(row)) is not None}
     losses = {label: nll.mean(axis=0) for label, nll in by_seed.items()}
     word_ids, counts = np.asarray(text.word_ids), text.vocabulary.counts
-    previous = previous_words(word_ids, END)
+    previous = previous_words(word_ids)
     reference = REFERENCE if REFERENCE in losses else next(iter(losses), "")
     sample = Sample(word_ids, text.line_starts, text.vocabulary, by_seed, reference)
     is_known = word_ids != UNKNOWN
@@ -86,7 +84,6 @@ def build(
         differences=_differences(known if is_mixed else everything),
         rare=_on_rare(sample, word_ids, counts),
         after_rare=_on_rare(sample, previous, counts),
-        curve=sample.curve(),
     )
 
 
@@ -123,7 +120,7 @@ def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
 
 def _on_rare(sample: Sample, groups: IntArray, counts: IntArray) -> tuple[Difference, ...]:
     """Differences on the words whose entry of `groups` is rare."""
-    is_rare = bin_indices(groups, counts, END, UNKNOWN) == BIN_NAMES.index(RARE)
+    is_rare = bin_indices(groups, counts) == BIN_NAMES.index(RARE)
     return _differences(sample.estimates(is_rare)) if is_rare.any() else ()
 
 
@@ -132,8 +129,6 @@ def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) 
 
     ValueError if it is so high that there is no perplexity to compare.
     """
-    if len(nll) != len(word_ids) or len(nll) == 0:
-        raise ValueError(f"{len(nll)} losses for {len(word_ids)} words of the split")
     known = word_ids != UNKNOWN
     known_loss = float(np.mean(nll[known], dtype=np.float64)) if known.any() else math.nan
     loss = float(np.mean(nll, dtype=np.float64))
@@ -151,6 +146,7 @@ def _row(members: Sequence[Member], dataset: str) -> Row:
     perplexities = {s: Summary.of_losses([m.scores[s].loss for m in good]) for s in splits}
     known = {s: Summary.of_losses([m.scores[s].known_loss for m in good]) for s in splits}
     rates = [m.tokens_per_second for m in good if m.tokens_per_second is not None]
+    compiled = [m.compiled for m in good if m.compiled is not None]
     first = members[0]
     find = comparison_row if first.label == first.factorization else setting_row
     return Row(
@@ -166,14 +162,10 @@ def _row(members: Sequence[Member], dataset: str) -> Row:
         ),
         tokens_per_second=Summary.of(rates),
         memory=max((m.memory for m in good if m.memory is not None), default=None),
-        compiled=_all([m.compiled for m in good if m.compiled is not None]),
+        compiled=all(compiled) if compiled else None,
         curve=_mean_curve([member.curve for member in members if member.curve]),
         paper=find(dataset, first.label),
     )
-
-
-def _all(answers: Sequence[bool]) -> bool | None:
-    return all(answers) if answers else None
 
 
 def _nll_of(row: Row) -> FloatArray | None:

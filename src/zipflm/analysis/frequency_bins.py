@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from zipflm.data.vocabulary import END, UNKNOWN
+
 IntArray = npt.NDArray[np.integer]
 FloatArray = npt.NDArray[np.floating]
 BoolArray = npt.NDArray[np.bool_]
@@ -58,25 +60,24 @@ class FrequencyBin:
     """The 95 % interval of the difference to the study's reference, likewise."""
 
 
-def previous_words(word_ids: IntArray, eos_id: int) -> IntArray:
+def previous_words(word_ids: IntArray) -> IntArray:
     """The word before each word; a text begins after the end of a sentence.
 
-    >>> previous_words(np.array([7, 8, 2]), eos_id=2).tolist()
+    >>> previous_words(np.array([7, 8, 2])).tolist()
     [2, 7, 8]
     """
-    return np.concatenate([np.asarray([eos_id], dtype=word_ids.dtype), word_ids[:-1]])
+    return np.concatenate([np.asarray([END], dtype=word_ids.dtype), word_ids[:-1]])
 
 
-def bin_indices(word_ids: IntArray, train_counts: IntArray, eos_id: int, unk_id: int) -> IntArray:
+def bin_indices(word_ids: IntArray, train_counts: IntArray) -> IntArray:
     """Index into `BIN_NAMES` for each word.
 
     A count of ten is in `1-10`, eleven in `11-100`. The bin `0` holds words that the vocabulary
     has but the training text has not, which happens when the vocabulary comes from elsewhere.
     """
-    _require_known(word_ids, train_counts)
     bin_of_type = _UNSEEN + np.searchsorted(np.asarray(UPPER_ENDS), train_counts, side="left")
-    bin_of_type[eos_id] = BIN_NAMES.index("EOS")
-    bin_of_type[unk_id] = BIN_NAMES.index("UNK")
+    bin_of_type[END] = BIN_NAMES.index("EOS")
+    bin_of_type[UNKNOWN] = BIN_NAMES.index("UNK")
     chosen: IntArray = bin_of_type[word_ids]
     return chosen
 
@@ -87,8 +88,6 @@ def loss_by_bin(
     nll: Mapping[str, FloatArray],
     *,
     by: IntArray | None = None,
-    eos_id: int = 2,
-    unk_id: int = 3,
 ) -> list[FrequencyBin]:
     """Mean loss of every model in every bin of the words, or of the words `by` where given.
 
@@ -96,17 +95,15 @@ def loss_by_bin(
     second kind of chart. Bins partition the text: weighted by `tokens`, the bins' losses average
     to the total. A bin with nothing in it is left out.
     """
-    for model, losses in nll.items():
-        _require_same_length(model, losses, word_ids)
     groups = word_ids if by is None else by
-    indices = bin_indices(groups, train_counts, eos_id, unk_id)
+    indices = bin_indices(groups, train_counts)
     tokens = np.bincount(indices, minlength=len(BIN_NAMES))
     sums = {
         model: np.bincount(indices, weights=losses, minlength=len(BIN_NAMES))
         for model, losses in nll.items()
     }
     present = np.unique(groups)
-    bin_of_present = bin_indices(present, train_counts, eos_id, unk_id)
+    bin_of_present = bin_indices(present, train_counts)
     return [
         FrequencyBin(
             name=name,
@@ -120,19 +117,3 @@ def loss_by_bin(
         for i, name in enumerate(BIN_NAMES)
         if tokens[i] > 0
     ]
-
-
-def _require_known(word_ids: IntArray, train_counts: IntArray) -> None:
-    if word_ids.size and int(word_ids.max()) >= len(train_counts):
-        raise ValueError(
-            f"word id {int(word_ids.max())} is outside the vocabulary of {len(train_counts)}; "
-            "use the data folder that the text was prepared in"
-        )
-
-
-def _require_same_length(model: str, losses: FloatArray, word_ids: IntArray) -> None:
-    if len(losses) != len(word_ids):
-        raise ValueError(
-            f"{model}: {len(losses)} losses for {len(word_ids)} words; "
-            "score the same split of the same data with every model"
-        )

@@ -19,7 +19,7 @@ from matplotlib.transforms import Bbox
 from zipflm.analysis.bars import INK, bar_chart, bin_label, new_axes, paper_bars
 from zipflm.analysis.frequency_bins import FrequencyBin
 from zipflm.analysis.palette import Style, style_of
-from zipflm.analysis.paper_bins import BINS
+from zipflm.analysis.paper_bins import DATASETS
 from zipflm.analysis.study import Row, Study
 from zipflm.files import written_whole
 from zipflm.units import perplexity
@@ -40,60 +40,6 @@ _SETTINGS = {
     "svg.hashsalt": "zipflm",
     "svg.fonttype": "none",
 }
-
-
-def loss_against_frequency(study: Study, *, difference: bool = False) -> Figure:
-    """The smoothed curve of every model with its band, or its difference to the reference's."""
-    title = "Loss against the frequency of the word"
-    ylabel = "loss (nats per word)"
-    if difference:
-        title += f", compared to {study.reference}"
-        ylabel = f"nats against {study.reference}"
-    figure, axes = new_axes(title, "occurrences in the training text", ylabel, size=(9.0, 4.2))
-    for label, style in style_of(study).items():
-        points = [
-            (at.count, interval)
-            for at in study.curve
-            if (interval := (at.difference if difference else at.loss).get(label))
-        ]
-        if not points:
-            continue
-        x = [count for count, _ in points]
-        axes.fill_between(
-            x,
-            [i.low for _, i in points],
-            [i.high for _, i in points],
-            color=style.light,
-            alpha=0.16,
-            linewidth=0,
-        )
-        _line(axes, [(count, i.estimate) for count, i in points], style, label, markevery=8)
-    if difference:
-        axes.axhline(0, color=INK, linewidth=0.8)
-    _cut_curves(axes, study, difference=difference)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside right upper")
-    return figure
-
-
-def _cut_curves(axes: Axes, study: Study, *, difference: bool) -> None:
-    """End the axis where most models do, as for bars, and name those that go on."""
-    reach: dict[str, float] = {}
-    for at in study.curve:
-        for label, interval in (at.difference if difference else at.loss).items():
-            ends = abs(interval.low), abs(interval.high)
-            reach[label] = max(reach.get(label, 0.05 if difference else 1.0), *ends)
-    if not reach:
-        return
-    limit = 1.3 * sorted(reach.values())[len(reach) // 2]
-    beyond = [label for label, most in reach.items() if most > 1.1 * limit]
-    if beyond:
-        low, _ = axes.get_ylim()
-        axes.set_ylim(max(low, -limit), limit)
-        text = "goes on beyond the axis: " + ", ".join(beyond)
-        axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
 
 
 def learning_curves(study: Study) -> Figure:
@@ -179,16 +125,10 @@ def figures(study: Study) -> dict[str, Callable[[], Figure]]:
         "loss-by-previous-word-frequency": lambda: bars(study.previous_bins, "previous word"),
         "parameters-against-perplexity": lambda: parameters_against_perplexity(study),
     }
-    if study.curve:
-        drawn["loss-against-frequency"] = lambda: loss_against_frequency(study)
-    if any(at.difference for at in study.curve):
-        drawn["difference-against-frequency"] = lambda: loss_against_frequency(
-            study, difference=True
-        )
     if any(row.curve for row in study.rows):
         drawn["learning-curves"] = lambda: learning_curves(study)
         drawn["perplexity-against-time"] = lambda: perplexity_against_time(study)
-    if study.dataset in BINS:
+    if study.dataset in DATASETS:
         drawn["paper-loss-by-word-frequency"] = lambda: paper_bars(study.dataset, previous=False)
         drawn["paper-loss-by-previous-word-frequency"] = lambda: paper_bars(
             study.dataset, previous=True
@@ -304,13 +244,7 @@ def _curves(study: Study) -> list[tuple[Row, Style]]:
     return [(row, look[row.label]) for row in study.rows if row.curve]
 
 
-def _line(
-    axes: Axes,
-    points: Sequence[tuple[float, float]],
-    style: Style,
-    label: str,
-    markevery: int | None = None,
-) -> None:
+def _line(axes: Axes, points: Sequence[tuple[float, float]], style: Style, label: str) -> None:
     dashes = [float(part) for part in style.dash.split()]
     (line,) = axes.plot(
         *_columns(points),
@@ -319,7 +253,6 @@ def _line(
         markersize=4.5,
         linewidth=1.6,
         label=label,
-        markevery=markevery,
     )
     if dashes:
         line.set_dashes([length / 1.6 for length in dashes])

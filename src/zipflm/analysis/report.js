@@ -345,60 +345,6 @@ function hoverNearest(svg, series, X, Y, describe, box) {
   svg.addEventListener("pointerleave", (event) => { ring.setAttribute("visibility", "hidden"); hideTip(event); });
 }
 
-/* ---- loss against frequency ---- */
-
-function drawCurve() {
-  const holder = document.getElementById("curve");
-  holder.closest("figure").hidden = !study.curve.length;
-  if (!study.curve.length) return;
-  const kind = view.difference ? "difference" : "loss";
-  const series = shown().map((model) => ({
-    model, points: study.curve.filter((at) => at[kind][model.label]).map((at) => ({ x: at.count, y: at[kind][model.label].estimate, ...at[kind][model.label] })),
-  })).filter((s) => s.points.length);
-  const width = holder.clientWidth || 900;
-  const box = { width, height: Math.min(420, Math.max(300, width * 0.42)), left: 52, right: 12, top: 12, bottom: 44 };
-  const svg = frame(holder, box, "Loss against frequency");
-  if (!series.length) {
-    el("text", { x: box.width / 2, y: box.height / 2, "text-anchor": "middle" }, svg, "nothing to show");
-    return;
-  }
-  const all = series.flatMap((s) => s.points), ends = (s) => s.points.flatMap((p) => [p.low, p.high]);
-  const [low, high] = axisEnds(series.map(ends), series.flatMap(ends), view.difference ? 0.05 : 1);
-  const [y0, y1] = range(view.difference ? [low, high] : [Math.min(...series.flatMap(ends)), high], 0.04);
-  const counts = all.map((p) => Math.log10(p.x)), x0 = Math.min(...counts), x1 = Math.max(...counts);
-  const X = (v) => box.left + ((Math.log10(v) - x0) / (x1 - x0 || 1)) * (box.width - box.left - box.right);
-  const Y = (v) => box.height - box.bottom - ((v - y0) / (y1 - y0)) * (box.height - box.top - box.bottom);
-  for (const t of ticks(y0, y1, 6)) {
-    el("line", { x1: box.left, x2: box.width - box.right, y1: Y(t), y2: Y(t), class: t === 0 ? "axis" : "rule" }, svg);
-    el("text", { x: box.left - 7, y: Y(t) + 4, "text-anchor": "end" }, svg, short(t));
-  }
-  for (let power = Math.ceil(x0); power <= x1; power++) {
-    el("line", { x1: X(10 ** power), x2: X(10 ** power), y1: box.top, y2: box.height - box.bottom + 4, class: "rule" }, svg);
-    el("text", { x: X(10 ** power), y: box.height - box.bottom + 18, "text-anchor": "middle" }, svg, count(10 ** power));
-  }
-  el("line", { x1: box.left, x2: box.width - box.right, y1: box.height - box.bottom, y2: box.height - box.bottom, class: "axis" }, svg);
-  el("text", { x: (box.left + box.width - box.right) / 2, y: box.height - 6, "text-anchor": "middle" }, svg, "occurrences in the training text");
-  const unit = view.difference ? `nats against ${study.reference}` : "nats per word";
-  el("text", { transform: `translate(12 ${(box.height - box.bottom) / 2 + 8}) rotate(-90)`, "text-anchor": "middle" }, svg, unit);
-  const path = (points, y) => points.map((p) => `${X(p.x).toFixed(1)},${Y(y(p)).toFixed(1)}`).join("L");
-  const clip = el("clipPath", { id: "clip-curve" }, svg);
-  el("rect", { x: box.left, y: box.top, width: box.width - box.left - box.right, height: box.height - box.bottom - box.top }, clip);
-  const plot = el("g", { "clip-path": "url(#clip-curve)" }, svg);
-  for (const s of series) {
-    const colour = `var(--model-${models.indexOf(s.model)})`, group = el("g", { "data-model": s.model.label }, plot);
-    el("path", { d: `M${path(s.points, (p) => p.high)}L${path([...s.points].reverse(), (p) => p.low)}Z`, opacity: 0.16, style: `fill:${colour}`, class: "band" }, group);
-    el("path", { d: `M${path(s.points, (p) => p.y)}`, fill: "none", "stroke-width": 2, "stroke-dasharray": s.model.dash || "none", style: `stroke:${colour}` }, group);
-    /* A few marks tell lines apart without colour. */
-    s.points.filter((_, i) => i % 8 === 4).forEach((p) => el("path", { d: MARKS[s.model.marker], transform: `translate(${X(p.x)} ${Y(p.y)}) scale(0.9)`, style: `fill:${colour};stroke:var(--card)`, "stroke-width": 0.8 }, group));
-  }
-  const above = series.filter((s) => s.points.some((p) => p.y > y1 || p.y < y0)).map((s) => s.model.label);
-  if (above.length) el("text", { x: box.width - box.right, y: 11, "text-anchor": "end", class: "above" }, svg, `goes on beyond the axis: ${above.join(", ")}`);
-  hoverNearest(svg, series.map((s) => ({ ...s, points: s.points.filter((p) => p.y <= y1 && p.y >= y0) })), X, Y, (p) => [
-    `about ${count(+p.x.toPrecision(2))} occurrences`,
-    `${view.difference ? signed(p.y, 2) : p.y.toFixed(2)} nats (${p.low.toFixed(2)} to ${p.high.toFixed(2)})`.replaceAll("-", "\u2212"),
-  ], box);
-}
-
 function drawTraining() {
   const valid = (m, x, y) => m.curve.filter((p) => p.valid_loss != null).map((p) => ({ x: x(p), y: y(p.valid_loss), point: p }));
   const longest = Math.max(0, ...shown().flatMap((m) => m.curve.map((p) => p.seconds)));
@@ -515,7 +461,6 @@ function sortTable(table, header) {
 function draw() {
   drawBars("word-bins", "word");
   drawBars("previous-bins", "previous");
-  drawCurve();
   drawTraining();
   document.querySelector("#legend .all").textContent = hidden.size ? "show all" : "hide all";
   for (const button of document.querySelectorAll("#legend button[data-model]"))

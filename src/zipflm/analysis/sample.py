@@ -17,9 +17,8 @@ from zipflm.analysis.frequency_bins import (
     IntArray,
     bin_indices,
 )
-from zipflm.analysis.frequency_curve import CurveAt, frequency_curve
 from zipflm.analysis.text_blocks import TextBlocks, cut_into_blocks, document_starts
-from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import Vocabulary
 
 
 class Sample:
@@ -59,7 +58,7 @@ class Sample:
         self, bins: Sequence[FrequencyBin], groups: IntArray
     ) -> tuple[FrequencyBin, ...]:
         """Bins of the words in `groups`, with the intervals of their losses."""
-        indices = bin_indices(groups, self._counts, END, UNKNOWN)
+        indices = bin_indices(groups, self._counts)
         found = []
         for b in bins:
             own = self.estimates(indices == BIN_NAMES.index(b.name))
@@ -70,18 +69,6 @@ class Sample:
             }
             found.append(replace(b, interval=_ends(own), difference=_ends(against)))
         return tuple(found)
-
-    def curve(self) -> tuple[CurveAt, ...]:
-        """Loss against frequency, where there is a model to draw it of."""
-        if not self._nll:
-            return ()
-        return frequency_curve(
-            self._ids,
-            self._counts,
-            self._nll,
-            self.blocks,
-            reference=self._reference,
-        )
 
 
 def _ends(estimates: Mapping[str, Estimate]) -> dict[str, Ends]:

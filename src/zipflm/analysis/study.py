@@ -13,7 +13,6 @@ from statistics import fmean, stdev
 
 from zipflm.analysis.estimates import Interval
 from zipflm.analysis.frequency_bins import FloatArray, FrequencyBin, IntArray
-from zipflm.analysis.frequency_curve import CurveAt
 from zipflm.analysis.paper import PaperModel
 from zipflm.analysis.text_blocks import TextBlocks
 from zipflm.analysis.word_lists import WordLists
@@ -272,8 +271,6 @@ class Study:
     """The same without unknown words."""
     differences: tuple[Difference, ...]
     """Of every pair of rows, in what `headline` ranks by."""
-    curve: tuple[CurveAt, ...]
-    """Loss against frequency."""
     rare: tuple[Difference, ...] = ()
     """Of every pair of rows, on rare words alone."""
     after_rare: tuple[Difference, ...] = ()
@@ -333,9 +330,7 @@ class Study:
     @property
     def headline_name(self) -> str:
         """What `headline` is, for sentences."""
-        first = next(iter(self.finished), None)
-        is_known = first and self.is_mixed
-        return f"{self.split} perplexity" + (" on known words" if is_known else "")
+        return f"{self.split} perplexity" + (" on known words" if self.is_mixed else "")
 
 
 def find_difference(differences: Sequence[Difference], label: str, other: str) -> Difference | None:

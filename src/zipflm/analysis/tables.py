@@ -10,11 +10,11 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-from zipflm.analysis.paper import CONTEXT, GPUS, PaperModel
+from zipflm.analysis.paper import GPUS, PaperModel
 from zipflm.analysis.paper_findings import paper_findings
 from zipflm.analysis.study import Member, Row, Seen, Study, Summary
 from zipflm.records import to_dict
@@ -40,75 +40,100 @@ class Column:
 def columns(study: Study) -> list[Column]:
     """The columns that this study can fill; the paper's come last, where it has such rows."""
     found = [
-        Column("model", "", lambda row: row.label, lambda row: row.label, is_number=False),
+        _words("model", lambda row: row.label),
         *_perplexities(study),
-        _count("all", lambda row: row.num_params),
-        *(_count(part, _part(part)) for part in ("input", "decoder", "output")),
+        _numbers("all", "parameters", lambda row: row.num_params, millions),
+        *(_parameters_of(part) for part in ("input", "decoder", "output")),
         *_times(study),
-        Column(
+        _numbers(
             "tokens/s",
             "training",
-            lambda row: row.tokens_per_second.mean if row.tokens_per_second else None,
-            lambda row: (
-                number(row.tokens_per_second.mean if row.tokens_per_second else None, 0)
-                + _busy(row)
-            ),
+            lambda row: _mean(row.tokens_per_second),
+            "{:,.0f}".format,
+            busy=True,
         ),
-        Column("memory", "training", lambda row: row.memory, lambda row: memory(row.memory)),
+        _numbers("memory", "training", lambda row: row.memory, memory),
     ]
     if any(row.compiled is not None for row in study.rows):
-        found.append(Column("compiled", "training", _compiled, _compiled, is_number=False))
-    found += [
-        _words("input", lambda row: row.first.input),
-        _words("output", lambda row: row.first.output),
-    ]
+        names = {None: EMPTY, True: "yes", False: "no"}
+        found.append(_words("compiled", lambda row: names[row.compiled], group="training"))
+    found.append(_words("input", lambda row: row.first.input))
+    found.append(_words("output", lambda row: row.first.output))
     return found + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
+
+
+def _words(title: str, text: Callable[[Row], str], group: str = "") -> Column:
+    return Column(title, group, text, text, is_number=False)
+
+
+def _numbers(
+    title: str,
+    group: str,
+    value: Callable[[Row], float | None],
+    text: Callable[[Any], str],
+    *,
+    is_paper: bool = False,
+    busy: bool = False,
+) -> Column:
+    """A column of numbers, with a dash for those that are missing; with `busy`, numbers of a busy
+    machine are marked."""
+
+    def shown(row: Row) -> str:
+        found = value(row)
+        mark = " (busy)" if busy and row.is_busy else ""
+        return (EMPTY if found is None else text(found)) + mark
+
+    return Column(title, group, value, shown, is_paper=is_paper)
+
+
+def _mean(summary: Summary | None) -> float | None:
+    return summary.mean if summary else None
+
+
+def _parameters_of(part: str) -> Column:
+    return _numbers(part, "parameters", lambda row: row.params_of(part), millions)
+
+
+def column_groups(shown: Sequence[Column]) -> list[tuple[str, int]]:
+    """Titles above the columns, each with the number of columns that it spans."""
+    return [(name, len(list(of))) for name, of in groupby(column.group for column in shown)]
+
+
+def is_best(column: Column, row: Row, study: Study) -> bool:
+    """Whether to mark a value as the best of its column; none is while models are missing."""
+    if not column.ranks or study.missing:
+        return False
+    values = [value for other in study.finished if (value := column.value(other)) is not None]
+    return column.value(row) == min(values, default=None)
 
 
 def seen_columns(study: Study) -> list[Column]:
     """What every model saw of the training text, and what that took."""
 
-    def column(title: str, value: Callable[[Seen], float], text: Callable[[float], str]) -> Column:
-        def found(row: Row) -> Value:
-            return value(row.seen) if row.seen else None
-
-        def as_text(row: Row) -> str:
-            return EMPTY if row.seen is None else text(value(row.seen))
-
-        return Column(title, "", found, as_text)
+    def column(title: str, value: Callable[[Seen], float], text: Callable[[Any], str]) -> Column:
+        return _numbers(title, "", lambda row: value(row.seen) if row.seen else None, text)
 
     return [
-        Column("model", "", lambda row: row.label, lambda row: row.label, is_number=False),
-        column("updates", lambda seen: seen.updates, lambda value: f"{value:,.0f}"),
-        column("words", lambda seen: seen.words, lambda value: f"{value:,.0f}"),
-        column("passes over the text", lambda seen: seen.passes, lambda value: f"{value:.2f}"),
+        _words("model", lambda row: row.label),
+        column("updates", lambda seen: seen.updates, "{:,}".format),
+        column("words", lambda seen: seen.words, "{:,}".format),
+        column("passes over the text", lambda seen: seen.passes, "{:.2f}".format),
         column("operations", lambda seen: seen.operations, operations),
         *_times(study),
     ]
 
 
 def _times(study: Study) -> list[Column]:
-    """Training time, and beside it the CPU time where it tells whether the machine was busy, and
-    the time of compilation where there was any."""
-
-    def column(title: str, value: Callable[[Row], Summary | None]) -> Column:
-        def mean(row: Row) -> float | None:
-            found = value(row)
-            return found.mean if found else None
-
-        return Column(title, "training", mean, lambda row: duration(mean(row)))
-
-    time = column("time", lambda row: row.seconds)
-    found = [replace(time, text=lambda row: time.text(row) + _busy(row))]
+    """Training time, next to it the CPU time where it tells whether the machine was busy, and the
+    time of compilation where there was any."""
+    found = [_numbers("time", "training", lambda row: _mean(row.seconds), duration, busy=True)]
     if any(row.cpu_seconds for row in study.rows):
-        found.append(column("CPU time", lambda row: row.cpu_seconds))
+        found.append(_numbers("CPU time", "training", lambda row: _mean(row.cpu_seconds), duration))
     if any(row.compile_seconds and row.compile_seconds.mean > 0 for row in study.rows):
-        found.append(column("compilation", lambda row: row.compile_seconds))
+        found.append(
+            _numbers("compilation", "training", lambda row: _mean(row.compile_seconds), duration)
+        )
     return found
-
-
-def _busy(row: Row) -> str:
-    return " (busy)" if row.is_busy else ""
 
 
 def operations(count: float) -> str:
@@ -145,9 +170,7 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 120 else f"{seconds / 3600:.1f} h"
 
 
-def memory(size: int | None) -> str:
-    if size is None:
-        return EMPTY
+def memory(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
@@ -190,7 +213,7 @@ def to_latex(study: Study, comment: str) -> str:
         for column in columns(study)
         if column.ranks or f"{column.group} {column.title}".strip() in _LATEX_COLUMNS
     ]
-    groups = [(name, len(list(of))) for name, of in groupby(column.group for column in shown)]
+    groups = column_groups(shown)
     ends = list(accumulate(span for _, span in groups))
     lines = [
         "% " + comment.replace("\n", " "),
@@ -226,9 +249,7 @@ def _latex_line(cells: Iterable[str]) -> str:
 
 def _latex_cell(column: Column, row: Row, study: Study) -> str:
     text = "--" if column.text(row) == EMPTY else column.text(row).translate(_LATEX)
-    values = [value for other in study.finished if (value := column.value(other)) is not None]
-    is_best = column.ranks and not study.missing and column.value(row) == min(values)
-    return rf"\textbf{{{text}}}" if is_best else text
+    return rf"\textbf{{{text}}}" if is_best(column, row, study) else text
 
 
 def to_json(study: Study, made_by: str) -> dict[str, Any]:
@@ -264,27 +285,9 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         },
         "differences": [asdict(difference) for difference in study.differences],
         "paper_findings": [asdict(finding) for finding in paper_findings(study)],
-        "loss_against_frequency": [asdict(at) for at in study.curve],
         "tried": [asdict(tried) for tried in study.tried],
     }
     return dict(finite(found))
-
-
-def context_rows(study: Study) -> tuple[list[str], list[list[str]]]:
-    """The table of training block against context: names and rows, the paper's beside ours."""
-    splits = list(dict.fromkeys(split for c in study.contexts for split in c.perplexity))
-    names = ["model", "train block", "block", "context", *splits]
-    rows = [
-        [c.label, f"{c.train_block:,}", f"{c.block:,}", f"{c.context:,}"]
-        + [number(c.perplexity.get(split)) for split in splits]
-        for c in study.contexts
-    ]
-    if study.dataset != "wikitext-103":
-        return names, rows
-    for row, c in zip(rows, study.contexts, strict=True):
-        theirs = CONTEXT.get((c.train_block, c.context)) if c.label == "ADP-T" else None
-        row += [number(value) for value in theirs] if theirs else [EMPTY, EMPTY]
-    return [*names, "the paper's valid", "the paper's test"], rows
 
 
 def _words_of(study: Study, label: str) -> dict[str, list[dict[str, Any]]]:
@@ -342,27 +345,6 @@ def _name(column: Column) -> str:
     return f"{column.group} {column.title}".strip().replace(" ", "_").replace("/", "_per_")
 
 
-def _splits(study: Study) -> Sequence[str]:
-    scored = dict.fromkeys(split for row in study.rows for split in row.perplexity)
-    return tuple(scored) or (study.split,)
-
-
-def _compiled(row: Row) -> str:
-    return {None: EMPTY, True: "yes", False: "no"}[row.compiled]
-
-
-def _words(title: str, text: Callable[[Row], str]) -> Column:
-    return Column(title, "", text, text, is_number=False)
-
-
-def _part(part: str) -> Callable[[Row], int]:
-    return lambda row: row.params_of(part)
-
-
-def _count(title: str, value: Callable[[Row], int]) -> Column:
-    return Column(title, "parameters", value, lambda row: millions(value(row)))
-
-
 def _perplexities(study: Study) -> list[Column]:
     """What ranks the rows first, with its interval and the distance to the best row."""
     first = [_perplexity(study.split, known=study.is_mixed)]
@@ -374,7 +356,8 @@ def _perplexities(study: Study) -> list[Column]:
         first.append(_perplexity(study.split))
     elif study.has_unknown:
         first.append(_perplexity(study.split, known=True))
-    return first + [_perplexity(split) for split in _splits(study) if split != study.split]
+    others = dict.fromkeys(split for row in study.rows for split in row.perplexity)
+    return first + [_perplexity(split) for split in others if split != study.split]
 
 
 def _interval(study: Study) -> Column:
@@ -403,11 +386,10 @@ def _distance(study: Study) -> Column:
         found = study.difference(row.label, best)
         if found is None:
             return "cannot tell" if row.perplexity else EMPTY
-        low, high = (100 * (end - 1) for end in (found.nats.as_perplexity.low,
-                                                 found.nats.as_perplexity.high))  # fmt: skip
-        ratio = 100 * (found.nats.as_perplexity.estimate - 1)
+        ratio = found.nats.as_perplexity
+        change, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
         mark = ", not told apart" if row.label in level else ""
-        return f"{ratio:+.1f} % ({low:.1f} to {high:.1f}){mark}"
+        return f"{change:+.1f} % ({low:.1f} to {high:.1f}){mark}"
 
     return Column("to the best", "perplexity", value, text)
 
@@ -425,19 +407,15 @@ def _perplexity(split: str, *, known: bool = False) -> Column:
 
 
 def _paper_columns(study: Study) -> list[Column]:
-    def column(title: str, value: Callable[[PaperModel], Value], text: str) -> Column:
-        def found(row: Row) -> Value:
+    def column(title: str, value: Callable[[PaperModel], float | None], text: str) -> Column:
+        def found(row: Row) -> float | None:
             return value(row.paper) if row.paper else None
 
-        def as_text(row: Row) -> str:
-            return EMPTY if found(row) is None else text.format(found(row))
+        return _numbers(title, "the paper's", found, text.format, is_paper=True)
 
-        return Column(title, "the paper's", found, as_text, is_paper=True)
-
-    hours = f"hours on {GPUS[study.dataset]} GPUs"
     return [
         column("parameters", lambda model: float(model.params) if model.params else None, "{}M"),
         column("valid", lambda model: model.valid, "{:.2f}"),
         column("test", lambda model: model.test, "{:.2f}"),
-        column(hours, lambda model: model.hours, "{}"),
+        column(f"hours on {GPUS[study.dataset]} GPUs", lambda model: model.hours, "{}"),
     ]

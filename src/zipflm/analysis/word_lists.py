@@ -15,6 +15,7 @@ import numpy as np
 
 from zipflm.analysis.frequency_bins import FloatArray, IntArray
 from zipflm.analysis.student_t import two_sided_p
+from zipflm.data.vocabulary import SPECIALS
 
 MIN_TOKENS = 10
 MIN_BLOCKS = 5
@@ -61,20 +62,18 @@ def word_lists(
     block_of_word: IntArray,
     *,
     size: int = 10,
-    first_word: int = 4,
 ) -> WordLists:
     """The `size` words with the largest mean gain, and those with the largest mean loss, of all
     whose difference passes the test.
 
-    The ids below `first_word` are specials, which have no training count, and take no part. Ties go
-    to the word that occurs more often, then to the lower id, so that the lists are the same on
-    every machine.
+    Specials have no training count and take no part. Ties go to the word that occurs more often,
+    then to the lower id, so that the lists are the same on every machine.
     """
     tokens = np.bincount(word_ids, minlength=len(train_counts))
     ours = np.bincount(word_ids, weights=nll, minlength=len(train_counts))
     theirs = np.bincount(word_ids, weights=reference, minlength=len(train_counts))
     p = _p_values(word_ids, nll - reference, block_of_word, len(train_counts))
-    p[:first_word] = np.nan
+    p[: len(SPECIALS)] = np.nan
     is_tested = np.isfinite(p)
     rows = [
         WordDifference(

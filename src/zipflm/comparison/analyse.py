@@ -20,15 +20,15 @@ from zipflm.comparison.compare import (
     scored_splits,
     scored_text,
 )
-from zipflm.comparison.job import FULL_DISK_REMEDY
 from zipflm.comparison.members import make_member, score_checkpoint, score_run
 from zipflm.comparison.plan import (
     Plan,
     open_twin,
     open_words,
-    require_few,
+    require_seeds,
     seeded,
 )
+from zipflm.comparison.runner import FULL_DISK_REMEDY
 from zipflm.comparison.settings import require_comparable, variations
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
@@ -37,7 +37,6 @@ from zipflm.evaluation.sharing import Share
 from zipflm.files import naming_full_disk
 from zipflm.folders import sole_writer
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
-from zipflm.quoting import quoted
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import Choice, RunFolder, locate
 from zipflm.runs.loaded import load_run
@@ -47,8 +46,6 @@ from zipflm.units import perplexity
 # What a decoder of the paper computes. The authors' code has other heads, rates and first weights
 # than the paper says for the same rows.
 _DECODER_KIND = ("dim", "num_layers", "ffn_dim", "positions", "qk_norm", "activation", "norm")
-
-_MOST_CONTEXTS = 100
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,6 @@ def analyse(
     def opened() -> tuple[DataFolder, list[_Analysed]]:
         words = open_words(data)
         scored_splits(words)
-        _require_few_contexts(context_sizes)
         analysed = _open(runs, checkpoint, words)
         for run in analysed:
             _require_room(run, context_sizes, options)
@@ -87,42 +83,32 @@ def analyse(
 
     with distributed.started(options.device) as process:
         words, analysed = process.done_by_all(opened)
+        splits = scored_splits(words)
         with distributed.held_by_first(sole_writer(out), process):
             distributed.let_first(lambda: claim(out, "analysis"), process)
-            study = _studied(words, analysed, context_sizes, options, process)
+            members: list[Member] = []
+            contexts: list[ContextScore] = []
+            for run in analysed:
+                member, more = _scored(run, words, splits, options, context_sizes, process)
+                members.append(member)
+                contexts += more
+            study = build(
+                members,
+                scored_text(words, splits[-1]),
+                title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
+                dataset=_dataset(analysed),
+                facts={
+                    "data": f"a vocabulary of {len(words.vocabulary):,} words",
+                    "folder": str(words.path),
+                    "vocabulary": words.vocabulary.hash,
+                }
+                | PROTOCOL_FACTS,
+            )
+            study = replace(study, contexts=tuple(contexts))
             if process.is_first:
                 with naming_full_disk(out, FULL_DISK_REMEDY):
                     write_report(study, out, "analysis")
     return study
-
-
-def _studied(
-    words: DataFolder,
-    analysed: Sequence[_Analysed],
-    context_sizes: Sequence[int],
-    options: ScoringOptions,
-    share: Share,
-) -> Study:
-    splits = scored_splits(words)
-    members: list[Member] = []
-    contexts: list[ContextScore] = []
-    for run in analysed:
-        member, more = _scored(run, words, splits, options, context_sizes, share)
-        members.append(member)
-        contexts += more
-    study = build(
-        members,
-        scored_text(words, splits[-1]),
-        title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
-        dataset=_dataset(analysed),
-        facts={
-            "data": f"a vocabulary of {len(words.vocabulary):,} words",
-            "folder": str(words.path),
-            "vocabulary": words.vocabulary.hash,
-        }
-        | PROTOCOL_FACTS,
-    )
-    return replace(study, contexts=tuple(contexts))
 
 
 def ablate(
@@ -142,7 +128,7 @@ def ablate(
         words = open_words(data)
         scored_splits(words)
         (base,) = _open([run], checkpoint, words)
-        require_few((len(bands) or 1) * (len(tail_dropout) or 1), seeds)
+        require_seeds(seeds)
         plans: list[Plan] = []
         # All settings are trained equally long.
         config = replace(base.config, training=replace(base.config.training, patience=0))
@@ -190,16 +176,13 @@ def _open(paths: Sequence[Path], choice: Choice | None, words: DataFolder) -> li
             raise ValueError(
                 f"{path}: another run is called {name} as well; give their folders different names"
             )
+    data = {"word": words}
+    if any(config.batches.unit != "word" for config in configs):
+        data["bpe"] = open_twin(words, "leave out the runs of sub-words")
     return [
-        _Analysed(run, checkpoint, config, _data_of(config, words), name, kind)
+        _Analysed(run, checkpoint, config, data[config.batches.unit], name, kind)
         for (run, checkpoint), config, name, kind in zip(found, configs, names, kinds, strict=True)
     ]
-
-
-def _data_of(config: Config, words: DataFolder) -> DataFolder:
-    if config.batches.unit == "word":
-        return words
-    return open_twin(words, "leave out the runs of sub-words")
 
 
 def _dataset(runs: Sequence[_Analysed]) -> str:
@@ -253,10 +236,10 @@ def _scored(
         split=splits[-1],
     )
     contexts = []
-    for size in context_sizes if loaded else ():
+    # In windows as long as the block that the run is scored in.
+    block = options.blocks(run.config).block
+    for size in context_sizes:
         assert loaded is not None
-        # In windows as long as the block that the run is scored in.
-        block = options.blocks(run.config).block
         chosen = replace(options, block=block, context=size)
         scored = score_run(loaded, run.data, splits, chosen, share)
         contexts.append(
@@ -274,22 +257,13 @@ def _scored(
     return member, contexts
 
 
-def _require_few_contexts(sizes: Sequence[int]) -> None:
-    """Every one of them takes as long as scoring the runs does."""
-    if len(sizes) > _MOST_CONTEXTS:
-        raise ValueError(f"--context-sizes: {len(sizes):,} of them; give at most {_MOST_CONTEXTS}")
-    for place, size in enumerate(sizes):
-        if size in sizes[:place]:
-            raise ValueError(f"--context-sizes {quoted(size)}: name each of them once")
-
-
 def _require_room(run: _Analysed, sizes: Sequence[int], options: ScoringOptions) -> None:
     """ValueError, before anything is scored, for a context that leaves nothing to score."""
     block = options.blocks(run.config).block
     for size in sizes:
         if not 0 <= size < block:
             raise ValueError(
-                f"--context-sizes {quoted(size)}: must leave room for scored tokens in the block "
+                f"--context-sizes {size}: must leave room for scored tokens in the block "
                 f"of {block} that {run.run.path} is scored in; give 0 to {block - 1}, or another "
                 "--block"
             )

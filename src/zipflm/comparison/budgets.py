@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from zipflm.analysis.building import REFERENCE
 from zipflm.comparison.members import training_seconds
@@ -30,15 +30,13 @@ CALIBRATION = "calibration"
 """Name of the folder, inside that of a study, with the short runs that measure time."""
 _CALIBRATION_UPDATES = 40
 _CALIBRATION_REPORTS = 5
-_MOST_UPDATES = 100_000_000
 
 
 def require_known(equal: str) -> Equal:
     """The choice by its name."""
-    for name in get_args(Equal):
-        if equal == name:
-            return name  # type: ignore[no-any-return]
-    raise ValueError(f"--equal {equal}: choose from {', '.join(get_args(Equal))}")
+    if equal not in get_args(Equal):
+        raise ValueError(f"--equal {equal}: choose from {', '.join(get_args(Equal))}")
+    return cast(Equal, equal)
 
 
 def with_same_text(plans: Sequence[Plan]) -> list[Plan]:
@@ -59,7 +57,20 @@ def with_same_seconds(plans: Sequence[Plan], seconds: Mapping[str, float]) -> li
 def calibrations(plans: Sequence[Plan], out: Path) -> list[Plan]:
     """A short run of every label, to measure how long an update takes."""
     first = {plan.label: plan for plan in reversed(plans)}
-    return [_calibration(first[label], out) for label in dict.fromkeys(p.label for p in plans)]
+    found = []
+    for plan in (first[label] for label in dict.fromkeys(p.label for p in plans)):
+        updates = min(_CALIBRATION_UPDATES, plan.config.training.max_updates)
+        training = replace(
+            plan.config.training,
+            max_updates=updates,
+            report_every=max(1, updates // (2 * _CALIBRATION_REPORTS)),
+            validate_every=0,
+            checkpoint_every=0,
+        )
+        config = replace(plan.config, training=training)
+        folder = out / CALIBRATION / plan.run.path.parent.name
+        found.append(replace(plan, config=config, run=RunFolder(folder)))
+    return found
 
 
 def seconds_per_update(log: Sequence[LogLine]) -> float:
@@ -69,8 +80,6 @@ def seconds_per_update(log: Sequence[LogLine]) -> float:
     pairs = list(zip(reports, reports[1:], strict=False))
     # The first few updates of a process are slower than the rest.
     settled = pairs[len(pairs) // 3 :]
-    if not settled:
-        raise ValueError("the calibration has too few reports; remove its folder and start again")
     return statistics.median(
         (training_seconds(after) - training_seconds(before)) / (after.update - before.update)
         for before, after in settled
@@ -100,7 +109,7 @@ def reference_of(plans: Sequence[Plan]) -> Plan:
 
 
 def _in_updates(plan: Plan, updates: float) -> Plan:
-    number = min(max(1, round(updates)), _MOST_UPDATES)
+    number = max(1, round(updates))
     if number == plan.config.training.max_updates:
         return plan
     return replace(plan, config=stretched(plan.config, number))
@@ -109,16 +118,3 @@ def _in_updates(plan: Plan, updates: float) -> Plan:
 def _words_per_update(plan: Plan) -> float:
     text = plan.data.split("train")
     return plan.config.training.tokens_per_update * text.words / text.tokens
-
-
-def _calibration(plan: Plan, out: Path) -> Plan:
-    updates = min(_CALIBRATION_UPDATES, plan.config.training.max_updates)
-    training = replace(
-        plan.config.training,
-        max_updates=updates,
-        report_every=max(1, updates // (2 * _CALIBRATION_REPORTS)),
-        validate_every=0,
-        checkpoint_every=0,
-    )
-    folder = out / CALIBRATION / plan.run.path.parent.name
-    return replace(plan, config=replace(plan.config, training=training), run=RunFolder(folder))

@@ -1,7 +1,7 @@
 """`zipflm compare`: train every member, score it, write the report.
 
 A member is an ordinary run. One that is finished is not trained again, one that was interrupted
-goes on, one that fails is reported in its row while the others go on (`job`). Under torchrun all
+goes on, one that fails is reported in its row while the others go on (`runner`). Under torchrun all
 processes train and score together and the first one writes.
 """
 
@@ -18,21 +18,21 @@ import torch
 from zipflm import __version__
 from zipflm.analysis.building import build
 from zipflm.analysis.report import Maker, claim, write_report
-from zipflm.analysis.study import Member, ScoredText, Study
+from zipflm.analysis.study import Member, ScoredText, Study, Tried
 from zipflm.comparison.budgets import (
     Equal,
+    calibrations,
     describe,
     require_known,
+    seconds_per_update,
     with_same_seconds,
     with_same_text,
 )
-from zipflm.comparison.job import FULL_DISK_REMEDY, Job, Score, Train
 from zipflm.comparison.members import score_once
-from zipflm.comparison.plan import Plan, Request, make_plans, open_words, require_few
-from zipflm.comparison.progress import Display, State, measured_speed, print_plans
-from zipflm.comparison.stages import Trainer, prepare
-from zipflm.comparison.tuning import Setting, grid_plans, parse_grid, to_try
-from zipflm.comparison.watching import watched_alike
+from zipflm.comparison.plan import Plan, Request, make_plans, open_words, watched, watched_alike
+from zipflm.comparison.progress import State, measured_speed, print_plans
+from zipflm.comparison.runner import FULL_DISK_REMEDY, Runner, Score, Train
+from zipflm.comparison.tuning import Setting, choose, grid_plans, parse_grid, to_try
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.files import naming_full_disk
@@ -87,13 +87,16 @@ def compare(
     with distributed.started(device) as process:
         words, plans = distributed.done_by_all(lambda: _planned(request, process), process)
         equal, grid = require_known(request.equal), parse_grid(request.tune)
+        recipe = "the preset's own" if request.recipe == "paper" else request.recipe
+        dataset, _, size = request.preset.partition("/")
         return run_plans(
             plans,
             words,
             request.out,
             title=f"Word representations compared on {request.data}",
-            dataset=_paper_dataset(request.preset),
-            facts={"preset": request.preset, "recipe": _recipe(request)}
+            # The paper's rows stand next to ours where it has them, for models of the base size.
+            dataset=dataset if size in ("", "base") else "",
+            facts={"preset": request.preset, "recipe": recipe}
             | ({"overrides": " ".join(request.overrides)} if request.overrides else {})
             | {"held equal": describe(equal, plans)}
             | ({"tuned": " ".join(request.tune)} if grid else {}),
@@ -139,7 +142,6 @@ def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan]
     words = open_words(request.data)
     equal, grid = require_known(request.equal), parse_grid(request.tune)
     plans = make_plans(request, words, on_cpu=process.device.type == "cpu")
-    require_few(len(plans) // request.seeds * max(1, len(grid)), request.seeds)
     if grid and "valid" not in words.splits:
         raise ValueError(f"--tune: {words.path} has no valid set to decide on; prepare it with one")
     return words, with_same_text(plans) if equal == "text" else plans
@@ -163,8 +165,9 @@ def run_plans(
     overrides: Sequence[str] = (),
 ) -> FinishedStudy:
     """Train and score every plan, in order, and report on the held-out splits of `words`; `others`
-    are members that need no training. With `equal="seconds"` and with a `grid` the plans are
-    finished by training short runs, or one of every setting, before (`stages`)."""
+    are members that need no training. With `equal="seconds"` short runs measure the time of every
+    member first; with a `grid` every setting is trained and the best one taken. Each of these is a
+    run in a folder of its own, so an interrupted study goes on from any of them."""
     splits = scored_splits(words)
     lock = sole_writer(out)
     with distributed.started(device) as process, distributed.held_by_first(lock, process):
@@ -174,28 +177,43 @@ def run_plans(
             for plan in grid_plans(plans, grid) if grid else plans:
                 check(plan, process)
         distributed.let_first(lambda: claim(out, maker), process)
-        score = score or partial(score_once, share=process)
-        trainer = Trainer(words, process, train or _trainer(device, is_tuned=bool(grid)), score)
-        prepared = prepare(plans, out, equal, grid, overrides, trainer)
-        plans, stopped = prepared.plans, prepared.stopped
-        for plan in plans if not stopped else ():
+        train = train or _trainer(device, is_tuned=bool(grid))
+        runner = Runner(words, process, train, score or partial(score_once, share=process))
+        if equal == "seconds":
+            plans = _timed(plans, out, runner)
+        plans = [replace(plan, config=watched(plan.config, overrides)) for plan in plans]
+        tried: list[Tried] = []
+        if grid and not runner.stopped:
+            planned = grid_plans(plans, grid)
+            plans, tried = choose(planned, runner.train(to_try(planned)))
+        for plan in plans if not runner.stopped else ():
             check(plan, process)
-        members: list[Member] = list(others)
-        display = Display(plans, sys.stdout, is_silent=not process.is_first)
-        with display.shown():
-            for plan in plans:
-                job = Job(plan, words, splits, process, display, trainer.train, score)
-                members.append(job.run(skip=stopped))
-                stopped = stopped or job.stopped
+        members = [*others, *runner.members(plans, splits)]
         facts = facts | study_facts(words, plans, process)
         text = scored_text(words, splits[-1])
         study = build(members, text, title=title, dataset=dataset, facts=facts)
-        study = replace(study, tried=tuple(prepared.tried))
+        study = replace(study, tried=tuple(tried))
         page = None
-        if process.is_first and (study.finished or stopped):
+        if process.is_first and (study.finished or runner.stopped):
             with naming_full_disk(out, FULL_DISK_REMEDY):
                 page = write_report(study, out, maker)
-    return FinishedStudy(study, page, stopped)
+    return FinishedStudy(study, page, runner.stopped)
+
+
+def _timed(plans: Sequence[Plan], out: Path, runner: Runner) -> Sequence[Plan]:
+    """Plans with as many updates as take the same time, by short runs of every member; unchanged
+    if a signal ended these."""
+    short = calibrations(plans, out)
+    problems = runner.train(short)
+    if runner.stopped:
+        return plans
+    for plan in short:
+        if plan.run.path in problems:
+            raise ValueError(
+                f"--equal seconds: {plan.label} could not be trained for a few updates to "
+                f"measure its time ({problems[plan.run.path]}); leave it out"
+            )
+    return with_same_seconds(plans, {p.label: seconds_per_update(p.run.log()) for p in short})
 
 
 def check_training(plan: Plan, process: Process) -> None:
@@ -270,16 +288,6 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
 def _either(values: Iterable[str]) -> str:
     """`a`, or `a or b` where members differ, as the paper's do in tokens per update."""
     return " or ".join(dict.fromkeys(values))
-
-
-def _paper_dataset(preset: str) -> str:
-    """Whose rows of the paper stand beside ours; its comparison is of models of the base size."""
-    dataset, _, size = preset.partition("/")
-    return dataset if size in ("", "base") else ""
-
-
-def _recipe(request: Request) -> str:
-    return "the preset's own" if request.recipe == "paper" else request.recipe
 
 
 def _trainer(device: str | None, *, is_tuned: bool) -> Train:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.analysis.building import split_score
-from zipflm.analysis.study import CurvePoint, Member, Seen, SplitScore
+from zipflm.analysis.study import CurvePoint, Member, Seen
 from zipflm.config import Config
 from zipflm.data.facts import SplitFacts
 from zipflm.data.folder import DataFolder
@@ -35,8 +32,6 @@ from zipflm.training.throughput import flops_per_token
 SCORES = "scores"
 """Folder inside a member's run folder that keeps what was scored."""
 
-_MOST_FACTS, _MOST_HEADER = 1 << 20, 1 << 14
-"""Bytes, so that a damaged file cannot ask for more memory than the scores of its split take."""
 _ROUNDING = 1e-2
 """In nats."""
 
@@ -119,13 +114,14 @@ def score_checkpoint(
     for split in splits:
         path = _place(run, split)
         key = share.done_by_all(partial(_key, checkpoint, data, split, options))
-        kept = _read_kept(path, key, data.split(split))
+        kept = _find_kept(path, key, data.split(split))
         # Where one of the processes has to score, all of them do.
         if any(share.all_values(kept is None)) or kept is None:
             loaded = loaded or share.done_by_all(lambda: load_run(checkpoint.path))
             kept = _scored(loaded, data, split, options, share)
             if keep:
-                share.done_by_all(partial(_keep, path, key, kept, share))
+                first = share.rank == 0
+                share.done_by_all(partial(_keep, path, key, kept) if first else lambda: None)
         found[split] = kept
     return ScoredRun(checkpoint.name, found)
 
@@ -146,24 +142,21 @@ def _place(run: Path, split: str) -> Path:
 
 
 def kept_scores(run: Path, data: DataFolder, splits: Sequence[str]) -> ScoredRun:
-    """What was scored of a run whose weights need not be there any more; ValueError if that was
-    not kept, or is of another text."""
+    """Scores of a run whose weights need not be there any more; ValueError if they were not kept,
+    or are of another text."""
     found: dict[str, WordScores] = {}
     names = set()
     for split in splits:
         data.verify(split)
-        path = _place(run, split)
-        text = data.split(split)
+        path, text = _place(run, split), data.split(split)
         try:
-            facts, nll = _unpack(path, text)
+            key, scores = _read_kept(path, text)
         except Exception as error:  # zipfile and NumPy have a dozen ways to say it is damaged
             raise ValueError(f"{path}: no scores that can be read ({error})") from None
-        if (facts.key.text, facts.key.vocabulary) != (text.sha256, data.vocabulary.hash):
+        if (key.text, key.vocabulary) != (text.sha256, data.vocabulary.hash):
             raise ValueError(f"{path}: scores of another text or vocabulary than {data.path} has")
-        if not _are_of(text, nll, facts.protocol):
-            raise ValueError(f"{path}: damaged: no losses of the {split} split")
-        names.add(facts.key.checkpoint)
-        found[split] = WordScores(nll, facts.protocol)
+        names.add(key.checkpoint)
+        found[split] = scores
     if len(names) != 1:
         raise ValueError(f"{run / SCORES}: scores of different checkpoints: {', '.join(names)}")
     return ScoredRun(names.pop(), found)
@@ -176,51 +169,35 @@ def _scored(
     return WordScores(scores.words(), scores.protocol)
 
 
-def _keep(path: Path, key: _Key, scores: WordScores, share: Share) -> None:
-    if share.rank > 0:
-        return
+def _keep(path: Path, key: _Key, scores: WordScores) -> None:
     path.parent.mkdir(exist_ok=True)
     facts = as_json(_KeptFacts(key=key, protocol=scores.protocol))
     with written_whole(path) as unfinished:
         np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
 
 
-def _read_kept(path: Path, key: _Key, split: SplitFacts) -> WordScores | None:
-    """None where there are none, or those of other weights or another text, or damaged ones."""
+def _find_kept(path: Path, key: _Key, split: SplitFacts) -> WordScores | None:
+    """None if there are none, or those of other weights or another text, or damaged ones."""
     try:
-        facts, nll = _unpack(path, split)
+        held, scores = _read_kept(path, split)
     except Exception:  # zipfile and NumPy have a dozen ways to say that a file is damaged
         return None
-    if facts.key != key or not _are_of(split, nll, facts.protocol):
-        return None
-    return WordScores(nll, facts.protocol)
+    return scores if held == key else None
 
 
-def _unpack(path: Path, split: SplitFacts) -> tuple[_KeptFacts, NDArray[Any]]:
+def _read_kept(path: Path, split: SplitFacts) -> tuple[_Key, WordScores]:
     require_file(path)
-    with ZipFile(path) as archive:
-        facts = _array(archive, "facts.npy", _MOST_FACTS)
-        nll = _array(archive, "nll.npy", 8 * split.words + _MOST_HEADER)
-    return from_dict(_KeptFacts, load_object(str(facts))), nll
-
-
-def _array(archive: ZipFile, name: str, most: int) -> NDArray[Any]:
-    """One array, of which all bytes are compared with the archive's checksum."""
-    if archive.getinfo(name).file_size > most:
-        raise ValueError(f"{name}: larger than {most} bytes")
-    array: NDArray[Any] = np.load(io.BytesIO(archive.read(name)), allow_pickle=False)
-    return array
-
-
-def _are_of(split: SplitFacts, nll: NDArray[Any], protocol: ScoringProtocol) -> bool:
-    """Whether these can be the losses of a split."""
-    counts = (protocol.tokens, protocol.words, protocol.unk)
-    if counts != (split.tokens, split.words, split.unknown):
-        return False
-    if nll.dtype != np.float64 or nll.shape != (split.words,):
-        return False
+    # NumPy compares the checksums of the archive.
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        facts, nll = from_dict(_KeptFacts, load_object(str(archive["facts"]))), archive["nll"]
+    counts = (facts.protocol.tokens, facts.protocol.words, facts.protocol.unk)
+    is_of_split = counts == (split.tokens, split.words, split.unknown)
+    if not is_of_split or nll.dtype != np.float64 or nll.shape != (split.words,):
+        raise ValueError("damaged: no losses of that split")
     # A probability may come out above 1 by a rounding error.
-    return bool(np.isfinite(nll).all() and nll.min() > -_ROUNDING)
+    if not np.isfinite(nll).all() or nll.min() < -_ROUNDING:
+        raise ValueError("damaged: losses that are none")
+    return facts.key, WordScores(nll, facts.protocol)
 
 
 def make_member(
@@ -253,14 +230,20 @@ def make_member(
         input=input,
         output=output,
         params=config.params_by_part(),
-        scores={name: _split_score(words, name, found) for name, found in scores.items()},
+        scores={
+            name: split_score(found.nll, np.asarray(words.tokens(name).ids), found.protocol)
+            for name, found in scores.items()
+        },
         nll=scores[split].nll if split in scores else None,
         curve=curve(log),
         seen=_seen(reports[-1], config, data) if reports else None,
         seconds=training_seconds(reports[-1]) if reports else None,
         cpu_seconds=reports[-1].cpu_seconds if reports else None,
         compile_seconds=reports[-1].compile_seconds if reports else None,
-        tokens_per_second=_rate(reports),
+        # The median, which compiling the model does not touch.
+        tokens_per_second=(
+            statistics.median(report.tokens_per_second for report in reports) if reports else None
+        ),
         memory=max((report.memory for report in reports), default=None),
         compiled=_compiled(reports),
         config=config,
@@ -277,11 +260,6 @@ def _log_until(run: RunFolder, scored: ScoredRun | None) -> list[LogLine]:
         return log
     last = Checkpoint(Path(scored.checkpoint)).update
     return [line for line in log if line.update <= last]
-
-
-def _split_score(words: DataFolder, split: str, scores: WordScores) -> SplitScore:
-    ids = np.asarray(words.tokens(split).ids)
-    return split_score(scores.nll, ids, scores.protocol)
 
 
 def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
@@ -324,12 +302,6 @@ def _seen(last: Report, config: Config, data: DataFolder) -> Seen | None:
         passes=last.epoch,
         operations=last.epoch * text.tokens * per_token,
     )
-
-
-def _rate(reports: Sequence[Report]) -> float | None:
-    """Tokens per second of training: the median, which compiling the model does not touch."""
-    rates = [report.tokens_per_second for report in reports]
-    return statistics.median(rates) if rates else None
 
 
 def _compiled(reports: Sequence[Report]) -> bool | None:

@@ -18,7 +18,6 @@ from zipflm.data.facts import FACTS_FILE
 from zipflm.data.folder import DataFolder
 from zipflm.overrides import UnknownKey
 from zipflm.presets import FACTORIZATIONS, from_name
-from zipflm.quoting import quoted
 from zipflm.recipes import resolve
 from zipflm.runs.folder import RunFolder
 from zipflm.training.setup import in_updates
@@ -26,8 +25,10 @@ from zipflm.training.setup import in_updates
 SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
 _SAME_TEXT = "prepare both from the same text"
 
-MOST_MEMBERS = 1_000
-"""Of a study; whoever asks for more has mistyped a number."""
+CURVE_POINTS = 8
+"""The fewest validations of a member, for its learning curve."""
+_CURVE_SHARE = 0.1
+"""The share of the valid set that such a validation scores."""
 MEMBERS = "members"
 """Name of the folder, inside that of a study, with the run of every member."""
 TWIN = "bpe"
@@ -78,8 +79,7 @@ def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> 
     Raises ValueError for anything that cannot be trained, before anything is.
     """
     _require_known(request)
-    settings = (len(request.bands) or 1) * (len(request.tail_dropout) or 1)
-    require_few(len(request.factorizations) * settings, request.seeds)
+    require_seeds(request.seeds)
     folders = _folders(request, words)
     configs = _resolved(request, words, folders, on_cpu)
     chosen = variations(request.bands, request.tail_dropout)
@@ -177,6 +177,40 @@ def _another(named: Config) -> str:
     )
 
 
+def watched(config: Config, overrides: Sequence[str]) -> Config:
+    """A config that validates often enough for a curve, on a part of the valid set, unless the user
+    decides how often."""
+    training = config.training
+    points = training.max_updates // training.validate_every if training.validate_every else 0
+    if points >= CURVE_POINTS or any(o.startswith("training.validate_") for o in overrides):
+        return config
+    every = max(1, training.max_updates // (CURVE_POINTS + 2))
+    share = min(training.validate_share, _CURVE_SHARE)
+    return replace(config, training=replace(training, validate_every=every, validate_share=share))
+
+
+def watched_alike(config: Config, other: Config) -> Config:
+    """`config` with those fields of `other` that decide how and how closely watched a member is
+    trained, not what comes of it."""
+    theirs = other.training
+    return replace(
+        config,
+        batches=replace(config.batches, tokens=other.batches.tokens),
+        training=replace(
+            config.training,
+            compile=theirs.compile,
+            parallel=theirs.parallel,
+            tables=theirs.tables,
+            report_every=theirs.report_every,
+            validate_every=theirs.validate_every,
+            validate_share=theirs.validate_share,
+            checkpoint_every=theirs.checkpoint_every,
+            max_bad_updates=theirs.max_bad_updates,
+            tensorboard=theirs.tensorboard,
+        ),
+    )
+
+
 def seeded(
     config: Config, seeds: int, *, label: str, factorization: str, data: DataFolder, out: Path
 ) -> list[Plan]:
@@ -195,17 +229,9 @@ def seeded(
     ]
 
 
-def require_few(models: int, seeds: int) -> None:
-    """ValueError if a study of so many models, with so many seeds each, is more than anybody means
-    to train; to be called before they are made."""
-    if not 1 <= seeds <= MOST_MEMBERS:
-        raise ValueError(f"--seeds {quoted(seeds)}: give 1 to {MOST_MEMBERS:,}")
-    if models * seeds > MOST_MEMBERS:
-        raise ValueError(
-            f"{models:,} models with --seeds {seeds} are {models * seeds:,} members, and a study "
-            f"has at most {MOST_MEMBERS:,}; give fewer --factorizations, --bands, --tail-dropout "
-            "or --seeds"
-        )
+def require_seeds(seeds: int) -> None:
+    if seeds < 1:
+        raise ValueError(f"--seeds {seeds}: give 1 or more")
 
 
 def _require_known(request: Request) -> None:

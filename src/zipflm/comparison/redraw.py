@@ -6,8 +6,8 @@ weights may be missing. So a study that was trained on one machine can be drawn 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,6 @@ from zipflm.records import from_dict, load_object
 from zipflm.runs.folder import RunFolder
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One member as `table.json` has it."""
-
-    label: str
-    factorization: str
-    run: Path
-    problem: str
-
-
 def is_study(path: Path) -> bool:
     """Whether a folder holds the report and the members of a study."""
     return (path / TABLE).is_file() and (path / MEMBERS).is_dir()
@@ -46,48 +36,43 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
     splits = scored_splits(words)
     with sole_writer(out):
         claim(out, "analysis")
-        members = [_member(row, words, splits) for row in _rows(table, study)]
-        drawn = build(
-            members,
-            scored_text(words, splits[-1]),
-            title=_text(table, "title"),
-            dataset=_text(table, "dataset"),
-            facts={str(key): str(value) for key, value in _dict(table, "facts").items()},
-        )
-        tried = tuple(from_dict(Tried, entry) for entry in table.get("tried", ()))
+        try:
+            members = [
+                _member(study, row, member, words, splits)
+                for row in table["rows"]
+                for member in row["members"]
+            ]
+            drawn = build(
+                members,
+                scored_text(words, splits[-1]),
+                title=table["title"],
+                dataset=table["dataset"],
+                facts=table["facts"],
+            )
+            tried = tuple(from_dict(Tried, entry) for entry in table["tried"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{study / TABLE}: damaged or of another release ({error!r}); give the compare "
+                "command of the study again to have it written anew"
+            ) from None
         drawn = replace(drawn, tried=tried)
         write_report(drawn, out, "analysis")
         return drawn
 
 
-def _rows(table: Mapping[str, Any], study: Path) -> list[_Row]:
-    found = []
-    try:
-        for row in table["rows"]:
-            for member in row["members"]:
-                # Wherever the study was when it was trained, its members are inside it.
-                place = Path(str(member["run"])).parts
-                inside = place[len(place) - 1 - place[::-1].index(MEMBERS) :]
-                found.append(
-                    _Row(
-                        label=str(row["model"]),
-                        factorization=str(row["factorization"]),
-                        run=study.joinpath(*inside),
-                        problem=str(member["problem"]),
-                    )
-                )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{study / TABLE}: damaged or of another release ({error!r}); give the compare command "
-            "of the study again to have it written anew"
-        ) from None
-    return found
-
-
-def _member(row: _Row, words: DataFolder, splits: Sequence[str]) -> Member:
-    run = RunFolder(row.run)
+def _member(
+    study: Path,
+    row: dict[str, Any],
+    member: dict[str, Any],
+    words: DataFolder,
+    splits: Sequence[str],
+) -> Member:
+    """A member from its entry in `table.json`."""
+    # Wherever the study was when it was trained, its members are inside it.
+    _, _, inside = member["run"].rpartition(f"{MEMBERS}/")
+    run = RunFolder(study / MEMBERS / inside)
     if not run.holds_a_run:
-        raise ValueError(f"{row.run}: no run there, but the study's table has it; restore it")
+        raise ValueError(f"{run.path}: no run there, but the study's table has it; restore it")
     config = run.config()
     data = words
     if config.batches.unit != "word":
@@ -95,20 +80,11 @@ def _member(row: _Row, words: DataFolder, splits: Sequence[str]) -> Member:
     return make_member(
         run,
         config,
-        label=row.label,
-        factorization=row.factorization,
-        scored=None if row.problem else kept_scores(row.run, data, splits),
+        label=row["model"],
+        factorization=row["factorization"],
+        scored=None if member["problem"] else kept_scores(run.path, data, splits),
         words=words,
         data=data,
         split=splits[-1],
-        problem=row.problem,
+        problem=member["problem"],
     )
-
-
-def _text(table: Mapping[str, Any], name: str) -> str:
-    return str(table.get(name, ""))
-
-
-def _dict(table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = table.get(name)
-    return dict(value) if isinstance(value, Mapping) else {}

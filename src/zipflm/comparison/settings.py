@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
 
@@ -13,30 +13,48 @@ from zipflm.quoting import quoted
 
 @dataclass(frozen=True)
 class Variation:
-    """A config made into another one, and its name in the member's label."""
+    """One combination of settings; without any, a config stays as it is."""
 
-    name: str
-    apply: Callable[[Config], Config]
+    bands: str | None = None
+    tail_dropout: float | None = None
 
+    @property
+    def name(self) -> str:
+        """`bands 5k/155k/100k, tail dropout 0.2`, for the member's label."""
+        bands = [] if self.bands is None else [f"bands {self.bands}"]
+        rate = [] if self.tail_dropout is None else [f"tail dropout {self.tail_dropout:g}"]
+        return ", ".join(bands + rate)
 
-def require_comparable(config: Config) -> None:
-    """ValueError unless the model predicts every word of the data, as others do."""
-    if config.num_predicted < config.vocab_size:
-        raise ValueError(
-            f"input.predicted_words={config.num_predicted}: models that are compared predict the "
-            "same words; use zipflm train and zipflm evaluate for this one"
-        )
+    def apply(self, config: Config) -> Config:
+        """The config with these settings; ValueError if it has no bands."""
+        if not self.name:
+            return config
+        input, output = config.input, config.output
+        if not isinstance(output, AdaptiveOutput):
+            option = "--tail-dropout" if self.bands is None else "--bands"
+            raise ValueError(f"{option}: {config.name} has no bands; leave it out")
+        if self.bands is not None:
+            ends = cutoffs(self.bands)
+            if ends[-1] >= config.vocab_size:
+                raise ValueError(
+                    f"--bands {self.bands}: the vocabulary has only {config.vocab_size:,} ids; all "
+                    "bands but the last must fit into it"
+                )
+            output = replace(output, cutoffs=ends)
+            if isinstance(input, AdaptiveInput):
+                input = replace(input, cutoffs=ends)
+        if self.tail_dropout is not None:
+            output = replace(output, tail_dropout=self.tail_dropout)
+        return replace(config, input=input, output=output)
 
 
 def variations(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Variation]:
-    """Every combination of the settings asked for; one without a name, that leaves a config as it
-    is, if none were."""
+    """Every combination of the settings asked for."""
     _require_distinct("--bands", bands, [cutoffs(text) for text in bands])
     _require_distinct("--tail-dropout", tail_dropout, tail_dropout)
-    by_band = [Variation(f"bands {text}", _bands(text)) for text in bands]
-    by_rate = [Variation(f"tail dropout {rate:g}", _tail_dropout(rate)) for rate in tail_dropout]
-    groups = [group for group in (by_band, by_rate) if group]
-    return [_combined(parts) for parts in product(*groups)]
+    every_band: Sequence[str | None] = bands or [None]
+    every_rate: Sequence[float | None] = tail_dropout or [None]
+    return [Variation(*pair) for pair in product(every_band, every_rate)]
 
 
 def _require_distinct(option: str, given: Sequence[object], meant: Sequence[object]) -> None:
@@ -45,17 +63,6 @@ def _require_distinct(option: str, given: Sequence[object], meant: Sequence[obje
         if value in meant[:place]:
             same = given[meant.index(value)]
             raise ValueError(f"{option} {given[place]}: the same as {same}; name each setting once")
-
-
-def _combined(parts: Iterable[Variation]) -> Variation:
-    parts = tuple(parts)
-
-    def apply(config: Config) -> Config:
-        for part in parts:
-            config = part.apply(config)
-        return config
-
-    return Variation(", ".join(part.name for part in parts), apply)
 
 
 def cutoffs(text: str) -> tuple[int, ...]:
@@ -75,31 +82,10 @@ def cutoffs(text: str) -> tuple[int, ...]:
     return tuple(accumulate(sizes[:-1]))
 
 
-def _bands(text: str) -> Callable[[Config], Config]:
-    ends = cutoffs(text)
-
-    def apply(config: Config) -> Config:
-        input, output = config.input, config.output
-        if isinstance(input, AdaptiveInput):
-            input = replace(input, cutoffs=ends)
-        if isinstance(output, AdaptiveOutput):
-            output = replace(output, cutoffs=ends)
-        if not isinstance(output, AdaptiveOutput):
-            raise ValueError(f"--bands {text}: {config.name} has no bands; leave it out")
-        if ends[-1] >= config.vocab_size:
-            raise ValueError(
-                f"--bands {text}: the vocabulary has only {config.vocab_size:,} ids; all bands "
-                "but the last must fit into it"
-            )
-        return replace(config, input=input, output=output)
-
-    return apply
-
-
-def _tail_dropout(rate: float) -> Callable[[Config], Config]:
-    def apply(config: Config) -> Config:
-        if not isinstance(config.output, AdaptiveOutput):
-            raise ValueError(f"--tail-dropout {rate:g}: {config.name} has no tail; leave it out")
-        return replace(config, output=replace(config.output, tail_dropout=rate))
-
-    return apply
+def require_comparable(config: Config) -> None:
+    """ValueError unless the model predicts every word of the data, as others do."""
+    if config.num_predicted < config.vocab_size:
+        raise ValueError(
+            f"input.predicted_words={config.num_predicted}: models that are compared predict the "
+            "same words; use zipflm train and zipflm evaluate for this one"
+        )

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 from zipflm.analysis.study import Tried
 from zipflm.comparison.members import training_seconds
@@ -78,29 +79,29 @@ def to_try(planned: Sequence[Plan]) -> list[Plan]:
     return [plan for plan in planned if plan.seed == first[plan.label]]
 
 
-def choose(planned: Sequence[Plan], problems: Mapping[str, str]) -> tuple[list[Plan], list[Tried]]:
+def choose(planned: Sequence[Plan], problems: Mapping[Path, str]) -> tuple[list[Plan], list[Tried]]:
     """The plans of the best setting of every label, in order, and all that was tried for them;
     `problems` has the paths of runs that came to nothing."""
-    scores = {str(plan.run.path): _score(plan) for plan in to_try(planned)}
-    best: dict[str, str] = {}
-    for plan in to_try(planned):
-        path = str(plan.run.path)
+    tries = to_try(planned)
+    scores = {plan.run.path: _score(plan) for plan in tries}
+    best: dict[str, Path] = {}
+    for plan in tries:
+        path = plan.run.path
         held = best.setdefault(plan.label, path)
         # The first of equals, and the first of all if none has a result.
         if _rank(scores[path]) < _rank(scores[held]):
             best[plan.label] = path
-    settings = {plan.label: plan.setting for plan in to_try(planned)
-                if best[plan.label] == str(plan.run.path)}  # fmt: skip
+    settings = {plan.label: plan.setting for plan in tries if plan.run.path in best.values()}
     tried = [
         Tried(
             label=plan.label,
             setting=plan.setting,
-            perplexity=scores[str(plan.run.path)],
+            perplexity=scores[plan.run.path],
             seconds=_seconds(plan),
-            is_chosen=best[plan.label] == str(plan.run.path),
-            problem=problems.get(str(plan.run.path), ""),
+            is_chosen=plan.run.path in best.values(),
+            problem=problems.get(plan.run.path, ""),
         )
-        for plan in to_try(planned)
+        for plan in tries
     ]
     return [plan for plan in planned if plan.setting == settings[plan.label]], tried
 

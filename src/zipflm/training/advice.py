@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -44,6 +45,17 @@ def slowness(operations: float, what: str) -> str | None:
     return (
         f"no GPU: {what} needs about {in_words(seconds)} here; try the presets tiny, demo or "
         "small, which are made for a CPU, or fewer updates (training.max_updates)"
+    )
+
+
+def load() -> str | None:
+    """A warning if other processes keep this machine's cores busy; None otherwise."""
+    busy, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if busy <= cores:
+        return None
+    return (
+        f"other processes keep this machine busy (load {busy:.1f} on {cores} cores): training will "
+        "be slower, and its times are not those of an idle machine"
     )
 
 

@@ -127,6 +127,8 @@ def _warnings(
 ) -> Iterator[str]:
     """What to know before the first update, while it is early enough to do otherwise."""
     yield from advice.doubts(config, done, held)
+    if (busy := advice.load()) is not None:
+        yield busy
     if process.is_first and process.device.type == "cpu":
         operations = advice.work(config, data.vocabulary.counts, done)
         slow = advice.slowness(operations, config.name)
