@@ -117,7 +117,7 @@ def test_scoring_alone_or_together_needs_nothing_of_what_trains_together():
 
 
 def test_the_pair_needs_torch_alone():
-    blocked = ["numpy", "typer", "rich", "matplotlib", "safetensors", "tokenizers"]
+    blocked = ["numpy", "typer", "rich", "matplotlib", "safetensors", "tokenizers", "pydantic"]
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
         "import warnings; warnings.simplefilter('ignore')\n"  # torch without numpy says so

@@ -1,3 +1,5 @@
+"""Overrides change only what they name, and say what is right when they are wrong."""
+
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -61,7 +63,7 @@ def test_fields_that_must_agree_can_change_together():
         ("decoder.num_layers=three", "decoder.num_layers='three': expected a whole number"),
         ("decoder.num_layers=2.5", "decoder.num_layers='2.5': expected a whole number"),
         ("decoder.dropout=high", "decoder.dropout='high': expected a number"),
-        ("decoder.final_norm=maybe", "write true or false"),
+        ("decoder.final_norm=maybe", "expected true or false"),
         ("decoder.positions=learned", "choose from sinusoidal, rotary"),
         ("tie=all", "choose from none, embeddings, projections, head"),
         ("decoder=5", "set one of its fields: decoder.dim"),

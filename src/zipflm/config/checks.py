@@ -1,8 +1,13 @@
-"""Errors that name the field, its value and the remedy."""
+"""Errors that name the field, its value and the remedy; and how a union of configs is told apart.
+
+Nothing here needs pydantic until a file is read: models are built without it.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from zipflm.quoting import quoted
@@ -56,13 +61,26 @@ def require_choices(config: Any) -> None:
         require(value in choices, name, value, f"choose from {', '.join(map(str, choices))}")
 
 
+@cache
 def _choices(cls: Any) -> dict[str, tuple[Any, ...]]:
-    if cls not in _CHOICES:
-        hints = get_type_hints(cls).items()
-        literals = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
-        _CHOICES[cls] = literals
-    return _CHOICES[cls]
+    hints = get_type_hints(cls).items()
+    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
 
 
-_CHOICES: dict[type, dict[str, tuple[Any, ...]]] = {}
-"""By class: Python works out types anew whenever it is asked, which is slow."""
+class ByKind:
+    """Marks a union of dataclasses of which JSON names one with the key `kind`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        def without_kind(values: dict[str, Any]) -> str:
+            return json.dumps({name: values[name] for name in values if name != "kind"})
+
+        choices: dict[Any, Any] = {
+            # Text again, since strict validation takes lists for tuples from JSON alone.
+            cls.__name__: core_schema.no_info_before_validator_function(
+                without_kind, core_schema.json_schema(handler.generate_schema(cls))
+            )
+            for cls in get_args(source)
+        }
+        return core_schema.tagged_union_schema(choices, discriminator="kind")

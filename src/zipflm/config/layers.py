@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 from zipflm.config.blocks import Unit
-from zipflm.config.checks import require, require_count, require_fraction, require_positive
+from zipflm.config.checks import ByKind, require, require_count, require_fraction, require_positive
 from zipflm.model.bands import Bands
 from zipflm.quoting import quoted
 
@@ -282,7 +282,7 @@ class CharacterInput(InputLayer):
         return f"{_prefix(unit)}char-CNN"
 
 
-InputConfig = FixedInput | AdaptiveInput | CharacterInput
+InputConfig = Annotated[FixedInput | AdaptiveInput | CharacterInput, ByKind()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +404,7 @@ class AdaptiveOutput(Banded, OutputLayer):
         return f"adaptive {_band_sizes(self.bands(vocab_size))}"
 
 
-OutputConfig = FullOutput | AdaptiveOutput
+OutputConfig = Annotated[FullOutput | AdaptiveOutput, ByKind()]
 
 
 def _projection_params(dim: int, width: int) -> dict[str, int]:

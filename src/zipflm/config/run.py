@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from zipflm.config.blocks import Blocks, BreakMode, Unit
 from zipflm.config.checks import (
+    ByKind,
     require,
     require_above_zero,
     require_choices,
@@ -182,8 +183,8 @@ class WarmupDecay:
 
 
 Recompute = Literal["none", "attention", "layer"]
-OptimizerConfig = Nesterov | AdamW | Muon
-ScheduleConfig = CosineCycles | WarmupDecay
+OptimizerConfig = Annotated[Nesterov | AdamW | Muon, ByKind()]
+ScheduleConfig = Annotated[CosineCycles | WarmupDecay, ByKind()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from zipflm.config import Blocks, Splitting, Unit, require
-from zipflm.config.checks import require_count, require_positive
+from zipflm.config.checks import ByKind, require_count, require_positive
 from zipflm.quoting import quoted
 from zipflm.units import perplexity
 
@@ -123,7 +124,7 @@ class Validation:
         )
 
 
-LogLine = Report | Validation
+LogLine = Annotated[Report | Validation, ByKind()]
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ class ImportedState:
         require_count(update=self.update)
 
 
-State = TrainingState | ImportedState
+State = Annotated[TrainingState | ImportedState, ByKind()]
 
 
 @dataclass(frozen=True, kw_only=True)
