@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 import pytest
-from fuzz.cases import limited_memory, limited_time, tried
+from fuzz.cases import limited_time, tried
 from fuzz.folders import Folder, require_named
 from fuzz.mutations import altered_json, altered_lines, damaged, replace_file
 
@@ -156,17 +156,9 @@ def test_what_is_checked_here_is_there(folders):
 # --- What fuzzing found. ---
 
 
-@pytest.fixture(params=["words", "pieces"])
-def copy(request, word_data, bpe_data, tmp_path):
-    data = word_data if request.param == "words" else bpe_data
-    return shutil.copytree(data.path, tmp_path / "copy")
-
-
-def with_facts(copy, change):
-    facts = json.loads((copy / "data.json").read_text())
-    change(facts)
-    (copy / "data.json").write_text(json.dumps(facts))
-    seal(copy)
+@pytest.fixture
+def copy(bpe_data, tmp_path):
+    return shutil.copytree(bpe_data.path, tmp_path / "copy")
 
 
 @pytest.mark.parametrize("name", ["checksums.json", "train.tokens", "data.json", "vocabulary.txt"])
@@ -177,15 +169,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(copy, name):
         DataFolder.open(copy).tokens("train")
 
 
-def test_a_device_in_the_place_of_a_file_is_not_read_without_end(copy):
-    (copy / "checksums.json").unlink()
-    (copy / "checksums.json").symlink_to("/dev/zero")
-    with limited_memory(), pytest.raises(ValueError, match="checksums.json: not a file"):
-        DataFolder.open(copy)
-
-
-def test_checksums_without_those_of_the_codes_are_refused(bpe_data, tmp_path):
-    copy = shutil.copytree(bpe_data.path, tmp_path / "copy")
+def test_checksums_without_those_of_the_codes_are_refused(copy):
     sums = json.loads((copy / "checksums.json").read_text())
     del sums["bpe.codes"]
     (copy / "checksums.json").write_text(json.dumps(sums))
@@ -193,66 +177,12 @@ def test_checksums_without_those_of_the_codes_are_refused(bpe_data, tmp_path):
         DataFolder.open(copy)
 
 
-@pytest.mark.parametrize("field", ["size", "words"])
-@pytest.mark.parametrize("change", [-1, 1, 10**6])
-def test_a_vocabulary_of_another_size_than_said_is_refused(copy, field, change):
-    def grow(facts):
-        facts["vocabulary"][field] += change
-
-    with_facts(copy, grow)
-    with pytest.raises(ValueError, match=f"{copy}/(vocabulary.txt: has|data.json: vocabulary)"):
-        DataFolder.open(copy)
-
-
 @pytest.mark.parametrize("field", ["tokens", "sentences"])
 def test_a_token_file_of_other_counts_than_said_is_refused(copy, field):
-    def lessen(facts):
-        facts["splits"]["train"][field] -= 1
-        facts["splits"]["train"]["words"] -= field == "tokens"
-
-    with_facts(copy, lessen)
+    facts = json.loads((copy / "data.json").read_text())
+    facts["splits"]["train"][field] -= 1
+    facts["splits"]["train"]["words"] -= field == "tokens"
+    (copy / "data.json").write_text(json.dumps(facts))
+    seal(copy)
     with pytest.raises(ValueError, match=f"train.tokens: has {field} .*, but data.json says"):
         DataFolder.open(copy).tokens("train")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("tokens", -5),
-        ("tokens", 0),
-        ("words", -1),
-        ("words", 10**9),
-        ("sentences", 10**9),
-        ("unknown", -1),
-        ("out_of_vocabulary", -1),
-        ("out_of_vocabulary", 10**9),
-        ("continued", -1),
-        ("types", 10**9),
-        ("bytes", -1),
-        ("file", "x" * 300),
-    ],
-)
-def test_an_absurd_count_is_refused_by_its_field(copy, field, value):
-    with_facts(copy, lambda facts: facts["splits"]["train"].update({field: value}))
-    with pytest.raises(ValueError, match=f"data.json: splits.train.{field}="):
-        DataFolder.open(copy)
-
-
-def test_two_splits_of_one_file_are_refused(copy):
-    with_facts(copy, lambda f: f["splits"].update(valid=f["splits"]["train"]))
-    with pytest.raises(ValueError, match="data.json: splits=.*each split has a file of its own"):
-        DataFolder.open(copy)
-
-
-def test_a_split_of_another_name_is_refused(copy):
-    with_facts(copy, lambda f: f["splits"].update(dev=f["splits"].pop("valid")))
-    with pytest.raises(ValueError, match="data.json: splits=.*choose from train, valid, test"):
-        DataFolder.open(copy)
-
-
-def test_a_field_that_is_there_twice_is_refused(copy):
-    text = (copy / "data.json").read_text().replace('"unit"', '"unit": "word", "unit"')
-    (copy / "data.json").write_text(text)
-    seal(copy)
-    with pytest.raises(ValueError, match="data.json: unit: is there twice"):
-        DataFolder.open(copy)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from fuzz.cases import limited_memory, limited_time, tried
-from fuzz.folders import MAX_MESSAGE, Folder, require_named
+from fuzz.folders import Folder, require_named
 from fuzz.mutations import (
     altered_json,
     altered_json_lines,
@@ -158,54 +158,37 @@ def test_a_changed_run_is_the_same_or_refused(runs, fuzz_seed, fuzz_seconds):
 # --- What fuzzing found. ---
 
 
-@pytest.fixture(params=[0, 1], ids=["words", "pieces"])
-def copy(request, trained_runs, tmp_path):
-    return RunFolder(shutil.copytree(list(trained_runs)[request.param], tmp_path / "copy"))
+@pytest.fixture
+def copy(trained_runs, tmp_path):
+    """A run of pieces."""
+    return RunFolder(shutil.copytree(list(trained_runs)[1], tmp_path / "copy"))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "link to nothing", "folder"])
-@pytest.mark.parametrize("name", OWN)
-def test_what_is_no_file_is_refused_at_once(copy, name, kind):
-    path = copy.path / name
-    path.unlink()
-    put_in_place(path, kind)
-    read = {"config.json": copy.config, "versions.json": copy.versions, "log.jsonl": copy.log}[name]
-    with limited_time(), limited_memory(), pytest.raises(ValueError, match=f"{name}: not a file"):
-        read()
+def test_what_is_no_file_is_refused_at_once(copy, kind):
+    read = {"config.json": copy.config, "versions.json": copy.versions, "log.jsonl": copy.log}
+    for name, method in read.items():
+        (copy.path / name).unlink()
+        put_in_place(copy.path / name, kind)
+        refused = pytest.raises(ValueError, match=f"{name}: not a file")
+        with limited_time(), limited_memory(), refused:
+            method()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "link to nothing", "folder"])
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        ("checksums.json", "verify"),
-        ("state.json", "state"),
-        ("vocabulary.txt", "vocabulary"),
-        ("weights.safetensors", "weights"),
-    ],
-)
-def test_what_is_no_file_of_a_checkpoint_is_refused_at_once(copy, name, method, kind):
+def test_without_a_file_of_the_newest_checkpoint_the_one_before_is_used(copy):
     newest = copy.choose("newest")
-    (newest.path / name).unlink()
-    put_in_place(newest.path / name, kind)
-    with limited_time(), limited_memory(), pytest.raises(ValueError, match=f"{name}: not a file"):
-        getattr(newest, method)()
-    # So the one before it is used, for going on as for the best.
+    (newest.path / "state.json").unlink()
+    put_in_place(newest.path / "state.json", "pipe")
+    with limited_time(), pytest.raises(ValueError, match="state.json: not a file"):
+        newest.state()
     with limited_time():
         assert copy.newest_good(warn=str).update == 2
-        if name == "state.json":
-            assert copy.choose("best").update == 2
-
-
-def test_a_file_with_the_name_of_a_checkpoint_is_none(copy):
-    (copy.checkpoints_path / "update-00000009").write_text("")
-    assert [checkpoint.update for checkpoint in copy.checkpoints()] == [4, 2]
+        assert copy.choose("best").update == 2
 
 
 @pytest.mark.parametrize("name", ["optimizer.safetensors", "bpe.codes"])
-def test_checksums_without_those_of_a_file_that_is_there_are_refused(trained_runs, tmp_path, name):
+def test_checksums_without_those_of_a_file_that_is_there_are_refused(copy, name):
     """Without the codes, a model of pieces would have scored words that nobody split."""
-    copy = RunFolder(shutil.copytree(list(trained_runs)[1], tmp_path / "copy"))
     path = copy.choose("newest").path / "checksums.json"
     sums = json.loads(path.read_text())
     del sums[name]
@@ -214,94 +197,23 @@ def test_checksums_without_those_of_a_file_that_is_there_are_refused(trained_run
         load_run(copy.path)
 
 
-@pytest.mark.parametrize("name", ["../config.json", "/etc/passwd", "x" * 5_000, ""])
-def test_checksums_of_other_places_are_refused(copy, name):
-    path = copy.choose("newest").path / "checksums.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: "0"}))
-    with pytest.raises(ValueError, match="checksums.json: .* is no file of the folder") as error:
-        load_run(copy.path)
-    assert len(str(error.value)) < MAX_MESSAGE
-
-
-def sealed(copy, name, change):
-    """A JSON file of the newest checkpoint with other values and checksums to match."""
-    path = copy.choose("newest").path / name
-    values = json.loads(path.read_text())
-    change(values)
-    path.write_text(json.dumps(values))
-    seal(path.parent)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("num_layers", 2**31 - 1),
-        ("ffn_dim", 2**31 - 1),
-    ],
-)
-def test_a_model_far_larger_than_its_weights_is_not_built(copy, field, value):
-    sealed(copy, "config.json", lambda config: config["decoder"].update({field: value}))
-    refused = pytest.raises(ValueError, match="weights.safetensors: weights do not fit the config")
-    with limited_time(), limited_memory(), refused:
-        load_run(copy.path)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int32, torch.bool])
-def test_weights_of_another_type_are_refused_by_name(copy, dtype):
+def test_weights_of_another_type_are_refused_by_name(copy):
     folder = copy.choose("newest").path
     weights = load_file(folder / "weights.safetensors")
     name = "decoder.layers.0.ffn_in.bias"
-    save_file(weights | {name: weights[name].to(dtype)}, folder / "weights.safetensors")
+    save_file(weights | {name: weights[name].half()}, folder / "weights.safetensors")
     seal(folder)
-    with pytest.raises(ValueError, match=f"weights.safetensors: .*{name} is of {dtype}"):
+    with pytest.raises(ValueError, match=f"weights.safetensors: .*{name} is of torch.float16"):
         load_run(copy.path)
 
 
-def test_a_vocabulary_of_another_run_is_refused(copy, tmp_path):
+def test_a_vocabulary_of_another_run_is_refused(copy):
     """Of the same size: nothing else tells that its words are not those of the weights."""
     path = copy.choose("newest").path / "vocabulary.txt"
-    all_lines = path.read_text().splitlines()
-    lines, others = all_lines[:2], all_lines[2:]
-    words = [line.rpartition(" ")[0] for line in reversed(lines)]
-    swapped = [f"{word} {line.rpartition(' ')[2]}" for word, line in zip(words, lines, strict=True)]
+    first, second, *others = path.read_text().splitlines()
+    words = [line.rpartition(" ") for line in (first, second)]
+    swapped = [f"{words[1][0]} {words[0][2]}", f"{words[0][0]} {words[1][2]}"]
     path.write_text("\n".join([*swapped, *others]) + "\n")
     seal(path.parent)
     with pytest.raises(ValueError, match="vocabulary.txt: its hash is .*, but state.json says"):
         load_run(copy.path)
-    with pytest.raises(ValueError, match="vocabulary.txt: its hash"):
-        copy.choose("newest").read()
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("update", -1),
-        ("seconds", -1.0),
-        ("skipped", -1),
-        ("seed", -1),
-        ("world_size", 0),
-        ("place", {"epoch": 0, "consumed": 3, "total": 0}),
-        ("place", {"epoch": -1, "consumed": 0, "total": 1}),
-        ("place", {"epoch": 0, "consumed": 5, "total": 5}),
-        ("place", {"epoch": 0, "consumed": 1e300, "total": 5}),
-        ("loss_scale", [-1.0, 0.0]),
-    ],
-)
-def test_an_absurd_state_is_refused_by_its_field(copy, field, value):
-    sealed(copy, "state.json", lambda state: state.update({field: value}))
-    with pytest.raises(ValueError, match=f"state.json: .* {field}"):
-        copy.choose("newest").read()
-
-
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [("Report", "update"), ("Report", "memory"), ("Report", "block"), ("Report", "skipped")]
-    + [("Validation", "update"), ("Validation", "words"), ("Validation", "seconds")],
-)
-def test_an_absurd_line_of_a_log_is_refused_by_its_number(copy, kind, field):
-    lines = [json.loads(line) for line in copy.log_path.read_text().splitlines()]
-    number = next(i for i, line in enumerate(lines) if line["kind"] == kind)
-    lines[number][field] = -3
-    copy.log_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ValueError, match=f"log.jsonl: line {number + 1}: .*{field}=-3"):
-        copy.log()
