@@ -12,9 +12,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from zipflm.quoting import quoted
 
-LARGEST = 2**31 - 1
-"""Of sizes and counts: no device holds more, and beyond it positions in a text overflow."""
-
 
 def require(condition: bool, field: str, value: object, remedy: str) -> None:
     """Raise ValueError unless the condition holds."""
@@ -28,17 +25,15 @@ def require_fraction(field: str, value: float) -> None:
 
 
 def require_positive(**values: int) -> None:
-    """Every size, given by its field's name, is at least 1 and at most `LARGEST`."""
+    """Every size, given by its field's name, is at least 1."""
     for name, value in values.items():
         require(value >= 1, name, value, "must be at least 1")
-        require(value <= LARGEST, name, value, f"must be at most {LARGEST}")
 
 
 def require_count(**values: int) -> None:
-    """The same for what may be 0."""
+    """Every count, given by its field's name, is 0 or more."""
     for name, value in values.items():
         require(value >= 0, name, value, "must be 0 or more")
-        require(value <= LARGEST, name, value, f"must be at most {LARGEST}")
 
 
 def require_above_zero(**values: float) -> None:
@@ -48,7 +43,7 @@ def require_above_zero(**values: float) -> None:
 
 
 def require_not_negative(**values: float) -> None:
-    """The same for what may be 0."""
+    """Every number, given by its field's name, is finite and 0 or more."""
     for name, value in values.items():
         require(0 <= value < math.inf, name, value, "must be a finite number, 0 or more")
 
