@@ -19,9 +19,10 @@ def require(condition: bool, field: str, value: object, remedy: str) -> None:
         raise ValueError(f"{field}={quoted(value)}: {remedy}")
 
 
-def require_fraction(field: str, value: float) -> None:
-    """A dropout rate: 0 or more, below 1."""
-    require(0 <= value < 1, field, value, "a dropout rate lies in [0, 1)")
+def require_fraction(**values: float) -> None:
+    """Every number, given by its field's name, is 0 or more and below 1."""
+    for name, value in values.items():
+        require(0 <= value < 1, name, value, "must lie in [0, 1)")
 
 
 def require_positive(**values: int) -> None:

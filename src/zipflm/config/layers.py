@@ -339,8 +339,8 @@ class AdaptiveOutput(Banded, OutputLayer):
                 f"give one rate, or one per tail ({tails})",
             )
         for rate in rates if isinstance(rates, tuple) else (rates,):
-            require_fraction("tail_dropout", rate)
-        require_fraction("input_dropout", self.input_dropout)
+            require_fraction(tail_dropout=rate)
+        require_fraction(input_dropout=self.input_dropout)
 
     def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
         if not isinstance(input, AdaptiveInput):

@@ -11,6 +11,7 @@ from zipflm.config.checks import (
     require_above_zero,
     require_choices,
     require_count,
+    require_fraction,
     require_not_negative,
     require_positive,
 )
@@ -76,7 +77,7 @@ class Nesterov:
     """On all weights."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "must lie in [0, 1)")
+        require_fraction(momentum=self.momentum)
         require_not_negative(weight_decay=self.weight_decay)
 
 
@@ -99,8 +100,7 @@ class AdamW:
 
     def __post_init__(self) -> None:
         require_above_zero(lr=self.lr, table_lr=self.table_lr, eps=self.eps)
-        for name in ("beta1", "beta2"):
-            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "lies in [0, 1)")
+        require_fraction(beta1=self.beta1, beta2=self.beta2)
         require_not_negative(weight_decay=self.weight_decay)
 
 
@@ -118,7 +118,7 @@ class Muon(AdamW):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_above_zero(matrix_lr=self.matrix_lr)
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "must lie in [0, 1)")
+        require_fraction(momentum=self.momentum)
         require_not_negative(matrix_weight_decay=self.matrix_weight_decay)
 
 
