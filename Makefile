@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install check test demo
+.PHONY: install check test test-all demo
 
 install: .venv/installed
 
@@ -22,8 +22,14 @@ check: install
 
 # A file stays with one worker, so that its costly fixtures are made once; files come in our order.
 # Modules are compiled once, whatever the environment says: tests start hundreds of processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+# Everything but what is marked slow: fuzzers, failures of several processes, pages of the docs.
 test: install
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+test-all: install
+	$(PYTEST)
 
 # The paper's comparison in a few minutes on two CPU cores, on the text that comes with the package.
 demo: install demo/data/bpe/data.json

@@ -1,3 +1,5 @@
+"""Overrides change only what they name, and say what is right when they are wrong."""
+
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -61,19 +63,29 @@ def test_fields_that_must_agree_can_change_together():
         ("decoder.num_layers=three", "decoder.num_layers='three': expected a whole number"),
         ("decoder.num_layers=2.5", "decoder.num_layers='2.5': expected a whole number"),
         ("decoder.dropout=high", "decoder.dropout='high': expected a number"),
-        ("decoder.final_norm=maybe", "write true or false"),
+        ("decoder.final_norm=maybe", "expected true or false"),
         ("decoder.positions=learned", "choose from sinusoidal, rotary"),
         ("tie=all", "choose from none, embeddings, projections, head"),
         ("decoder=5", "set one of its fields: decoder.dim"),
         ("vocab_size.x=5", "vocab_size has no fields of its own"),
         ("decoder.num_layers", "write an override as key=value"),
         ("decoder.num_heads=5", "num_heads=5: must divide dim=64"),
+        ("decoder.num_layers=\u0663", "decoder.num_layers='\u0663': expected a whole number"),
+        ("decoder.dropout=nan", "decoder.dropout='nan': expected a number"),
+        ("training.seed=-1", "training.seed=-1: must be 0 or more"),
+        ("batches.tokens=4", "batches.tokens=4: a block"),
+        ("name=two\nlines", "name='two\\nlines': "),
+        ("dec\noder.dim=8", "unknown key 'dec\\noder'"),
+        ("decoder=" + "x" * 99_999, "decoder='xxx"),
+        ("x" * 99_999, "'xxx"),
     ],
+    ids=lambda text: ascii(text)[:40],
 )
 def test_a_wrong_override_says_what_is_right(assignment, message):
     with pytest.raises(ValueError) as error:
         override(CONFIG, [assignment])
-    assert message in str(error.value)
+    said = str(error.value)
+    assert message in said and len(said) < 600 and said.isprintable()
 
 
 TOGETHER = {

@@ -1,20 +1,23 @@
-"""The fields of a config for people: key, value as an override has it, type, and what it is for.
+"""The fields of a config for people: key, value as an override has it, type, and help.
 
-What a field is for is the string below it in its class, which Python throws away; it is read from
-the source, and left out where there is none.
+The help is the docstring below the field, read from the source. pydantic's
+`use_attribute_docstrings` does not see those of inherited fields.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import types
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from functools import cache
+from itertools import pairwise
+from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from zipflm.records import field_types, type_name
+from zipflm.records import field_types, kinds_of, type_name
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,10 @@ class FieldHelp:
 
 
 def fields_of(config: Any, where: str = "") -> Iterator[FieldHelp]:
-    """Every field in the order of the config; one that holds other fields comes before them if it
-    can be chosen, by its type, and else not at all."""
-    helps, hints = field_docs(type(config)), field_types(type(config))
+    """Every field in the order of the config; a nested config is listed itself only if it is one
+    of several types."""
+    cls: Any = type(config)
+    helps, hints = field_docs(cls), field_types(cls)
     for field in fields(config):
         value, key, hint = getattr(config, field.name), where + field.name, hints[field.name]
         if not is_dataclass(value):
@@ -45,7 +49,7 @@ def fields_of(config: Any, where: str = "") -> Iterator[FieldHelp]:
             kind, text = in_words(hint), as_override(value)
             yield FieldHelp(key, plain, text, kind, helps.get(field.name, ""))
             continue
-        if len(get_args(hint)) > 1:
+        if kinds_of(hint):
             name, purpose = type(value).__name__, _first_sentence(type(value))
             yield FieldHelp(key, name, name, in_words(hint), purpose)
         yield from fields_of(value, f"{key}.")
@@ -72,7 +76,7 @@ def as_override(value: Any) -> str:
 
 
 def in_words(hint: Any) -> str:
-    """A type as somebody needs to know it who writes a value.
+    """A type in the words of somebody who writes a value.
 
     >>> in_words(int), in_words(Literal["ddp", "fsdp"]), in_words(tuple[int, ...])
     ('a whole number', 'ddp or fsdp', 'numbers with commas')
@@ -80,7 +84,7 @@ def in_words(hint: Any) -> str:
     origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
         return _either(options)
-    if origin in (Union, types.UnionType):
+    if origin in (Union, UnionType):
         return _either([in_words(each) for each in options])
     if origin is tuple:
         inner = options[0]
@@ -95,27 +99,20 @@ def _either(options: Any) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
+@cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The string below each field, on one line; of fields that have one."""
+    """The docstring below each field that has one, on one line; inherited fields included."""
     found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if is_dataclass(base):
-            found |= _own_docs(base)
-    return found
-
-
-def _own_docs(cls: type) -> dict[str, str]:
-    try:
-        tree = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):  # installed without sources
-        return {}
-    body = tree.body[0]
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for field, doc in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
-                found[field.target.id] = " ".join(str(doc.value.value).split())
+    for base in filter(is_dataclass, reversed(cls.__mro__)):
+        try:
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except OSError:  # installed without sources
+            continue
+        assert isinstance(body, ast.ClassDef)
+        for field, doc in pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
+                    found[field.target.id] = " ".join(str(doc.value.value).split())
     return found
 
 

@@ -1,37 +1,32 @@
-"""Dotted overrides, as they are typed on a command line, as typed values of any config.
+"""Dotted overrides, as typed on a command line: `decoder.num_layers=8` on any frozen dataclass.
 
-`decoder.num_layers=8` becomes a number because the field is one; an unknown key is refused with the
-closest known one. Works on any frozen dataclass; `records` knows how such values are kept.
+Only the fields that are named change; pydantic turns their text into the field's type.
 """
 
 from __future__ import annotations
 
-import math
-import types
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from enum import Enum
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from zipflm.quoting import quoted, unquoted
 from zipflm.records import UnknownKey as UnknownKey
-from zipflm.records import construct, defaults, field_types, parse, type_name
+from zipflm.records import defaults, field_types, kinds_of, options_of, parse
 
 T = TypeVar("T")
-
-_LONGEST_NAME = 200
-"""Characters; comparing a longer one with those that are known takes time, and none is meant."""
+_Assignment = tuple[list[str], str]
+"""The parts of a key, and the text of its value."""
 
 
 def override(config: T, assignments: Iterable[str]) -> T:
-    """Apply `key.sub=value` assignments, of two to the same key the last.
+    """Apply `key.sub=value` assignments; if a key is given twice, the last one counts.
 
     All of one call are applied together, in any order, so that fields that must agree can change at
-    once. `training.optimizer=AdamW` chooses a variant by its type; it keeps what was set in the
-    old variant, to other values than that one's defaults, and exists in the new one.
+    once. `training.optimizer=AdamW` chooses a variant by its type; it keeps fields that the old
+    variant shares with it, unless they had the old variant's defaults.
     """
-    pairs: list[tuple[list[str], str]] = []
+    pairs: list[_Assignment] = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
@@ -39,14 +34,7 @@ def override(config: T, assignments: Iterable[str]) -> T:
                 f"{quoted(assignment)}: write an override as key=value, e.g. decoder.dim=512"
             )
         pairs.append((key.split("."), text))
-    tree, known = _Node.of(config), keys_of(config)
-    # Variants first, and outer ones before inner ones: they decide which fields there are.
-    outer_first = sorted(pairs, key=lambda pair: len(pair[0]))
-    chosen = [pair for pair in outer_first if tree.choose(*pair)]
-    for path, text in pairs:
-        if (path, text) not in chosen:
-            tree.set(path, text, known)
-    changed: T = tree.build()
+    changed: T = _build(type(config), _values(config), pairs, "", keys_of(config))
     return changed
 
 
@@ -62,149 +50,93 @@ def keys_of(config: Any, where: str = "") -> list[str]:
 
 
 def keys_like(name: str, known: Iterable[str]) -> list[str]:
-    """Keys that end as `name` does, or else the one that looks most like it.
+    """Keys that end as `name` does, or else the closest one.
 
     >>> known = ["decoder.dim", "input.dim", "decoder.num_layers"]
     >>> keys_like("dim", known), keys_like("num_layer", known)
     (['decoder.dim', 'input.dim'], ['decoder.num_layers'])
     """
-    known = list(known)
-    last = name.rpartition(".")[2]
-    same = [key for key in known if key.rpartition(".")[2] == last]
-    if same or len(name) > _LONGEST_NAME:
-        return same
-    by_last = {key.rpartition(".")[2]: key for key in reversed(known)}
+    by_last: dict[str, list[str]] = {}
+    for key in known:
+        by_last.setdefault(key.rpartition(".")[2], []).append(key)
+    last = name.rpartition(".")[2][:200]
+    if last in by_last:
+        return by_last[last]
     close = get_close_matches(last, by_last, n=1, cutoff=0.75)
-    return [by_last[each] for each in close]
+    return by_last[close[0]][:1] if close else []
 
 
-class _Node:
-    """A dataclass being changed: its type, and its fields, which may be nodes; those that are not
-    set get their defaults."""
-
-    def __init__(self, cls: type, values: dict[str, Any], where: str = "") -> None:
-        self.cls, self.values, self.where = cls, values, where
-
-    @classmethod
-    def of(cls, config: Any, where: str = "") -> _Node:
-        values = {f.name: getattr(config, f.name) for f in fields(config)}
-        return cls(
-            type(config),
-            {
-                name: cls.of(value, f"{where}{name}.") if is_dataclass(value) else value
-                for name, value in values.items()
-            },
-            where,
-        )
-
-    def choose(self, path: list[str], variant: str) -> bool:
-        """Change the type of the field at `path`; False if it has none of that name."""
-        name, *rest = path
-        inner = self.values.get(name)
-        if rest:
-            return isinstance(inner, _Node) and inner.choose(rest, variant)
-        kinds = _variants(self.cls).get(name, {})
-        if variant not in kinds:
-            return False
-        if isinstance(inner, _Node) and inner.cls is not kinds[variant]:
-            inner.become(kinds[variant])
-        return True
-
-    def become(self, cls: type) -> None:
-        own, names = defaults(self.cls), {f.name for f in fields(cls)}
-        self.values = {
-            name: value
-            for name, value in self.values.items()
-            if name in names and (name not in own or own[name] != value)
-        }
-        self.cls = cls
-
-    def set(self, path: list[str], text: str, known: Sequence[str]) -> None:
-        """Set the field at `path`; `known` are the keys of the whole, for whoever looks for one in
-        the wrong place."""
-        name, *rest = path
-        names = [f.name for f in fields(self.cls)]
-        key = self.where + name
-        if name not in names:
-            fields_here = [self.where + field for field in names]
-            meant = [] if rest else keys_like(key, known)
-            raise UnknownKey(key, fields_here, ".".join([key, *rest]), meant)
-        inner = self.values.get(name)
-        if rest:
-            if not isinstance(inner, _Node):
-                whole = ".".join([key, *rest])
-                raise ValueError(
-                    f"{unquoted(whole)}: {key} has no fields of its own; set it directly"
-                )
-            inner.set(rest, text, known)
-        elif isinstance(inner, _Node):
-            known = ", ".join(inner.where + f.name for f in fields(inner.cls))
-            kinds = ", ".join(_variants(self.cls).get(name, {}))
-            hint = f"choose {kinds}, or set" if kinds else "set"
-            raise ValueError(f"{key}={quoted(text)}: {hint} one of its fields: {known}")
+def _build(
+    cls: Any, values: dict[str, Any], pairs: Sequence[_Assignment], where: str, known: Sequence[str]
+) -> Any:
+    """A `cls` of these values and overrides; `known` are the keys of the whole config."""
+    hints = field_types(cls)
+    for name in dict.fromkeys(path[0] for path, _ in pairs):
+        key = where + name
+        if name not in hints:
+            path = next(path for path, _ in pairs if path[0] == name)
+            meant = keys_like(key, known) if path == [name] else []
+            error = UnknownKey(key, [where + field for field in hints], meant)
+            error.key = where + ".".join(path)
+            raise error
+        own = [text for path, text in pairs if path == [name]]
+        inner = [(path[1:], text) for path, text in pairs if path[0] == name and len(path) > 1]
+        if is_dataclass(values.get(name)):
+            values[name] = _nested(hints[name], values[name], own, inner, key, known)
+        elif inner:
+            whole = ".".join([key, *inner[0][0]])
+            raise ValueError(f"{unquoted(whole)}: {key} has no fields of its own; set it directly")
         else:
-            self.values[name] = _from_text(field_types(self.cls)[name], text, key)
-
-    def build(self) -> Any:
-        values = {
-            name: value.build() if isinstance(value, _Node) else value
-            for name, value in self.values.items()
-        }
-        return construct(self.cls, values, self.where)
-
-
-def _variants(cls: type) -> dict[str, dict[str, type]]:
-    """The fields that hold one of several dataclasses, with these by name."""
-    options = {name: get_args(hint) for name, hint in field_types(cls).items()}
-    return {
-        name: {option.__name__: option for option in kinds}
-        for name, kinds in options.items()
-        if len(kinds) > 1 and all(map(is_dataclass, kinds))
-    }
-
-
-def _from_text(hint: Any, text: str, where: str) -> Any:
-    """The text of an override as the type `hint`."""
-    origin, options = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType) and type(None) in options:
-        if text == "none":
-            return None
-        (hint,) = (option for option in options if option is not type(None))
-        return _from_text(hint, text, where)
-    if origin in (Union, types.UnionType):  # a value, or several of its kind
-        scalar, several = options
-        return _from_text(several if "," in text else scalar, text, where)
-    if origin is tuple:
-        return _tuple_from_text(options, text, where)
-    if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
-        return parse(hint, text, where)
-    return _scalar_from_text(hint, text, where)
-
-
-def _tuple_from_text(options: tuple[Any, ...], text: str, where: str) -> tuple[Any, ...]:
-    # A tuple inside a tuple is written with colons: 0.3:128,0.8:256.
-    separator = "," if options[-1] is Ellipsis else ":"
-    parts = [] if text == "none" else text.strip("()[]").split(separator)
-    parts = [part.strip() for part in parts if part.strip()]
-    if options[-1] is Ellipsis:
-        return tuple(_from_text(options[0], part, where) for part in parts)
-    if len(options) != len(parts):
-        raise ValueError(f"{where}={quoted(text)}: expected {len(options)} values")
-    return tuple(_from_text(o, part, where) for o, part in zip(options, parts, strict=True))
-
-
-def _scalar_from_text(hint: type, text: str, where: str) -> Any:
-    if hint is str:
-        return text
-    if hint is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"{where}={quoted(text)}: write true or false")
-        return text.lower() == "true"
+            values[name] = parse(hints[name], _split(hints[name], own[-1]), key, strict=False)
+    for name in hints:
+        if name not in values and name not in defaults(cls):
+            key = where + name
+            raise ValueError(f"{key}: missing, and {cls.__name__} needs it; add {key}=...")
     try:
-        # Python would take the digits of any script.
-        number = hint(text.encode("ascii").decode())
-    except ValueError:
-        raise ValueError(f"{where}={quoted(text)}: expected {type_name(hint)}") from None
-    if not math.isfinite(number if hint is float else 0):
-        raise ValueError(f"{where}={quoted(text)}: expected a finite number")
-    return number
+        return cls(**values)
+    except ValueError as error:  # of its own checks, which begin with the name of the field
+        raise ValueError(f"{where}{error}") from None
+
+
+def _nested(
+    hint: Any,
+    record: Any,
+    own: Sequence[str],
+    inner: Sequence[_Assignment],
+    key: str,
+    known: Sequence[str],
+) -> Any:
+    """A field that holds a dataclass: another variant if its `own` value names one, with the
+    `inner` overrides."""
+    cls: Any = type(record)
+    values, kinds = _values(record), kinds_of(hint)
+    for text in own[-1:]:
+        if text not in kinds:
+            names = ", ".join(f"{key}.{field.name}" for field in fields(cls))
+            remedy = f"choose {', '.join(kinds)}, or set" if kinds else "set"
+            raise ValueError(f"{key}={quoted(text)}: {remedy} one of its fields: {names}")
+        if kinds[text] is not cls:
+            before, cls = defaults(cls), kinds[text]
+            common = field_types(cls).keys() & {
+                name for name, value in values.items() if before.get(name, ...) != value
+            }
+            values = {name: values[name] for name in common}
+    return _build(cls, values, inner, f"{key}.", known)
+
+
+def _values(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _split(hint: Any, text: str) -> Any:
+    """Lists and none of an override; 0.3:128,0.8:256 is a list of pairs."""
+    options = options_of(hint)
+    tuples = [option for option in options if get_origin(option) is tuple]
+    if text == "none" and type(None) in get_args(hint):
+        return None
+    if not tuples or (len(options) > 1 and "," not in text):
+        return text
+    inner = get_args(tuples[0])
+    separator = "," if inner[-1] is ... else ":"
+    parts = [] if text == "none" else text.strip("()[]").split(separator)
+    return [_split(inner[0], part.strip()) for part in parts if part.strip()]

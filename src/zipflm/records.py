@@ -1,12 +1,10 @@
-"""Typed records and the JSON they are kept in, strict in both directions.
+"""Frozen dataclasses as JSON files.
 
-A record is a frozen dataclass. Its fields are plain values, enums, tuples, mappings by name, other
-records, or one of several records, told apart by the key `kind`, which holds the type's name.
-Reading checks every field against its type: one that is unknown, missing or of another kind is an
-error that names it. JSON has no infinity, so a number that is not finite is written as null.
-
-Records that come with the package know nothing of files; whoever reads or writes one here gets the
-file's name into every error.
+Fields are plain values, enums, tuples, mappings by name, other dataclasses, or one of several
+dataclasses, told apart by the key `kind`, which holds the name of the class. pydantic reads them
+strictly: a field that is unknown, missing or of another type is an error that names it. Writing
+does without pydantic, which would change bytes on disk (4 in a float field becomes 4.0). JSON has
+no infinity, so a number that is not finite is written as null.
 """
 
 from __future__ import annotations
@@ -18,65 +16,56 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from zipflm.files import write_whole
 from zipflm.quoting import quoted, unquoted
 from zipflm.reading import read_file
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
-_LARGEST_FILE = 1 << 28
-"""Bytes; a record of this package has a few thousand."""
-_EXACT = 2.0**53
-"""Beyond this, a floating-point number stands for several whole ones."""
-_LONGEST_KEY = 200
-"""Characters; comparing a longer one with those that are known takes time, and none is meant."""
+T = TypeVar("T")
 
 
 class UnknownKey(ValueError):
-    """A key whose last part, or an earlier one, names no field."""
+    """A key that names no field; the message has the closest one that does."""
 
-    def __init__(self, unknown: str, known: list[str], key: str, meant: Sequence[str] = ()) -> None:
-        """`meant` are keys that whoever wrote it may have had in mind, before all that are close
-        to it among the `known` ones."""
-        is_short = len(unknown) <= _LONGEST_KEY
-        close = get_close_matches(unknown, known, n=1, cutoff=0.5) if is_short else []
-        guesses = " or ".join(meant or close)
-        hint = f"did you mean {guesses}?" if guesses else "known are " + ", ".join(known)
+    def __init__(self, unknown: str, known: Sequence[str], meant: Sequence[str] = ()) -> None:
+        """`meant` are better guesses than the closest of the `known` keys."""
+        guesses = meant or get_close_matches(unknown[:200], known, n=1, cutoff=0.5)
+        hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"known: {', '.join(known)}"
         super().__init__(f"unknown key {unquoted(unknown)}: {hint}")
-        self.key = key
-        """All of it, as it was written."""
+        self.key = unknown
+        """As it was written, where an earlier part of a longer key is unknown."""
 
 
 def to_dict(record: Any) -> dict[str, Any]:
     """A nested dictionary of plain JSON values."""
-    hints = field_types(type(record))
+    cls: Any = type(record)
+    hints = field_types(cls)
     return {f.name: _to_plain(getattr(record, f.name), hints[f.name]) for f in fields(record)}
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """The inverse of `to_dict`; `where` is the dotted name under which errors are reported."""
-    hints = field_types(cls)
-    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    for key in values:
-        if key not in names and key != "kind":
-            raise UnknownKey(f"{where}{key}", [where + name for name in names], f"{where}{key}")
-    kind = values.get("kind", cls.__name__)
-    if kind != cls.__name__:
-        raise ValueError(f"{where}kind={quoted(kind)}: expected {cls.__name__}")
-    parsed = {
-        name: parse(hints[name], values[name], where + name) for name in names if name in values
-    }
-    return construct(cls, parsed, where)
+    """The inverse of `to_dict`; `where` is put before the field's name in errors."""
+    record: T = parse(cls, values, where)
+    return record
 
 
 def write_record(path: Path, record: Any, hint: Any = None) -> None:
-    """The file has its old content or the record, whatever moment the process dies.
-
-    `hint` is what it will be read as, where that is one of several types.
-    """
+    """Write a record atomically; `hint` is the union that it will be read as, if it is one."""
     write_whole(path, as_json(record, hint) + "\n")
 
 
@@ -86,7 +75,7 @@ def as_json(record: Any, hint: Any = None, indent: int | None = 1) -> str:
 
 
 def read_record(cls: type[T], path: Path) -> T:
-    """The record that a file holds; ValueError, naming file and field, if it holds none."""
+    """The record that a file holds; ValueError names the file and the field."""
     record: T = read_value(cls, path)
     return record
 
@@ -94,11 +83,11 @@ def read_record(cls: type[T], path: Path) -> T:
 def read_value(hint: Any, path: Path) -> Any:
     """The same for any type: one of several records, values by name."""
     try:
-        data = read_file(path, _LARGEST_FILE)
+        data = read_file(path)
     except FileNotFoundError:
         raise ValueError(f"{path}: missing") from None
     try:
-        return parse(hint, load_object(data), "")
+        return parse(hint, load_object(data))
     except ValueError as error:
         raise ValueError(f"{path}: damaged or of another release: {error}") from None
 
@@ -106,12 +95,7 @@ def read_value(hint: Any, path: Path) -> Any:
 def load_object(data: bytes | str) -> dict[str, Any]:
     """The one JSON object in `data`; ValueError for anything else."""
     try:
-        text = data if isinstance(data, str) else data.decode("utf-8")
-        value = json.loads(
-            text, parse_constant=_refuse_constant, object_pairs_hook=_without_doubles
-        )
-    except _DoubledKey:
-        raise
+        value = json.loads(data)
     except (ValueError, RecursionError):
         raise ValueError("not JSON") from None
     if not isinstance(value, dict):
@@ -119,15 +103,27 @@ def load_object(data: bytes | str) -> dict[str, Any]:
     return value
 
 
+def parse(hint: Any, value: Any, where: str = "", *, strict: bool = True) -> Any:
+    """A JSON value as the type `hint`; ValueError names the field and what it should be.
+
+    Not `strict`, numbers may be text, as on a command line.
+    """
+    from pydantic import ValidationError
+
+    adapter = _adapter(hint)
+    try:
+        if strict:
+            # As text, because strict Python values would have to be tuples and enums already.
+            return adapter.validate_json(json.dumps(value), strict=True)
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise _in_words(error, hint, where) from None
+
+
+@cache
 def field_types(cls: type) -> dict[str, Any]:
     """The type of every field."""
-    if cls not in _FIELD_TYPES:
-        _FIELD_TYPES[cls] = get_type_hints(cls)
-    return _FIELD_TYPES[cls]
-
-
-_FIELD_TYPES: dict[type, dict[str, Any]] = {}
-"""By class: Python works them out anew whenever it is asked, which takes time for a long log."""
+    return get_type_hints(cls)
 
 
 def defaults(cls: type) -> dict[str, Any]:
@@ -141,146 +137,129 @@ def defaults(cls: type) -> dict[str, Any]:
     return known
 
 
-def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """The record with these fields; ValueError names one that is missing or refused."""
-    known = defaults(cls)
-    for field in fields(cls):  # type: ignore[arg-type]
-        if field.name not in values and field.name not in known:
-            key = where + field.name
-            raise ValueError(f"{key}: missing, and {cls.__name__} needs it; add {key}=...")
-    try:
-        return cls(**values)
-    except ValueError as error:  # of its own checks, which begin with the name of the field
-        raise ValueError(f"{where}{error}") from None
-
-
-def parse(hint: Any, value: Any, where: str) -> Any:
-    """A JSON value as the type `hint`; ValueError says what was expected at `where`."""
-    origin, options = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _parse_union(options, value, where)
-    if origin is Literal:
-        if not isinstance(value, str | int) or value not in options:
-            choices = ", ".join(map(str, options))
-            raise ValueError(f"{where}={quoted(value)}: choose from {choices}")
-        return value
-    if origin is tuple:
-        return _parse_tuple(options, value, where)
-    if origin in (dict, Mapping):
-        return _parse_mapping(options[1], value, where)
-    if is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{where}={quoted(value)}: expected the fields of {type_name(hint)}")
-        return from_dict(hint, value, where and where + ".")  # type: ignore[arg-type]
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        values = [member.value for member in hint]
-        if value not in values:
-            raise ValueError(f"{where}={quoted(value)}: choose from {', '.join(values)}")
-        return hint(value)
-    return _parse_scalar(hint, value, where)
-
-
 def type_name(hint: Any) -> str:
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     return names.get(hint, str(getattr(hint, "__name__", hint)))
 
 
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a union without None; of any other type, itself."""
+    if get_origin(hint) is Annotated:
+        return options_of(get_args(hint)[0])
+    if get_origin(hint) not in (Union, types.UnionType):
+        return (hint,)
+    kinds = (options_of(option) for option in get_args(hint) if option is not type(None))
+    return tuple(option for options in kinds for option in options)
+
+
+def kinds_of(hint: Any) -> dict[str, type]:
+    """The classes of a union of dataclasses by name; empty for any other type."""
+    options = options_of(hint)
+    is_union = len(options) > 1 and all(map(is_dataclass, options))
+    return {option.__name__: option for option in options} if is_union else {}
+
+
 def _to_plain(value: Any, hint: Any) -> Any:
     if is_dataclass(value):
-        kinds = [option for option in get_args(hint) if is_dataclass(option)]
-        kind = {"kind": type(value).__name__} if len(kinds) > 1 else {}
+        kind = {"kind": type(value).__name__} if kinds_of(hint) else {}
         return kind | to_dict(value)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):
-        inner = get_args(_tuple_of(_without_none(hint))) or (None, ...)
+        is_tuple = [option for option in options_of(hint) if get_origin(option) is tuple]
+        inner = get_args(is_tuple[0]) if is_tuple else (None, ...)
         hints = inner if inner[-1] is not ... else (inner[0],) * len(value)
         return [_to_plain(item, each) for item, each in zip(value, hints, strict=True)]
     if isinstance(value, Mapping):
-        _, inner_hint = get_args(_without_none(hint)) or (None, None)
+        _, inner_hint = get_args(options_of(hint)[0]) or (None, None)
         return {key: _to_plain(item, inner_hint) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
-def _without_none(hint: Any) -> Any:
-    """`T` of `T | None`; any other hint as it is."""
-    options = [option for option in get_args(hint) if option is not type(None)]
-    is_optional = get_origin(hint) in (Union, types.UnionType) and len(options) == 1
-    return options[0] if is_optional else hint
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter, with_config
+
+    config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    if is_dataclass(hint):
+        cls: Any = hint
+        return TypeAdapter(with_config(config)(cls))
+    return TypeAdapter(hint, config=config)
 
 
-def _tuple_of(hint: Any) -> Any:
-    """`tuple[T, ...]` of `T | tuple[T, ...]`; any other hint as it is."""
-    tuples = [option for option in get_args(hint) if get_origin(option) is tuple]
-    return tuples[0] if get_origin(hint) in (Union, types.UnionType) and tuples else hint
+def _in_words(error: ValidationError, hint: Any, where: str) -> ValueError:
+    """One of pydantic's errors, as `field=value: what it should be`."""
+    # A misspelt field is also a missing one, and of a union the deepest error is of the type meant.
+    first = max(
+        error.errors(include_url=False),
+        key=lambda each: (each["type"] == "unexpected_keyword_argument", len(each["loc"])),
+    )
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    loc = first["loc"]
+    if kind == "missing" and isinstance(loc[-1], int):  # an item of a tuple: name the tuple
+        loc = loc[:-1]
+    names, owner, found = _locate(hint, loc)
+    key = where + ".".join(names)
+    match kind:
+        case "unexpected_keyword_argument":
+            before = where + "".join(f"{name}." for name in names[:-1])
+            return UnknownKey(key, [before + field.name for field in fields(owner)])
+        case "value_error":  # of a class's own checks, which begin with the name of the field
+            return ValueError(
+                f"{key}.{context['error']}" if names else f"{where}{context['error']}"
+            )
+        case "missing" if loc == first["loc"]:
+            return ValueError(f"{key}: missing, and {owner.__name__} needs it; add {key}=...")
+        case "union_tag_invalid" | "union_tag_not_found":
+            place = f"{key}: " if key else ""
+            choices = ", ".join(kinds_of(found))
+            return ValueError(f"{place}kind={quoted(value.get('kind'))}: choose from {choices}")
+    return ValueError(f"{key}={quoted(value)}: {_expected(kind, context, found) or first['msg']}")
 
 
-def _parse_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
-    if type(None) in options:
-        if value is None:
-            return None
-        options = tuple(option for option in options if option is not type(None))
-        if len(options) == 1:
-            return parse(options[0], value, where)
-    if not any(map(is_dataclass, options)):  # a value, or several of its kind
-        scalar, several = options
-        return parse(several if isinstance(value, list | tuple) else scalar, value, where)
-    kinds = {option.__name__: option for option in options}
-    kind = value.get("kind") if isinstance(value, Mapping) else None
-    if not isinstance(kind, str) or kind not in kinds:
-        place = where and where + ": "
-        raise ValueError(f"{place}kind={quoted(kind)}: choose from {', '.join(kinds)}")
-    return parse(kinds[kind], value, where)
+def _expected(kind: str, context: Mapping[str, Any], hint: Any) -> str:
+    """What a value should be instead, from the kind of error and the type at its place."""
+    match kind.partition("_")[0]:
+        case "int" | "float" | "finite" | "string" | "bool":
+            return f"expected {type_name(options_of(hint)[0])}"
+        case "literal" | "enum":
+            choices = str(context["expected"]).replace("'", "")
+            return f"choose from {choices.replace(' or ', ', ')}"
+        case "tuple":
+            return "expected a list"
+        case "missing" | "too":
+            return f"expected {len(get_args(options_of(hint)[0]))} values"
+        case "dict" | "mapping" if kinds_of(hint):
+            return f"expected the fields of {' or '.join(kinds_of(hint))}"
+        case "dict" | "mapping":
+            return "expected values by name"
+        case "dataclass":
+            return f"expected the fields of {context['class_name']}"
+    return ""
 
 
-def _parse_tuple(options: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{where}={quoted(value)}: expected a list, e.g. {where}=20000,60000")
-    if options[-1] is Ellipsis:
-        return tuple(parse(options[0], item, where) for item in value)
-    if len(options) != len(value):
-        raise ValueError(f"{where}={quoted(value)}: expected {len(options)} values")
-    return tuple(parse(o, item, where) for o, item in zip(options, value, strict=True))
+def _locate(hint: Any, loc: Sequence[str | int]) -> tuple[list[str], Any, Any]:
+    """The field names in pydantic's path to an error, the class of the last one, and its type."""
+    names, owner = list[str](), None
+    for part in loc:
+        options = options_of(hint)
+        (only,) = options if len(options) == 1 else (None,)
+        if only is None:  # pydantic names the option
+            hint = next((each for each in options if _label(each) == part), hint)
+        elif is_dataclass(only):
+            owner = only
+            names.append(str(part))
+            hint = field_types(owner).get(str(part))  # type: ignore[arg-type]
+        elif get_origin(only) is tuple:
+            inner = get_args(only)
+            hint = inner[0] if inner[-1] is ... else inner[int(part)]
+        else:
+            names.append(str(part))
+            hint = get_args(only)[1]
+    return names, owner, hint
 
 
-def _parse_mapping(hint: Any, value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"{where}={quoted(value)}: expected values by name")
-    place = where and where + "."
-    return {key: parse(hint, item, place + key) for key, item in value.items()}
-
-
-def _parse_scalar(hint: type, value: Any, where: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = _as_float(value)
-    if hint is int and isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
-        value = int(value)
-    if type(value) is not hint or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"{where}={quoted(value)}: expected {type_name(hint)}")
-    return value
-
-
-def _as_float(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-class _DoubledKey(ValueError):
-    """A key that an object has twice: one of its values would be lost without a word."""
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        doubled = next(name for name in names if names.count(name) > 1)
-        raise _DoubledKey(f"{unquoted(doubled)}: is there twice")
-    return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+def _label(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)

@@ -30,33 +30,31 @@ def help_of(name):
     return result.stdout
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_examples_that_the_command_understands(name):
-    shown = help_of(name)
-    examples = shown[shown.index("Examples:") :]
-    lines = [line.strip() for line in examples.splitlines()[1:] if line.strip()]
-    assert lines and all(f"zipflm {name}" in line for line in lines)
-    known = {option for param in COMMANDS[name].params for option in param.opts}
-    for line in lines:
-        own = line[line.index(f"zipflm {name}") :].partition("(")[0]
-        assert set(re.findall(r"(?<= )--[\w-]+", own)) <= known, line
+def test_help_has_examples_that_the_command_understands():
+    for name in COMMANDS:
+        shown = help_of(name)
+        examples = shown[shown.index("Examples:") :]
+        lines = [line.strip() for line in examples.splitlines()[1:] if line.strip()]
+        assert lines and all(f"zipflm {name}" in line for line in lines)
+        known = {option for param in COMMANDS[name].params for option in param.opts}
+        for line in lines:
+            own = line[line.index(f"zipflm {name}") :].partition("(")[0]
+            assert set(re.findall(r"(?<= )--[\w-]+", own)) <= known, line
+        assert "bool" not in shown.lower()  # a flag has no type
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_flag_has_no_type(name):
-    assert "bool" not in help_of(name).lower()
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_says_what_happens_without_it(name):
-    shown = help_of(name)
-    for param in COMMANDS[name].params:
-        option = next((each for each in param.opts if each.startswith("--")), None)
-        if option is None or param.required or getattr(param, "is_flag", False):
-            continue
-        said = f"{param.help} {shown[shown.index(option + ' ') :].split(chr(10))[0]}"
-        is_said = DEFAULT_IS_SAID.search(said) or param.name in NEED_NO_DEFAULT
-        assert is_said, f"{name} {option}: {param.help}"
+def test_every_option_says_what_happens_without_it():
+    silent = []
+    for name in COMMANDS:
+        shown = help_of(name)
+        for param in COMMANDS[name].params:
+            option = next((each for each in param.opts if each.startswith("--")), None)
+            if option is None or param.required or getattr(param, "is_flag", False):
+                continue
+            said = f"{param.help} {shown[shown.index(option + ' ') :].split(chr(10))[0]}"
+            if not DEFAULT_IS_SAID.search(said) and param.name not in NEED_NO_DEFAULT:
+                silent.append(f"{name} {option}")
+    assert not silent
 
 
 NEED_NO_DEFAULT = {
@@ -70,42 +68,23 @@ NEED_NO_DEFAULT = {
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("train tiny/ADP-T --lr 0.1 --data d --out o", "training.schedule.max_lr=0.1"),
-        ("train demo/ADP-T --lr=0.1 --data d --out o", "training.optimizer.lr=0.1"),
-        ("train tiny/ADP-T --training.max_updates=5 --data d", "training.max_updates=5"),
-        ("train tiny/ADP-T --data d --out o --seed", "training.seed=VALUE"),
-        ("compare --preset tiny --decoder.num_layers 3 --data d", "decoder.num_layers=3"),
-        ("train tiny/ADP-T --dat d --out o", "did you mean --data?"),
-        ("score run --colour", "see zipflm score --help"),
-        ("generate run -prompt a", "did you mean --prompt?"),
-        ("train tiny/ADP-T --data d --out o --resum", "did you mean --resume?"),
-        ("train tiny/ADP-T --batch-size 64 --data d", "training.tokens_per_update=TOKENS"),
-    ],
-)
-def test_an_option_that_is_none_is_answered_with_what_to_write(arguments, said):
-    with pytest.raises(ValueError) as error:
-        CliRunner().invoke(zipflm.cli.app, arguments.split(), catch_exceptions=False)
-    assert said in str(error.value) and "has no such option" in str(error.value)
-
-
-def test_no_hint_takes_epochs_for_updates():
-    with pytest.raises(ValueError) as error:
-        arguments = ["train", "tiny/ADP-T", "--epochs", "3"]
-        CliRunner().invoke(zipflm.cli.app, arguments, catch_exceptions=False)
-    assert "updates=3" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [
+        ("train tiny/ADP-T --training.max_updates=5 --data d", "dashes: training.max_updates="),
+        ("train tiny/ADP-T --data d --out o --seed 2", "dashes: training.seed="),
+        ("train tiny/ADP-T --dat d --out o", "--dat: .*no such option; did you mean --data?"),
+        ("score run --colour", "--colour: .*no such option; see zipflm score --help"),
+        ("generate run -prompt a", "-prompt: .*no such option; did you mean --prompt?"),
+        ("train tiny/ADP-T --out o", "--data.*; see zipflm train --help"),
+        ("generate run some words", "words.*; see zipflm generate --help"),
+        ("train tiny/ADP-T --data d --out o --keep x", "--keep.*; see zipflm train --help"),
         ("train tiny/ADP-T --data d --out o --out p", "--out: given twice"),
         ("score run --per=line --per word", "--per: given twice"),
-        ("generate run --allow-unknown --forbid-unknown", "--forbid-unknown: contradicts"),
+        ("generate run --allow-unknown --forbid-unknown", "--allow-unknown: given twice"),
     ],
 )
-def test_an_option_that_would_replace_another_is_refused(arguments, option):
-    with pytest.raises(ValueError, match=option):
+def test_wrong_usage_is_answered_in_one_line(arguments, said):
+    with pytest.raises(ValueError, match=said) as error:
         CliRunner().invoke(zipflm.cli.app, arguments.split(), catch_exceptions=False)
+    assert "\n" not in str(error.value)
 
 
 def test_a_flag_may_be_repeated():
@@ -116,8 +95,8 @@ def test_commands_are_listed_in_the_order_of_work():
     assert [*COMMANDS][:4] == ["prepare", "train", "evaluate", "score"]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["presets"], ["config", "tiny/SM", "--json"]])
-def test_a_pipe_that_is_closed_early_ends_every_command_alike(arguments):
+@pytest.mark.parametrize("arguments", [["--help"], ["config", "tiny/SM", "--json"]])
+def test_a_pipe_that_is_closed_early_ends_a_command_with_141(arguments):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
@@ -135,15 +114,11 @@ def test_what_looks_like_an_option_may_be_a_value_or_follow_two_dashes():
         assert "no such option" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [("lr", "training.schedule.max_lr"), ("training.lr", "training.schedule.max_lr")]
-    + [("max_updates", "training.max_updates"), ("decoder.layers", "decoder.num_layers")],
-)
-def test_a_key_that_is_none_is_answered_with_the_one_that_is_meant(word_data, tmp_path, key, meant):
-    arguments = ["train", "tiny/ADP-T", f"{key}=1", "--data", word_data.path, "--out", tmp_path]
-    with pytest.raises(ValueError, match=f"unknown key {key}: did you mean {meant}"):
-        CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
+def test_an_unknown_key_is_answered_with_the_closest(word_data, tmp_path):
+    arguments = ["train", "tiny/ADP-T", "--data", word_data.path, "--out", tmp_path]
+    arguments = [*map(str, arguments), "max_updates=1"]
+    with pytest.raises(ValueError, match="key max_updates: did you mean training.max_updates"):
+        CliRunner().invoke(zipflm.cli.app, arguments, catch_exceptions=False)
 
 
 def test_resuming_what_is_not_there_is_refused_and_leaves_nothing(word_data, tmp_path):

@@ -91,35 +91,23 @@ def test_tuning_tells_its_table_beside_the_list_and_uses_what_it_found(call):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("list.tsv --weights lm", "--weights: 'lm' is not a name, = and a number"),
         ("list.tsv --weights am=1", "--weights: no score am; there are ac, lm, words"),
         ("list.tsv --format htk", "--format htk: choose from kaldi, moses, jsonl, tsv"),
         ("refs", "refs: of what --format is it: choose from kaldi"),
-        ("list.tsv --format kaldi", "list.tsv: line 1: id is not an utterance"),
         ("list.tsv --format jsonl", "list.tsv: line 1: is not a JSON object"),
-        ("list.tsv --format moses", "list.tsv: line 1: has 1 fields, not 4"),
         ("absent.tsv", "absent.tsv: no such file"),
-        ("list.tsv --tune absent", "absent: no such file"),
-        ("list.tsv --tune list.tsv --weights lm=1,words=0", "there is nothing to choose"),
         ("list.tsv --tune-names lm", "--tune-names: needs --tune"),
-        ("list.tsv --tune refs --tune-names ''", "nothing to choose"),
-        ("list.tsv --name words", "--name words: must be letters"),
         ("list.tsv --scores ac=ac.txt", "--format tsv holds its scores itself"),
         ("list.tsv --scores ac", "--scores ac: write a name, = and a file"),
         ("list.tsv --format kaldi --scores a=-,b=-", "standard input can be read once only"),
         ("list.tsv --scores-out file", "--scores-out: a list of --format tsv holds its scores"),
-        ("list.tsv --out no/file", "--out no/file: there is no folder no"),
-        ("list.tsv --out file.gz", "would be written uncompressed"),
-        ("list.tsv --out ./list.tsv", "--out ./list.tsv: is read, and would be lost"),
         ("list.tsv --tune refs --out refs", "--out refs: is read, and would be lost"),
-        ("list.tsv --weights lm=1 --weights lm=2", "--weights: lm is there twice"),
         ("list.tsv --costs ac=a --costs ac=b", "--costs ac=b: write a name, = and a file"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(call, tmp_path, arguments, message):
     before = sorted(tmp_path.iterdir())
-    words = ["" if word == "''" else word for word in arguments.split()]
-    status, out, err = call("rescore", "run", *words)
+    status, out, err = call("rescore", "run", *arguments.split())
     assert (status, out) == (2, "")
     assert message in err and len(err.splitlines()) == 1
     assert sorted(tmp_path.iterdir()) == before
@@ -179,14 +167,9 @@ def test_scores_on_standard_output_have_it_to_themselves(call, scores):
     ("arguments", "message"),
     [
         ("a.tsv", "two or more files"),
-        ("a.tsv absent.tsv", "absent.tsv: no such file"),
         ("a.tsv b.tsv --weights 1", "--weights 1: 1 weights for 2 files"),
         ("a.tsv b.tsv --weights 1,x", "--weights 1,x: write numbers with commas"),
-        ("a.tsv b.tsv --weights 1,nan", "must be 0 or more"),
         ("a.tsv other.tsv", "other.tsv: line 3: 'dog' is word 2 of text line 1, but a.tsv: line 3"),
-        ("a.tsv list.tsv", "list.tsv: line 1: has no column line; give files that zipflm score"),
-        ("- -", "standard input can be read once only"),
-        ("a.tsv b.tsv --out no/file", "there is no folder no"),
         ("a.tsv b.tsv --out b.tsv", "--out b.tsv: is read, and would be lost"),
     ],
 )

@@ -115,7 +115,7 @@ def test_settings_make_rows_of_their_own(data: Path) -> None:
             {"tail_dropout": (0.1, 0.10), "factorizations": ("ADP",)},
             "--tail-dropout 0.1: the same as 0.1",
         ),
-        ({"tail_dropout": (1.5,), "factorizations": ("ADP",)}, "a dropout rate lies in"),
+        ({"tail_dropout": (1.5,), "factorizations": ("ADP",)}, r"must lie in \[0, 1\)"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(

@@ -14,7 +14,7 @@ SMALL = DecoderConfig(dim=32, num_layers=3, num_heads=4, ffn_dim=48)
     ("make", "message"),
     [
         (lambda: DecoderConfig(dim=30, num_heads=4), "num_heads=4: must divide dim=30"),
-        (lambda: DecoderConfig(dropout=1.0), r"dropout=1.0: a dropout rate lies in \[0, 1\)"),
+        (lambda: DecoderConfig(dropout=1.0), r"dropout=1.0: must lie in \[0, 1\)"),
         (
             lambda: DecoderConfig(dim=12, num_heads=4, positions="rotary"),
             "even head width, not 3",

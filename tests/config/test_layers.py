@@ -15,7 +15,6 @@ from zipflm.config import (
     FixedInput,
     FullOutput,
 )
-from zipflm.config.layers import InputLayer
 
 VOCAB, WIDTH = 200, 32
 BANDS = {"cutoffs": (20, 80), "factor": 2}
@@ -154,20 +153,3 @@ def test_layers_are_called_as_in_the_papers_tables(layer, of_words, of_pieces):
 def test_impossible_layers_fail_when_written(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_each_tie_shares_more_than_the_one_before():
-    shared = [
-        (tie.shares_embeddings, tie.shares_tail_projections, tie.shares_head_projection)
-        for tie in (Tie.NONE, Tie.EMBEDDINGS, Tie.PROJECTIONS, Tie.HEAD)
-    ]
-    assert [sum(kinds) for kinds in shared] == [0, 1, 2, 3]
-
-
-def test_a_layer_that_owes_an_answer_cannot_be_made():
-    class Unfinished(InputLayer):
-        def describe(self, vocab_size, unit):
-            return "unfinished"
-
-    with pytest.raises(TypeError, match="params.*products"):
-        Unfinished()

@@ -2,12 +2,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from zipflm import LanguageModel, Tie, preset
-from zipflm.config import FixedInput, FullOutput, ModelConfig
-from zipflm.config.layers import OutputLayer
-from zipflm.presets import DATASETS, FACTORIZATIONS, variants
+from zipflm import Tie, preset
+from zipflm.config import FixedInput, FullOutput
 
 ADPT, SMT = preset("tiny", "ADP-T"), preset("tiny", "SM-T")
 
@@ -103,16 +100,6 @@ OPERATIONS = {
         "ADP": 1402146156.8057961,
         "ADP-T": 1402146156.8057961,
     },
-    "billion-word": {
-        "SM": 1564984320.0,
-        "SM-T": 1564984320.0,
-        "BPE": 1458309120.0,
-        "BPE-T": 1458309120.0,
-        "ASM": 1668075698.3629088,
-        "CNN": 2376389810.362909,
-        "ADP": 1671800752.9896693,
-        "ADP-T": 1671800752.9896693,
-    },
     "tiny": {
         "SM": 1785600.0,
         "SM-T": 1785600.0,
@@ -127,16 +114,17 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("dataset", OPERATIONS)
-@pytest.mark.parametrize("factorization", FACTORIZATIONS)
-def test_a_tokens_products_by_zipfs_law(dataset, factorization):
-    config = preset(dataset, factorization)
-    counts = 10**9 // np.arange(1, config.vocab_size + 1)
+def test_a_tokens_products_by_zipfs_law(dataset):
+    for factorization, operations in OPERATIONS[dataset].items():
+        config = preset(dataset, factorization)
+        counts = 10**9 // np.arange(1, config.vocab_size + 1)
+        sums = np.concatenate([[0], counts.cumsum()])
 
-    def share(first, end):
-        return counts[first:end].sum() / counts.sum()
+        def share(first, end, sums=sums):
+            return (sums[end] - sums[first]) / sums[-1]
 
-    expected = OPERATIONS[dataset][factorization] / 6
-    assert config.products_per_token(share, 512) == pytest.approx(expected, rel=1e-12)
+        products = config.products_per_token(share, 512)
+        assert products == pytest.approx(operations / 6, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -157,33 +145,8 @@ def test_models_are_described_in_the_words_of_the_papers_tables(factorization, d
     assert config.describe(config.batches.unit) == described
 
 
-@pytest.mark.parametrize("factorization", FACTORIZATIONS)
-@pytest.mark.parametrize("dataset", DATASETS)
-def test_every_preset_and_variant_is_the_factorization_that_it_is_called(dataset, factorization):
-    for variant in (None, *variants(dataset, factorization)):
-        config = preset(dataset, factorization, variant=variant)
-        assert replace(config, name="mine").factorization(config.batches.unit) == factorization
-
-
 def test_a_model_that_the_paper_does_not_have_is_none_of_its_factorizations():
     untied = replace(ADPT, tie="none")
     assert untied.factorization("word") == "ADP"
     assert replace(untied, output=FullOutput(dim=64)).factorization("word") is None
     assert ADPT.factorization("bpe") is None
-
-
-def test_a_layer_that_the_builder_does_not_know_is_not_taken_for_another():
-    class Unknown(OutputLayer):
-        dim = 64
-
-        def __repr__(self):
-            return "Unknown"  # the message is cut, and the whole name is long
-
-        def check_tie(self, tie, input, vocab_size, width): ...
-        def params(self, vocab_size, width, tie): ...
-        def products(self, vocab_size, width, tie, share): ...
-        def describe(self, vocab_size, unit): ...
-
-    config = ModelConfig(vocab_size=10, input=FixedInput(dim=8), output=Unknown())
-    with torch.device("meta"), pytest.raises(AssertionError, match="unreachable"):
-        LanguageModel(config)

@@ -1,7 +1,15 @@
+from pathlib import Path
+
 import pytest
 from training_runs import config_of
 
 from zipflm.training.trainer import train
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

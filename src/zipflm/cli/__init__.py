@@ -16,31 +16,15 @@ import time
 from typing import TextIO
 
 # Importing a module of commands registers them with the app.
-from zipflm.cli import (
-    bands,
-    discovery,
-    exchange,
-    making,
-    measuring,
-    rescoring,
-    serving,
-    using,
-)
+from zipflm.cli import discovery as discovery
+from zipflm.cli import exchange as exchange
+from zipflm.cli import making as making
+from zipflm.cli import measuring as measuring
+from zipflm.cli import rescoring as rescoring
+from zipflm.cli import serving as serving
+from zipflm.cli import using as using
 from zipflm.cli.common import CLOSED_PIPE, app, complain
 from zipflm.troubles import in_words
-
-__all__ = [
-    "app",
-    "bands",
-    "discovery",
-    "exchange",
-    "main",
-    "making",
-    "measuring",
-    "rescoring",
-    "serving",
-    "using",
-]
 
 _IN_ORDER_OF_WORK = (
     *("prepare", "train", "evaluate", "score", "generate", "rescore", "ensemble", "serve"),

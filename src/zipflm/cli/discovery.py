@@ -1,4 +1,4 @@
-"""Commands that say what there is: presets, and every setting of one."""
+"""Commands that say what there is: presets, their settings, and bands that suit a text."""
 
 from __future__ import annotations
 
@@ -31,14 +31,11 @@ def presets(
     """List what can be trained: sizes, and what each preset is for."""
     import json
 
-    from rich.console import Console
-
     rows = _datasets() if dataset is None else _models(dataset)
     if as_json:
         say(json.dumps(rows, indent=1))
         return
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(_table(rows))
+    _print(_table(rows))
     say(_how_to_go_on(dataset))
 
 
@@ -82,6 +79,67 @@ def config(
         say(f"{start:{_COLUMN}} {remark}")
 
 
+@command("zipflm bands data/words", "zipflm bands data/words --dim 64 --tails 2 --json")
+def bands(
+    data: Annotated[
+        str, typer.Argument(help="A data folder, or a file of words and counts (dict.txt).")
+    ],
+    *,
+    dim: Annotated[int, typer.Option(help="Width of the head, the model's own.")] = 1024,
+    factor: Annotated[
+        float, typer.Option(help="By how much each band is narrower than the one before.")
+    ] = 4,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Parameters at most, e.g. 40M; as the paper's proportions unless given."),
+    ] = None,
+    tails: Annotated[
+        int | None, typer.Option(help="Number of tails; the best of 0 to 3 unless given.")
+    ] = None,
+    coverage: Annotated[
+        float, typer.Option(help="Share of the text that the head must hold, 0 to 1.")
+    ] = 0.0,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose measured speeds to count with: h200 (for any GPU) or cpu; unless given, "
+            "h200 if there is a GPU here."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+) -> None:
+    """Suggest where to cut the vocabulary of a text into bands."""
+    from zipflm.band_report import band_report, parse_count
+
+    report = band_report(
+        data,
+        dim=dim,
+        factor=factor,
+        budget=None if budget is None else parse_count("--budget", budget),
+        tails=tails,
+        coverage=coverage,
+        device=device or _device_at_hand(),
+    )
+    if as_json:
+        say(report.as_json())
+        return
+    _print(report.table())
+    say(report.notes())
+
+
+def _device_at_hand() -> str:
+    """Of the devices whose speeds were measured, the one that this machine is most like."""
+    import torch
+
+    return "h200" if torch.cuda.is_available() else "cpu"
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
 def _resolved(preset: str, recipe: str, overrides: list[str], data: str | None) -> Config:
     from zipflm.data.folder import DataFolder
     from zipflm.presets import from_name
@@ -116,16 +174,11 @@ def _models(dataset: str) -> list[dict[str, Any]]:
 
     rows = []
     for factorization in FACTORIZATIONS:
-        config = preset(dataset, factorization)
-        input, output = config.describe(config.batches.unit)
-        row = {"preset": config.name, **_numbers(config), "input": input, "output": output}
-        rows.append(row)
-        for variant in variants(dataset, factorization):
-            varied = preset(dataset, factorization, variant=variant)
-            input, output = varied.describe(varied.batches.unit)
-            rows.append(
-                {"preset": varied.name, **_numbers(varied), "input": input, "output": output}
-            )
+        for variant in (None, *variants(dataset, factorization)):
+            config = preset(dataset, factorization, variant=variant)
+            input, output = config.describe(config.batches.unit)
+            row = {"preset": config.name, **_numbers(config), "input": input, "output": output}
+            rows.append(row)
     return rows
 
 

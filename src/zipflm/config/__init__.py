@@ -5,9 +5,6 @@ no sense cannot be written, or fails at once and names field, value and remedy. 
 nothing and reads no file; `records` keeps these values as JSON, `overrides` changes them.
 """
 
-from zipflm.config.blocks import Blocks as Blocks
-from zipflm.config.blocks import BreakMode as BreakMode
-from zipflm.config.blocks import Unit as Unit
 from zipflm.config.checks import require as require
 from zipflm.config.decoder import DecoderConfig as DecoderConfig
 from zipflm.config.layers import AdaptiveInput as AdaptiveInput
@@ -31,6 +28,9 @@ from zipflm.config.run import Recompute as Recompute
 from zipflm.config.run import ScheduleConfig as ScheduleConfig
 from zipflm.config.run import TrainingConfig as TrainingConfig
 from zipflm.config.run import WarmupDecay as WarmupDecay
-from zipflm.config.splitting import PLAIN as PLAIN
-from zipflm.config.splitting import Rule as Rule
-from zipflm.config.splitting import Splitting as Splitting
+from zipflm.config.text import PLAIN as PLAIN
+from zipflm.config.text import Blocks as Blocks
+from zipflm.config.text import BreakMode as BreakMode
+from zipflm.config.text import Rule as Rule
+from zipflm.config.text import Splitting as Splitting
+from zipflm.config.text import Unit as Unit

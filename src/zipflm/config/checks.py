@@ -1,14 +1,16 @@
-"""Errors that name the field, its value and the remedy."""
+"""Errors that name the field, its value and the remedy; and how a union of configs is told apart.
+
+Nothing here needs pydantic until a file is read: models are built without it.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from zipflm.quoting import quoted
-
-LARGEST = 2**31 - 1
-"""Of sizes and counts: no device holds more, and beyond it positions in a text overflow."""
 
 
 def require(condition: bool, field: str, value: object, remedy: str) -> None:
@@ -17,23 +19,22 @@ def require(condition: bool, field: str, value: object, remedy: str) -> None:
         raise ValueError(f"{field}={quoted(value)}: {remedy}")
 
 
-def require_fraction(field: str, value: float) -> None:
-    """A dropout rate: 0 or more, below 1."""
-    require(0 <= value < 1, field, value, "a dropout rate lies in [0, 1)")
+def require_fraction(**values: float) -> None:
+    """Every number, given by its field's name, is 0 or more and below 1."""
+    for name, value in values.items():
+        require(0 <= value < 1, name, value, "must lie in [0, 1)")
 
 
 def require_positive(**values: int) -> None:
-    """Every size, given by its field's name, is at least 1 and at most `LARGEST`."""
+    """Every size, given by its field's name, is at least 1."""
     for name, value in values.items():
         require(value >= 1, name, value, "must be at least 1")
-        require(value <= LARGEST, name, value, f"must be at most {LARGEST}")
 
 
 def require_count(**values: int) -> None:
-    """The same for what may be 0."""
+    """Every count, given by its field's name, is 0 or more."""
     for name, value in values.items():
         require(value >= 0, name, value, "must be 0 or more")
-        require(value <= LARGEST, name, value, f"must be at most {LARGEST}")
 
 
 def require_above_zero(**values: float) -> None:
@@ -43,7 +44,7 @@ def require_above_zero(**values: float) -> None:
 
 
 def require_not_negative(**values: float) -> None:
-    """The same for what may be 0."""
+    """Every number, given by its field's name, is finite and 0 or more."""
     for name, value in values.items():
         require(0 <= value < math.inf, name, value, "must be a finite number, 0 or more")
 
@@ -56,13 +57,26 @@ def require_choices(config: Any) -> None:
         require(value in choices, name, value, f"choose from {', '.join(map(str, choices))}")
 
 
+@cache
 def _choices(cls: Any) -> dict[str, tuple[Any, ...]]:
-    if cls not in _CHOICES:
-        hints = get_type_hints(cls).items()
-        literals = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
-        _CHOICES[cls] = literals
-    return _CHOICES[cls]
+    hints = get_type_hints(cls).items()
+    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
 
 
-_CHOICES: dict[type, dict[str, tuple[Any, ...]]] = {}
-"""By class: Python works out types anew whenever it is asked, which is slow."""
+class ByKind:
+    """Marks a union of dataclasses of which JSON names one with the key `kind`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        def without_kind(values: dict[str, Any]) -> str:
+            return json.dumps({name: values[name] for name in values if name != "kind"})
+
+        choices: dict[Any, Any] = {
+            # Text again, since strict validation takes lists for tuples from JSON alone.
+            cls.__name__: core_schema.no_info_before_validator_function(
+                without_kind, core_schema.json_schema(handler.generate_schema(cls))
+            )
+            for cls in get_args(source)
+        }
+        return core_schema.tagged_union_schema(choices, discriminator="kind")

@@ -72,8 +72,11 @@ class DecoderConfig:
             self.final_norm,
             "with norm_position=after the last layer ends with a norm; use final_norm=false",
         )
-        for name in ("dropout", "attention_dropout", "relu_dropout"):
-            require_fraction(name, getattr(self, name))
+        require_fraction(
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            relu_dropout=self.relu_dropout,
+        )
 
     def params(self) -> dict[str, int]:
         """Number of trained parameters by part."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zipflm.config.blocks import Unit
 from zipflm.config.layers import (
     AdaptiveInput,
     AdaptiveOutput,
@@ -17,6 +16,7 @@ from zipflm.config.layers import (
     InputConfig,
     OutputConfig,
 )
+from zipflm.config.text import Unit
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
-from zipflm.config.blocks import Unit
-from zipflm.config.checks import require, require_count, require_fraction, require_positive
+from zipflm.config.checks import ByKind, require, require_count, require_fraction, require_positive
+from zipflm.config.text import Unit
 from zipflm.model.bands import Bands
 from zipflm.quoting import quoted
 
@@ -24,14 +24,10 @@ Share = Callable[[int, int], float]
 """share(first, end): which part of the running text has ids from `first` up to, not including,
 `end`."""
 
-_LONGEST_WORD = 4096
-"""Bytes; a table has room for as many for every word of the vocabulary."""
 NUM_BYTES = 257
 """Rows of a table of bytes: 256 values, moved up by one, and 0 for padding."""
 NUM_MARKERS = 2
 """Further rows for the start and the end of a word."""
-
-
 _FIRST_WORD = 4
 """Id; the specials come before it."""
 
@@ -221,13 +217,7 @@ class CharacterInput(InputLayer):
         return True
 
     def __post_init__(self) -> None:
-        require_positive(char_dim=self.char_dim)
-        require(
-            1 <= self.max_bytes <= _LONGEST_WORD,
-            "max_bytes",
-            self.max_bytes,
-            f"give 1 to {_LONGEST_WORD}; so many are kept of every word",
-        )
+        require_positive(char_dim=self.char_dim, max_bytes=self.max_bytes)
         require_count(highway_layers=self.highway_layers, predicted_words=self.predicted_words)
         require(len(self.filters) > 0, "filters", self.filters, "give at least one filter")
         for pair in self.filters:
@@ -282,7 +272,7 @@ class CharacterInput(InputLayer):
         return f"{_prefix(unit)}char-CNN"
 
 
-InputConfig = FixedInput | AdaptiveInput | CharacterInput
+InputConfig = Annotated[FixedInput | AdaptiveInput | CharacterInput, ByKind()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,8 +339,8 @@ class AdaptiveOutput(Banded, OutputLayer):
                 f"give one rate, or one per tail ({tails})",
             )
         for rate in rates if isinstance(rates, tuple) else (rates,):
-            require_fraction("tail_dropout", rate)
-        require_fraction("input_dropout", self.input_dropout)
+            require_fraction(tail_dropout=rate)
+        require_fraction(input_dropout=self.input_dropout)
 
     def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
         if not isinstance(input, AdaptiveInput):
@@ -404,7 +394,7 @@ class AdaptiveOutput(Banded, OutputLayer):
         return f"adaptive {_band_sizes(self.bands(vocab_size))}"
 
 
-OutputConfig = FullOutput | AdaptiveOutput
+OutputConfig = Annotated[FullOutput | AdaptiveOutput, ByKind()]
 
 
 def _projection_params(dim: int, width: int) -> dict[str, int]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zipflm.config.blocks import Unit
 from zipflm.config.checks import require, require_positive
 from zipflm.config.decoder import DecoderConfig
 from zipflm.config.factorizations import Factorization, label_of
 from zipflm.config.layers import InputConfig, OutputConfig, Share, Tie
+from zipflm.config.text import Unit
 from zipflm.model.bands import Bands
 
 

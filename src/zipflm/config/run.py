@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from zipflm.config.blocks import Blocks, BreakMode, Unit
 from zipflm.config.checks import (
+    ByKind,
     require,
     require_above_zero,
     require_choices,
     require_count,
+    require_fraction,
     require_not_negative,
     require_positive,
 )
 from zipflm.config.model import ModelConfig
-
-_SEEDS = 2**63
-"""What torch's generators take."""
-_LONGEST_NAME = 200
+from zipflm.config.text import Blocks, BreakMode, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,7 @@ class Nesterov:
     """On all weights."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "must lie in [0, 1)")
+        require_fraction(momentum=self.momentum)
         require_not_negative(weight_decay=self.weight_decay)
 
 
@@ -102,8 +100,7 @@ class AdamW:
 
     def __post_init__(self) -> None:
         require_above_zero(lr=self.lr, table_lr=self.table_lr, eps=self.eps)
-        for name in ("beta1", "beta2"):
-            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "lies in [0, 1)")
+        require_fraction(beta1=self.beta1, beta2=self.beta2)
         require_not_negative(weight_decay=self.weight_decay)
 
 
@@ -121,7 +118,7 @@ class Muon(AdamW):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_above_zero(matrix_lr=self.matrix_lr)
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "must lie in [0, 1)")
+        require_fraction(momentum=self.momentum)
         require_not_negative(matrix_weight_decay=self.matrix_weight_decay)
 
 
@@ -182,8 +179,8 @@ class WarmupDecay:
 
 
 Recompute = Literal["none", "attention", "layer"]
-OptimizerConfig = Nesterov | AdamW | Muon
-ScheduleConfig = CosineCycles | WarmupDecay
+OptimizerConfig = Annotated[Nesterov | AdamW | Muon, ByKind()]
+ScheduleConfig = Annotated[CosineCycles | WarmupDecay, ByKind()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,15 +252,12 @@ class TrainingConfig:
             "is a share of the valid set, above 0 and up to 1, which is all of it",
         )
         require_not_negative(clip_norm=self.clip_norm, epochs=self.epochs)
-        require_count(patience=self.patience)
+        require_count(patience=self.patience, seed=self.seed)
         require(
             not self.patience or self.validate_every > 0,
             "patience",
             self.patience,
             "validate_every=0 validates only at the end; raise it, or leave patience out",
-        )
-        require(
-            0 <= self.seed < _SEEDS, "seed", self.seed, f"must be 0 or more, and below {_SEEDS}"
         )
         ends = [end for end, _ in self.stages]
         require(
@@ -288,10 +282,10 @@ class Config(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            0 < len(self.name) <= _LONGEST_NAME and self.name.isprintable(),
+            self.name != "" and self.name.isprintable(),
             "name",
             self.name,
-            f"give 1 to {_LONGEST_NAME} characters that can be printed",
+            "give characters that can be printed",
         )
         require(
             self.batches.unit == "word" or self.num_predicted == self.vocab_size,

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from zipflm.config import Blocks, Splitting, Unit
+from zipflm.config.checks import ByKind
 from zipflm.units import perplexity
 
 
@@ -97,7 +99,7 @@ class Validation:
     """Of the words of the valid set, how many were scored; 1 is all of them."""
 
 
-LogLine = Report | Validation
+LogLine = Annotated[Report | Validation, ByKind()]
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class ImportedState:
     imported_from: str
 
 
-State = TrainingState | ImportedState
+State = Annotated[TrainingState | ImportedState, ByKind()]
 
 
 @dataclass(frozen=True, kw_only=True)
