@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, StreamingResponse
@@ -47,8 +47,17 @@ from zipflm.serving.worker import Worker
 _T = TypeVar("_T")
 
 
+async def _tickets() -> AsyncIterator[ExitStack]:
+    """Gives up the request's places in the queue once the answer is sent, or the client left."""
+    with ExitStack() as tickets:
+        yield tickets
+
+
+Tickets = Annotated[ExitStack, Depends(_tickets)]
+
+
 class Service:
-    """The models, their worker, and the thread that reads requests."""
+    """The models, their worker, and a handler for every path."""
 
     def __init__(self, models: Mapping[str, ServedModel], worker: Worker, metrics: Metrics) -> None:
         self.models, self.worker, self.metrics = models, worker, metrics
@@ -56,15 +65,18 @@ class Service:
         self.is_ending = False
         # One thread: readers of text have a cache and belong to one thread each.
         self._reading = ThreadPoolExecutor(1, "reading")
-        metrics.gauge(
-            "zipflm_requests_waiting", "Requests not begun yet.", lambda: worker.num_waiting
-        )
-        metrics.gauge(
-            "zipflm_requests_unanswered", "Requests accepted.", lambda: worker.num_unanswered
-        )
-        metrics.gauge("zipflm_texts_writing", "Texts being written.", lambda: worker.num_writing)
+        for name, meaning, value in (
+            ("zipflm_requests_waiting", "Requests not begun yet.", lambda: worker.num_waiting),
+            ("zipflm_requests_unanswered", "Requests accepted.", lambda: worker.num_unanswered),
+            ("zipflm_texts_writing", "Texts being written.", lambda: worker.num_writing),
+        ):
+            metrics.gauge(name, meaning, value)
 
-    def model(self, name: str | None) -> ServedModel:
+    def stop(self) -> None:
+        self.worker.stop()
+        self._reading.shutdown()
+
+    def _model(self, name: str | None) -> ServedModel:
         """The model of this name; without one, the first."""
         name = next(iter(self.models)) if name is None else name
         if name not in self.models:
@@ -73,24 +85,114 @@ class Service:
             raise Refusal(404, message, param="model", code="model_not_found")
         return self.models[name]
 
-    async def read(self, call: Callable[[], _T]) -> _T:
+    async def _read(self, call: Callable[[], _T]) -> _T:
         """Encode the texts of a request while others are answered."""
         return await asyncio.get_running_loop().run_in_executor(self._reading, call)
 
-    def stop(self) -> None:
-        self.worker.stop()
-        self._reading.shutdown()
+    # --- The page and the state of the service. ---
 
+    async def page(self) -> Response:
+        made = page()
+        headers = {
+            "Content-Security-Policy": made.policy,
+            "Cache-Control": "no-cache",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        return HTMLResponse(made.html, headers=headers)
 
-async def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+    async def health(self) -> dict[str, str]:
+        """Whether the process can compute."""
+        if not self.worker.is_alive:
+            raise Refusal(503, "the model thread has ended", code="dead")
+        return {"status": "ok"}
 
+    async def ready(self) -> dict[str, Any]:
+        """Whether new requests are accepted."""
+        if self.is_ending or not self.worker.is_alive:
+            raise Refusal(503, "the service is about to end", code="ending")
+        return {"status": "ready", "models": list(self.models)}
 
-async def _tickets() -> AsyncIterator[ExitStack]:
-    """Gives up the request's places in the queue once the answer is sent, or the client left."""
-    with ExitStack() as tickets:
-        yield tickets
+    async def prometheus(self) -> Response:
+        """Prometheus metrics."""
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def list_models(self) -> ModelList:
+        return ModelList(data=[model.entry for model in self.models.values()])
+
+    async def one_model(self, name: str) -> ModelEntry:
+        return self._model(name).entry
+
+    # --- Scores and completions. ---
+
+    async def score(self, asked: ScoreRequest, tickets: Tickets) -> Response:
+        """Log-probabilities of the words of texts, their ranks and alternatives."""
+        model = self._model(asked.model)
+        scoring = await self._read(lambda: Scoring(asked, model, self.limits))
+        ticket = self.worker.score(model, scoring.documents(), scoring.search)
+        tickets.callback(self.worker.finish, ticket)
+        scored: dict[int, Scored] = {}
+        for _ in scoring.texts:
+            event = await ticket.next()
+            scored[event.place] = event
+        return await _json(lambda: scoring.answer(scored))
+
+    async def completions(self, asked: CompletionRequest, tickets: Tickets) -> Response:
+        """Continuations of prompts, as OpenAI's completions; server-sent events with `stream`."""
+        model, worker = self._model(asked.model), self.worker
+        completion = await self._read(lambda: Completion(asked, model, self.limits))
+        scoring: Ticket[Scored] | None = None
+        writing: Ticket[Written] | None = None
+        if documents := completion.documents():
+            scoring = worker.score(model, documents)
+            tickets.callback(worker.finish, scoring)
+        if rows := completion.rows():
+            writing = worker.write(model, rows, is_streamed=asked.stream)
+            tickets.callback(worker.finish, writing)
+
+        async def parts() -> AsyncIterator[Iterable[CompletionAnswer]]:
+            """The parts of a stream as they come, while the completion grows."""
+            if scoring is not None:
+                for _ in documents:
+                    scored = await scoring.next()
+                    completion.add_scores(scored.place, scored.scores)
+            yield completion.first_chunks()
+            while writing is not None and not completion.is_complete:
+                index, delta = await writing.next()
+                completion.add(index, delta)
+                yield completion.chunks(index, delta)
+            yield completion.last_chunks()
+
+        if asked.stream:
+            # Proxies must pass on every part at once.
+            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            return StreamingResponse(_events(parts()), 200, headers, "text/event-stream")
+        async for _ in parts():
+            pass
+        return await _json(completion.whole)
+
+    async def chat_completions(self) -> None:
+        message = "these are language models, not chat models; use /v1/completions with a prompt"
+        raise Refusal(404, message, param="model", code="not_a_chat_model")
+
+    # --- The tokenizer, for harnesses that count tokens before they ask. ---
+
+    async def tokenizer_info(self) -> dict[str, str | None]:
+        """The same token ends a line and stands before every text."""
+        end, unknown = SPECIALS[END], SPECIALS[UNKNOWN]
+        return {"eos_token": end, "bos_token": end, "pad_token": None, "unk_token": unknown}
+
+    async def tokenize(self, asked: TokenizeRequest) -> dict[str, Any]:
+        """The ids of a text."""
+        model = self._model(asked.model)
+        ids = await self._read(lambda: tokenize(model, asked.prompt))
+        return {"tokens": ids, "count": len(ids), "max_model_len": self.limits.max_words}
+
+    async def detokenize(self, asked: DetokenizeRequest) -> dict[str, str]:
+        """The text of ids."""
+        model = self._model(asked.model)
+        require_ids("tokens", asked.tokens, model, self.limits)
+        return {"prompt": await self._read(lambda: detokenize(model.reader, asked.tokens))}
 
 
 async def _json(build: Callable[[], BaseModel]) -> Response:
@@ -99,158 +201,15 @@ async def _json(build: Callable[[], BaseModel]) -> Response:
     return Response(content, media_type="application/json")
 
 
-TheService = Annotated[Service, Depends(_service)]
-Tickets = Annotated[ExitStack, Depends(_tickets)]
-
-_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}}
-public = APIRouter(responses=_ERRORS)
-"""Paths that never need a key."""
-router = APIRouter(responses=_ERRORS)
-
-
-# --- The page and the state of the service. ---
-
-
-@router.get("/", response_class=HTMLResponse, include_in_schema=False)
-async def show_page() -> Response:
-    made = page()
-    headers = {
-        "Content-Security-Policy": made.policy,
-        "Cache-Control": "no-cache",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
-    return HTMLResponse(made.html, headers=headers)
-
-
-@public.get("/health")
-async def health(service: TheService) -> dict[str, str]:
-    """Whether the process can compute."""
-    if not service.worker.is_alive:
-        raise Refusal(503, "the model thread has ended", code="dead")
-    return {"status": "ok"}
-
-
-@router.get("/ready")
-async def ready(service: TheService) -> dict[str, Any]:
-    """Whether new requests are accepted."""
-    if service.is_ending or not service.worker.is_alive:
-        raise Refusal(503, "the service is about to end", code="ending")
-    return {"status": "ready", "models": list(service.models)}
-
-
-@router.get("/metrics")
-async def metrics(service: TheService) -> Response:
-    """Prometheus metrics."""
-    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-
-@router.get("/v1/models")
-async def list_models(service: TheService) -> ModelList:
-    return ModelList(data=[model.entry for model in service.models.values()])
-
-
-@router.get("/v1/models/{name:path}")
-async def one_model(name: str, service: TheService) -> ModelEntry:
-    return service.model(name).entry
-
-
-# --- Scores and completions. ---
-
-
-@router.post("/score", response_model=ScoreAnswer)
-async def score(asked: ScoreRequest, service: TheService, tickets: Tickets) -> Response:
-    """Log-probabilities of the words of texts, their ranks and alternatives."""
-    model = service.model(asked.model)
-    scoring = await service.read(lambda: Scoring(asked, model, service.limits))
-    ticket = service.worker.score(model, scoring.documents(), scoring.search)
-    tickets.callback(service.worker.finish, ticket)
-    scored: dict[int, Scored] = {}
-    for _ in scoring.texts:
-        event = await ticket.next()
-        scored[event.place] = event
-    return await _json(lambda: scoring.answer(scored))
-
-
-@router.post("/v1/completions", response_model=CompletionAnswer)
-async def completions(asked: CompletionRequest, service: TheService, tickets: Tickets) -> Response:
-    """Continuations of prompts, as OpenAI's completions; server-sent events with `stream`."""
-    model, worker = service.model(asked.model), service.worker
-    completion = await service.read(lambda: Completion(asked, model, service.limits))
-    scoring: Ticket[Scored] | None = None
-    writing: Ticket[Written] | None = None
-    if documents := completion.documents():
-        scoring = worker.score(model, documents)
-        tickets.callback(worker.finish, scoring)
-    if rows := completion.rows():
-        writing = worker.write(model, rows, is_streamed=asked.stream)
-        tickets.callback(worker.finish, writing)
-
-    async def parts() -> AsyncIterator[Iterable[CompletionAnswer]]:
-        """The parts of a stream as they come, while the completion grows."""
-        if scoring is not None:
-            for _ in documents:
-                scored = await scoring.next()
-                completion.add_scores(scored.place, scored.scores)
-        yield completion.first_chunks()
-        while writing is not None and not completion.is_complete:
-            index, delta = await writing.next()
-            completion.add(index, delta)
-            yield completion.chunks(index, delta)
-        yield completion.last_chunks()
-
-    async def events() -> AsyncIterator[str]:
-        try:
-            async for chunks in parts():
-                for chunk in chunks:
-                    yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
-        except Refusal as refusal:  # too late for another status
-            yield f"data: {refusal.answer.model_dump_json()}\n\n"
-        yield "data: [DONE]\n\n"
-
-    if asked.stream:
-        # Proxies must pass on every part at once.
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(events(), headers=headers, media_type="text/event-stream")
-    async for _ in parts():
-        pass
-    return await _json(completion.whole)
-
-
-@router.post("/v1/chat/completions", include_in_schema=False)
-async def chat_completions() -> None:
-    message = "these are language models, not chat models; use /v1/completions with a prompt"
-    raise Refusal(404, message, param="model", code="not_a_chat_model")
-
-
-# --- The tokenizer, for harnesses that count tokens before they ask. ---
-
-
-@router.get("/tokenizer_info")
-async def tokenizer_info() -> dict[str, str | None]:
-    """The same token ends a line and stands before every text."""
-    end = SPECIALS[END]
-    return {"eos_token": end, "bos_token": end, "pad_token": None, "unk_token": SPECIALS[UNKNOWN]}
-
-
-@router.post("/tokenize")
-async def to_tokens(asked: TokenizeRequest, service: TheService) -> dict[str, Any]:
-    """The ids of a text."""
-    model = service.model(asked.model)
-    ids = await service.read(lambda: tokenize(model, asked.prompt))
-    return {"tokens": ids, "count": len(ids), "max_model_len": service.limits.max_words}
-
-
-@router.post("/detokenize")
-async def to_text(asked: DetokenizeRequest, service: TheService) -> dict[str, str]:
-    """The text of ids."""
-    model = service.model(asked.model)
-    require_ids("tokens", asked.tokens, model, service.limits)
-    text = await service.read(lambda: detokenize(model.reader, asked.tokens))
-    return {"prompt": text}
-
-
-# --- The application. ---
+async def _events(parts: AsyncIterator[Iterable[BaseModel]]) -> AsyncIterator[str]:
+    """Server-sent events, with `[DONE]` as the last."""
+    try:
+        async for chunks in parts:
+            for chunk in chunks:
+                yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
+    except Refusal as refusal:  # too late for another status
+        yield f"data: {refusal.answer.model_dump_json()}\n\n"
+    yield "data: [DONE]\n\n"
 
 
 def make_app(
@@ -265,19 +224,33 @@ def make_app(
     `is_local` says that it listens on a local address. Its clients must then use a local name,
     unless there are keys, which no other site knows: then a proxy may pass on any name."""
     app = FastAPI(
-        title="zipflm", version=__version__, redoc_url=None, swagger_ui_oauth2_redirect_url=None
+        title="zipflm",
+        version=__version__,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        dependencies=[Depends(key_check(keys))] if keys else [],
+        responses={"4XX": {"model": ErrorAnswer}},
     )
-    app.state.service = service
-    app.include_router(public)
-    app.include_router(router, dependencies=[Depends(key_check(keys))] if keys else [])
+    add = app.add_api_route
+    add("/score", service.score, methods=["POST"], response_model=ScoreAnswer)
+    add("/v1/completions", service.completions, methods=["POST"], response_model=CompletionAnswer)
+    add("/v1/chat/completions", service.chat_completions, methods=["POST"], include_in_schema=False)
+    add("/v1/models", service.list_models)
+    add("/v1/models/{name:path}", service.one_model)
+    add("/tokenizer_info", service.tokenizer_info)
+    add("/tokenize", service.tokenize, methods=["POST"])
+    add("/detokenize", service.detokenize, methods=["POST"])
+    add("/", service.page, include_in_schema=False)
+    add("/health", service.health)
+    add("/ready", service.ready)
+    add("/metrics", service.prometheus)
     for kind in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, on_error)
-    routes = (*public.routes, *router.routes)
     around = Middleware(
         app,
         service.metrics,
         max_body=service.limits.max_body,
-        paths={route.path for route in routes if isinstance(route, APIRoute)},
+        paths={route.path for route in app.routes if isinstance(route, APIRoute)},
         is_local_only=is_local and not keys,
     )
     if not origins:
