@@ -79,8 +79,12 @@ class Middleware:
         working = asyncio.ensure_future(self._app(scope, replay, send))
         leaving = asyncio.ensure_future(_left(receive))
         try:
-            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done() and not send.is_complete:
+            done: set[asyncio.Future[None]] = set()
+            while not done and not send.is_stuck:
+                done, _ = await asyncio.wait(
+                    (working, leaving), timeout=SEND_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+            if working not in done and not send.is_complete:
                 raise ClientDisconnect
             await working
         finally:
@@ -115,10 +119,12 @@ class Middleware:
 
 
 class _Sending:
-    """Sends an answer: with a request id, and not for ever."""
+    """Sends an answer with a request id, and knows how far it is."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._since: float | None = None
+        """When the message was begun that is being sent."""
         self.status: int = 499
         """Without an answer: the client left."""
         self.is_complete = False
@@ -128,13 +134,14 @@ class _Sending:
             self.status = message["status"]
             request_id = f"req_{uuid.uuid4().hex}".encode()
             message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-        else:
-            self.is_complete = not message.get("more_body", False)
-        try:
-            async with asyncio.timeout(SEND_SECONDS):
-                await self._send(message)
-        except TimeoutError:
-            raise ClientDisconnect from None
+        self._since = time.monotonic()
+        await self._send(message)
+        self._since = None
+        self.is_complete = message["type"] == "http.response.body" and not message.get("more_body")
+
+    @property
+    def is_stuck(self) -> bool:
+        return self._since is not None and time.monotonic() - self._since > SEND_SECONDS
 
 
 async def _left(receive: Receive) -> None:

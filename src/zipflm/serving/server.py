@@ -80,6 +80,7 @@ async def run(
         access_log=False,
         lifespan="off",
         ws="none",
+        proxy_headers=False,
         # Longer than proxies keep theirs, so that none sends into a connection that is just closed.
         timeout_keep_alive=75,
         # When all is computed; for clients that do not read their answers.
