@@ -181,6 +181,20 @@ def test_a_body_that_is_too_large_is_refused_with_the_limit(service):
     assert service.score("ba")["texts"]
 
 
+def test_an_unexpected_failure_is_500_and_the_next_request_is_answered(models, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("secret")
+
+    with Running(models) as service:
+        with monkeypatch.context() as patch:
+            patch.setattr("zipflm.serving.app.Scoring", fail)
+            answer = service.post("/score", text="ba")
+        assert answer.status_code == 500 and "secret" not in answer.text
+        assert answer.json()["error"]["type"] == "server_error"
+        assert answer.headers["x-request-id"]
+        assert service.score("ba")["texts"]
+
+
 # --- Slow clients, and clients that leave. ---
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import time
 import uuid
 from collections.abc import Collection
@@ -16,6 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from zipflm.quoting import quoted
 from zipflm.serving.errors import Refusal
 from zipflm.serving.metrics import Metrics
+
+_log = logging.getLogger(__name__)
 
 BODY_SECONDS = 20
 """Time for the body of a request to arrive."""
@@ -55,6 +58,11 @@ class Middleware:
             await self._answer(scope, receive, sending)
         except ClientDisconnect:
             self._metrics.clients_left.inc()
+        except Exception as error:
+            if not sending.is_complete:
+                raise
+            # Answered with 500, and the connection can be used again.
+            _log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._metrics.request(path, sending.status, time.perf_counter() - begun)
