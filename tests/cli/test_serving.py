@@ -25,18 +25,17 @@ def test_options_reach_the_server(monkeypatch):
     assert asked["origins"] == ["x", "y"] and asked["api_key_file"] is None
 
 
-@pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
+@pytest.mark.parametrize("missing", ["fastapi", "prometheus_client", "uvicorn"])
 def test_what_is_not_installed_is_named_with_its_remedy(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     error = call("run").exception
     assert isinstance(error, ValueError)
-    assert f"needs {missing}: pip install fastapi uvicorn" in str(error)
+    assert f"needs {missing}: pip install fastapi prometheus_client uvicorn" in str(error)
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--max-words", "0"], "--max-words 0: must be at least 1"),
         (["--api-key-file", "/nothing"], "/nothing"),
         (["--dtype", "int8", "--port", "0"], "no run with a checkpoint"),
     ],

@@ -165,10 +165,6 @@ class Browser:
             time.sleep(0.02)
         return value
 
-    def picture(self, path: Path) -> None:
-        data = self.call("Page.captureScreenshot", format="png")["data"]
-        path.write_bytes(base64.b64decode(data))
-
     # --- Hands. ---
 
     def type(self, text: str) -> None:

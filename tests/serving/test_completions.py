@@ -1,75 +1,237 @@
+"""Completions with the client that people have: the texts and numbers of the library."""
+
+import openai
 import pytest
+from loaded_models import loaded
+from serving.services import Running
+from small_data import make_folder
 
-from zipflm.serving.completions import CompletionAnswer, completion_request
-from zipflm.serving.continuation import Delta
-from zipflm.serving.errors import Refusal
-from zipflm.serving.tickets import Limits
-
-
-def request(models, **fields):
-    return completion_request({"prompt": "ba"} | fields, models, Limits(max_words=50))
+from zipflm.config import Splitting
+from zipflm.serving.models import served
 
 
-def test_defaults_are_openai_s(models):
-    asked = request(models)
-    assert (asked.max_tokens, asked.n, asked.logprobs, asked.echo) == (16, 1, None, False)
-    assert (asked.choice.temperature, asked.choice.top_p) == (1.0, 1.0)
-    assert asked.seed is None and not asked.is_streamed and asked.lines == 1
+@pytest.fixture
+def client(service):
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
 
 
-def test_rows_have_generators_of_their_own(models):
-    asked = request(models, prompt=["ba", "be"], n=3, seed=9)
-    seeds = [row.generator.initial_seed() for row in asked.rows()]
-    assert seeds[:3] == seeds[3:] and len(set(seeds)) == 3 and seeds[0] == 9
-    assert request(models, seed=-1).seed == 2**63 - 1
+def test_models_are_listed(client, models):
+    listed = client.models.list().data
+    assert [model.id for model in listed] == ["words", "pieces"]
+    assert client.models.retrieve("pieces").owned_by == "zipflm"
+    facts = listed[0].zipflm
+    assert facts["factorization"] == "ADP-T" and facts["unit"] == "word"
+    assert facts["words"] == models["words"].lm.vocabulary.num_words
+    assert sum(band["words"] for band in facts["bands"]) == facts["words"]
+    assert facts["bands"][0]["first"] == 1 and facts["perplexity"] is None
 
 
-def test_prompts_are_scored_only_where_their_scores_are_shown(models):
-    assert not request(models, echo=True).documents()
-    assert not request(models, logprobs=1).documents()
-    (document,) = request(models, echo=True, logprobs=3).documents()
-    assert document.top == 3 and document.asked.tolist() == [0]
+@pytest.mark.parametrize("name", ["words", "pieces"])
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9, "temperature": 0.8}, {"temperature": 0}])
+def test_a_completion_is_the_text_that_the_library_writes(client, models, name, options):
+    answer = client.completions.create(
+        model=name, prompt="ba be", max_tokens=60, seed=1, logprobs=3, **options
+    )
+    expected = models[name].lm.generate("ba be", max_words=60, seed=1, **options)[0]
+    choice, found = answer.choices[0], answer.choices[0].logprobs
+    if options:  # may end at 60 pieces, where the library writes 60 words
+        assert expected.continuation.startswith(choice.text)
+    else:
+        assert choice.finish_reason == "stop" and choice.text + "\n" == expected.continuation
+    assert answer.usage.prompt_tokens == len(models[name].reader.prefix("ba be"))
+    assert answer.usage.completion_tokens == len(found.tokens)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    if name == "words":
+        logprobs = [word.logprob for word in expected.words]
+        assert found.token_logprobs == pytest.approx(logprobs, abs=1e-5)
+        likely = {each.word: each.logprob for each in models[name].lm.next_words("ba be", 3)}
+        shown = {word: found.top_logprobs[0][word] for word in likely}
+        assert shown == pytest.approx(likely, abs=1e-5)
 
 
-def test_nothing_is_written_where_no_token_is_wanted(models):
-    asked = request(models, max_tokens=0)
-    assert asked.rows() == [] and CompletionAnswer(asked).is_complete
+@pytest.mark.parametrize("prompt", ["ba be", "ba be bu " * 12])  # the second outgrows the block
+def test_a_text_that_outgrows_the_block_continues_as_in_the_library(client, words, prompt):
+    expected = words.lm.generate(prompt, seed=4, max_words=40, lines=0)[0]
+    assert expected.has_slid
+    answer = client.completions.create(
+        model="words", prompt=prompt, seed=4, max_tokens=40, logprobs=0, extra_body={"lines": 0}
+    )
+    found = answer.choices[0].logprobs
+    assert found.tokens == [word.word for word in expected.words[:40]]
+    logprobs = [word.logprob for word in expected.words[:40]]
+    assert found.token_logprobs == pytest.approx(logprobs, abs=1e-5)
 
 
-def test_an_answer_is_complete_when_every_choice_is(models):
-    answer = CompletionAnswer(request(models, n=2))
-    answer.add(1, Delta("x", [], "stop"))
-    assert not answer.is_complete
-    answer.add(0, Delta("a"))
-    answer.add(0, Delta("b", [], "length"))
-    assert answer.is_complete
-    assert [choice["text"] for choice in answer.whole()["choices"]] == ["ab", "x"]
+def test_choices_come_in_the_order_of_prompts(client):
+    prompts = ["ba be", "bu"]
+    answer = client.completions.create(model="words", prompt=prompts, n=3, seed=1, max_tokens=8)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    texts = [choice.text for choice in answer.choices]
+    assert len(set(texts[:3])) > 1
+    for place, prompt in enumerate(prompts):
+        one = client.completions.create(model="words", prompt=prompt, n=3, seed=1, max_tokens=8)
+        assert [choice.text for choice in one.choices] == texts[3 * place : 3 * place + 3]
 
 
-def test_a_part_without_anything_to_say_is_not_sent(models):
-    answer = CompletionAnswer(request(models))
-    assert answer.chunk(0, Delta()) is None
-    assert answer.chunk(0, Delta("x"))["choices"][0]["text"] == "x"
-    assert answer.chunk(0, Delta(finish_reason="stop"))["choices"][0]["finish_reason"] == "stop"
+def test_a_prompt_of_ids_is_the_prompt_of_its_text(client, words):
+    ids = words.reader.prefix("ba be").tolist()
+    prompts = ["ba be", ids, [2, *ids], [ids, ids], "</s> ba be"]
+    answers = [
+        client.completions.create(model="words", prompt=prompt, seed=5, max_tokens=9)
+        for prompt in prompts
+    ]
+    assert len({choice.text for answer in answers for choice in answer.choices}) == 1
+    assert [answer.usage.prompt_tokens for answer in answers] == [2, 2, 3, 4, 3]
 
 
-def test_equal_settings_are_drawn_together(models):
-    one, other = request(models, temperature=0, top_p=0.3), request(models, temperature=0)
-    assert one.choice == other.choice
-    assert request(models, top_p=0).choice == other.choice
+@pytest.mark.parametrize("name", ["words", "pieces"])
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_a_repeated_prompt_has_the_scores_of_the_library(client, models, name, max_tokens):
+    text, lm = "ba be noro unheard-of boro", models[name].lm
+    choice = client.completions.create(
+        model=name, prompt=text, max_tokens=max_tokens, logprobs=1, echo=True, temperature=0
+    ).choices[0]
+    ids = models[name].reader.prefix(text)
+    expected = -lm.engine.nll([[*ids, 2]])[0][: len(ids)]
+    found = choice.logprobs
+    assert choice.text.startswith(text) and len(found.tokens) == len(ids) + max_tokens
+    assert found.token_logprobs[: len(ids)] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert sum(found.token_logprobs[: len(ids)]) == pytest.approx(
+        sum(word.logprob for word in lm.score(text).words if not word.is_end), abs=1e-4
+    )
+    for token, logprob, top in zip(
+        found.tokens, found.token_logprobs, found.top_logprobs, strict=True
+    ):
+        assert top[token] == logprob  # exactly, as harnesses compare them
+        assert 1 <= len(top) <= 2
+    offsets = found.text_offset
+    assert offsets == sorted(offsets)
+    if name == "words":
+        words = text.split()
+        assert [text[at:].split()[0] for at in offsets[: len(words)]] == words
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"prompt": ["ba " * 40] * 16, "n": 16, "echo": True, "logprobs": 10, "max_tokens": 0},
-        {"n": 256, "max_tokens": 40, "logprobs": 10},
-        {"prompt": ["ba " * 40] * 256, "echo": True, "logprobs": 10, "max_tokens": 0},
-    ],
-)
-def test_log_probabilities_that_would_fill_the_memory_are_refused(models, fields):
-    with pytest.raises(Refusal, match="100000 of one answer") as caught:
-        request(models, **fields)
-    assert caught.value.status == 400 and caught.value.param == "logprobs"
-    assert request(models, **fields | {"logprobs": None}).n == fields.get("n", 1)
-    assert request(models, **fields | {"n": 1, "logprobs": 1}).logprobs == 1
+def test_the_first_token_has_no_logprob_if_it_is_the_start_of_every_text(client, words):
+    with_start, without = (
+        client.completions.create(model="words", prompt=p, max_tokens=0, logprobs=0, echo=True)
+        for p in ([2, 4, 5], [4, 5])
+    )
+    first, *rest = with_start.choices[0].logprobs.token_logprobs
+    assert first is None
+    assert rest == pytest.approx(without.choices[0].logprobs.token_logprobs, abs=1e-6)
+    assert with_start.choices[0].text == without.choices[0].text == "ba be"
+
+
+@pytest.mark.parametrize("options", [{}, {"echo": True}, {"logprobs": 2}, {"stop": ["b", "n"]}])
+def test_a_stream_adds_up_to_the_whole_answer(client, options):
+    fields = {"model": "words", "prompt": "ba be", "max_tokens": 30, "seed": 4, "n": 2} | options
+    whole = client.completions.create(**fields)
+    texts, reasons, tokens = ["", ""], [None, None], [[], []]
+    parts = client.completions.create(
+        **fields, stream=True, stream_options={"include_usage": True}, extra_body={"lines": 1}
+    )
+    for part in parts:
+        assert part.object == "text_completion"
+        assert part.choices == [] or part.to_dict()["usage"] is None
+        for choice in part.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+            tokens[choice.index] += choice.logprobs.tokens if choice.logprobs else []
+    assert texts == [choice.text for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert part.usage == whole.usage and part.choices == []
+    if "logprobs" in options:
+        assert tokens == [choice.logprobs.tokens for choice in whole.choices]
+
+
+def test_a_stream_of_nothing_but_the_prompt_ends(client):
+    parts = list(
+        client.completions.create(
+            model="words", prompt="ba", max_tokens=0, echo=True, stream=True, logprobs=1
+        )
+    )
+    assert [(p.choices[0].text, p.choices[0].finish_reason) for p in parts] == [("ba", "length")]
+    assert parts[0].choices[0].logprobs.tokens == ["ba"]
+
+
+def test_lines_ask_for_more_than_one_line(client, words):
+    answer = client.completions.create(
+        model="words", prompt="ba", max_tokens=80, seed=21, extra_body={"lines": 3}
+    )
+    expected = words.lm.generate("ba", seed=21, lines=3, max_words=80)[0]
+    assert answer.choices[0].text + "\n" == expected.continuation
+
+
+def test_a_nucleus_of_nothing_is_the_most_likely_word(client):
+    greedy, empty = (
+        client.completions.create(model="words", prompt="ba", max_tokens=5, **choice)
+        for choice in ({"temperature": 0}, {"top_p": 0})
+    )
+    assert greedy.choices[0].text == empty.choices[0].text
+
+
+def test_a_fingerprint_tells_models_apart(client, models):
+    prints = {name: client.completions.create(model=name, prompt="ba") for name in models}
+    assert prints["words"].system_fingerprint != prints["pieces"].system_fingerprint
+    (part, *_) = client.completions.create(model="words", prompt="ba", stream=True)
+    assert part.system_fingerprint == prints["words"].system_fingerprint
+
+
+@pytest.mark.parametrize("name", ["words", "pieces"])
+@pytest.mark.parametrize("as_ids", [False, True], ids=["text", "ids"])
+def test_offsets_are_where_tokens_stand_in_the_text(client, models, name, as_ids):
+    """In the prompt and in what is written, whether the prompt is a text or ids."""
+    text = "ba noro be\nbila bu"
+    prompt = models[name].reader.prefix(text).tolist() if as_ids else text
+    fields = {"model": name, "prompt": prompt, "max_tokens": 40, "logprobs": 0, "seed": 1}
+    fields |= {"temperature": 2, "extra_body": {"lines": 0}}
+    for echo in (True, False):
+        whole = client.completions.create(echo=echo, **fields).choices[0]
+        tokens, offsets = whole.logprobs.tokens, whole.logprobs.text_offset
+        for token, offset in zip(tokens, offsets, strict=True):
+            shown = "\n" if token == "</s>" else token.removesuffix("@@")
+            assert whole.text[offset:].startswith(shown) or offset == len(whole.text)
+        parts = client.completions.create(echo=echo, stream=True, **fields)
+        streamed = [part.choices[0].logprobs.text_offset for part in parts]
+        assert sum(streamed, []) == offsets
+
+
+def test_a_prompt_may_start_with_the_token_before_every_text(tmp_path):
+    """Whatever the rule that splits words."""
+    data = make_folder(tmp_path, "split", splitting=Splitting("words"))
+    model = served("split", loaded(data))
+    first = model.reader.prefix("ba, be").tolist()
+    with Running({"split": model}) as service:
+        for text, expected in (
+            ("</s> ba, be", [2, *first]),
+            ("</s>\nba", [2, 2, *first[:1]]),
+            ("\nba", [2, *first[:1]]),
+        ):
+            answer = service.complete(text, echo=True, logprobs=0, max_tokens=0)
+            assert answer["usage"]["prompt_tokens"] == len(expected)
+            names = [model.lm.vocabulary.words[token] for token in expected]
+            logprobs = answer["choices"][0]["logprobs"]
+            assert logprobs["tokens"] == names
+            assert (logprobs["token_logprobs"][0] is None) is text.startswith("</s>")
+        assert service.complete("</s>", max_tokens=1)["choices"][0]["text"]
+
+
+def test_a_prompt_of_ids_may_end_within_a_word(client, models):
+    names = models["pieces"].lm.vocabulary.words
+    begun = next(token for token, name in enumerate(names) if name.endswith("@@"))
+    answer = client.completions.create(
+        model="pieces", prompt=[4, begun], max_tokens=3, seed=1, echo=True
+    )
+    assert answer.choices[0].text.startswith(f"ba {names[begun].removesuffix('@@')}")
+    assert (
+        not answer.choices[0].text[len(f"ba {names[begun].removesuffix('@@')}") :].startswith(" ")
+    )
+
+
+def test_seeds_may_be_any_integer(client):
+    texts = {
+        seed: client.completions.create(model="words", prompt="ba", seed=seed).choices[0].text
+        for seed in (-1, 2**63 - 1, 2**64)
+    }
+    assert texts[-1] == texts[2**63 - 1]

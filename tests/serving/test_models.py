@@ -36,20 +36,11 @@ def test_runs_of_one_name_are_told_apart(runs):
 @pytest.mark.parametrize("label", ["SM", "BPE-T", "CNN", "ADP"])
 def test_facts_say_what_a_model_is(word_data, bpe_data, label):
     lm = loaded(bpe_data if label.startswith("BPE") else word_data, label)
-    facts = served("it", lm).facts
-    assert facts["id"] == "it" and facts["object"] == "model"
-    told = facts["zipflm"]
+    entry = served("it", lm).entry
+    assert entry.id == "it" and entry.object == "model"
+    told = entry.zipflm
     assert told["factorization"] == label and told["perplexity"] is None
     assert told["bands"][0]["first"] == 1 and told["bands"][0]["name"] == "head"
     assert told["bands"][-1]["last"] == told["words"] == lm.vocabulary.num_words
     edges = [(band["first"], band["last"]) for band in told["bands"]]
     assert all(before[1] + 1 == after[0] for before, after in zip(edges, edges[1:], strict=False))
-
-
-def test_the_reader_of_requests_shares_nothing_that_changes(pieces):
-    assert pieces.reader is not pieces.lm.reader
-    assert pieces.reader.encoder.codes is not pieces.lm.reader.encoder.codes
-    texts = ["ba noro", "unheard-of"]
-    for text in texts:
-        ours, theirs = (reader.text(text).ids for reader in (pieces.reader, pieces.lm.reader))
-        assert ours.tolist() == theirs.tolist()

@@ -28,13 +28,13 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")
     ] = 8000,
     max_batch_words: Annotated[
-        int, typer.Option(help="Words of all requests that are computed together.")
+        int, typer.Option(min=1, help="Words of all requests that are computed together.")
     ] = 8192,
     max_words: Annotated[
-        int, typer.Option(help="Words of one text, with what is to be written.")
+        int, typer.Option(min=1, help="Words of one text, with what is to be written.")
     ] = 4096,
     max_waiting: Annotated[
-        int, typer.Option(help="Requests that may wait; more are refused for now.")
+        int, typer.Option(min=1, help="Requests that may wait; more are refused for now.")
     ] = 256,
     api_key_file: Annotated[
         str | None,
@@ -53,9 +53,11 @@ def serve(
     """Serve runs over HTTP: completions as OpenAI's, scores per word, a page at /."""
     try:
         import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"zipflm serve needs {error.name}: pip install fastapi uvicorn") from None
+        needed = "pip install fastapi prometheus_client uvicorn"
+        raise ValueError(f"zipflm serve needs {error.name}: {needed}") from None
     from zipflm.serving.server import serve as serve_runs
     from zipflm.serving.tickets import Limits
 

@@ -1,283 +1,215 @@
-"""The HTTP side: which path does what. Everything else is called from here.
-
-Handlers read JSON themselves, because every mistake of a client gets an answer in OpenAI's error
-shape with the reason in it.
-"""
+"""The HTTP side: every path, and the application around them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
+from zipflm import __version__
+from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN
 from zipflm.quoting import quoted
-from zipflm.serving.answers import models_answer, score_answer
-from zipflm.serving.completions import CompletionAnswer, CompletionRequest, completion_request
-from zipflm.serving.door import Door
-from zipflm.serving.errors import Refusal
-from zipflm.serving.fields import parse_object, require_known_model
-from zipflm.serving.messages import (
-    WARNING_HEADER,
-    ClientLeft,
-    json_answer,
-    read_body,
-    refused,
-    send_event,
-    warning_headers,
-)
+from zipflm.serving.auth import key_check
+from zipflm.serving.completions import Completion
+from zipflm.serving.errors import Refusal, on_error
 from zipflm.serving.metrics import Metrics
+from zipflm.serving.middleware import Middleware
 from zipflm.serving.models import ServedModel
 from zipflm.serving.page import page
-from zipflm.serving.requests import ScoreRequest, score_request
-from zipflm.serving.scoring import Document
-from zipflm.serving.steps import Row
-from zipflm.serving.tickets import Limits, Scored, Ticket, Written
-from zipflm.serving.tokenizer import detokenized, tokenized, tokenizer_info
+from zipflm.serving.prompts import detokenize, require_ids, tokenize
+from zipflm.serving.schemas import (
+    CompletionAnswer,
+    CompletionRequest,
+    DetokenizeRequest,
+    ErrorAnswer,
+    ModelEntry,
+    ModelList,
+    ScoreAnswer,
+    ScoreRequest,
+    TokenizeRequest,
+)
+from zipflm.serving.scores import Scoring
+from zipflm.serving.tickets import Scored, Ticket, Written
 from zipflm.serving.worker import Worker
 
 _T = TypeVar("_T")
 
-_PAGE_HEADERS = {
-    "Cache-Control": "no-cache",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+
+async def _tickets() -> AsyncIterator[ExitStack]:
+    """Gives up the request's places in the queue once the answer is sent, or the client left."""
+    with ExitStack() as tickets:
+        yield tickets
+
+
+Tickets = Annotated[ExitStack, Depends(_tickets)]
 
 
 class Service:
-    """The models, their worker and what all handlers share."""
+    """The models, their worker, and a handler for every path."""
 
     def __init__(self, models: Mapping[str, ServedModel], worker: Worker, metrics: Metrics) -> None:
-        self.models: Mapping[str, ServedModel] = models
-        self.worker: Worker = worker
-        self.metrics: Metrics = metrics
-        self.limits: Limits = worker.limits
+        self.models, self.worker, self.metrics = models, worker, metrics
+        self.limits = worker.limits
         self.is_ending = False
-        self._reading = asyncio.Lock()
-        """Held while a request is read: readers remember words and belong to one thread."""
+        # One thread: readers of text have a cache and belong to one thread each.
+        self._reading = ThreadPoolExecutor(1, "reading")
+        for name, meaning, value in (
+            ("zipflm_requests_waiting", "Requests not begun yet.", lambda: worker.num_waiting),
+            ("zipflm_requests_unanswered", "Requests accepted.", lambda: worker.num_unanswered),
+            ("zipflm_texts_writing", "Texts being written.", lambda: worker.num_writing),
+        ):
+            metrics.gauge(name, meaning, value)
 
-    # --- What there is. ---
+    def stop(self) -> None:
+        self.worker.stop()
+        self._reading.shutdown()
 
-    async def page(self, request: Request) -> Response:
+    def _model(self, name: str | None) -> ServedModel:
+        """The model of this name; without one, the first."""
+        name = next(iter(self.models)) if name is None else name
+        if name not in self.models:
+            known = ", ".join(self.models)
+            message = f"model={quoted(name)}: no such model; this service has {known}"
+            raise Refusal(404, message, param="model", code="model_not_found")
+        return self.models[name]
+
+    async def _read(self, call: Callable[[], _T]) -> _T:
+        """Encode the texts of a request while others are answered."""
+        return await asyncio.get_running_loop().run_in_executor(self._reading, call)
+
+    # --- The page and the state of the service. ---
+
+    async def page(self) -> Response:
         made = page()
-        headers = {"Content-Security-Policy": made.policy, **_PAGE_HEADERS}
+        headers = {
+            "Content-Security-Policy": made.policy,
+            "Cache-Control": "no-cache",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
         return HTMLResponse(made.html, headers=headers)
 
-    async def list_models(self, request: Request) -> Response:
-        return json_answer(models_answer(list(self.models.values())))
-
-    async def one_model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        require_known_model(name, self.models)
-        return json_answer(self.models[name].facts)
-
-    async def health(self, request: Request) -> Response:
-        """Whether the process is alive and can compute."""
+    async def health(self) -> dict[str, str]:
+        """Whether the process can compute."""
         if not self.worker.is_alive:
             raise Refusal(503, "the model thread has ended", code="dead")
-        return json_answer({"status": "ok"})
+        return {"status": "ok"}
 
-    async def ready(self, request: Request) -> Response:
-        """Whether new requests are taken."""
+    async def ready(self) -> dict[str, Any]:
+        """Whether new requests are accepted."""
         if self.is_ending or not self.worker.is_alive:
             raise Refusal(503, "the service is about to end", code="ending")
-        return json_answer({"status": "ready", "models": list(self.models)})
+        return {"status": "ready", "models": list(self.models)}
 
-    async def measurements(self, request: Request) -> Response:
-        gauges = {
-            "zipflm_requests_waiting": (self.worker.num_waiting, "Requests not begun yet."),
-            "zipflm_requests_unanswered": (self.worker.num_unanswered, "Requests accepted."),
-            "zipflm_texts_writing": (self.worker.num_writing, "Texts that grow with every step."),
-        }
-        text = self.metrics.text(gauges)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+    async def prometheus(self) -> Response:
+        """Prometheus metrics."""
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    # --- What is computed. ---
+    async def list_models(self) -> ModelList:
+        return ModelList(data=[model.entry for model in self.models.values()])
 
-    async def score(self, request: Request) -> Response:
-        def read(values: dict[str, Any]) -> tuple[ScoreRequest, list[Document]]:
-            asked = score_request(values, self.models, self.limits)
-            return asked, asked.documents()
+    async def one_model(self, name: str) -> ModelEntry:
+        return self._model(name).entry
 
-        asked, documents = await self._read(request, read)
-        ticket = self.worker.score(asked.model, documents, asked.search)
+    # --- Scores and completions. ---
+
+    async def score(self, asked: ScoreRequest, tickets: Tickets) -> Response:
+        """Log-probabilities of the words of texts, their ranks and alternatives."""
+        model = self._model(asked.model)
+        scoring = await self._read(lambda: Scoring(asked, model, self.limits))
+        ticket = self.worker.score(model, scoring.documents(), scoring.search)
+        tickets.callback(self.worker.finish, ticket)
         scored: dict[int, Scored] = {}
+        for _ in scoring.texts:
+            event = await ticket.next()
+            scored[event.place] = event
+        return await _json(lambda: scoring.answer(scored))
 
-        async def collect() -> None:
-            while len(scored) < len(asked.texts):
-                event = await ticket.next()
-                scored[event.place] = event
+    async def completions(self, asked: CompletionRequest, tickets: Tickets) -> Response:
+        """Continuations of prompts, as OpenAI's completions; server-sent events with `stream`."""
+        model, worker = self._model(asked.model), self.worker
+        completion = await self._read(lambda: Completion(asked, model, self.limits))
+        scoring: Ticket[Scored] | None = None
+        writing: Ticket[Written] | None = None
+        if documents := completion.documents():
+            scoring = worker.score(model, documents)
+            tickets.callback(worker.finish, scoring)
+        if rows := completion.rows():
+            writing = worker.write(model, rows, is_streamed=asked.stream)
+            tickets.callback(worker.finish, writing)
 
-        await self._unless_left(request, collect(), ticket)
-        in_order = [scored[place] for place in range(len(asked.texts))]
-        headers = warning_headers(asked.warnings)
-        return await asyncio.to_thread(lambda: json_answer(score_answer(asked, in_order), headers))
-
-    async def completions(self, request: Request) -> Response:
-        def read(values: dict[str, Any]) -> tuple[CompletionRequest, list[Document], list[Row]]:
-            asked = completion_request(values, self.models, self.limits)
-            return asked, asked.documents(), asked.rows()
-
-        asked, documents, rows = await self._read(request, read)
-        answer = CompletionAnswer(asked)
-        scoring, writing = self._begun(asked, documents, rows)
-
-        async def score() -> None:
+        async def parts() -> AsyncIterator[Iterable[CompletionAnswer]]:
+            """The parts of a stream as they come, while the completion grows."""
             if scoring is not None:
-                for _ in asked.prompts:
-                    event = await scoring.next()
-                    answer.add_scores(event.place, event.scores)
+                for _ in documents:
+                    scored = await scoring.next()
+                    completion.add_scores(scored.place, scored.scores)
+            yield completion.first_chunks()
+            while writing is not None and not completion.is_complete:
+                index, delta = await writing.next()
+                completion.add(index, delta)
+                yield completion.chunks(index, delta)
+            yield completion.last_chunks()
 
-        if asked.is_streamed:
-            return _Stream(self, asked, answer, score, scoring, writing)
+        if asked.stream:
+            # Proxies must pass on every part at once.
+            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            return StreamingResponse(_events(parts()), 200, headers, "text/event-stream")
+        async for _ in parts():
+            pass
+        return await _json(completion.whole)
 
-        async def collect() -> None:
-            await score()
-            while writing and not answer.is_complete:
-                answer.add(*await writing.next())
-
-        await self._unless_left(request, collect(), scoring, writing)
-        headers = warning_headers(asked.warnings)
-        return await asyncio.to_thread(lambda: json_answer(answer.whole(), headers))
-
-    async def chat_completions(self, request: Request) -> Response:
+    async def chat_completions(self) -> None:
         message = "these are language models, not chat models; use /v1/completions with a prompt"
         raise Refusal(404, message, param="model", code="not_a_chat_model")
 
-    def _begun(
-        self, asked: CompletionRequest, documents: list[Document], rows: list[Row]
-    ) -> tuple[Ticket[Scored] | None, Ticket[Written] | None]:
-        """The work on prompts and on continuations, where there is any."""
-        scoring = self.worker.score(asked.model, documents) if documents else None
-        try:
-            writing = (
-                self.worker.write(asked.model, rows, is_streamed=asked.is_streamed)
-                if rows
-                else None
-            )
-        except Exception:
-            self.finish(scoring)
-            raise
-        return scoring, writing
+    # --- The tokenizer, for harnesses that count tokens before they ask. ---
 
-    # --- What a harness asks to count tokens. ---
+    async def tokenizer_info(self) -> dict[str, str | None]:
+        """The same token ends a line and stands before every text."""
+        end, unknown = SPECIALS[END], SPECIALS[UNKNOWN]
+        return {"eos_token": end, "bos_token": end, "pad_token": None, "unk_token": unknown}
 
-    async def tokenizer_info(self, request: Request) -> Response:
-        return json_answer(tokenizer_info())
+    async def tokenize(self, asked: TokenizeRequest) -> dict[str, Any]:
+        """The ids of a text."""
+        model = self._model(asked.model)
+        ids = await self._read(lambda: tokenize(model, asked.prompt))
+        return {"tokens": ids, "count": len(ids), "max_model_len": self.limits.max_words}
 
-    async def tokenize(self, request: Request) -> Response:
-        return json_answer(
-            await self._read(request, lambda values: tokenized(values, self.models, self.limits))
-        )
-
-    async def detokenize(self, request: Request) -> Response:
-        return json_answer(
-            await self._read(request, lambda values: detokenized(values, self.models, self.limits))
-        )
-
-    # --- What handlers share. ---
-
-    def finish(self, *tickets: Ticket[Any] | None) -> None:
-        for ticket in tickets:
-            if ticket is not None:
-                self.worker.finish(ticket)
-
-    async def _read(self, request: Request, read: Callable[[dict[str, Any]], _T]) -> _T:
-        """Read a request in a thread, so that others are answered meanwhile."""
-        body = await read_body(request, self.limits.max_body)
-        async with self._reading:
-            return await asyncio.to_thread(lambda: read(parse_object(body)))
-
-    async def _unless_left(
-        self, request: Request, work: Coroutine[Any, Any, None], *tickets: Ticket[Any] | None
-    ) -> None:
-        """Wait for the work, but not for a client that is no longer there."""
-        try:
-            if not await finished_before_left(request.receive, work):
-                self.metrics.client_left()
-                raise ClientLeft
-        finally:
-            self.finish(*tickets)
+    async def detokenize(self, asked: DetokenizeRequest) -> dict[str, str]:
+        """The text of ids."""
+        model = self._model(asked.model)
+        require_ids("tokens", asked.tokens, model, self.limits)
+        return {"prompt": await self._read(lambda: detokenize(model.reader, asked.tokens))}
 
 
-async def finished_before_left(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether the work was done before the client closed the connection; its body must have been
-    read."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(receive))
+async def _json(build: Callable[[], BaseModel]) -> Response:
+    """A large answer: both made and written in a thread."""
+    content = await asyncio.to_thread(lambda: build().model_dump_json(exclude_unset=True))
+    return Response(content, media_type="application/json")
+
+
+async def _events(parts: AsyncIterator[Iterable[BaseModel]]) -> AsyncIterator[str]:
+    """Server-sent events, with `[DONE]` as the last."""
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            await working  # raises what it raised
-        return working.done()
-    finally:
-        working.cancel()
-        leaving.cancel()
-
-
-class _Stream(Response):
-    """Server-sent events: parts of the answer as they come, then `[DONE]`."""
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        service: Service,
-        asked: CompletionRequest,
-        answer: CompletionAnswer,
-        score: Callable[[], Awaitable[None]],
-        scoring: Ticket[Scored] | None,
-        writing: Ticket[Written] | None,
-    ) -> None:
-        # Proxies must not collect parts of the answer.
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        headers |= warning_headers(asked.warnings)
-        super().__init__(headers=headers)
-        del self.headers["content-length"]
-        self._service, self._answer, self._score = service, answer, score
-        self._scoring, self._writing = scoring, writing
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        try:
-            await send(start)
-            if not await finished_before_left(receive, self._send_all(send)):
-                self._service.metrics.client_left()
-        except TimeoutError:  # it does not read; the connection is closed without an end
-            self._service.metrics.client_left()
-        finally:
-            self._service.finish(self._scoring, self._writing)
-
-    async def _send_all(self, send: Send) -> None:
-        answer = self._answer
-        try:
-            await self._score()
-            for chunk in answer.first_chunks():
-                await send_event(send, chunk)
-            while self._writing and not answer.is_complete:
-                index, delta = await self._writing.next()
-                answer.add(index, delta)
-                if (part := answer.chunk(index, delta)) is not None:
-                    await send_event(send, part)
-            for chunk in answer.last_chunks():
-                await send_event(send, chunk)
-        except Refusal as refusal:  # too late for another status
-            await send_event(send, refusal.as_dict())
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-Handler = Callable[[Request], Awaitable[Response]]
+        async for chunks in parts:
+            for chunk in chunks:
+                yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
+    except Refusal as refusal:  # too late for another status
+        yield f"data: {refusal.answer.model_dump_json()}\n\n"
+    yield "data: [DONE]\n\n"
 
 
 def make_app(
@@ -287,60 +219,47 @@ def make_app(
     origins: Sequence[str] = (),
     is_local: bool = False,
 ) -> ASGIApp:
-    """The application; `keys` open it if there are any, `origins` may call it from their pages.
+    """The application. `keys`, if any, are required; pages of `origins` may call it.
 
-    With `is_local` it listens on a local address."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    routes: list[tuple[str, str, Handler]] = [
-        ("GET", "/", service.page),
-        ("GET", "/health", service.health),
-        ("GET", "/ready", service.ready),
-        ("GET", "/metrics", service.measurements),
-        ("GET", "/v1/models", service.list_models),
-        ("GET", "/v1/models/{name:path}", service.one_model),
-        ("POST", "/v1/completions", service.completions),
-        ("POST", "/v1/chat/completions", service.chat_completions),
-        ("POST", "/score", service.score),
-        ("GET", "/tokenizer_info", service.tokenizer_info),
-        ("POST", "/tokenize", service.tokenize),
-        ("POST", "/detokenize", service.detokenize),
-    ]
-    for method, path, handler in routes:
-        app.add_route(path, handler, methods=[method])
-    app.add_exception_handler(Refusal, _on_refusal)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(ClientLeft, _on_client_left)
-    app.add_exception_handler(Exception, _on_failure)
-    paths = {path for _, path, _ in routes}
-    door = Door(app, service.metrics, keys, paths, is_local=is_local)
+    `is_local` says that it listens on a local address. Its clients must then use a local name,
+    unless there are keys, which no other site knows: then a proxy may pass on any name."""
+    app = FastAPI(
+        title="zipflm",
+        version=__version__,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        dependencies=[Depends(key_check(keys))] if keys else [],
+        responses={"4XX": {"model": ErrorAnswer}},
+    )
+    add = app.add_api_route
+    add("/score", service.score, methods=["POST"], response_model=ScoreAnswer)
+    add("/v1/completions", service.completions, methods=["POST"], response_model=CompletionAnswer)
+    add("/v1/chat/completions", service.chat_completions, methods=["POST"], include_in_schema=False)
+    add("/v1/models", service.list_models)
+    add("/v1/models/{name:path}", service.one_model)
+    add("/tokenizer_info", service.tokenizer_info)
+    add("/tokenize", service.tokenize, methods=["POST"])
+    add("/detokenize", service.detokenize, methods=["POST"])
+    add("/", service.page, include_in_schema=False)
+    add("/health", service.health)
+    add("/ready", service.ready)
+    add("/metrics", service.prometheus)
+    for kind in (HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, on_error)
+    around = Middleware(
+        app,
+        service.metrics,
+        max_body=service.limits.max_body,
+        paths={route.path for route in app.routes if isinstance(route, APIRoute)},
+        is_local_only=is_local and not keys,
+    )
     if not origins:
-        return door
+        return around
     # Outside, because a browser asks whether it may ask without showing a key.
     return CORSMiddleware(
-        door,
+        around,
         allow_origins=list(origins),
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type"],
-        expose_headers=[WARNING_HEADER, "Retry-After", "X-Request-Id"],
+        expose_headers=["Retry-After", "X-Request-Id"],
     )
-
-
-async def _on_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    return refused(error)
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {quoted(request.url.path)}: {error.detail}"
-    answer = refused(Refusal(error.status_code, message, code="no_such_path"))
-    answer.headers.update(error.headers or {})  # Allow
-    return answer
-
-
-async def _on_client_left(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # for the count; nobody reads it
-
-
-async def _on_failure(request: Request, error: Exception) -> Response:
-    return refused(Refusal(500, "the service failed; its log says why", code="failed"))

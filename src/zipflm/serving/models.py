@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from zipflm.language.engine import Engine
 from zipflm.language.texts import TextReader
 from zipflm.language.trained import TrainedModel, load
 from zipflm.runs.records import TrainingState
+from zipflm.serving.schemas import ModelEntry
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class ServedModel:
     reader: TextReader
     """For whoever reads requests. Readers remember words and belong to one thread each; `lm.reader`
     is the model thread's."""
-    facts: dict[str, Any]
-    """The entry of the list of models."""
+    entry: ModelEntry
+    """For the list of models."""
 
     @property
     def engine(self) -> Engine:
@@ -44,8 +44,9 @@ class ServedModel:
     def fingerprint(self) -> str:
         """Identifies the checkpoint and the software: equal seeds give equal texts if it is the
         same."""
-        parts = [self.facts, __version__, torch.__version__, self.engine.device.type]
-        return "fp_" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+        versions = [__version__, torch.__version__, self.engine.device.type]
+        text = self.entry.model_dump_json() + " ".join(versions)
+        return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def load_models(
@@ -68,12 +69,7 @@ def served(name: str, lm: TrainedModel) -> ServedModel:
     codes = None if run.codes is None else Codes(run.codes.merges)
     encoder = TextEncoder(run.vocabulary, codes, run.splitting, lm.unseen)
     reader = TextReader(encoder, lm.engine.unit, run.config.num_predicted)
-    return ServedModel(name, lm, reader, _facts(name, lm))
-
-
-def with_batch_words(model: ServedModel, max_batch_words: int) -> Engine:
-    """The model's engine with another limit to what is computed at once."""
-    return replace(model.engine, batch_tokens=max_batch_words)
+    return ServedModel(name, lm, reader, _entry(name, lm))
 
 
 def _names(paths: Sequence[str], loaded: Sequence[TrainedModel]) -> list[str]:
@@ -99,15 +95,13 @@ def _copy_from_disk(lm: TrainedModel) -> None:
             tensor.data = tensor.data.clone()
 
 
-def _facts(name: str, lm: TrainedModel) -> dict[str, Any]:
+def _entry(name: str, lm: TrainedModel) -> ModelEntry:
     run, vocabulary = lm.run, lm.vocabulary
     path = run.checkpoint.path
-    return {
-        "id": name,
-        "object": "model",
-        "created": int(path.stat().st_mtime) if path.exists() else 0,
-        "owned_by": "zipflm",
-        "zipflm": {
+    return ModelEntry(
+        id=name,
+        created=int(path.stat().st_mtime) if path.exists() else 0,
+        zipflm={
             "factorization": run.config.factorization(lm.engine.unit),
             "words": vocabulary.num_words,
             "unit": lm.engine.unit,
@@ -117,7 +111,7 @@ def _facts(name: str, lm: TrainedModel) -> dict[str, Any]:
             "block": lm.engine.blocks.block,
             "precision": lm.engine.precision,
         },
-    }
+    )
 
 
 def _bands(lm: TrainedModel) -> list[dict[str, Any]]:

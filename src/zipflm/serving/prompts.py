@@ -1,14 +1,14 @@
-"""Prompts of completions: text or ids, with what their ids spell and where.
+"""Texts and ids of requests, encoded and checked against the limits.
 
-A model predicts every text behind a `</s>`, which need not be given. A prompt that begins with one
+A model predicts every text after a `</s>`, which need not be given. A prompt that begins with one
 means the same as without it, except that it is a token of the prompt, the only one without a
 log-probability. Harnesses that put a first token of their own before a text get the same numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,30 +16,27 @@ from zipflm.data.vocabulary import CONTINUES, END, SPECIALS
 from zipflm.language.texts import EncodedText, Ids, TextReader
 from zipflm.quoting import quoted
 from zipflm.serving.continuation import Spelling
-from zipflm.serving.errors import bad_request
-from zipflm.serving.fields import is_integer
+from zipflm.serving.errors import Refusal, bad_request
 from zipflm.serving.models import ServedModel
-from zipflm.serving.requests import MOST_TEXTS, require_characters, require_length
 from zipflm.serving.tickets import Limits
 
-_EMPTY = "prompt: empty; give at least one word, or </s> to write a text from its beginning"
+_START = SPECIALS[END]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model reads before it writes."""
+    """The tokens that a model reads before it writes."""
 
     text: str
     tokens: Ids
-    """All of its ids."""
+    """All ids, the `</s>` at the start included if it was given."""
     has_start: bool
-    """Whether the first is the `</s>` that every text follows."""
     offsets: list[int]
     """Where in the text each id begins."""
-    words: list[str]
-    """Of its last line, which is not complete."""
+    words: Sequence[str]
+    """Words of the last line, which is not complete."""
     is_tight: bool
-    """Whether what is written follows without a space."""
+    """Whether the continuation follows without a space."""
 
     @property
     def ids(self) -> Ids:
@@ -47,84 +44,101 @@ class Prompt:
         return self.tokens[1:] if self.has_start else self.tokens
 
     def spelling(self, reader: TextReader) -> Spelling:
-        """Of what follows it."""
+        """For the continuation of this prompt."""
         spelling = Spelling(reader, has_space=self.is_tight)
         spelling.follow(self.words)
         return spelling
 
 
-def read_prompts(model: ServedModel, value: Any, limits: Limits | None = None) -> list[Prompt]:
-    """A text, a list of texts, ids or a list of lists of ids; Refusal for anything else."""
-    if limits is not None:
-        _require_few(value, limits)
-    if value is None:
-        raise bad_request("prompt", "prompt: missing; give a text or ids", "missing")
+def encode(
+    model: ServedModel, param: str, text: str, limits: Limits, ends: bool = False
+) -> EncodedText:
+    """The ids of a text; Refusal if it is empty, too long or not a text."""
+    if len(text) > limits.max_characters:  # counting its words would take much longer
+        raise _too_long(param, f"{len(text)} characters", limits.max_characters)
+    if not text:
+        raise bad_request(param, f"{param}: empty; give at least one word", "empty")
+    return _read(model, param, text, ends)
+
+
+def _read(model: ServedModel, param: str, text: str, ends: bool) -> EncodedText:
+    try:
+        return model.reader.text(text, ends=ends)
+    except ValueError as error:
+        raise bad_request(param, f"{param}: {error}") from None
+
+
+def require_length(param: str, number: int, limits: Limits) -> None:
+    if number > limits.max_words:
+        raise _too_long(param, f"{number} words", limits.max_words)
+
+
+def _too_long(param: str, size: str, limit: int) -> Refusal:
+    message = f"{param}: {size}, and a text has {limit} at most here (--max-words)"
+    return bad_request(param, message, "context_length_exceeded")
+
+
+def read_prompt(model: ServedModel, value: str | list[int], limits: Limits) -> Prompt:
+    """Refusal for a prompt that is empty, too long, or not made of the vocabulary's ids."""
     if isinstance(value, str):
-        return [_of_text(model, value)]
-    if not isinstance(value, list) or not value:
-        raise bad_request("prompt", f"prompt={quoted(value)}: give a text, ids or a list of these")
-    if all(is_integer(each) for each in value):
-        return [_of_ids(model, value)]
-    if all(isinstance(each, str) for each in value):
-        return [_of_text(model, each) for each in value]
-    if all(isinstance(each, list) for each in value):
-        return [_of_ids(model, each) for each in value]
-    raise bad_request("prompt", f"prompt={quoted(value)}: give texts or ids, not both")
+        prompt = _of_text(model, value, limits)
+    else:
+        require_ids("prompt", value, model, limits)
+        prompt = _of_ids(model.reader, value)
+    if not len(prompt.tokens):
+        message = f"prompt: empty; give at least one word, or {_START} to write from the beginning"
+        raise bad_request("prompt", message, "empty")
+    return prompt
 
 
-def _require_few(value: Any, limits: Limits) -> None:
-    """Check counts and lengths, which takes no time, before any text is encoded."""
-    is_one = not isinstance(value, list) or any(map(is_integer, value[:1]))
-    prompts = [value] if is_one else value
-    if len(prompts) > MOST_TEXTS:
-        raise bad_request("prompt", f"prompt: {len(prompts)} prompts; give {MOST_TEXTS} at most")
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            require_characters("prompt", prompt, limits)
-        elif isinstance(prompt, list):
-            require_length("prompt", len(prompt), limits)
+def require_ids(param: str, ids: Sequence[int], model: ServedModel, limits: Limits) -> None:
+    require_length(param, len(ids), limits)
+    size = len(model.reader.vocabulary)
+    for token in ids:
+        if not 0 <= token < size:
+            raise bad_request(param, f"{param}: {quoted(token)} is no id; give 0 to {size - 1}")
 
 
-def _of_text(model: ServedModel, text: str) -> Prompt:
-    reader = model.reader
-    start = start_of(text)
-    encoded = encoded_or_refused(reader, text[start:]) if text[start:] else None
-    tokens = np.zeros(0, dtype=np.int64) if encoded is None else encoded.ids
-    if not start and not len(tokens):
-        raise bad_request("prompt", _EMPTY, "empty")
-    line_ends = [] if encoded is None else encoded.line_ends.tolist()
-    offsets = [] if encoded is None else [start + place for place in _offsets(reader, encoded)]
-    return Prompt(
-        text,
-        np.append(END, tokens) if start else tokens,
-        has_start=start > 0,
-        offsets=[0, *offsets] if start else offsets,
-        words=[]
-        if encoded is None
-        else list(encoded.words[line_ends[-1] + 1 if line_ends else 0 :]),
-        is_tight=text[-1].isspace(),
-    )
+def tokenize(model: ServedModel, text: str) -> list[int]:
+    """The ids of a text of any length, which may be empty."""
+    start = _start_length(text)
+    rest = _read(model, "prompt", text[start:], False).ids.tolist() if text[start:] else []
+    return [END, *rest] if start else rest
 
 
-def start_of(text: str) -> int:
+def detokenize(reader: TextReader, ids: list[int]) -> str:
+    """A text from which `tokenize` makes the same ids wherever spelling allows it."""
+    has_start = ids[:1] == [END]
+    text, _, _ = _spelled(reader, ids[1:] if has_start else ids)
+    return " ".join([_START, text] if text else [_START]) if has_start else text
+
+
+def _of_text(model: ServedModel, text: str, limits: Limits) -> Prompt:
+    start = _start_length(text)
+    tokens: Ids = np.zeros(0, dtype=np.int64)
+    offsets: list[int] = []
+    words: Sequence[str] = []
+    if text[start:]:
+        encoded = encode(model, "prompt", text[start:], limits)
+        line_ends = encoded.line_ends.tolist()
+        tokens, words = encoded.ids, encoded.words[line_ends[-1] + 1 if line_ends else 0 :]
+        offsets = [start + place for place in _offsets(model.reader, encoded)]
+    if start:
+        tokens, offsets = np.append(END, tokens), [0, *offsets]
+    return Prompt(text, tokens, start > 0, offsets, words, is_tight=text[-1:].isspace())
+
+
+def _start_length(text: str) -> int:
     """How many characters of a text spell the `</s>` that every text follows.
 
-    Looked for here, because a rule that splits words may take it apart.
+    Found here, because a rule that splits words may take it apart.
     """
-    name = SPECIALS[END]
-    is_start = text.startswith(name) and not text[len(name) :][:1].strip()
-    return len(name) if is_start else 0
-
-
-def encoded_or_refused(reader: TextReader, text: str) -> EncodedText:
-    try:
-        return reader.text(text, ends=False)
-    except ValueError as error:
-        raise bad_request("prompt", f"prompt: {error}") from None
+    is_start = text.startswith(_START) and not text[len(_START) :][:1].strip()
+    return len(_START) if is_start else 0
 
 
 def _offsets(reader: TextReader, encoded: EncodedText) -> list[int]:
-    """Where each id stands; pieces of a word stand behind each other in its span."""
+    """Where each id stands; the pieces of a word follow each other in its span."""
     offsets = []
     names = reader.vocabulary.words
     bounds = [*encoded.starts.tolist(), len(encoded.ids)]
@@ -135,23 +149,16 @@ def _offsets(reader: TextReader, encoded: EncodedText) -> list[int]:
     return offsets
 
 
-def _of_ids(model: ServedModel, ids: list[Any]) -> Prompt:
-    size = len(model.reader.vocabulary)
-    if not ids:
-        raise bad_request("prompt", _EMPTY, "empty")
-    for token in ids:
-        if not is_integer(token) or not 0 <= token < size:
-            raise bad_request("prompt", f"prompt: {quoted(token)} is no id; give 0 to {size - 1}")
+def _of_ids(reader: TextReader, ids: list[int]) -> Prompt:
+    has_start = ids[:1] == [END]
+    text, offsets, is_within_word = _spelled(reader, ids[1:] if has_start else ids)
+    if has_start:
+        offsets = [0, *offsets]
     tokens = np.array(ids, dtype=np.int64)
-    has_start = ids[0] == END
-    text, offsets, is_within_word = spelled(model.reader, ids[1:] if has_start else ids)
-    lines = _words_of_last_line(model.reader, ids)
-    return Prompt(
-        text, tokens, has_start, [0, *offsets] if has_start else offsets, lines, is_within_word
-    )
+    return Prompt(text, tokens, has_start, offsets, _last_line(reader, ids), is_within_word)
 
 
-def spelled(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
+def _spelled(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
     """Ids as text, where each begins, and whether the text ends within a word."""
     spelling = Spelling(reader)
     text = "".join([spelling.add(token) for token in ids])
@@ -160,7 +167,8 @@ def spelled(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
     return text, spelling.offsets, is_within_word
 
 
-def _words_of_last_line(reader: TextReader, ids: list[int]) -> list[str]:
+def _last_line(reader: TextReader, ids: list[int]) -> list[str]:
+    """The words after the last line end."""
     last = max((place for place, token in enumerate(ids) if token == END), default=-1)
     words, pieces = [], ""
     for token in ids[last + 1 :]:

@@ -13,13 +13,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import uvicorn
 
 from zipflm.serving.app import Service, make_app
-from zipflm.serving.door import is_local_name
+from zipflm.serving.auth import read_keys
 from zipflm.serving.metrics import Metrics
+from zipflm.serving.middleware import is_local_name
 from zipflm.serving.models import ServedModel, load_models
 from zipflm.serving.tickets import Limits
 from zipflm.serving.worker import Worker
@@ -80,6 +80,7 @@ async def run(
         access_log=False,
         lifespan="off",
         ws="none",
+        proxy_headers=False,
         # Longer than proxies keep theirs, so that none sends into a connection that is just closed.
         timeout_keep_alive=75,
         # When all is computed; for clients that do not read their answers.
@@ -88,15 +89,7 @@ async def run(
     try:
         await Server(config, service, on_start).serve([listener])
     finally:
-        worker.stop()
-
-
-def read_keys(path: str) -> list[bytes]:
-    """One key per line."""
-    keys = [line.strip() for line in Path(path).read_bytes().splitlines() if line.strip()]
-    if not keys:
-        raise ValueError(f"--api-key-file {path}: holds no key; write one per line")
-    return keys
+        service.stop()
 
 
 class Server(uvicorn.Server):

@@ -1,9 +1,8 @@
-"""Requests on their way: how many are taken on, their places in the service, and what they hear."""
+"""Limits of the service, places of requests in its queue, and the events they receive."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -25,12 +24,6 @@ class Limits:
     max_waiting: int = 256
     """Requests that may wait for their turn."""
 
-    def __post_init__(self) -> None:
-        for name in ("max_batch_words", "max_words", "max_waiting"):
-            if getattr(self, name) < 1:
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option} {getattr(self, name)}: must be at least 1")
-
     @property
     def max_characters(self) -> int:
         """Maximum length of one text, checked before its words are counted."""
@@ -51,7 +44,6 @@ class Ticket(Generic[_T]):
         self.is_left = False
         """The client went away: whatever is not computed yet need not be."""
         self.has_begun = False
-        self.accepted: float = time.monotonic()
 
     def tell(self, event: _T | Exception) -> None:
         """For the event loop's thread."""

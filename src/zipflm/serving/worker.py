@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,13 +21,10 @@ import torch
 from zipflm.language.next_words import LikelyWord, most_likely_instead
 from zipflm.serving.errors import Refusal
 from zipflm.serving.metrics import Metrics
-from zipflm.serving.models import ServedModel, with_batch_words
+from zipflm.serving.models import ServedModel
 from zipflm.serving.scoring import Document, DocumentScores, score_documents
 from zipflm.serving.steps import Row, Steps
 from zipflm.serving.tickets import Limits, Scored, Ticket, Written
-
-_LONGEST_WAIT = 30
-"""Seconds after which a refused client is told to come back, at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +63,8 @@ class Worker:
         self._metrics = metrics
         self._models = {model.name: model for model in models}
         self._engines = {
-            model.name: with_batch_words(model, limits.max_batch_words) for model in models
+            model.name: replace(model.engine, batch_tokens=limits.max_batch_words)
+            for model in models
         }
         self._loop = asyncio.get_running_loop()
         self._work = threading.Condition()
@@ -80,8 +76,6 @@ class Worker:
         # The event loop's alone.
         self._tickets: set[Ticket[Any]] = set()
         self._is_closed = False
-        self._seconds = 1.0
-        """That a request took lately."""
         # The model thread's alone.
         self._searches: deque[_Text] = deque()
         self._steps = {model.name: self._new_steps(model) for model in models}
@@ -146,7 +140,6 @@ class Worker:
             return
         self._tickets.discard(ticket)
         ticket.is_left = True
-        self._seconds += 0.1 * (time.monotonic() - ticket.accepted - self._seconds)
         with self._work:
             self._begin(ticket)
 
@@ -172,7 +165,7 @@ class Worker:
                 f"{self._num_waiting} requests are waiting already (--max-waiting); come again "
                 "later",
                 code="queue_full",
-                retry_after=min(max(math.ceil(self._seconds), 1), _LONGEST_WAIT),
+                headers={"Retry-After": "1"},
             )
         ticket: Ticket[Any] = Ticket()
         self._tickets.add(ticket)
@@ -273,8 +266,8 @@ class Worker:
                 for text in batch:
                     self._score([text])
             return
-        self._metrics.batch("score", len(batch))
-        self._metrics.words("scored", sum(len(result.nll) for result in scores))
+        self._metrics.batches.labels("score").observe(len(batch))
+        self._metrics.words.labels("scored").inc(sum(len(result.nll) for result in scores))
         for text, result in zip(batch, scores, strict=True):
             text.scores = result
             self._tell_or_search(text)
@@ -318,8 +311,8 @@ class Worker:
         except Exception as error:
             self._give_up(name, error)
             return
-        self._metrics.batch("write", len(beside))
-        self._metrics.words("written", len(beside))
+        self._metrics.batches.labels("write").observe(len(beside))
+        self._metrics.words.labels("written").inc(len(beside))
         for row in beside:
             writing = self._writings[row]
             is_complete = row.continuation.finish_reason is not None

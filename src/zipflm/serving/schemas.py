@@ -1,0 +1,228 @@
+"""Requests and answers as JSON. Completions, models and errors have OpenAI's shapes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+MAX_TEXTS = 256
+"""Texts of one request."""
+MAX_ALTERNATIVES = 100
+
+
+def _listed(value: Any) -> Any:
+    """A text as a list of one."""
+    if not isinstance(value, str | list):
+        raise ValueError("give a text or a list of texts")
+    return [value] if isinstance(value, str) else value
+
+
+def _listed_prompts(value: Any) -> Any:
+    """A text, or the ids of one, as a list of one."""
+    if isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("give a text, ids, or a list of these")
+    return value
+
+
+# fail_fast: the first error is shown, and a body may hold 100,000 of them.
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[
+    list[str],
+    Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS),
+    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+]
+Prompts = Annotated[
+    list[str | Ids],
+    Field(fail_fast=True, max_length=MAX_TEXTS),
+    BeforeValidator(
+        _listed_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
+    ),
+]
+Stops = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=1000)]],
+    Field(fail_fast=True, max_length=16),
+    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+]
+
+
+# --- Requests. ---
+
+
+class BaseRequest(BaseModel):
+    """Unknown fields are ignored, as OpenAI does."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = Field(None, description="A name from /v1/models; the first by default.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, values: Any) -> Any:
+        """Null means absent."""
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class ScoreRequest(BaseRequest):
+    text: Texts
+    prefix: str = Field("", description="Context before every text, not scored.")
+    top: int = Field(
+        0, ge=0, le=MAX_ALTERNATIVES, description="List the K most likely words for each word."
+    )
+    ranks: bool = Field(False, description="Give the rank of each word.")
+    at: Ids | None = Field(
+        None, description="Places of words, from 0, that need alternatives and ranks; default: all."
+    )
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool = False
+
+
+class CompletionRequest(BaseRequest):
+    prompt: Prompts
+    max_tokens: int = Field(16, ge=0)
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, ge=0, le=1)
+    top_k: int = Field(0, ge=0, description="Draw from the K most likely tokens; 0: from all.")
+    n: int = Field(1, ge=1, le=MAX_TEXTS)
+    seed: int | None = None
+    stop: Stops = Field([])
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
+    echo: bool = False
+    lines: int = Field(1, ge=0, description="End after this many lines; 0: at no line end.")
+    best_of: int | None = None
+    suffix: str = ""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[str, Any] = Field({})
+    user: Any = None
+
+    @field_validator("suffix", "frequency_penalty", "presence_penalty", "logit_bias")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        """Without them the answer would be one to another question."""
+        if value:
+            raise ValueError("not supported; leave it out")
+        return value
+
+    @field_validator("best_of")
+    @classmethod
+    def _refuse_choosing(cls, value: int, info: ValidationInfo) -> int:
+        if value != info.data.get("n"):
+            raise ValueError("not supported; leave it out")
+        return value
+
+
+class TokenizeRequest(BaseRequest):
+    prompt: str = ""
+
+
+class DetokenizeRequest(BaseRequest):
+    tokens: Ids
+
+
+# --- Answers. ---
+
+
+class Error(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    error: Error
+
+
+class Alternative(BaseModel):
+    word: str
+    logprob: float
+
+
+class WordScore(BaseModel):
+    word: str
+    logprob: float = Field(description="In nats.")
+    surprisal: float = Field(description="In bits.")
+    band: int
+    count: int = Field(description="In the training text.")
+    is_unknown: bool
+    is_end: bool
+    span: tuple[int, int] | None = Field(description="In code points; null for the end of a line.")
+    alternatives: list[Alternative] = []
+    rank: int | None = None
+
+
+class TextScore(BaseModel):
+    logprob: float
+    perplexity: float | None
+    surprisal: float
+    words: list[WordScore]
+
+
+class ScoreAnswer(BaseModel):
+    model: str
+    protocol: dict[str, Any]
+    texts: list[TextScore]
+
+
+class Logprobs(BaseModel):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+    text_offset: list[int] = []
+
+
+class CompletionChoice(BaseModel):
+    text: str
+    index: int
+    logprobs: Logprobs | None
+    finish_reason: str | None
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionAnswer(BaseModel):
+    """A whole answer, or a part of a stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ModelEntry(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["zipflm"] = "zipflm"
+    zipflm: dict[str, Any] = Field(description="Vocabulary, bands and quality of the run.")
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]

@@ -1,0 +1,105 @@
+"""Keys, hosts and origins; health, metrics and the description of the API."""
+
+import base64
+
+import openai
+import pytest
+from serving.services import Running
+
+
+def basic(password):
+    """What a browser sends after it has asked for a password."""
+    return "Basic " + base64.b64encode(f"anybody:{password}".encode()).decode()
+
+
+def test_with_keys_every_path_but_health_and_docs_needs_one(models):
+    with Running(models, keys=[b"secret", b"other"]) as service:
+        for path in ("/health", "/docs", "/openapi.json"):
+            assert service.client.get(path).status_code == 200
+        wrong = ("Bearer wrong", "Basic secret", "Basic %", basic("wrong"), basic(""), "secret")
+        for headers in ({}, *({"Authorization": each} for each in wrong)):
+            for path in ("/", "/ready", "/metrics", "/v1/models", "/tokenizer_info"):
+                answer = service.client.get(path, headers=headers)
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+            for path in ("/score", "/v1/completions", "/tokenize", "/detokenize"):
+                answer = service.client.post(path, json={"text": "ba"}, headers=headers)
+                assert answer.status_code == 401
+        for key in ("Bearer secret", "Bearer other", basic("secret")):
+            for path in ("/", "/v1/models"):
+                answer = service.client.get(path, headers={"Authorization": key})
+                assert answer.status_code == 200
+        # A browser asks for a password where the page is refused, and nowhere else.
+        asked = service.client.get("/").headers["www-authenticate"]
+        assert asked.startswith("Basic realm=")
+        assert service.client.get("/v1/models").headers["www-authenticate"] == "Bearer"
+        with openai.OpenAI(base_url=f"{service.url}/v1", api_key="wrong") as client:
+            with pytest.raises(openai.AuthenticationError):
+                client.models.list()
+        # A proxy may pass on any name.
+        headers = {"Host": "lm.example", "Authorization": "Bearer secret"}
+        assert service.client.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.0.0.1", "[", ""])
+def test_a_local_service_refuses_other_names(service, host):
+    for path in ("/v1/models", "/docs"):
+        answer = service.client.get(path, headers={"Host": host})
+        assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_host"
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8000"])
+def test_a_local_service_answers_to_every_local_name(service, host):
+    assert service.client.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
+def test_only_allowed_origins_get_cors_headers(models, service):
+    header, origin = "access-control-allow-origin", "https://example.org"
+    headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    assert header not in service.client.get("/health", headers=headers).headers
+    with Running(models, origins=[origin], keys=[b"secret"]) as open_service:
+        # A browser asks whether it may ask, without a key.
+        asked = open_service.client.options("/score", headers=headers)
+        assert asked.status_code == 200 and asked.headers[header] == origin
+        refused = open_service.client.post("/score", json={"text": "ba"}, headers=headers)
+        assert refused.status_code == 401 and refused.headers[header] == origin
+        other = headers | {"Origin": "https://elsewhere.org"}
+        assert header not in open_service.client.options("/score", headers=other).headers
+
+
+def test_health_and_readiness(service):
+    assert service.client.get("/health").json() == {"status": "ok"}
+    assert service.client.get("/ready").json()["models"] == ["words", "pieces"]
+
+
+def test_metrics_count_what_was_done(models):
+    with Running(models) as service:
+        service.score(["ba be", "bu"])
+        service.complete("ba", max_tokens=3, lines=0)
+        service.post("/score", text="")
+        service.client.get("/wp-login.php")
+        answer = service.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    for line in (
+        'zipflm_requests_total{path="/score",status="200"} 1.0',
+        'zipflm_requests_total{path="/score",status="400"} 1.0',
+        'zipflm_requests_total{path="other",status="404"} 1.0',
+        'zipflm_words_total{kind="scored"} 5.0',
+        'zipflm_words_total{kind="written"} 3.0',
+        'zipflm_batch_texts_count{kind="score"} 1.0',
+        'zipflm_request_seconds_count{path="/score"} 2.0',
+        "zipflm_requests_waiting 0.0",
+        "zipflm_requests_unanswered 0.0",
+        "zipflm_texts_writing 0.0",
+    ):
+        assert line in answer.text.splitlines()
+    assert "wp-login" not in answer.text
+
+
+def test_the_api_is_described(service):
+    described = service.client.get("/openapi.json").json()
+    assert "/openapi.json" in service.client.get("/docs").text
+    assert {"/score", "/v1/completions", "/v1/models"} <= set(described["paths"])
+    post = described["paths"]["/v1/completions"]["post"]
+    assert set(post["responses"]) == {"200", "4XX"}  # not FastAPI's own 422
+    assert "max_tokens" in described["components"]["schemas"]["CompletionRequest"]["properties"]

@@ -1,0 +1,261 @@
+"""Wrong and hostile requests: an answer in OpenAI's shape that names the field, never a failure."""
+
+import json
+import socket
+from contextlib import closing
+
+import openai
+import pytest
+from loaded_models import loaded
+from serving.services import Running, head
+from small_data import make_folder
+
+from zipflm.config import Splitting
+from zipflm.serving.models import served
+from zipflm.serving.tickets import Limits
+
+
+def refused(service, path, content, status=400):
+    answer = service.client.post(path, content=content)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["code"]
+    assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "reason"),
+    [
+        ("prompt", "", "empty"),
+        ("prompt", "  ", "empty"),
+        ("prompt", [], "give a text"),
+        ("prompt", [[]], "empty"),
+        ("prompt", None, "missing"),
+        ("prompt", {"a": 1}, "give a text"),
+        ("prompt", [4, 10**9], "1000000000 is no id; give 0 to"),
+        ("prompt", [-1], "-1 is no id"),
+        ("prompt", [10**400], "is no id"),
+        ("prompt", [4, True], "True: Input should be a valid integer"),
+        ("prompt", [None], "valid string"),
+        ("prompt", "a\0b", "NUL"),
+        ("prompt", "\ud800", "no character"),
+        ("prompt", "ba " * 190, "206 words, and a text has 200 at most"),
+        ("max_tokens", -1, "max_tokens=-1"),
+        ("max_tokens", 10**30, "200 at most"),
+        ("max_tokens", 1.5, "max_tokens=1.5"),
+        ("temperature", -0.1, "temperature=-0.1"),
+        ("temperature", float("nan"), "temperature=nan"),
+        ("temperature", 10**400, "valid number"),
+        ("temperature", "hot", "temperature='hot'"),
+        ("top_p", 2, "top_p=2"),
+        ("n", 0, "n=0"),
+        ("n", 257, "n=257"),
+        ("logprobs", True, "logprobs=True"),
+        ("logprobs", 101, "logprobs=101"),
+        ("stop", "", "at least 1 character"),
+        ("stop", [1], "stop=1"),
+        ("stop", ["x"] * 17, "at most 16"),
+        ("stream", "yes", "stream='yes'"),
+        ("stream_options", 1, "stream_options=1"),
+        ("presence_penalty", 0.5, "not supported"),
+        ("logit_bias", {"1": 5}, "not supported"),
+        ("best_of", 4, "not supported"),
+        ("suffix", "x", "not supported"),
+        ("model", 5, "model=5"),
+    ],
+)
+def test_rejects_completions_by_the_field(service, param, value, reason):
+    error = refused(service, "/v1/completions", json.dumps({"prompt": "ba", param: value}))
+    assert error["param"] == param and reason in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({}, "text", "missing"),
+        ({"text": ""}, "text", "empty"),
+        ({"text": []}, "text", "at least 1"),
+        ({"text": ["ba"] * 257}, "text", "at most 256"),
+        ({"text": 5}, "text", "text=5: give a text"),
+        ({"text": ["ba", None]}, "text", "None"),
+        ({"text": "ba " * 300}, "text", "200 at most"),
+        ({"text": "ba " * 150, "prefix": "ba " * 60}, "text", "200 at most"),
+        ({"text": "ba", "prefix": 1}, "prefix", "prefix=1"),
+        ({"text": "ba", "top": -1}, "top", "top=-1"),
+        ({"text": "ba", "ranks": 1}, "ranks", "ranks=1"),
+        ({"text": "ba", "at": 1}, "at", "valid list"),
+        ({"text": "ba", "at": [2]}, "at", "words 0 to 1"),
+        ({"text": "ba", "at": [-1]}, "at", "words 0 to 1"),
+        ({"text": "ba " * 60, "top": 50, "model": "pieces"}, "top", "name the words with `at`"),
+    ],
+)
+def test_rejects_scores_by_the_field(service, fields, param, reason):
+    error = refused(service, "/score", json.dumps(fields))
+    assert error["param"] == param and reason in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["ba"] * 3, "n": 100}, "n"),
+        ({"n": 256, "max_tokens": 40, "logprobs": 10}, "logprobs"),
+        ({"prompt": ["ba " * 40] * 256, "echo": True, "logprobs": 10, "max_tokens": 0}, "logprobs"),
+    ],
+)
+def test_rejects_answers_that_would_fill_the_memory(service, fields, param):
+    error = refused(service, "/v1/completions", json.dumps({"prompt": "ba"} | fields))
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"text": "\xff"}',
+        b"[1, 2]",
+        b'"text"',
+        b'{"text": NaN, "prompt": NaN, "tokens": NaN}',
+        b'{"text": "ba", "top": 1' + b"0" * 5000 + b"}",
+        b'{"text": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+        b'{"a":' * 5000 + b"1" + b"}" * 5000,
+        b'{"\\ud800": 1, "text": 1, "prompt": 1, "tokens": 1}',
+    ],
+)
+@pytest.mark.parametrize("path", ["/score", "/v1/completions", "/tokenize", "/detokenize"])
+def test_rejects_bodies_that_are_not_json_objects(service, path, body):
+    refused(service, path, body)
+    assert service.score("ba")["texts"]
+
+
+def test_unknown_fields_and_nulls_are_ignored(service):
+    answer = service.post("/score", text="ba", metadata={"a": 1}, prefix=None, **{"\u00e9\n": 1})
+    assert answer.status_code == 200
+
+
+def test_unknown_models_are_not_found(service):
+    for path in ("/v1/completions", "/score"):
+        for name in ("other", "\\ud800"):
+            body = f'{{"prompt": "ba", "text": "ba", "model": "{name}"}}'
+            error = refused(service, path, body, 404)
+            assert error["code"] == "model_not_found" and "words, pieces" in error["message"]
+    assert service.client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+
+
+def test_unknown_paths_and_methods(service):
+    for answer, status in (
+        (service.client.get("/nothing"), 404),
+        (service.client.get("/score"), 405),
+        (service.client.delete("/v1/completions"), 405),
+    ):
+        assert answer.status_code == status and answer.json()["error"]["message"]
+        assert answer.headers.get("allow") == ("POST" if status == 405 else None)
+        assert answer.headers["x-request-id"]
+
+
+def test_chat_is_refused_with_the_path_to_use(service):
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="any", max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError, match="/v1/completions") as caught:
+            client.chat.completions.create(model="words", messages=[])
+    assert caught.value.code == "not_a_chat_model"
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
+def test_forms_of_other_sites_are_refused(service, kind):
+    body = json.dumps({"text": "ba"})
+    answer = service.client.post("/score", content=body, headers={"Content-Type": kind})
+    assert answer.status_code == 415 and answer.json()["error"]["message"]
+    kind = "Application/JSON; charset=utf-8"
+    answer = service.client.post("/score", content=body, headers={"Content-Type": kind})
+    assert answer.status_code == 200
+
+
+def test_a_body_that_is_too_large_is_refused_with_the_limit(service):
+    limit = Limits(max_words=200).max_body
+    answer = service.client.post("/score", content=b" " * (limit + 1))
+    assert answer.status_code == 413 and str(limit) in answer.json()["error"]["message"]
+    answer = service.client.post("/score", content=iter([b" " * 50_000] * 200))  # without a length
+    assert answer.status_code == 413
+    assert service.score("ba")["texts"]
+
+
+def test_an_unexpected_failure_is_500_and_the_next_request_is_answered(models, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("secret")
+
+    with Running(models) as service:
+        with monkeypatch.context() as patch:
+            patch.setattr("zipflm.serving.app.Scoring", fail)
+            answer = service.post("/score", text="ba")
+        assert answer.status_code == 500 and "secret" not in answer.text
+        assert answer.json()["error"]["type"] == "server_error"
+        assert answer.headers["x-request-id"]
+        assert service.score("ba")["texts"]
+
+
+# --- Slow clients, and clients that leave. ---
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(models, monkeypatch):
+    monkeypatch.setattr("zipflm.serving.middleware.BODY_SECONDS", 0.2)
+    with Running(models) as service:
+        with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+            connection.sendall(head("/score", 100) + b"{")
+            assert connection.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_client_that_leaves_before_its_body_arrived_is_not_a_failure(models):
+    with Running(models) as service:
+        assert service.raw(head("/score", 100) + b"{") == b""
+        name = 'zipflm_requests_total{path="/score",status="499"}'
+        service.until(lambda: service.metric(name) == 1)
+        assert 'status="5' not in service.client.get("/metrics").text
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(models, monkeypatch):
+    monkeypatch.setattr("zipflm.serving.middleware.SEND_SECONDS", 0.3)
+    fields = {"prompt": ["ba"] * 100, "max_tokens": 999, "lines": 0, "stream": True, "logprobs": 1}
+    with Running(models) as service, closing(service.begin("/v1/completions", fields)):
+        service.until(lambda: service.worker.num_writing > 0)
+        service.until(lambda: service.worker.num_unanswered == 0, seconds=60)
+        service.until(lambda: service.worker.num_writing == 0)
+        assert service.metric("zipflm_clients_left_total") == 1
+
+
+def test_bytes_that_are_not_http(service):
+    assert service.raw(b"\x00\x01garbage\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert service.score("ba")["texts"]
+
+
+# --- Too much, while others wait. ---
+
+
+@pytest.fixture(scope="module")
+def split_service(models, tmp_path_factory):
+    """With the default limits, and a model that makes a word of every bracket."""
+    data = make_folder(tmp_path_factory.mktemp("data"), "split", splitting=Splitting("words"))
+    with Running(models | {"split": served("split", loaded(data))}) as service:
+        yield service
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status"),
+    [
+        ("/v1/completions", {"prompt": ["a"] * 75_000}, 400),
+        ("/v1/completions", {"prompt": [4] * 150_000}, 400),
+        ("/v1/completions", {"prompt": [4, *["a"] * 60_000]}, 400),
+        ("/v1/completions", {"prompt": "{" * 300_000, "model": "split"}, 400),
+        ("/score", {"text": "{" * 300_000, "model": "split"}, 400),
+        ("/score", {"text": "ba", "at": [0.5] * 60_000}, 400),
+        ("/score", {"text": "ba"} | {f"prompt {n}": 1 for n in range(14_000)}, 200),
+        ("/tokenize", {"prompt": "{" * 60_000, "model": "split"}, 200),
+        ("/detokenize", {"tokens": [4] * 100_000}, 400),
+    ],
+)
+def test_too_much_does_not_stop_the_event_loop(split_service, path, fields, status):
+    with split_service.stalls() as stalls:
+        answer = split_service.post(path, **fields)
+    assert answer.status_code == status
+    assert max(stalls) < 0.1

@@ -1,0 +1,99 @@
+"""`/score` and the tokenizer paths: the numbers and ids of the library."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from zipflm.serving import worker
+from zipflm.serving.scoring import DocumentScores
+
+
+@pytest.mark.parametrize("name", ["words", "pieces"])
+def test_scores_are_those_of_the_library(service, models, name):
+    texts, lm = ["ba be bila", "noro\nka unheard-of", "ba " * 60], models[name].lm
+    answer = service.score(texts, model=name)
+    assert answer["model"] == name and answer["protocol"]["block"] == 16
+    for ours, theirs in zip(answer["texts"], lm.score(texts), strict=True):
+        assert ours["logprob"] == pytest.approx(theirs.logprob, abs=1e-4)
+        assert ours["perplexity"] == pytest.approx(theirs.perplexity, rel=1e-5)
+        assert ours["surprisal"] == pytest.approx(theirs.surprisal, abs=1e-4)
+        for word, expected in zip(ours["words"], theirs.words, strict=True):
+            assert word["logprob"] == pytest.approx(expected.logprob, abs=1e-5)
+            assert word["surprisal"] == pytest.approx(expected.surprisal, abs=1e-5)
+            for field in ("word", "band", "count", "is_unknown", "is_end"):
+                assert word[field] == getattr(expected, field)
+            assert word["span"] == (None if expected.is_end else list(expected.span))
+            assert "rank" not in word and "alternatives" not in word
+
+
+def test_a_prefix_is_context_for_every_text(service, words):
+    answer = service.score(["bila boro", "bu"], prefix="ba be")
+    for ours, text in zip(answer["texts"], ("bila boro", "bu"), strict=True):
+        expected = words.lm.score(text, prefix="ba be").logprob
+        assert ours["logprob"] == pytest.approx(expected, abs=1e-5)
+    assert answer["protocol"]["prefix"] == 2
+
+
+@pytest.mark.parametrize("name", ["words", "pieces"])
+def test_alternatives_and_ranks_where_they_are_asked_for(service, models, name):
+    text, lm = "ba be noro boro", models[name].lm
+    answer = service.score(text, model=name, top=5, ranks=True, at=[2, 0, 0])
+    found = answer["texts"][0]["words"]
+    assert ["alternatives" in word for word in found] == [True, False, True, False, False]
+    for word, before in ((found[0], ""), (found[2], "ba be")):
+        likely = lm.next_words(before, 5)
+        assert [each["word"] for each in word["alternatives"]] == [each.word for each in likely]
+        ours = [each["logprob"] for each in word["alternatives"]]
+        assert ours == pytest.approx([each.logprob for each in likely], abs=1e-5)
+        # Of all words in pieces only the most likely ones are ranked.
+        number = len(lm.vocabulary) if name == "words" else 5
+        names = [each.word for each in lm.next_words(before, number)]
+        rank = names.index(word["word"]) + 1 if word["word"] in names else None
+        assert word["rank"] == rank
+
+
+def test_spans_count_characters(service):
+    words = service.score("\U0001f600\u00e9 ba")["texts"][0]["words"]
+    assert [word["span"] for word in words] == [[0, 2], [3, 5], None] and words[0]["is_unknown"]
+
+
+def test_numbers_are_finite_json(service, monkeypatch):
+    def extreme(engine, documents):
+        values = [np.resize(np.float32([0.0, 3e3]), len(each.ids)) for each in documents]
+        return [DocumentScores(nll, [], []) for nll in values]
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    monkeypatch.setattr(worker, "score_documents", extreme)
+    text = service.post("/score", text="ba be").text
+    (found,) = json.loads(text, parse_constant=refuse)["texts"]
+    assert found["perplexity"] is None or math.isfinite(found["perplexity"])
+    assert str(found["words"][0]["logprob"]) == "0.0"
+
+
+# --- The paths that lm-evaluation-harness asks of a remote tokenizer. ---
+
+
+@pytest.mark.parametrize("name", ["words", "pieces"])
+@pytest.mark.parametrize("text", ["ba be noro", "ba\nbe", "", "</s>", "</s> ba be", "ba\n"])
+def test_texts_become_ids_and_texts_again(service, models, name, text):
+    found = service.post("/tokenize", prompt=text, add_special_tokens=False, model=name).json()
+    assert found["tokens"] == models[name].reader.prefix(text).tolist()
+    assert found["count"] == len(found["tokens"]) and found["max_model_len"] == 200
+    back = service.post("/detokenize", tokens=found["tokens"], model=name).json()
+    assert back == {"prompt": text}
+
+
+def test_the_tokenizer_info_has_the_token_before_every_text(service):
+    info = service.client.get("/tokenizer_info").json()
+    assert service.post("/tokenize", prompt=info["eos_token"]).json()["tokens"] == [2]
+    assert info["bos_token"] == info["eos_token"]
+
+
+@pytest.mark.parametrize("tokens", [None, 5, "ba", [-1], [10**6], [[4]], ["ba"], [1.5], [4] * 201])
+def test_rejects_tokens_that_are_not_ids(service, tokens):
+    answer = service.post("/detokenize", tokens=tokens)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tokens"
