@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+import training_runs
 
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
 from zipflm.recipes import resolve
 from zipflm.training import advice
 from zipflm.training.advice import doubts, slowness, work
+from zipflm.training.trainer import train
 
 
 def tiny(*overrides, recipe="paper"):
@@ -84,5 +86,6 @@ def test_a_busy_machine_is_named_when_a_training_starts(
 ):
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    run(word_data, tmp_path, "training.max_updates=1")
+    config = training_runs.config_of(word_data, "training.max_updates=1")
+    train(config, word_data, tmp_path / "run", device="cpu")
     assert ("warning: other processes keep this machine busy" in capsys.readouterr().out) == warns
