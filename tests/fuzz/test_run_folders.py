@@ -146,17 +146,6 @@ def test_without_a_file_of_the_newest_checkpoint_the_one_before_is_used(copy):
         assert copy.choose("best").update == 2
 
 
-@pytest.mark.parametrize("name", ["optimizer.safetensors", "bpe.codes"])
-def test_checksums_without_those_of_a_file_that_is_there_are_refused(copy, name):
-    """Without the codes, a model of pieces would have scored words that nobody split."""
-    path = copy.choose("newest").path / "checksums.json"
-    sums = json.loads(path.read_text())
-    del sums[name]
-    path.write_text(json.dumps(sums))
-    with pytest.raises(ValueError, match=f"checksums.json: says nothing of {name}"):
-        load_run(copy.path)
-
-
 def test_weights_of_another_type_are_refused_by_name(copy):
     folder = copy.choose("newest").path
     weights = load_file(folder / "weights.safetensors")
