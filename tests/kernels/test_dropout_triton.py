@@ -57,7 +57,7 @@ def test_a_relu_with_dropout_draws_the_same_mask(number, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(3, 7), (2, 150, 520), (600, 513)])
+@pytest.mark.parametrize("shape", [(3, 7), (2, 70, 520)])
 def test_the_bias_of_a_relu_gets_the_sum_of_its_gradients(shape, dtype):
     x, upstream = (torch.randn(shape, device=DEVICE).to(dtype) for _ in range(2))
     x.requires_grad_()

@@ -31,7 +31,13 @@ def batch():
     return words, targets, torch.rand(2, 12) < 0.7
 
 
-@pytest.mark.parametrize("factorization", FACTORIZATIONS)
+@pytest.mark.parametrize(
+    "factorization",
+    [
+        name if name == "ADP-T" else pytest.param(name, marks=pytest.mark.slow)
+        for name in FACTORIZATIONS
+    ],
+)
 def test_a_training_step_is_one_graph(factorization):
     model = tiny(factorization)
     step = torch.compile(lambda *b: model.nll(*b).sum(), fullgraph=True, backend="aot_eager")
@@ -40,6 +46,7 @@ def test_a_training_step_is_one_graph(factorization):
         assert parameter.grad is not None, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factorization", ["BPE-T", "ADP-T", "CNN"])
 def test_a_training_step_in_low_precision_is_one_graph_too(factorization):
     """Rows as they are looked up, projected ones, and those made of characters."""

@@ -94,6 +94,7 @@ def test_words_can_be_generated_and_scored_with_it(mode):
         torch.testing.assert_close(model(words, cache), plain(words))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_compiled_code_computes_the_same_and_is_compiled_once(mode):
     """This backend cuts a graph into forward and backward as the usual one does."""
@@ -111,6 +112,7 @@ def test_compiled_code_computes_the_same_and_is_compiled_once(mode):
         loss_and_gradients(model, score)
 
 
+@pytest.mark.slow
 def test_changing_lengths_share_a_compiled_version():
     plain, layer = (model_with(mode, *NO_DROPOUT).decoder.layers[0] for mode in ("none", "layer"))
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
