@@ -74,7 +74,7 @@ NEED_NO_DEFAULT = {
         ("score run --colour", "--colour: .*no such option; see zipflm score --help"),
         ("generate run -prompt a", "-prompt: .*no such option; did you mean --prompt?"),
         ("train tiny/ADP-T --out o", "--data.*; see zipflm train --help"),
-        ("generate run some words", "words.*; see zipflm generate --help"),
+        ("generate run some words", "some words.*; a text to continue follows --prompt"),
         ("train tiny/ADP-T --data d --out o --keep x", "--keep.*; see zipflm train --help"),
         ("train tiny/ADP-T --data d --out o --out p", "--out: given twice"),
         ("score run --per=line --per word", "--per: given twice"),

@@ -50,8 +50,10 @@ class Command(TyperCommand):
                 raise
             if hasattr(error, "possibilities"):
                 raise ValueError(self._unknown(ctx, error, args)) from None
-            said = error.format_message().rstrip(".")
-            raise ValueError(f"{said}; see zipflm {ctx.info_name} --help") from None
+            said, remedy = error.format_message().rstrip("."), f"see zipflm {ctx.info_name} --help"
+            if "extra argument" in said and any(param.name == "prompt" for param in self.params):
+                remedy = "a text to continue follows --prompt"
+            raise ValueError(f"{said}; {remedy}") from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; Ctrl-C ends it with status 130 and a line instead of a traceback."""
