@@ -45,8 +45,8 @@ stop() {
 }
 trap stop USR1
 
-# 2. Train, or go on training. A process that fails, or does not come for ten minutes (zipflm train
-#    --stall-seconds), ends all of them, and torchrun starts them again up to three times, from the
+# 2. Train, or go on training. A process that fails, or does not answer for half an hour (zipflm
+#    train --stall-seconds), ends all of them, and torchrun starts them again up to three times, from the
 #    newest checkpoint. In the background, because bash acts on a signal only while it waits.
 srun --kill-on-bad-exit=1 torchrun \
     --nnodes "$SLURM_NNODES" --nproc-per-node "${PROCESSES_PER_NODE:-gpu}" \

@@ -1,6 +1,5 @@
 """Whatever happens to a file of a run: what is read of it is the same, or it is refused by name."""
 
-import json
 import shutil
 
 import pytest

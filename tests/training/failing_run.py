@@ -1,9 +1,9 @@
-"""Functions that tests start in processes of their own: `zipflm` with a fault in one of several
-processes, and a process that gets SIGTERM.
+"""`zipflm` with a fault in one of several processes, for tests that start it in processes of their
+own.
 
 `place` is `train`, in the third update, `read`, before it, `score`, of the first member, or `save`.
-`fault` is `error` (of the input), `bug` (of the program), `kill` (the process is gone), `hang` (as
-on a file system that does not answer) or `slow` (for some seconds).
+`fault` is `error` (of the input), `bug` (of the program), `kill` (the process is gone), `hang` or
+`slow` (for some seconds).
 """
 
 import os
@@ -13,8 +13,6 @@ import time
 from itertools import count
 from pkgutil import resolve_name
 
-import torch.distributed as dist
-
 SLOW = 4.0
 """Seconds."""
 
@@ -23,15 +21,20 @@ def run(rank, place, fault, *arguments):
     """The command line of `zipflm` with these arguments, under the environment of torchrun."""
     import zipflm.cli
     from zipflm.analysis import report
-    from zipflm.training import team
+    from zipflm.training import distributed
 
     # For the sake of time: shorter patience, and no figures, which take longer than the rest.
-    team.PATIENCE, team._LONGER = 1.5, 1.0
+    distributed._PATIENCE, distributed._SLOW_FOLDER = 1.5, 1.0
     report.save_figures = lambda *_: []
     if os.environ["RANK"] == rank:
         _break(place, fault)
     sys.argv = ["zipflm", *arguments]
     zipflm.cli.main()
+
+
+def run_each(arguments):
+    """The same without a fault, each process with its own arguments."""
+    run("none", "", "", *arguments[int(os.environ["RANK"])])
 
 
 _PLACES = {
@@ -64,29 +67,3 @@ def _fail(fault):
         time.sleep(SLOW if fault == "slow" else 600)
         return
     raise {"error": ValueError, "bug": KeyError}[fault](f"a fault in process {os.environ['RANK']}")
-
-
-def terminated(moment):
-    """One of two processes, of which the other never answers, gets SIGTERM at some moment."""
-    from zipflm.training import team as module
-
-    module._connect, module._GRACE = lambda attempt: dist.HashStore(), 1.0
-    team = module.Team(0, 2, "attempt")
-    with team.leaving_together():
-        if moment == "well":
-            _terminate()
-            time.sleep(60)
-        try:
-            raise RuntimeError("connection closed by peer")
-        except RuntimeError as error:
-            problem = str(error)
-        if moment == "failed":
-            _terminate()
-        else:
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            signal.signal(signal.SIGALRM, _terminate)
-        team.agree(problem)
-
-
-def _terminate(*_):
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,39 +1,220 @@
-"""Several processes that find and hear each other, through gloo on the CPU."""
+"""Several processes, watched over as torchrun does it: they start, fail and stop together."""
+
+import json
+import signal
+import time
 
 import pytest
 import torch
-from training_runs import call, run, run_apart, train_command
+from small_data import sentences
+from started_together import run_together, together
+from training_runs import SMALL, call, train_command
 
+from tests.training import failing_run
+from zipflm.data.prepare import Options, prepare
 from zipflm.runs.folder import RunFolder
-from zipflm.training.distributed import Process, add_up, started
+from zipflm.training.distributed import Process, add_up, described, started
 
-pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
-
-# Without dropout, which draws differently in each process.
-SAME = ["decoder.dropout=0", "output.tail_dropout=0", "training.max_updates=6"]
-
-
-def test_machines_that_do_not_share_the_run_folder_are_told(word_data, tmp_path):
-    """Each of these run folders is fit to be resumed, alone."""
-    outs = [tmp_path / "a", tmp_path / "b"]
-    for out, updates in zip(outs, (4, 2), strict=True):
-        run(word_data, out, *SAME, f"training.max_updates={updates}")
-    assert run_apart(word_data, outs, *SAME, "training.max_updates=3") == [2, 2]
-    message = "update is 4 in process 0, but 2 in process 1; --out must be a folder that all"
-    for out in outs:
-        assert message in out.with_name(f"{out.name}.error").read_text()
+SHORT = [*SMALL, "training.max_updates=4", "training.report_every=1", "training.checkpoint_every=2"]
+ENDLESS = [*SMALL, "training.max_updates=100000", "training.report_every=1"]
+multi_process = pytest.mark.multi_process
 
 
+def train(data, out, *settings):
+    options = ["--data", data, "--out", out, "--device", "cpu", "--resume-if-any"]
+    return [str(each) for each in ("train", "tiny/ADP-T", *options, *settings)]
+
+
+def compare(data, out, *settings):
+    options = ["--data", data, "--preset", "tiny", "--out", out, "--device", "cpu"]
+    return [*map(str, ["compare", *options, "--factorizations", "ADP,ADP-T", *SHORT, *settings])]
+
+
+def run(place, rank, where, fault, arguments):
+    """What became of two processes, of which this one may fail."""
+    return run_together(place, 2, failing_run.run, rank, where, fault, *arguments)
+
+
+def complaints(ended):
+    lines = [line for each in ended for line in each.stderr.splitlines()]
+    return [line for line in lines if line.startswith("zipflm: ")]
+
+
+def statuses(ended):
+    return [each.status for each in ended]
+
+
+def test_one_process_needs_no_group():
+    with started("cpu") as process:
+        assert process == Process(0, 1, torch.device("cpu"))
+        assert add_up(torch.tensor(3), process) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("two\n lines"), "two lines"),
+        (OSError(28, "No space"), "the disk is full; "),
+        (RuntimeError("shapes"), "RuntimeError: shapes"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_an_error_is_described_on_one_line(error, text):
+    assert described(error).startswith(text) and "\n" not in described(error)
+
+
+# --- A failure in one process ends all, with one line that names it. ---
+
+
+@multi_process
+@pytest.mark.parametrize(
+    ("where", "fault", "status", "said"),
+    [
+        ("train", "kill", 1, "process 1 has ended without a message"),
+        pytest.param(
+            *("train", "error", 2, "process 1: a fault in process 1"), marks=pytest.mark.slow
+        ),
+        pytest.param(*("train", "bug", 1, "process 1: KeyError: "), marks=pytest.mark.slow),
+        pytest.param(
+            *("read", "hang", 1, "process 0: lost the connection to process 1 (Timed out"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_failing_process_ends_all_and_the_run_can_be_resumed(
+    word_data, tmp_path, where, fault, status, said
+):
+    arguments = train(word_data.path, tmp_path / "run", "--stall-seconds=3", *SHORT)
+    begun = time.monotonic()
+    ended = run(tmp_path / "first", "1", where, fault, arguments)
+    assert time.monotonic() - begun < 60
+    assert ended[0].status == status and ended[1].status, ended
+    (complaint,) = complaints(ended)
+    assert complaint.startswith(f"zipflm: {said}")
+    assert ("Traceback" in ended[1].stderr) == (fault == "bug")
+    assert "Traceback" not in ended[0].stderr
+    again = run(tmp_path / "again", "none", where, fault, arguments)
+    assert statuses(again) == [0, 0], again
+    # A process that was killed may not have finished the checkpoint of update 2.
+    assert fault == "kill" or "resuming after update 2" in again[0].stdout
+
+
+@multi_process
+@pytest.mark.slow
+def test_a_study_ends_if_a_process_fails_and_the_same_command_continues(word_data, tmp_path):
+    arguments = compare(word_data.path, tmp_path / "study")
+    ended = run(tmp_path / "first", "1", "train", "error", arguments)
+    assert all(statuses(ended)) and complaints(ended) == ["zipflm: process 1: a fault in process 1"]
+    assert "[2/2]" not in ended[0].stdout  # nothing is carried over to the next member
+    again = run(tmp_path / "again", "none", "train", "error", arguments)
+    assert statuses(again) == [0, 0], again
+    rows = json.loads((tmp_path / "study" / "table.json").read_text())["rows"]
+    assert [row["problem"] for row in rows] == ["", ""]
+
+
+@multi_process
+@pytest.mark.slow
+def test_a_failure_in_scoring_is_the_members_and_the_study_continues(word_data, tmp_path):
+    arguments = compare(word_data.path, tmp_path / "study")
+    ended = run(tmp_path / "first", "0", "score", "error", arguments)
+    assert statuses(ended) == [1, 1]
+    problem = "ADP: process 0: a fault in process 0"
+    assert complaints(ended) == [f"zipflm: without a result: {problem}"]
+    assert "[1/2] ADP: failed" in ended[0].stdout and "[2/2] ADP-T: done" in ended[0].stdout
+
+
+@multi_process
+@pytest.mark.slow
+def test_a_run_that_diverges_is_the_same_problem_in_all_processes(word_data, tmp_path):
+    """Weights of 1e18 squared have no finite loss; the study continues with the next member."""
+    hot = [f"training.{n}=1e18" for n in ("schedule.max_lr", "optimizer.weight_decay")]
+    hot += ["training.schedule.warmup_from=1e18", "training.max_bad_updates=1"]
+    arguments = compare(word_data.path, tmp_path / "study", *hot)
+    ended = run(tmp_path / "first", "none", "train", "", arguments)
+    assert statuses(ended) == [1, 1]
+    assert "[1/2] ADP: failed" in ended[0].stdout and "[2/2] ADP-T: failed" in ended[0].stdout
+    (said,) = complaints(ended)
+    assert "ADP: training.max_bad_updates=1" in said and "bad-batch-*.safetensors" in said
+
+
+@multi_process
+def test_sigterm_to_one_process_saves_and_stops_all(word_data, tmp_path):
+    """torchrun passes on what it gets itself, so all of them get another one while they save."""
+    out = tmp_path / "run"
+    command = train(word_data.path, out, *ENDLESS)
+    with together(tmp_path / "said", 2, failing_run.run, "0", "save", "slow", *command) as running:
+        running.wait_for(lambda: "update 3/" in running.stdout())
+        running.signal(1, signal.SIGTERM)
+        time.sleep(0.7)
+        for rank in (0, 1):
+            running.signal(rank, signal.SIGTERM)
+        ended = running.wait()
+    assert statuses(ended) == [130, 130], ended
+    assert "stopped after update" in ended[0].stdout
+    assert len(RunFolder(out).checkpoints()) == 1
+
+
+# --- The start: processes that see different things, or that never come, are refused. ---
+
+
+def other_text(data, folder):
+    """A folder with the same vocabulary and another training text."""
+    text = folder / "other.txt"
+    text.write_text("\n".join(sentences(5)) + "\n")
+    options = Options(vocabulary=data.vocabulary)
+    return prepare(folder / "other", {"train": [text]}, options, processes=1).path
+
+
+@multi_process
+@pytest.mark.parametrize(
+    "differs",
+    ["settings", *(pytest.param(each, marks=pytest.mark.slow) for each in ("text", "data", "out"))],
+)
+def test_processes_that_see_different_things_are_refused(word_data, tmp_path, differs):
+    outs = [tmp_path / "a"] * 2
+    paths, settings, said = [word_data.path] * 2, [[], []], ""
+    if differs == "settings":
+        settings, said = [[], ["training.max_updates=7"]], "training.max_updates is "
+    elif differs == "text":
+        paths, said = [word_data.path, other_text(word_data, tmp_path)], "the train text is "
+    elif differs == "data":
+        paths, said = [word_data.path, tmp_path / "nowhere"], f"process 1: {tmp_path / 'nowhere'}"
+    else:
+        outs, said = [tmp_path / "a", tmp_path / "b"], f"process 1: {tmp_path / 'b'} does not have"
+    commands = [
+        train(path, out, *SHORT, *own) for path, out, own in zip(paths, outs, settings, strict=True)
+    ]
+    ended = run_together(tmp_path / "said", 2, failing_run.run_each, commands)
+    assert statuses(ended) == [2, 2], ended
+    (complaint,) = complaints(ended)
+    assert complaint.startswith(f"zipflm: {said}")
+    assert not any(out.exists() for out in outs)
+
+
+@multi_process
+def test_a_process_that_never_starts_is_named(word_data, tmp_path, monkeypatch):
+    monkeypatch.setattr("started_together.forked", only_first(monkeypatch))
+    command = train(word_data.path, tmp_path / "run", "--stall-seconds=2", *SHORT)
+    (ended,) = run_together(tmp_path / "said", 1, failing_run.run, "none", "", "", *command)
+    assert ended.status == 2
+    assert ended.stderr == "zipflm: process 1 did not start within 2 s\n"
+
+
+def only_first(monkeypatch):
+    """The first of two processes, of which the other is never started."""
+    from started_together import forked
+
+    def start(target, place, *arguments):
+        return forked(target, place | {"WORLD_SIZE": "2"}, *arguments)
+
+    return start
+
+
+@multi_process
+@pytest.mark.slow
 def test_torchrun_trains_and_the_first_process_alone_speaks(word_data, tmp_path):
     out = tmp_path / "run"
     done = call(train_command(word_data, out, "training.max_updates=2", processes=2))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 device(s) x 64 tokens x 1 accumulated") == 1
-    state = RunFolder(out).choose("newest").state()
-    assert state.world_size == 2
-
-
-def test_one_process_needs_no_engine():
-    with started("cpu") as process:
-        assert process == Process(0, 1, torch.device("cpu"))
-        assert add_up(torch.tensor(3), process) == 3
+    assert RunFolder(out).choose("newest").state().world_size == 2

@@ -79,7 +79,7 @@ def test_a_request_is_answered_at_once_and_once(seen, capfd):
         assert stop.is_requested and said.count("\n") == 1
         assert "stopping after this update" in said and "again leaves at once" in said
         signal.raise_signal(signal.SIGINT)
-    with StopSignal(is_silent=True) as stop:
+    with StopSignal(is_alone=False) as stop:
         stop.arm()
         signal.raise_signal(signal.SIGINT)
     assert capfd.readouterr().err == ""
@@ -89,7 +89,7 @@ def test_of_several_processes_none_takes_an_echo_for_a_second_request(seen, monk
     """torchrun passes on what all of them got already; a Ctrl-C that comes later is meant."""
     left = []
     monkeypatch.setattr(signals, "_leave", lambda number, frame: left.append(number))
-    with StopSignal(is_silent=True, is_alone=False) as stop:
+    with StopSignal(is_alone=False) as stop:
         signal.raise_signal(signal.SIGTERM)
         for number in (*BOTH, *BOTH):
             signal.raise_signal(number)
@@ -108,7 +108,7 @@ import signal, sys
 from itertools import repeat
 from zipflm.training.signals import StopSignal
 {before}
-with StopSignal(is_silent=True) as stop:
+with StopSignal() as stop:
     if {armed}:
         stop.arm()
     print("ready", flush=True)

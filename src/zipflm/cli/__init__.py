@@ -58,9 +58,7 @@ def _run() -> None:
     try:
         app(prog_name="zipflm")
     except (OSError, ValueError) as error:
-        # Of several processes that part because of an error, the first one alone names it.
-        if not getattr(error, "is_said_elsewhere", False):
-            complain(in_words(error) if isinstance(error, OSError) else str(error))
+        complain(in_words(error) if isinstance(error, OSError) else str(error))
         sys.exit(2)
     except OverflowError as error:  # a number that nothing has refused before
         complain(f"a number is too large to compute with ({error}); give smaller ones")

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from zipflm.training.whereabouts import LIMIT
+from zipflm.training import STALL_SECONDS as STALL_SECONDS
 
-STALL_SECONDS = LIMIT
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -33,9 +32,7 @@ Device = Annotated[
 ]
 StallSeconds = Annotated[
     float,
-    typer.Option(
-        help="Of several processes: end all if one makes no progress for so long; 0 never does."
-    ),
+    typer.Option(min=1, help="Stop all processes if one does not answer for this many seconds."),
 ]
 Dtype = Annotated[str, typer.Option(help="Of weights and products: float32, bfloat16 or float16.")]
 Errors = Annotated[

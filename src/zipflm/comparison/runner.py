@@ -2,7 +2,7 @@
 
 Under torchrun the processes agree on the outcome of a member after they trained it, and again after
 they scored it. So a failure that all of them have is the member's, and one that leaves them out of
-step ends them all (`training.team`).
+step ends them all (`training.distributed`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.files import naming_full_disk
 from zipflm.runs import resume
 from zipflm.training import distributed
-from zipflm.training.distributed import Process
-from zipflm.training.team import described
+from zipflm.training.distributed import Process, described
 from zipflm.training.throughput import reset_peak_memory
 
 Train = Callable[[Config, DataFolder, Path], bool]

@@ -85,7 +85,6 @@ def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
 
 def _planned(batches: Batches, share: Share) -> Iterator[Windows]:
     for index in range(share.rank, len(batches), share.world_size):
-        share.count()
         yield batches.windows(0, index)
 
 

@@ -34,10 +34,6 @@ class Share(Protocol):
         """Everybody's value, in the order of the processes."""
         ...
 
-    def count(self) -> None:
-        """One more batch is being scored here."""
-        ...
-
 
 class _Alone:
     """A process that scores everything."""
@@ -53,9 +49,6 @@ class _Alone:
 
     def all_values(self, value: T) -> list[T]:
         return [value]
-
-    def count(self) -> None:
-        pass
 
 
 ALONE: Share = _Alone()

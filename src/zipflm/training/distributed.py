@@ -1,27 +1,52 @@
-"""One process or many, over NCCL or gloo: who they are, and what they tell each other.
+"""One process or many, over NCCL or gloo: their place, what they exchange, how they end together.
 
-How they share a model is in `parallel`, because torch takes as long to import its ways of doing
-that as for most of the rest of it, and whoever scores a text needs none of them.
+A process that fails leaves the others waiting in a collective operation. So a thread in each of
+them looks into the store through which they found each other: when one has failed, or a process on
+this machine is gone, all end within seconds and one of them says why. torch's own means would not
+do: `monitored_barrier` knows gloo only and names processes that merely wait, and a main thread
+inside a collective cannot be reached.
+
+How processes share a model is in `parallel`, which takes torch long to import and scoring does not
+need.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from zipflm.evaluation.device import usable_device
-from zipflm.training.meeting import meet
-from zipflm.training.team import Team, described
-from zipflm.training.whereabouts import LIMIT, LONG, NO_LIMIT, Stage
+from zipflm.folders import LOCK
+from zipflm.terminal import one_line
+from zipflm.training import STALL_SECONDS
 from zipflm.troubles import in_words
+
+_PATIENCE = 5.0
+"""Seconds that the other processes have to report the same error."""
+_GRACE = 20.0
+"""Seconds between SIGTERM and the end; torchrun kills after 30."""
+_PAUSE = 0.2
+"""Seconds between two looks at the store or a folder."""
+_SLOW_FOLDER = 60.0
+"""Seconds after which a network file system shows a new file on other machines."""
+_RESUME = "a training continues from its newest checkpoint with --resume"
 
 T = TypeVar("T")
 
@@ -33,24 +58,14 @@ class Process:
     rank: int
     world_size: int
     device: torch.device
-    team: Team | None = field(default=None, compare=False)
-    """All of them, to agree with; None for a process alone."""
+    group: Group | None = field(default=None, compare=False)
+    """None for a process alone."""
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def note(self, stage: Stage, update: int = -1) -> None:
-        """This process is about to do that; after how many updates, in a run."""
-        if self.team is not None:
-            self.team.note(stage, update)
-
-    def count(self) -> None:
-        """One more batch of what was noted last is done."""
-        if self.team is not None:
-            self.team.count()
-
-    # As a share in scoring (`evaluation.sharing`).
+    # For scoring (`evaluation.sharing`).
 
     def all_values(self, value: T) -> list[T]:
         return all_values(value, self)
@@ -62,22 +77,181 @@ class Process:
         return done_by_all(work, self)
 
 
-_team: Team | None = None
+class Group:
+    """Processes that fail together, as one of them sees it."""
+
+    def __init__(self, rank: int, world_size: int, attempt: str) -> None:
+        self._rank, self._ranks = rank, range(world_size)
+        self._store = _connect(attempt)
+        self._rounds = itertools.count()
+        self._is_over = threading.Event()
+        self._ending = threading.Lock()
+        """Taken for good by the thread that ends this process."""
+        machine = _machine()
+        self._store.set(f"place/{rank}", f"{machine}\n{os.getpid()}")
+        places = self._store.multi_get([f"place/{rank}" for rank in self._ranks])
+        self._neighbours: dict[int, int] = {}
+        """Process ids on this machine, by rank."""
+        for other, place in enumerate(places):
+            where, pid = place.decode().split("\n")
+            if where == machine and other != rank:
+                self._neighbours[other] = int(pid)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def agree(self, problem: str) -> str:
+        """The problem of a piece of work that all processes did, or nothing, in every process.
+
+        Ends all of them if they have different problems, or if some do not get here.
+        """
+        found = self._gather(problem)
+        problems = {each for each in found.values() if each}
+        if len(problems) > 1 or len(found) < len(self._ranks):
+            self._end(_listed(found), status=1)
+        return next(iter(problems), "")
+
+    def end(self, error: Exception) -> NoReturn:
+        """End all processes because of an error in this one; one of them says why."""
+        is_input = isinstance(error, ValueError | OSError)
+        lost = _lost_connection(error)
+        if not is_input and not lost:
+            traceback.print_exception(error)
+        try:
+            found = self._gather(described(error))
+        except RuntimeError:  # the store is gone, and with it the process that kept it
+            found = {self._rank: described(error)}
+        if lost:
+            missing = [str(rank) for rank in self._ranks if rank not in found]
+            whom = f"process {', '.join(missing)}" if missing else "another process"
+            reason = f"process {self._rank}: lost the connection to {whom} ({lost}); {_RESUME}"
+        elif len(found) == len(self._ranks) and len(set(found.values())) == 1:
+            reason = described(error)
+        else:
+            reason = _listed(found)
+        self._end(reason, status=2 if is_input else 1)
+
+    def leave(self) -> None:
+        """Wait until every process is done."""
+        keys = [f"done/{rank}" for rank in self._ranks]
+        with suppress(RuntimeError):  # the process that keeps the store has left
+            self._store.set(keys[self._rank], "")
+            while not self._store.check(keys):
+                time.sleep(_PAUSE)
+        self._is_over.set()
+        # The first process may keep the store, so it goes last. And to destroy a gloo group right
+        # after an operation is a deadlock: its thread needs the GIL to let go of the tensors.
+        time.sleep((1 if self._rank else 3) * _PAUSE)
+
+    def _gather(self, problem: str) -> dict[int, str]:
+        """The problems of all processes, by rank. One that has a problem does not wait long: the
+        others may be waiting for it elsewhere."""
+        number = next(self._rounds)
+        keys = {rank: f"{number}/{rank}" for rank in self._ranks}
+        self._store.set(keys[self._rank], problem)
+        end = time.monotonic() + _PATIENCE if problem else float("inf")
+        while not self._store.check(list(keys.values())) and time.monotonic() < end:
+            time.sleep(_PAUSE)
+        present = {rank: key for rank, key in keys.items() if self._store.check([key])}
+        return {rank: self._store.get(key).decode() for rank, key in present.items()}
+
+    def _watch(self) -> None:
+        """End this process when another one has failed or is gone."""
+        while not self._is_over.wait(_PAUSE):
+            try:
+                if self._store.check(["failed"]):
+                    self._ending.acquire()
+                    os._exit(int(self._store.get("failed").split()[0]))
+                for rank, pid in self._neighbours.items():
+                    if not _is_running(pid) and not self._store.check([f"done/{rank}"]):
+                        killed = f"process {rank} has ended without a message (killed?); {_RESUME}"
+                        self._end(killed, status=1)
+            except RuntimeError:  # the store is gone
+                if not self._is_over.wait(_PATIENCE):
+                    self._end(f"process {self._rank}: lost the connection to process 0", status=1)
+                return
+
+    def _end(self, reason: str, status: int) -> NoReturn:
+        """End this process, and by that all others; the first to get here says why.
+
+        `os._exit`, because a thread inside a collective never returns, and torch waits for it.
+        """
+        self._ending.acquire()
+        own = f"{status} {self._rank}"
+        try:
+            speaks = self._store.compare_set("failed", "", own).decode() == own
+        except RuntimeError:  # the store is gone
+            speaks = True
+        sys.stdout.flush()
+        if speaks:
+            print(f"zipflm: {one_line(reason)}", file=sys.stderr, flush=True)
+            time.sleep(5 * _PAUSE)  # the others end by themselves before torchrun ends them
+        os._exit(status)
+
+
+def _connect(attempt: str) -> Any:
+    """A connection of our own to the store: that of the process group may be busy waiting."""
+    # torch's annotations leave its stores out.
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+    )
+    return dist.PrefixStore(f"{attempt}/zipflm", store)  # type: ignore[attr-defined]
+
+
+def _machine() -> str:
+    """This machine, and the container on it, in which a process id has a meaning."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return boot + os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux: lost connections tell
+        return uuid.uuid4().hex
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _lost_connection(error: Exception) -> str:
+    """torch's words, if the error is that another process did not answer."""
+    is_lost = isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and "gloo/" in str(error)
+    )
+    return str(error).split("] ")[-1].split("\n")[0] if is_lost else ""
+
+
+def described(error: BaseException) -> str:
+    """An error as a reason on one line."""
+    text = " ".join((in_words(error) if isinstance(error, OSError) else str(error)).split())
+    if isinstance(error, ValueError | OSError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _listed(problems: dict[int, str]) -> str:
+    return "; ".join(f"process {rank}: {each}" for rank, each in problems.items() if each)
+
+
+_group: Group | None = None
 """Of the `started` that has joined the processes, for those inside it."""
 
 
 @contextmanager
-def started(device: str | None = None, stall_seconds: float = LIMIT) -> Iterator[Process]:
+def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> Iterator[Process]:
     """Join the processes that `torchrun` started, or be the only one.
 
     `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU where there is one. Within another
-    `started` nothing is joined or left: a second group would find the first one's addresses in
-    torchrun's store. An error in one process ends them all (see `team`), and so does one that does
-    not come for `stall_seconds` (see `whereabouts`); 0 lets them wait for ever.
+    `started` nothing is joined or left. An error in one process ends them all; so does an operation
+    in which one does not answer for `stall_seconds`.
     """
-    global _team
-    if not 0 <= stall_seconds < float("inf"):
-        raise ValueError(f"--stall-seconds {stall_seconds}: give 0, for no limit, or more")
+    global _group
     place = torch.device(usable_device(device))
     # torchrun tells a process its place in the environment; nothing else is read from there.
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -91,28 +265,82 @@ def started(device: str | None = None, stall_seconds: float = LIMIT) -> Iterator
         yield Process(0, 1, place)
         return
     if dist.is_initialized():
-        yield Process(dist.get_rank(), world_size, place, _team)
+        yield Process(dist.get_rank(), world_size, place, _group)
         return
-    # Long enough for whatever our own limit allows: that one names updates and processes.
-    longest = timedelta(seconds=2 * LONG * stall_seconds or NO_LIMIT)
+    timeout = timedelta(seconds=stall_seconds)
     # torch's annotations leave its stores out.
-    store, rank, _ = next(dist.rendezvous("env://", timeout=longest))  # type: ignore[attr-defined]
-    attempt = meet(store, rank, world_size, longest.total_seconds())
+    store, rank, _ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+    attempt = _meet(store, rank, world_size, stall_seconds)
+    _wait_after_sigterm()
     dist.init_process_group(
         # Hosts have something to tell each other, too, without waiting for their devices.
         "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
         store=dist.PrefixStore(f"{attempt}/torch", store),  # type: ignore[attr-defined]
         rank=rank,
         world_size=world_size,
-        timeout=longest,
+        timeout=timeout,
     )
-    _team = team = Team(rank, world_size, attempt, stall_seconds)
+    _group = group = Group(rank, world_size, attempt)
     try:
-        with team.leaving_together():
-            yield Process(rank, world_size, place, team)
+        yield Process(rank, world_size, place, group)
+        group.leave()
+    except Exception as error:
+        group.end(error)
     finally:
-        _team = None
+        _group = None
         dist.destroy_process_group()
+
+
+def _meet(store: Any, rank: int, world_size: int, seconds: float) -> str:
+    """Wait for all processes; a name that they share and no earlier attempt had.
+
+    torchrun keeps its store when it starts the processes again, with the addresses of those that
+    are gone. The number of restarts does not tell attempts apart: every machine counts its own.
+    """
+    attempt, end = uuid.uuid4().hex, time.monotonic() + seconds
+    if rank > 0:
+        store.set(f"here/{rank}", attempt)
+        try:
+            attempt = store.get(f"answer/{attempt}").decode()
+        except RuntimeError:
+            raise TimeoutError(f"process 0 did not start within {seconds:.0f} s") from None
+        store.set(f"{attempt}/knows/{rank}", "")
+        try:
+            store.get(f"{attempt}/all")
+        except RuntimeError:  # the first process says who is missing
+            sys.exit(1)
+        return attempt
+    missing = set(range(1, world_size))
+    while missing:
+        if time.monotonic() > end:
+            names = ", ".join(map(str, sorted(missing)))
+            raise TimeoutError(f"process {names} did not start within {seconds:.0f} s")
+        for other in sorted(missing):
+            # May be the key of an earlier attempt, which this one's process will replace.
+            if store.check([f"here/{other}"]):
+                store.set(f"answer/{store.get(f'here/{other}').decode()}", attempt)
+            if store.check([f"{attempt}/knows/{other}"]):
+                missing.remove(other)
+        time.sleep(_PAUSE)
+    store.set(f"{attempt}/all", "")
+    return attempt
+
+
+def _wait_after_sigterm() -> None:
+    """Have SIGTERM end this process a while later: torchrun sends it as soon as another process has
+    failed, and this one may be about to say why."""
+
+    def end_soon(number: int, frame: FrameType | None) -> None:
+        timer = threading.Timer(_GRACE, os._exit, (128 + number,))
+        timer.daemon = True
+        timer.start()
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end_soon)
+
+
+# --- What processes tell each other; all of them make the same calls. ---
 
 
 def add_up(tensor: Tensor, process: Process) -> Tensor:
@@ -130,36 +358,8 @@ def average_rows(gradient: Tensor, process: Process) -> Tensor:
     return gradient
 
 
-def wait_for_all(process: Process) -> None:
-    """Return when every process has got here."""
-    if process.world_size > 1:
-        dist.barrier()
-
-
-def agree(problem: str, process: Process) -> str:
-    """What is wrong with a piece of work that all processes did, each with its own view of it;
-    empty if nothing is. Waits for all of them, without any time limit while all are well."""
-    return process.team.agree(problem) if process.team is not None else problem
-
-
-def require_same(name: str, value: int | None, process: Process, remedy: str) -> None:
-    """ValueError in every process unless all have the same value, None or 0 or more; waits for
-    all of them."""
-    if process.world_size == 1:
-        return
-    own = torch.tensor(-1 if value is None else value, device=process.device)
-    gathered = [torch.empty_like(own) for _ in range(process.world_size)]
-    dist.all_gather(gathered, own)
-    values = [None if number < 0 else number for number in (int(each) for each in gathered)]
-    for rank, other in enumerate(values):
-        if other != values[0]:
-            raise ValueError(
-                f"{name} is {values[0]} in process 0, but {other} in process {rank}; {remedy}"
-            )
-
-
 def all_values(value: T, process: Process) -> list[T]:
-    """Everybody's value, in the order of the processes; waits for all of them."""
+    """The values of all processes, by rank."""
     if process.world_size == 1:
         return [value]
     values: list[Any] = [None] * process.world_size
@@ -167,21 +367,52 @@ def all_values(value: T, process: Process) -> list[T]:
     return values
 
 
-def problem_anywhere(problem: str | None, process: Process) -> str | None:
-    """The problem of the first process that has one, in every process; waits for all of them."""
-    return next((found for found in all_values(problem, process) if found is not None), None)
+def agree(problem: str, process: Process) -> str:
+    """The problem of a piece of work that all processes did, or nothing; see `Group.agree`."""
+    return process.group.agree(problem) if process.group is not None else problem
 
 
-def raise_together(problem: str | None, process: Process) -> None:
-    """ValueError in every process if any of them has a problem; waits for all of them."""
-    found = problem_anywhere(problem, process)
-    if found is not None:
-        raise ValueError(found)
+def require_same(values: dict[str, object], process: Process, remedy: str) -> None:
+    """ValueError in every process, with the name of what differs, unless all have these values."""
+    gathered = all_values(values, process)
+    for rank, other in enumerate(gathered):
+        for name in gathered[0] | other:
+            ours, theirs = (str(each.get(name, "missing")) for each in (gathered[0], other))
+            if ours != theirs:
+                raise ValueError(
+                    f"{name} is {ours} in process 0, but {theirs} in process {rank}; {remedy}"
+                )
+
+
+def require_shared(folder: Path, process: Process) -> None:
+    """ValueError in every process unless all see this folder, in which the first one holds the
+    lock."""
+    expected = all_values(_lock_in(folder), process)[0]
+
+    def look() -> None:
+        end = time.monotonic() + _SLOW_FOLDER
+        while _lock_in(folder) != expected:
+            if time.monotonic() > end:
+                raise ValueError(
+                    f"{folder} does not have what process 0 writes to it; --out must be a folder "
+                    "that all machines share"
+                )
+            time.sleep(_PAUSE)
+
+    done_by_all(look, process)
+
+
+def _lock_in(folder: Path) -> str | None:
+    try:
+        os.listdir(folder)  # so that a network file system looks again
+        return (folder / LOCK).read_text(encoding="utf-8")
+    except OSError:
+        return None
 
 
 def done_by_all(work: Callable[[], T], process: Process) -> T:
-    """What this process gets by a piece of work that each does for itself, such as opening a
-    folder; where that is an error for one of them, it is a ValueError for all of them."""
+    """The result of a piece of work that each process does for itself, such as opening a folder;
+    ValueError in all of them if it fails in one."""
     if process.world_size == 1:
         return work()
     result, problem = None, ""
@@ -191,23 +422,14 @@ def done_by_all(work: Callable[[], T], process: Process) -> T:
         problem = described(error)
     problems = all_values(problem, process)
     if any(problems):
-        if len(set(problems)) == 1:
-            raise ValueError(problem)
-        named = (f"process {rank}: {each}" for rank, each in enumerate(problems) if each)
-        raise ValueError("; ".join(named))
+        is_same = len(set(problems)) == 1
+        raise ValueError(problem if is_same else _listed(dict(enumerate(problems))))
     return cast(T, result)
 
 
 def let_first(work: Callable[[], object], process: Process) -> None:
-    """Have the first process do this while the others wait; its ValueError or OSError is a
-    ValueError in all of them."""
-    problem = None
-    if process.is_first:
-        try:
-            work()
-        except (ValueError, OSError) as error:
-            problem = in_words(error) if isinstance(error, OSError) else str(error)
-    raise_together(problem, process)
+    """Have the first process do this while the others wait; ValueError in all if it fails."""
+    done_by_all(lambda: work() if process.is_first else None, process)
 
 
 @contextmanager

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from zipflm import __version__
 from zipflm.config import Config, require
 from zipflm.data.batches import Batches
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.model.language_model import LanguageModel
+from zipflm.records import to_dict
 from zipflm.training import filling, optimizers, parallel, step
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
@@ -84,6 +88,23 @@ def accumulation(config: Config, process: Process, block: int | None = None) -> 
             f"training.tokens_per_update={nearest}, or change batches.tokens"
         )
     return wanted // (tokens_per_batch(config, block or config.batches.block) * process.world_size)
+
+
+def inputs(config: Config, data: DataFolder) -> dict[str, object]:
+    """Everything that must be the same in all processes of a run, by name."""
+    texts = {f"the {split} text": data.split(split).sha256 for split in data.splits}
+    packages = {"zipflm": __version__, "torch": torch.__version__}
+    return {"the vocabulary": data.vocabulary.hash} | texts | packages | _flat(to_dict(config))
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def check_processes(config: Config, process: Process) -> None:

@@ -3,7 +3,8 @@
 Under torchrun a process may get the same request twice: from whoever signals all processes, as a
 terminal and a queue do, and from torchrun, which passes on what it got. So there a second SIGTERM
 asks for nothing new, nor does a second Ctrl-C that comes right behind the first. Whoever has lost
-patience is served by torchrun, which kills.
+patience is served by torchrun, which kills. Nothing is announced there: torchrun also sends SIGTERM
+when another process has failed.
 """
 
 from __future__ import annotations
@@ -41,9 +42,8 @@ class StopSignal:
 
     is_requested: bool = False
 
-    def __init__(self, is_silent: bool = False, is_alone: bool = True) -> None:
-        """`is_silent` is for all processes but one, which get the same signal."""
-        self._is_silent, self._is_alone = is_silent, is_alone
+    def __init__(self, is_alone: bool = True) -> None:
+        self._is_alone = is_alone
         self._is_armed = False
         self._asked = 0.0
 
@@ -76,7 +76,6 @@ class StopSignal:
         self.is_requested, self._asked = True, time.monotonic()
         if self._is_alone:
             self._end_at_once()
-        if not self._is_silent:
             _write(f"{_ANSWER}\n")
 
     def _end_at_once(self) -> None:

@@ -22,8 +22,6 @@ from zipflm.training.setup import build_learner
 from zipflm.training.stream import Stream, block_at
 from zipflm.training.tally import Tally
 
-_SHARE = "--out must be a folder that all machines share"
-
 
 def newest_good(
     folder: RunFolder, process: Process, warn: Callable[[str], None]
@@ -34,10 +32,10 @@ def newest_good(
     """
 
     def problem_of(checkpoint: Checkpoint | None) -> str | None:
-        update = None if checkpoint is None else checkpoint.update
-        distributed.require_same("the newest checkpoint's update", update, process, _SHARE)
+        update = {"the newest checkpoint's update": checkpoint and checkpoint.update}
+        distributed.require_same(update, process, "--out must be a folder that all machines share")
         problem = problem_alone(checkpoint, (process.rank, process.world_size))
-        return distributed.problem_anywhere(problem, process)
+        return next((found for found in process.all_values(problem) if found), None)
 
     return folder.newest_good(warn, problem_of)
 

@@ -23,19 +23,33 @@ from zipflm.runs import resume as resuming
 from zipflm.runs.checkpoint import Checkpoint, checkpoint_path
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, TrainingState, Validation
-from zipflm.training import advice, distributed, memory, optimizers, start, step, throughput
+from zipflm.training import (
+    STALL_SECONDS,
+    advice,
+    distributed,
+    memory,
+    optimizers,
+    start,
+    step,
+    throughput,
+)
 from zipflm.training.distributed import Process
 from zipflm.training.log import Log
 from zipflm.training.recorded_update import Updates
 from zipflm.training.run import Run
-from zipflm.training.same_inputs import require_same_inputs, require_shared
 from zipflm.training.saving import Saver
 from zipflm.training.schedule import learning_rate
-from zipflm.training.setup import accumulation, check_data, check_processes, in_updates, overview
+from zipflm.training.setup import (
+    accumulation,
+    check_data,
+    check_processes,
+    in_updates,
+    inputs,
+    overview,
+)
 from zipflm.training.signals import StopSignal
 from zipflm.training.stream import block_at
 from zipflm.training.validation import seconds_left, validate
-from zipflm.training.whereabouts import LIMIT, Stage
 
 
 def train(
@@ -47,14 +61,14 @@ def train(
     keep: int = 3,
     device: str | None = None,
     other_text: bool = False,
-    stall_seconds: float = LIMIT,
+    stall_seconds: float = STALL_SECONDS,
     whole_validation: bool = True,
 ) -> bool:
     """Train until `config.training` says it is over; False if a signal ended it before.
 
     `out` is the run folder; with `resume` it may hold the same run, which is continued from its
     newest good checkpoint, with `other_text` also on another training text. `keep` checkpoints are
-    kept besides the best one, all if 0. Several processes end if one of them does not come for
+    kept besides the best one, all if 0. Several processes end if one of them does not answer for
     `stall_seconds`. Without `whole_validation` only the part of the valid set for the learning
     curve is scored, as a study does, which scores the result itself. ValueError or OSError if the
     input does not allow it; nothing saved before is lost by that.
@@ -64,12 +78,13 @@ def train(
     folder = RunFolder(out)
     with (
         distributed.started(device, stall_seconds) as process,
-        StopSignal(not process.is_first, is_alone=process.world_size == 1) as stop,
+        StopSignal(is_alone=process.world_size == 1) as stop,
         distributed.held_by_first(folder.lock(), process),
     ):
         accumulation(config, process)  # an error if no whole number of batches makes an update
         check_processes(config, process)
-        require_same_inputs(config, data, process)
+        same = "give all processes the same command, data and packages"
+        distributed.require_same(inputs(config, data), process, same)
         resuming.check(folder, config, data, resume=resume, other_text=other_text)
         log = Log(
             folder, config.training.max_updates, not process.is_first, config.training.tensorboard
@@ -89,12 +104,14 @@ def train(
             return True
         used = ["train"] + (["valid"] if "valid" in data.splits else [])
         distributed.let_first(lambda: data.verify(*used), process)
-        require_shared(folder.path, process)
-        if process.is_first:
+        distributed.require_shared(folder.path, process)
+
+        def open_folder() -> None:
             folder.open(config, data, done or 0, throughput.device_name(process.device))
             for path in folder.set_aside(done) if done is not None else ():
                 log.say(f"the damaged checkpoint was moved out of the way, to {path}")
-        distributed.wait_for_all(process)
+
+        distributed.let_first(open_folder, process)
         with log:
             for line in overview(config, process):
                 log.say(line)
@@ -152,7 +169,6 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         optimizers.set_rates(run.learner.optimizers, rate)
         # Dropout is a function of the update, not of the past: nothing to save, nothing to lose.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
-        run.process.note(Stage.READING, run.update)
         previous, batches = batches, _next_batches(run)
         with _compiling(run), tally.compiling(run.learner):
             result = updates(batches, stop.is_requested)
@@ -180,14 +196,12 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
             if run.stops_early and not reports:
                 run.log.report(_report(run, rate))
             if saves or (validates and run.saves_now):
-                run.process.note(Stage.SAVING, run.update)
                 with run.log.doing("saving"):
                     saver.save(valid, must=is_last or run.stops_early)
             tally.go_on()
     tally.pause()
     tally.see(results.drain())
     saver.see(tally.last_good)
-    run.process.note(Stage.SAVING, run.update)
     with run.log.doing("saving"):
         saver.wait()
         if saver.newest < run.update:
@@ -209,10 +223,8 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
 
 def _compiling(run: Run) -> AbstractContextManager[None]:
     """Around an update: says so if the model is compiled in it, which may take minutes."""
-    run.process.note(Stage.UPDATING, run.update)
     if run.learner.compilation is None or run.stream.block in run.compiled_blocks:
         return nullcontext()
-    run.process.note(Stage.COMPILING, run.update)
     run.compiled_blocks.add(run.stream.block)
     line = f"compiling the model for blocks of {run.stream.block}, which may take minutes"
     return run.log.doing("compiling", line)
@@ -226,11 +238,9 @@ def _validated(run: Run, stop: StopSignal, *, whole: bool, may_stop: bool) -> Va
     """What `validate` gives; None as well if a signal came meanwhile."""
 
     def see(what: str, tokens: int, total: int | None) -> None:
-        run.process.count()
         if may_stop and stop.is_requested:
             raise _Stopped
 
-    run.process.note(Stage.VALIDATING, run.update)
     try:
         with watched_by(see), run.log.doing("validating"):
             return validate(run, whole=whole)
@@ -304,7 +314,7 @@ def _flop_utilisation(run: Run, tokens_per_second: float) -> float | None:
 def _stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
     """ValueError after too many updates without a finite loss and gradient; saves the batches.
 
-    All processes say the same, so that a study knows it for one failure (see `team`).
+    All processes say the same, so that a study knows it for one failure.
     """
     if run.tally.bad_in_a_row < run.config.training.max_bad_updates:
         return
