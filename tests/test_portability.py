@@ -90,13 +90,3 @@ def test_a_first_session_needs_nothing_that_only_unix_has(tmp_path):
 def test_no_module_imports_what_only_unix_has_at_its_top(path):
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"^(import|from) (resource|fcntl|pwd|grp|termios)\b", text, re.MULTILINE)
-
-
-def test_memory_is_told_where_the_system_tells_it_and_else_is_zero(monkeypatch):
-    import torch
-
-    from zipflm.training.throughput import peak_memory
-
-    assert peak_memory(torch.device("cpu")) > 1 << 20
-    monkeypatch.setitem(sys.modules, "resource", None)
-    assert peak_memory(torch.device("cpu")) == 0

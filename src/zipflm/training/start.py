@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
 
 import torch
 
@@ -32,8 +31,12 @@ def newest_good(
     """
 
     def problem_of(checkpoint: Checkpoint | None) -> str | None:
-        update = {"the newest checkpoint's update": checkpoint and checkpoint.update}
-        distributed.require_same(update, process, "--out must be a folder that all machines share")
+        update = None if checkpoint is None else checkpoint.update
+        distributed.require_same(
+            {"the newest checkpoint's update": update},
+            process,
+            "--out must be a folder that all machines share",
+        )
         problem = problem_alone(checkpoint, (process.rank, process.world_size))
         return next((found for found in process.all_values(problem) if found), None)
 
@@ -78,15 +81,11 @@ def _stored_values(model: LanguageModel, checkpoint: Checkpoint) -> Values:
     held = {name: stored.shape(name) for name in stored.names}
     for name in sorted(shapes.keys() | held.keys()):
         if shapes.get(name) != held.get(name):
-            _refuse(checkpoint, name, held.get(name), shapes.get(name))
+            raise ValueError(
+                f"{checkpoint.path}: its {name} is {held.get(name, 'missing')}, and the model's "
+                f"{shapes.get(name, 'none')}; resume from a checkpoint of this run"
+            )
     return stored.read
-
-
-def _refuse(checkpoint: Checkpoint, name: str, held: object, needed: object) -> NoReturn:
-    raise ValueError(
-        f"{checkpoint.path}: its {name} is {held or 'missing'}, and the model's {needed or 'none'};"
-        " resume from a checkpoint of this run"
-    )
 
 
 def _tally(state: TrainingState, counts_cpu: bool) -> Tally:

@@ -53,36 +53,10 @@ def peak_memory(device: torch.device) -> int:
     """Most bytes used so far: of the GPU, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return _peak_on_windows()
+    import resource
+
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024
-
-
-class _Counters(ctypes.Structure):
-    """PROCESS_MEMORY_COUNTERS of psapi.h."""
-
-    _fields_ = [
-        ("cb", ctypes.c_uint32),
-        ("page_faults", ctypes.c_uint32),
-        ("peak_working_set", ctypes.c_size_t),
-        ("others", ctypes.c_size_t * 7),
-    ]
-
-
-def _peak_on_windows() -> int:
-    """Most bytes of this process that were in memory; 0 where the system does not tell."""
-    try:
-        kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]
-        kernel.GetCurrentProcess.restype = ctypes.c_void_p
-        counters = _Counters(cb=ctypes.sizeof(_Counters))
-        process = ctypes.c_void_p(kernel.GetCurrentProcess())
-        kernel.K32GetProcessMemoryInfo(process, ctypes.byref(counters), counters.cb)
-    except (AttributeError, OSError):
-        return 0
-    return int(counters.peak_working_set)
 
 
 def reset_peak_memory(device: torch.device) -> None:
