@@ -71,34 +71,12 @@ def test_ten_models_of_two_block_lengths_are_all_compiled(backend):
     assert backend.num_graphs == 20
 
 
-@pytest.mark.slow
-def test_the_fifth_learner_of_a_process_is_compiled_too(word_data, backend):
-    """Through what a study uses: eight versions of the shared code would be all there are."""
-    for number in range(5):
-        config = config_of(word_data, f"decoder.ffn_dim={32 + number}", "training.compile=true")
-        learner = build_learner(config, untrained_model(config, word_data.vocabulary), CPU)
-        for block in (8, 16):
-            before = backend.num_calls
-            step.update(learner, [batch_of(64 // block, block)] * 2)
-            assert backend.num_calls == before + 2, (number, block)
-        assert learner.compiled is True
-
-
 def test_a_whole_run_compiles_once_for_each_block_length(word_data, tmp_path, backend):
     """Some 18 batches an epoch, the last of them shorter; validation is not compiled."""
     more = ["training.stages=0.5:8", "training.validate_every=5", "training.max_updates=20"]
     assert run(word_data, tmp_path / "run", "training.compile=true", *more)
     assert backend.num_graphs == 2
     assert backend.num_calls == 20 * 2
-
-
-def test_more_block_lengths_than_torch_allows_versions_are_all_compiled(backend):
-    module = Squares()
-    state = Compilation([module], one_shape=True)
-    for length in range(2, 14):
-        module(torch.randn(length, 3)).sum().backward()
-    assert (backend.num_graphs, backend.num_calls) == (12, 12)
-    assert state.is_complete
 
 
 def test_modules_of_one_run_share_what_is_compiled(backend):
@@ -143,13 +121,6 @@ def test_a_compiler_that_is_switched_off_is_noticed(word_data, backend, one_shap
     assert backend.num_graphs == 0
     assert learner.compiled is False
     assert learner.compilation.num_uncompiled == 3
-
-
-def test_a_run_that_was_not_to_be_compiled_does_not_say_that_it_was(word_data):
-    config = config_of(word_data)
-    learner = build_learner(config, untrained_model(config, word_data.vocabulary), CPU)
-    step.update(learner, [batch_of(4, 16)])
-    assert learner.compiled is None
 
 
 def test_beyond_torchs_limit_a_run_goes_on_and_counts(backend):

@@ -78,17 +78,6 @@ def test_numbers_that_are_not_finite_leave_a_gap_and_no_figure_in_the_legend(dra
     assert lines == {"run, train": [[5.0, pytest.approx(E2)]], "run, valid": [[5.0, 20.0]]}
 
 
-def test_a_run_that_never_had_a_finite_number_makes_a_picture_still(drawn, tmp_path):
-    lines, _ = drawn(
-        write(
-            tmp_path / "run",
-            replace(report(5, 1.0, 2.0), loss=None, nats_per_word=None, perplexity=None),
-            replace(validation(5, 1.0, 20.0), nats_per_word=None, perplexity=None),
-        )
-    )
-    assert lines == {"run, train": [], "run, valid": []}
-
-
 @pytest.mark.parametrize(
     ("x", "places"), [("update", [5, 10]), ("seconds", [1, 3]), ("epoch", [0.5, 1.5])]
 )

@@ -6,10 +6,9 @@ import subprocess
 import time
 
 import pytest
-from training_runs import environment, reports, run, run_apart, train_command
+from training_runs import environment, reports, run, train_command
 
 from zipflm.data.folder import DataFolder
-from zipflm.data.prepare import prepare
 from zipflm.runs.folder import RunFolder
 
 SHORT = ["training.max_updates=2"]
@@ -44,23 +43,6 @@ def test_damage_that_came_later_is_refused_too_and_the_run_stays_as_it_was(data,
     with pytest.raises(ValueError, match="train.tokens: damaged"):
         run(data, tmp_path / "run", "training.max_updates=4", resume=True)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.*")} == before
-
-
-def test_a_folder_without_a_valid_split_is_trained_on(tmp_path):
-    (tmp_path / "train.txt").write_text("a b c d e f g\n" * 40)
-    data = prepare(tmp_path / "data", {"train": [tmp_path / "train.txt"]})
-    assert run(data, tmp_path / "run", *SHORT)
-
-
-@pytest.mark.slow
-@pytest.mark.multi_process
-def test_all_processes_are_told_what_the_first_one_found(data, tmp_path):
-    flip(data.path / "train.tokens")
-    outs = [tmp_path / "a", tmp_path / "b"]  # apart only for their messages
-    assert run_apart(data, outs, *SHORT) == [2, 2]
-    first, second = (out.with_name(f"{out.name}.error").read_text() for out in outs)
-    assert first == second and "train.tokens: damaged" in first
-    assert not any(out.exists() for out in outs)
 
 
 @pytest.mark.slow

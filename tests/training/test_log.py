@@ -7,7 +7,7 @@ import pytest
 from comparison.studies import report, validation
 
 from zipflm.runs.folder import RunFolder
-from zipflm.training.log import Log, _Pace, as_text
+from zipflm.training.log import Log, as_text
 
 REPORT = replace(
     report(5, 9.0, 2.0, speed=1234.5, memory=2**31),
@@ -107,13 +107,6 @@ def test_tensorboard_gets_every_number_of_a_line(tmp_path, line):
     assert f"{prefix}/nats_per_word" in names and f"{prefix}/perplexity" in names
 
 
-def test_what_comes_from_files_is_spelt_out(tmp_path, capsys):
-    with Log(RunFolder(tmp_path), max_updates=10) as log:
-        log.say("\x1b[2J" + "x" * 9_999)
-    said = capsys.readouterr().out
-    assert said.startswith("\\x1b[2Jxxx") and len(said) <= 2_001
-
-
 def test_what_is_being_done_stands_beside_the_bar(tmp_path, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
@@ -136,17 +129,3 @@ def test_without_a_bar_a_line_says_what_is_being_done(tmp_path, capsys):
         with log.doing("compiling", "this may take minutes"), log.doing("saving"):
             pass
     assert capsys.readouterr().out == "this may take minutes\n"
-
-
-def test_the_time_left_leaves_the_first_update_out_as_soon_as_it_can(monkeypatch):
-    """In which the model may have been compiled."""
-    clock = iter([0.0, 100.0, 102.0, 104.0])
-    monkeypatch.setattr("zipflm.training.log.time.monotonic", lambda: next(clock))
-    pace = _Pace(10)
-    assert pace.seconds_left(20) is None
-    pace.see(11)
-    assert pace.seconds_left(20) == 900
-    pace.see(12)
-    assert pace.seconds_left(20) == 16
-    pace.see(13)
-    assert pace.seconds_left(20) == 14

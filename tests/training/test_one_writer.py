@@ -9,7 +9,6 @@ import time
 import pytest
 from training_runs import (
     assert_same,
-    child,
     environment,
     reports,
     run,
@@ -18,7 +17,6 @@ from training_runs import (
     weights,
 )
 
-from zipflm.locks import InUse
 from zipflm.runs.folder import RunFolder
 
 SHORT = ["training.max_updates=2"]
@@ -61,18 +59,6 @@ def test_the_second_of_two_trainings_is_refused_and_the_first_one_goes_on(word_d
     assert not list(out.rglob(".*"))
 
 
-def test_what_is_in_the_folder_is_looked_at_inside_the_lock(word_data, tmp_path, monkeypatch):
-    """Otherwise it could change between the look and the lock."""
-    out = tmp_path / "run"
-    monkeypatch.setattr(RunFolder, "config", lambda run: pytest.fail("it was looked at"))
-    monkeypatch.setattr(RunFolder, "checkpoints", lambda run: pytest.fail("it was looked at"))
-    with RunFolder(out).lock():
-        for resume in (False, True):
-            with pytest.raises(ValueError, match=f"run: in use by process {os.getpid()} on"):
-                run(word_data, out, *SHORT, resume=resume)
-    assert not out.exists()
-
-
 @pytest.mark.slow
 @pytest.mark.multi_process
 def test_all_processes_of_a_second_training_are_refused(word_data, tmp_path):
@@ -100,46 +86,11 @@ def test_what_a_killed_training_left_is_removed_by_the_next(word_data, tmp_path)
     assert_same(weights(out), weights(whole))
 
 
-def test_a_finished_run_is_cleaned_too(word_data, tmp_path):
-    run(word_data, tmp_path / "run", *SHORT)
-    left = tmp_path / "run" / "checkpoints" / ".update-00000002.unfinished-abcdefgh"
-    left.mkdir()
-    assert run(word_data, tmp_path / "run", *SHORT, resume=True)
-    assert not left.exists()
-
-
-@pytest.mark.slow
-def test_a_lock_ends_with_the_process_that_was_killed(word_data, tmp_path):
-    out = tmp_path / "run"
-    process = child(word_data.path, out, LONG)
-    process.start()
-    try:
-        while not RunFolder(out).checkpoints():
-            assert process.is_alive()
-            time.sleep(0.02)
-        with pytest.raises(InUse, match=f"process {process.pid} on"), RunFolder(out).lock():
-            pytest.fail("it must be refused")
-    finally:
-        process.kill()
-        process.join()
-    assert (out / ".lock").exists()
-    done = RunFolder(out).checkpoints()[0].update
-    assert run(word_data, out, f"training.max_updates={done + 2}", resume=True)
-    assert not list(out.rglob(".*"))
-
-
 @pytest.mark.parametrize("bad", ["batches.tokens=96", "batches.block=24"])
 def test_a_failed_start_leaves_no_folder_and_none_of_its_parents(word_data, tmp_path, bad):
     with pytest.raises(ValueError, match="tokens_per_update"):
         run(word_data, tmp_path / "new" / "run", bad)
     assert not (tmp_path / "new").exists()
-
-
-def test_a_folder_that_was_there_stays(word_data, tmp_path):
-    (tmp_path / "run").mkdir()
-    with pytest.raises(ValueError, match="tokens_per_update"):
-        run(word_data, tmp_path / "run", "batches.tokens=96")
-    assert os.listdir(tmp_path / "run") == []
 
 
 def test_a_file_as_run_folder_is_refused(word_data, tmp_path):

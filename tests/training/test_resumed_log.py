@@ -60,7 +60,7 @@ def whole(word_data, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("stops", [(1,), (3,), (5,), (2, 1, 4), (7, 1), (4, 3, 2, 1), (13, 2)])
+@pytest.mark.parametrize("stops", [(1,), (2, 1, 4), (13, 2)])
 def test_a_run_that_was_stopped_reports_what_a_whole_one_does(
     word_data, tmp_path, monkeypatch, whole, stops
 ):
@@ -73,7 +73,7 @@ def test_a_run_that_was_stopped_reports_what_a_whole_one_does(
     assert lines(out) == lines(whole)
 
 
-@pytest.mark.parametrize("kills", [(3,), (7,), (9, 2, 6), (6, 6), (16, 3)])
+@pytest.mark.parametrize("kills", [(7,), (9, 2, 6)])
 def test_a_run_that_was_killed_reports_what_a_whole_one_does(
     word_data, tmp_path, monkeypatch, whole, kills
 ):

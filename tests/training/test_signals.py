@@ -48,14 +48,6 @@ def test_the_handlers_come_back_also_after_an_error(seen):
     assert [signal.getsignal(number) for number in BOTH] == before
 
 
-def test_one_request_does_not_stop_the_next_run(seen):
-    with StopSignal() as stop:
-        stop.arm()
-        signal.raise_signal(signal.SIGTERM)
-    with StopSignal() as stop:
-        assert not stop.is_requested
-
-
 def test_outside_the_main_thread_it_leaves_signals_alone(seen):
     """A study may train in a thread, where Python allows no handler to be set."""
     before, requests = [signal.getsignal(number) for number in BOTH], []
@@ -152,11 +144,3 @@ def test_an_interactive_session_outlives_two_signals():
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60)[0] == "True\n" and process.returncode == 0
-
-
-def test_a_closed_stderr_does_not_keep_it_from_stopping(seen, monkeypatch):
-    monkeypatch.setattr("sys.__stderr__", None)
-    with StopSignal() as stop:
-        stop.arm()
-        signal.raise_signal(signal.SIGINT)
-        assert stop.is_requested

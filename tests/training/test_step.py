@@ -14,7 +14,6 @@ from zipflm.runs.building import untrained_model
 from zipflm.training import optimizers, step
 from zipflm.training.distributed import Process
 from zipflm.training.setup import build_learner
-from zipflm.training.tally import Tally
 
 CPU = Process(0, 1, torch.device("cpu"))
 OPTIMIZERS = [Nesterov(), AdamW(weight_decay=0.1), Muon(weight_decay=0.1, matrix_weight_decay=0.1)]
@@ -138,16 +137,6 @@ def test_a_loss_scale_survives_a_checkpoint(value):
     assert resumed.dump() == scale.dump() == (2 * value, 0)
 
 
-def test_without_a_loss_scale_there_is_nothing_to_save():
-    used, unused = (step.LossScale(is_used, torch.device("cpu")) for is_used in (True, False))
-    first = used.dump()
-    assert unused.dump() is None
-    used.load(None)  # the precision has become float16
-    unused.load((64.0, 5.0))  # it was float16 before
-    assert used.dump() == first
-    assert unused.value.item() == 1
-
-
 def test_the_loss_scale_does_not_change_the_update(word_data):
     plain, scaled = make_learner(word_data), make_learner(word_data)
     scaled.scale.value.fill_(2.0**10)
@@ -166,19 +155,6 @@ def test_results_arrive_one_update_later():
     assert reader.drain() == []
 
 
-def test_the_tally_counts_bad_updates_in_a_row():
-    tally = Tally()
-    good, bad = (
-        step.UpdateResult(8.0, 4.0, 4.0, 1.0, 0.0, 0.0),
-        step.UpdateResult(float("nan"), 4.0, 4.0, 1.0, 1.0, 0.0),
-    )
-    tally.see([good, bad, bad])
-    assert (tally.bad_in_a_row, tally.skipped) == (2, 2)
-    tally.see([good])
-    assert (tally.bad_in_a_row, tally.skipped) == (0, 2)
-    assert tally.summary().sums.nats_per_token == 2.0
-
-
 @pytest.mark.parametrize("number", [1, 3])
 def test_words_are_the_scored_tokens_that_end_one(bpe_data, number):
     ends_word = torch.from_numpy(bpe_data.ends_word)
@@ -191,11 +167,6 @@ def test_words_are_the_scored_tokens_that_end_one(bpe_data, number):
     result = learn(learner, batches)
     assert result.words == sum(int(ends_word[b.targets[b.scored]].sum()) for b in batches)
     assert 0 < result.words < result.tokens
-
-
-def test_every_word_is_a_token_where_nothing_is_split(word_data):
-    result = learn(make_learner(word_data), some_batches(word_data))
-    assert result.words == result.tokens > 0
 
 
 def test_numbers_are_those_of_all_processes(word_data, monkeypatch):

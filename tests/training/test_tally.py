@@ -76,11 +76,6 @@ def test_only_the_time_of_training_counts_and_that_before_a_resumption_too(clock
     assert tally.summary().seconds_per_update == 3.0
 
 
-def test_nothing_seen_is_no_loss_and_no_error(clock):
-    summary = Tally().summary()
-    assert math.isnan(summary.sums.nats_per_word) and summary.tokens_per_second == 0.0
-
-
 def test_a_request_to_stop_is_kept_also_from_an_update_that_was_skipped():
     tally = Tally()
     tally.see([result()])

@@ -154,19 +154,6 @@ def test_no_gpu_where_one_is_asked_for_is_said(word_data, tmp_path, monkeypatch,
     assert code == 2 and "--device cpu" in error
 
 
-@pytest.mark.parametrize(
-    ("device", "remedy"),
-    [("gpu", "choose cpu, cuda, cuda:N or mps"), ("cuda:99", "try --device cpu")],
-)
-def test_a_device_that_does_not_exist_is_said(
-    word_data, tmp_path, monkeypatch, capsys, device, remedy
-):
-    arguments = ["tiny/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
-    code, error = main(monkeypatch, capsys, "train", *arguments, "--device", device)
-    assert code == 2 and f"--device {device}: " in error and remedy in error
-    assert not (tmp_path / "run").exists()
-
-
 def test_another_run_in_the_folder_is_named(word_data, tmp_path, monkeypatch, capsys):
     run(word_data, tmp_path / "run", "training.max_updates=1")
     arguments = ["tiny/ADP", "--data", word_data.path, "--out", tmp_path / "run"]
@@ -184,13 +171,6 @@ def test_plot_draws_several_runs_into_one_picture(word_data, tmp_path):
     result = RUNNER.invoke(cli.app, ["plot", *runs, "--out", str(picture), "--x", "epoch"])
     assert result.exit_code == 0 and result.output == f"{picture}\n"
     assert "<svg" in picture.read_text()
-
-
-def test_plot_says_what_it_cannot_draw(word_data, tmp_path, monkeypatch, capsys):
-    code, error = main(monkeypatch, capsys, "plot", tmp_path / "nothing")
-    assert code == 2 and "no run folder" in error
-    code, error = main(monkeypatch, capsys, "plot", tmp_path, "--out", tmp_path / "a.xyz")
-    assert code == 2 and ".png" in error
 
 
 @pytest.mark.parametrize(("asked", "expected"), [([], "float32"), (["bfloat16"], "bfloat16")])

@@ -4,7 +4,6 @@ However often it is watched, interrupted and resumed.
 """
 
 import json
-import math
 import shutil
 import signal
 import sys
@@ -27,8 +26,6 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.runs import provenance
 from zipflm.runs.folder import RunFolder
 from zipflm.training import filling, step
-from zipflm.training.log import Log
-from zipflm.training.trainer import train
 
 # --- Watched. ---
 
@@ -65,18 +62,6 @@ def test_watching_a_run_does_not_change_it(word_data, tmp_path):
     names = ("report", "validate", "checkpoint")
     run(word_data, tmp_path / "watched", length, *(f"training.{name}_every=1" for name in names))
     assert_same(weights(tmp_path / "watched"), weights(tmp_path / "alone"))
-
-
-def test_losses_of_pieces_are_reported_per_piece_and_per_word(bpe_data, tmp_path):
-    config = config_of(bpe_data, "training.max_updates=4", preset="tiny/BPE-T")
-    train(config, bpe_data, tmp_path, device="cpu")
-    last = reports(tmp_path)[-1]
-    assert last.token_unit == "bpe" and last.nats_per_word > last.loss
-    assert last.perplexity == pytest.approx(math.exp(last.nats_per_word))
-    (valid,) = validations(tmp_path)
-    assert valid.nats_per_word == pytest.approx(valid.nats_per_token * valid.tokens / valid.words)
-    facts = bpe_data.split("valid")
-    assert (valid.tokens, valid.words) == (facts.tokens, facts.words)
 
 
 def test_without_a_valid_set_nothing_is_validated(word_data, tmp_path, monkeypatch):
@@ -160,10 +145,6 @@ def test_the_log_has_every_update_once_after_resuming(word_data, tmp_path):
     assert [report.update for report in reports(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_resuming_nothing_starts_from_the_beginning(word_data, tmp_path):
-    assert run(word_data, tmp_path / "run", "training.max_updates=2", resume=True)
-
-
 @pytest.mark.parametrize("length", [4, 2])
 def test_resuming_a_finished_run_says_so_and_writes_nothing(word_data, tmp_path, capsys, length):
     run(word_data, tmp_path / "run", "training.max_updates=4")
@@ -183,15 +164,6 @@ def test_every_session_of_a_run_is_recorded(word_data, tmp_path, monkeypatch):
     assert versions["commit"] == "first"
     sessions = [(session["update"], session["commit"]) for session in versions["resumed"]]
     assert sessions == [(2, "second"), (4, "third")]
-
-
-def test_the_bar_of_a_terminal_starts_where_the_run_does(word_data, tmp_path, monkeypatch):
-    began, seen = [], []
-    monkeypatch.setattr(Log, "begin", lambda self, update: began.append(update))
-    monkeypatch.setattr(Log, "advance", lambda self, update: seen.append(update))
-    run(word_data, tmp_path / "run", "training.max_updates=2")
-    run(word_data, tmp_path / "run", "training.max_updates=5", resume=True)
-    assert began == [0, 2] and seen == [1, 2, 3, 4, 5]
 
 
 def test_the_random_state_is_a_function_of_seed_and_update(word_data, tmp_path):
@@ -298,12 +270,6 @@ def test_other_errors_are_not_mistaken_for_lack_of_memory(word_data, tmp_path, m
     monkeypatch.setattr(step, "forward", fail)
     with pytest.raises(RuntimeError, match="shapes differ"):
         run(word_data, tmp_path / "run", "training.max_updates=1")
-
-
-def test_tensorboard_gets_the_same_numbers(word_data, tmp_path):
-    pytest.importorskip("tensorboard")
-    run(word_data, tmp_path / "run", "training.max_updates=3", "training.tensorboard=true")
-    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
 def test_without_tensorboard_it_says_what_to_install(word_data, tmp_path, monkeypatch):

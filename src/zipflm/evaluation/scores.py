@@ -56,18 +56,6 @@ class TokenScores:
     """False for a piece of a word that the next piece continues."""
     protocol: ScoringProtocol
 
-    def __post_init__(self) -> None:
-        if not len(self.targets) == len(self.nll) == len(self.ends_word) > 0:
-            raise ValueError(
-                f"{len(self.targets)} targets, {len(self.nll)} nll and {len(self.ends_word)} word "
-                "ends: there must be equally many, at least one"
-            )
-        if self.protocol.words != count_words(self.ends_word):
-            raise ValueError(
-                f"the protocol says {self.protocol.words} words, but the tokens make up "
-                f"{count_words(self.ends_word)}"
-            )
-
     @property
     def nll_sum(self) -> float:
         return float(self.nll.sum(dtype=np.float64))

@@ -301,7 +301,7 @@ def _meet(store: Any, rank: int, world_size: int, seconds: float) -> str:
     if rank > 0:
         store.set(f"here/{rank}", attempt)
         try:
-            attempt = store.get(f"answer/{attempt}").decode()
+            attempt = str(store.get(f"answer/{attempt}").decode())
         except RuntimeError:
             raise TimeoutError(f"process 0 did not start within {seconds:.0f} s") from None
         store.set(f"{attempt}/knows/{rank}", "")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -19,6 +18,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TextColumn,
+    TimeRemainingColumn,
 )
 
 from zipflm.records import to_dict
@@ -48,27 +48,25 @@ class Log:
 
     def begin(self, update: int) -> None:
         """On a terminal, a bar below the lines, which stands at `update`."""
-        self._pace = _Pace(update)
         if sys.stdout.isatty() and not self._is_silent:
             columns = (
                 TextColumn("update"),
                 MofNCompleteColumn(),
                 BarColumn(),
-                TextColumn("{task.fields[left]}{task.fields[stage]}"),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[stage]}"),
             )
             self._bar = Progress(*columns, console=Console())
             total = self._max_updates
-            self._task = self._bar.add_task("", total=total, completed=update, left="", stage="")
+            self._task = self._bar.add_task("", total=total, completed=update, stage="")
             self._bar.start()
             self._bar.console.show_cursor(True)  # a signal may end the program at any moment
 
     def advance(self, update: int) -> None:
-        """So many updates are done."""
-        self._pace.see(update)
+        """This many updates are done."""
         if self._bar is not None:
-            left = self._pace.seconds_left(self._max_updates)
-            shown = "" if left is None else f"left {_duration(left)}"
-            self._bar.update(self._task, completed=update, left=shown)
+            self._bar.update(self._task, completed=update)
 
     @contextmanager
     def doing(self, what: str, line: str = "") -> Iterator[None]:
@@ -130,27 +128,6 @@ class Log:
             append_line(self._run.log_path, line)
         except OSError as error:
             self.say(f"could not write to {self._run.log_path} ({error}); the run goes on")
-
-
-class _Pace:
-    """How long an update takes, by the clock: validation and checkpoints are part of it. The first
-    one is left out as soon as there are others, since the model may be compiled in it."""
-
-    def __init__(self, update: int) -> None:
-        self._start = self._last = (update, time.monotonic())
-        self._second: tuple[int, float] | None = None
-
-    def see(self, update: int) -> None:
-        self._last = (update, time.monotonic())
-        self._second = self._second or self._last
-
-    def seconds_left(self, max_updates: int) -> float | None:
-        """None before the first update."""
-        update, now = self._last
-        for done, since in (self._second or self._start, self._start):
-            if update > done:
-                return (max_updates - update) * (now - since) / (update - done)
-        return None
 
 
 def as_text(line: LogLine, max_updates: int) -> str:

@@ -32,8 +32,12 @@ def newest_good(
     """
 
     def problem_of(checkpoint: Checkpoint | None) -> str | None:
-        update = {"the newest checkpoint's update": checkpoint and checkpoint.update}
-        distributed.require_same(update, process, "--out must be a folder that all machines share")
+        update = None if checkpoint is None else checkpoint.update
+        distributed.require_same(
+            {"the newest checkpoint's update": update},
+            process,
+            "--out must be a folder that all machines share",
+        )
         problem = problem_alone(checkpoint, (process.rank, process.world_size))
         return next((found for found in process.all_values(problem) if found), None)
 
