@@ -293,8 +293,8 @@ def test_bad_input_is_one_line_and_status_2(data, tmp_path, monkeypatch, capsys)
     save_args(tmp_path / "names.pt", whole["cfg"]["model"], names)
     for name, message in (
         ("gelu.pt", "activation_fn='gelu'"),
-        ("cut.pt", "cut short or damaged"),
-        ("names.pt", r"unknown weights: decoder.a\nb\x1b[2J"),
+        ("cut.pt", "cut short, damaged"),
+        ("names.pt", r"unknown weights: 'decoder.a\nb\x1b[2J"),
     ):
         arguments = ["import-fairseq", tmp_path / name, "--dict", DICT, "--out", tmp_path / "run"]
         monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])

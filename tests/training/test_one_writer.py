@@ -66,7 +66,6 @@ def test_all_processes_of_a_second_training_are_refused(word_data, tmp_path):
     with RunFolder(out).lock():
         assert run_apart(word_data, [out, out], *SHORT) == [2, 2]
         assert os.listdir(out) == [".lock"]
-    assert f"in use by process {os.getpid()} on" in (tmp_path / "run.error").read_text()
     assert not out.exists()
 
 

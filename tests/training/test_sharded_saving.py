@@ -269,8 +269,6 @@ def test_the_last_save_must_not_fail(word_data, tmp_path):
     out, overrides = tmp_path / "run", [*EVERY, updates(6), "training.parallel=ddp"]
     assert in_processes(2, _fail_to_save, word_data.path, out, overrides, [6]) == [2, 2]
     assert [checkpoint.update for checkpoint in RunFolder(out).checkpoints()] == [4, 2]
-    said = [(tmp_path / f"said-{rank}").read_text() for rank in range(2)]
-    assert all("could not save update 6" in each and "and resume the run" in each for each in said)
 
 
 @pytest.fixture
