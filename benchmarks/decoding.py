@@ -27,9 +27,9 @@ from torch import Tensor
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.recorded_step import RecordedStep
 from zipflm.model.sampling import draw
-from zipflm.overrides import override
 from zipflm.presets import from_name
-from zipflm.runs.loaded import load_run
+from zipflm.runs.load import load_run
+from zipflm.settings import override
 
 END_OF_LINE = 2
 CHOICES: dict[str, dict[str, float]] = {

@@ -18,12 +18,12 @@ import torch
 
 from zipflm.config import Blocks
 from zipflm.data.batches import Batches
-from zipflm.data.tokens import TokenArray
+from zipflm.data.token_file import TokenArray
 from zipflm.evaluation.scoring import score
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast
-from zipflm.overrides import override
 from zipflm.presets import from_name
+from zipflm.settings import override
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 

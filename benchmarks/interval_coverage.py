@@ -18,9 +18,8 @@ import argparse
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.analysis.estimates import Interval
-from zipflm.analysis.sample import Sample
 from zipflm.data.vocabulary import Vocabulary
+from zipflm.studies.statistics import Interval, Sample
 
 FloatArray = NDArray[np.float64]
 LINES, WORDS_PER_LINE = 3000, 20

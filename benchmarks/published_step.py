@@ -26,7 +26,7 @@ from zipflm.config import Config
 from zipflm.data.batches import Batch
 from zipflm.model.decoder import DecoderLayer, sinusoids
 from zipflm.model.language_model import LanguageModel
-from zipflm.recipes import resolve
+from zipflm.presets.recipes import resolve
 from zipflm.training import optimizers, step
 from zipflm.training.distributed import Process
 from zipflm.training.setup import build_learner

@@ -28,10 +28,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from zipflm.config import Config, Nesterov, Tie
-from zipflm.overrides import override
 from zipflm.presets import from_name
+from zipflm.settings import override
 from zipflm.training import distributed
-from zipflm.training.throughput import flops_per_token
+from zipflm.training.metrics import flops_per_token
 
 STEP = Path(__file__).with_name("training_step.py")
 

@@ -26,18 +26,17 @@ import torch
 
 from zipflm.config import PLAIN, Blocks, Config
 from zipflm.data.batches import Batches
-from zipflm.data.tokens import TokenArray
+from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import SPECIALS, Vocabulary
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.evaluation.scoring import score
+from zipflm.language.model import TrainedModel
 from zipflm.language.score_command import ScoreOptions, score_files
-from zipflm.language.trained import TrainedModel
-from zipflm.overrides import override
 from zipflm.presets import from_name
-from zipflm.runs.building import untrained_model
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.loaded import LoadedRun
+from zipflm.runs.load import LoadedRun, untrained_model
+from zipflm.settings import override
 
 BLOCK = 512
 

@@ -34,10 +34,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from zipflm.data.corpora import EMBEDDED, corpus_texts
 from zipflm.data.prepare import Options, prepare
-from zipflm.data.sources import EMBEDDED, corpus_texts
-from zipflm.language.trained import TrainedModel, load
-from zipflm.recipes import resolve
+from zipflm.language.model import TrainedModel, load
+from zipflm.presets.recipes import resolve
 from zipflm.training.trainer import train
 
 MAX_TOKENS = 16

@@ -31,9 +31,9 @@ from training_step import measure, random_tokens, real_tokens
 from zipflm.model.bands import Bands
 from zipflm.model.inputs import AdaptiveEmbedding
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
-from zipflm.overrides import override
 from zipflm.presets import dataset_of, from_name
-from zipflm.recipes import apply
+from zipflm.presets.recipes import apply
+from zipflm.settings import override
 from zipflm.training import distributed
 from zipflm.training.nesterov import NesterovMomentum
 

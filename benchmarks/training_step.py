@@ -22,17 +22,17 @@ import numpy as np
 import torch
 
 from zipflm.config import Config
-from zipflm.data.addresses import addresses, sentences
-from zipflm.data.tokens import TokenArray
+from zipflm.data.corpora import addresses, sentences
+from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.overrides import override
 from zipflm.presets import dataset_of, from_name
-from zipflm.recipes import apply
-from zipflm.runs.building import untrained_model
+from zipflm.presets.recipes import apply
+from zipflm.runs.load import untrained_model
 from zipflm.runs.records import Place
-from zipflm.training import distributed, optimizers, step, throughput
+from zipflm.settings import override
+from zipflm.training import distributed, metrics, optimizers, step
+from zipflm.training.cuda_graphs import Updates
 from zipflm.training.distributed import Process
-from zipflm.training.recorded_update import Updates
 from zipflm.training.setup import accumulation, build_learner
 from zipflm.training.stream import Stream
 
@@ -88,7 +88,7 @@ def measure(
         "shares": {name: parts[name] / sum(parts.values()) for name in PARTS},
         "compiled": learner.compiled,
         "recorded": updates.is_recorded,
-        "peak_memory_bytes": throughput.peak_memory(process.device),
+        "peak_memory_bytes": metrics.peak_memory(process.device),
     }
 
 

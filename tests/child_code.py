@@ -13,9 +13,9 @@ import zipflm
 _START = """
 import os, signal, sys, time
 from pathlib import Path
-from zipflm.files import write_whole, written_whole
-from zipflm.folders import new_folder, sole_writer
-from zipflm.locks import InUse, locked
+from zipflm.storage import write_whole, written_whole
+from zipflm.storage import new_folder, sole_writer
+from zipflm.storage import InUse, locked
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, CharacterInput, FixedInput, Tie
-from zipflm.interop import fairseq_run
+from zipflm.interop import fairseq
 
 GOLDEN = Path(__file__).parent / "golden"
 CHECKPOINTS = sorted((GOLDEN / "checkpoints").glob("*.pt"))
@@ -172,5 +172,5 @@ def _joined(layer):
 
 def import_run(checkpoint, out):
     """A run folder, as `zipflm import-fairseq` makes it."""
-    fairseq_run.import_run(checkpoint, DICT, out)
+    fairseq.import_run(checkpoint, DICT, out)
     return out

@@ -6,11 +6,10 @@ import torch
 from training_runs import config_of
 
 from zipflm.evaluation.evaluate import ScoringOptions
-from zipflm.language.trained import TrainedModel
-from zipflm.runs.building import untrained_model
+from zipflm.language.model import TrainedModel
 from zipflm.runs.checkpoint import Checkpoint, Contents
 from zipflm.runs.folder import RunFolder, write_imported
-from zipflm.runs.loaded import LoadedRun
+from zipflm.runs.load import LoadedRun, untrained_model
 from zipflm.runs.records import ImportedState
 
 BLOCKS = ["decoder.num_layers=2", "batches.block=16", "batches.eval_block=16", "batches.tokens=64"]

@@ -4,8 +4,8 @@ import json
 
 from safetensors.torch import load_file, save_file
 
-from zipflm.checksums import seal
 from zipflm.runs.checkpoint import Checkpoint
+from zipflm.storage import seal
 
 NAMES = {1: "weights.safetensors", 2: "optimizer.safetensors"}
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from zipflm import checksums
-from zipflm.checksums import Verified, read_checksums, require_unchanged, seal
+from zipflm import storage
+from zipflm.storage import Verified, read_checksums, require_unchanged, seal
 
 NAME = "train.tokens"
 
@@ -29,13 +29,13 @@ def flip(path, position=3):
 @pytest.fixture
 def hashed(monkeypatch):
     """Names of the files that were read for their checksum."""
-    names, file_hash = [], checksums.file_hash
+    names, file_hash = [], storage.file_hash
 
     def seen(path):
         names.append(path.name)
         return file_hash(path)
 
-    monkeypatch.setattr(checksums, "file_hash", seen)
+    monkeypatch.setattr(storage, "file_hash", seen)
     return names
 
 
@@ -66,7 +66,7 @@ def test_a_changed_or_missing_file_is_named(folder):
     with pytest.raises(ValueError, match=f"{folder / NAME}: damaged; its checksum is not the one"):
         require_unchanged(folder, NAME, sums)
     (folder / NAME).unlink()
-    with pytest.raises(ValueError, match=f"{folder / NAME}: missing, but checksums.json names it"):
+    with pytest.raises(ValueError, match=f"{folder / NAME}: missing, but storage.json names it"):
         require_unchanged(folder, NAME, sums)
 
 
@@ -112,7 +112,7 @@ def test_another_checksum_is_not_taken_for_the_one_that_was_compared(folder, lat
 
 def test_a_file_that_changes_while_it_is_read_is_not_remembered(folder, later, monkeypatch):
     """Of a long one, the change may be in a part that has been read by then."""
-    file_hash = checksums.file_hash
+    file_hash = storage.file_hash
 
     def hash_then_change(path):
         found = file_hash(path)
@@ -121,7 +121,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(folder, later, m
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(checksums, "file_hash", hash_then_change)
+        patched.setattr(storage, "file_hash", hash_then_change)
         verify(folder)
     with pytest.raises(ValueError, match="damaged"):
         verify(folder)
@@ -140,7 +140,7 @@ def test_where_nothing_can_be_written_the_file_is_read_again(folder, hashed, lat
     def fail(path, text):
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(checksums, "write_whole", fail)
+    monkeypatch.setattr(storage, "write_whole", fail)
     verify(folder)
     verify(folder)
     assert hashed == [NAME, NAME]

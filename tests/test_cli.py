@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 import zipflm.cli
 import zipflm.sizes
-from zipflm.analysis.paper import PaperModel
+from zipflm.studies.paper import PaperModel
 
 
 def run(*arguments):

@@ -1,9 +1,8 @@
 """Every field of a config is shown with its help, in a form that overrides take."""
 
-from zipflm.field_help import as_override, field_docs, fields_of, in_words
-from zipflm.overrides import override
 from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, preset
-from zipflm.recipes import RECIPES, apply
+from zipflm.presets.recipes import RECIPES, apply
+from zipflm.settings import as_override, field_docs, fields_of, in_words, override
 
 CONFIGS = [
     apply(recipe, preset(dataset, factorization), dataset_of(dataset))

@@ -7,7 +7,7 @@ import stat
 import pytest
 from child_code import killed
 
-from zipflm.files import DiskFull, file_hash, naming_full_disk, write_whole, written_whole
+from zipflm.storage import DiskFull, file_hash, naming_full_disk, write_whole, written_whole
 
 
 def test_a_file_is_written_and_replaced(tmp_path):

@@ -10,10 +10,15 @@ from contextlib import contextmanager, suppress
 import pytest
 from child_code import killed, waiting
 
-from zipflm import folders
-from zipflm.files import DiskFull
-from zipflm.folders import clear_abandoned, new_folder, refuse_existing, sole_writer
-from zipflm.locks import InUse
+from zipflm import storage
+from zipflm.storage import (
+    DiskFull,
+    InUse,
+    clear_abandoned,
+    new_folder,
+    refuse_existing,
+    sole_writer,
+)
 
 
 @contextmanager
@@ -150,14 +155,14 @@ def test_of_two_processes_that_make_a_folder_the_second_is_told_of_the_first(tmp
 def test_what_was_made_while_we_waited_for_the_lock_is_not_overwritten(tmp_path, monkeypatch):
     """The first process has renamed its folder and released the lock just before we take it."""
     out = tmp_path / "out"
-    take = folders.locked
+    take = storage.locked
 
     def locked_late(path, what):
         out.mkdir()
         (out / "file").write_text("of the first")
         return take(path, what)
 
-    monkeypatch.setattr(folders, "locked", locked_late)
+    monkeypatch.setattr(storage, "locked", locked_late)
     with pytest.raises(FileExistsError), new_folder(out):
         pytest.fail("it must be refused")
     assert (out / "file").read_text() == "of the first" and os.listdir(tmp_path) == ["out"]

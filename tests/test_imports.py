@@ -16,49 +16,33 @@ ALLOWED = {
     "__init__": {"__all__"},
     "__main__": {"cli"},
     "cli": {"__all__"},
-    "files": set(),
-    "quoting": set(),
-    "reading": set(),
-    "records": {"files", "quoting", "reading"},
-    "locks": set(),
-    "folders": {"files", "locks"},
-    "checksums": {"files", "records"},
+    "messages": set(),
+    "storage": {"settings"},
+    "settings": {"messages", "storage"},
     "units": set(),
     "distinct_words": set(),
-    "terminal": set(),
-    "troubles": set(),
-    "config": {"model.bands", "quoting"},
-    "overrides": {"quoting", "records"},
-    "presets": {"config", "variants"},
-    "variants": {"config"},
-    "recipes": {"config", "overrides", "presets"},
-    "band_report": {"data.folder", "data.vocabulary", "model.band_search", "quoting"},
-    "sizes": {"config", "presets", "analysis.paper"},
-    "field_help": {"records"},
+    "config": {"model.bands", "messages"},
+    "presets": {"config", "settings"},
+    "band_report": {"data.folder", "data.vocabulary", "model.band_search", "messages"},
+    "sizes": {"config", "presets", "studies.paper"},
     "kernels": set(),
     "model": {"config", "distinct_words", "kernels"},
-    "model.bands": {"model.band_search", "quoting"},
+    "model.bands": {"model.band_search", "messages"},
     "model.band_search": {"model.bands"},
-    "data": {"checksums", "config", "distinct_words", "files", "folders", "quoting", "reading"}
-    | {"records"},
+    "data": {"config", "distinct_words", "messages", "settings", "storage"},
     "data.vocabulary": set(),
-    "runs": {"checksums", "model", "data", "config", "folders", "files", "quoting", "reading"}
-    | {"records", "units"},
-    "evaluation": {"runs", "model", "data", "config", "files", "units"},
-    "language": {"evaluation", "runs", "model", "data", "config", "files", "quoting", "terminal"}
-    | {"units"},
-    "training": {"evaluation", "runs", "model", "data", "config", "distinct_words", "folders"}
-    | {"files", "records", "terminal", "troubles"},
-    "analysis": {"evaluation.scores", "runs.records", "data.vocabulary", "config"}
-    | {"files", "reading", "records", "units"},
-    "analysis.paper": set(),
-    "comparison": {"analysis", "training", "evaluation", "runs", "data", "config", "presets"}
-    | {"recipes", "overrides", "files", "folders", "quoting", "reading", "records", "terminal"}
-    | {"units"},
-    "serving": {"language", "runs.records", "model", "data", "quoting", "units"},
-    "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe", "quoting"},
-    "interop.huggingface": {"runs", "model", "config", "data", "presets", "checksums", "folders"}
-    | {"quoting", "reading", "records"},
+    "runs": {"model", "data", "config", "messages", "settings", "storage", "units"},
+    "evaluation": {"runs", "model", "data", "config", "storage", "units"},
+    "language": {"evaluation", "runs", "model", "data", "config", "messages", "storage", "units"},
+    "training": {"evaluation", "runs", "model", "data", "config", "distinct_words"}
+    | {"messages", "settings", "storage"},
+    "studies": {"training", "evaluation", "runs", "data", "config", "presets"}
+    | {"messages", "settings", "storage", "units"},
+    "studies.paper": set(),
+    "serving": {"language", "runs.records", "model", "data", "messages", "units"},
+    "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe", "messages"},
+    "interop.huggingface": {"runs", "model", "config", "data", "presets"}
+    | {"messages", "settings", "storage"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

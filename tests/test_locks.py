@@ -10,7 +10,7 @@ import warnings
 import pytest
 from child_code import killed, start, waiting
 
-from zipflm.locks import InUse, locked
+from zipflm.storage import InUse, locked
 
 HOLD = "with locked(Path(sys.argv[1]), 'the folder'): say('ready'); time.sleep(60)"
 

@@ -15,7 +15,7 @@ from zipflm.config import (
     Muon,
     WarmupDecay,
 )
-from zipflm.overrides import override
+from zipflm.settings import override
 
 CONFIG = preset("tiny", "ADP-T")
 

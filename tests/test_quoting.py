@@ -2,7 +2,7 @@
 
 import pytest
 
-from zipflm.quoting import quoted, unquoted
+from zipflm.messages import quoted, unquoted
 
 DEEP = []
 for _ in range(900):

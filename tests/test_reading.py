@@ -6,7 +6,7 @@ import pytest
 from fuzz.cases import limited_memory, limited_time
 from fuzz.mutations import put_in_place
 
-from zipflm.reading import read_file, require_file
+from zipflm.messages import read_file, require_file
 
 
 def test_a_file_is_read_also_through_a_link(tmp_path):

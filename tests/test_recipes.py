@@ -7,9 +7,9 @@ import torch
 
 from zipflm.config import Muon, WarmupDecay
 from zipflm.model.language_model import LanguageModel
-from zipflm.overrides import override
 from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, preset
-from zipflm.recipes import apply, fit_vocabulary, resolve
+from zipflm.presets.recipes import apply, fit_vocabulary, resolve
+from zipflm.settings import override
 
 
 def test_every_preset_works_with_both_recipes():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from zipflm import Config, preset
 from zipflm.config.checks import ByKind
 from zipflm.presets import DATASETS, FACTORIZATIONS
-from zipflm.records import (
+from zipflm.settings import (
     UnknownKey,
     as_json,
     from_dict,

@@ -3,9 +3,9 @@
 import pytest
 from rich.console import Console
 
-from zipflm.analysis.paper import PaperModel
 from zipflm.presets import from_name
 from zipflm.sizes import SizeRow, paper_sizes, parts_table, sizes_table
+from zipflm.studies.paper import PaperModel
 
 
 def printed(table):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.terminal import lines, one_line
+from zipflm.messages import lines, one_line
 
 
 @given(st.text())

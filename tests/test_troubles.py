@@ -6,7 +6,7 @@ import os
 import pytest
 
 import zipflm.cli
-from zipflm.troubles import in_words
+from zipflm.messages import in_words
 
 LONG = "x" * 300
 

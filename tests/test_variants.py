@@ -6,7 +6,7 @@ import pytest
 
 from zipflm.config import CosineCycles
 from zipflm.presets import FACTORIZATIONS, preset
-from zipflm.variants import variants_of
+from zipflm.presets.variants import variants_of
 
 
 def changed_fields(config, variant, prefix=""):

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from zipflm.data.tokens import TokenArray
+from zipflm.data.token_file import TokenArray
 
 SENTENCES = st.lists(st.integers(1, 12), min_size=1, max_size=20)
 """Their lengths."""

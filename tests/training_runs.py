@@ -12,7 +12,7 @@ import torch
 
 import zipflm
 from zipflm.data.folder import DataFolder
-from zipflm.recipes import resolve
+from zipflm.presets.recipes import resolve
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Validation
 from zipflm.training.trainer import train
@@ -102,7 +102,7 @@ def forked(target, *arguments):
     """A process for a function of a module. Importing torch takes seconds, so it is forked from
     one that has done so."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["zipflm.comparison.compare", "zipflm.cli", "torch._dynamo"])
+    context.set_forkserver_preload(["zipflm.studies.compare", "zipflm.cli", "torch._dynamo"])
     return context.Process(target=target, args=arguments)
 
 

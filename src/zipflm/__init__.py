@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from zipflm.data.batches import Batches as Batches
     from zipflm.data.folder import DataFolder as DataFolder
     from zipflm.data.vocabulary import Vocabulary as Vocabulary
-    from zipflm.language.trained import TrainedModel as TrainedModel
-    from zipflm.language.trained import load as load
+    from zipflm.language.model import TrainedModel as TrainedModel
+    from zipflm.language.model import load as load
     from zipflm.model.bands import Bands as Bands
     from zipflm.model.inputs import AdaptiveEmbedding as AdaptiveEmbedding
     from zipflm.model.language_model import LanguageModel as LanguageModel
@@ -38,9 +38,9 @@ _HOME = {
     "LanguageModel": "zipflm.model.language_model",
     "ModelConfig": "zipflm.config",
     "Tie": "zipflm.config",
-    "TrainedModel": "zipflm.language.trained",
+    "TrainedModel": "zipflm.language.model",
     "Vocabulary": "zipflm.data.vocabulary",
-    "load": "zipflm.language.trained",
+    "load": "zipflm.language.model",
     "preset": "zipflm.presets",
 }
 

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
+from zipflm.messages import quoted
 from zipflm.model.band_search import DEVICES, WeighedBands, paper_bands, suggest, weigh
-from zipflm.quoting import quoted
 
 _SCALE = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from zipflm.analysis.paper import MODELS, PaperModel
 from zipflm.config import Config
 from zipflm.presets import from_name
+from zipflm.studies.paper import MODELS, PaperModel
 
 
 @dataclass(frozen=True)

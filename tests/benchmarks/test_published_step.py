@@ -7,7 +7,7 @@ import torch
 from benchmark_scripts import FOLDER, load
 
 from zipflm import LanguageModel
-from zipflm.recipes import resolve
+from zipflm.presets.recipes import resolve
 
 SMALL = ["decoder.num_layers=1", "decoder.ffn_dim=32"]
 

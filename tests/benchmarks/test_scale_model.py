@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import config_of, in_processes
 
 from zipflm.data.folder import DataFolder
-from zipflm.runs.building import untrained_model
+from zipflm.runs.load import untrained_model
 from zipflm.runs.records import Place
 from zipflm.training import distributed, step
-from zipflm.training.filling import local_shard
+from zipflm.training.parallel import local_shard
 from zipflm.training.setup import accumulation, build_learner
 from zipflm.training.stream import Stream
 

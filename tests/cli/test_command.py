@@ -137,7 +137,7 @@ def test_ctrl_c_ends_a_command_with_130_and_a_line(monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("zipflm.language.trained.load", interrupt)
+    monkeypatch.setattr("zipflm.language.model.load", interrupt)
     result = CliRunner().invoke(zipflm.cli.app, ["generate", "run"])
     assert result.exit_code == 130
     assert result.stderr == "zipflm: generate was interrupted\n"

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 import zipflm.cli
-from zipflm.overrides import override
 from zipflm.presets import DATASETS, FACTORIZATIONS, from_name, preset
-from zipflm.recipes import resolve
+from zipflm.presets.recipes import resolve
+from zipflm.settings import override
 
 
 def run(*arguments):

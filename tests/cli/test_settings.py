@@ -1,6 +1,6 @@
 import pytest
 
-from zipflm.cli.settings import expanded
+from zipflm.cli.app import expanded
 
 
 def test_a_file_of_settings_stands_for_its_lines(tmp_path):

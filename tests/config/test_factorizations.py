@@ -1,5 +1,5 @@
 from zipflm.config import AdaptiveInput, AdaptiveOutput, FixedInput, FullOutput
-from zipflm.config.factorizations import BY_LABEL, Factorization, label_of
+from zipflm.config.model import BY_LABEL, Factorization, label_of
 
 
 def test_the_papers_eight_in_its_order():

@@ -2,7 +2,7 @@ import pytest
 
 from zipflm import preset
 from zipflm.config import BatchConfig, TrainingConfig
-from zipflm.overrides import override
+from zipflm.settings import override
 
 ADP = preset("tiny", "ADP")
 

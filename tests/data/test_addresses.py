@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.data.addresses import addresses, sentences, split_of
+from zipflm.data.corpora import addresses, sentences, split_of
 
 
 @pytest.fixture(scope="module")

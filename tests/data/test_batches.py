@@ -13,8 +13,8 @@ from token_streams import SENTENCES, stream
 
 from zipflm.config import Blocks
 from zipflm.data.batches import Batches
-from zipflm.data.parts import cut
-from zipflm.data.tokens import TokenArray, TokenFile, TokenWriter
+from zipflm.data.token_file import TokenArray, TokenFile, TokenWriter
+from zipflm.data.windows import cut
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 MODES = {"none": "none", "complete": "complete", "sentence": "eos"}

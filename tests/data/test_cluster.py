@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from zipflm.config import Splitting
-from zipflm.data import cluster
-from zipflm.data.cluster import connected, on_worker
+from zipflm.data import dask
+from zipflm.data.dask import connected, on_worker
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.text import Chunk
 
@@ -66,7 +66,7 @@ def assert_same_folder(ours, theirs):
 def test_a_cluster_that_loses_a_worker_makes_the_folder_that_one_process_makes(
     texts, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(cluster, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(dask, "CHUNK_BYTES", 2000)
     splits = {
         "train": [texts / "train.txt", texts / "more.txt.bz2"],
         "valid": [f"file://{texts}/valid.txt"],
@@ -138,8 +138,8 @@ def test_few_chunks_are_under_way_and_a_lost_cluster_is_an_error(monkeypatch):
         message = r"x\.txt at byte 70 could not be prepared by any worker: RuntimeError: something;"
         with pytest.raises(ChildProcessError, match=message):
             list(connection.in_order(fail, iter([CHUNK])))
-        monkeypatch.setattr(cluster, "_WAIT_FOR_WORKERS_SECONDS", 0.2)
-        monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.2)
+        monkeypatch.setattr(dask, "_WAIT_FOR_WORKERS_SECONDS", 0.2)
+        monkeypatch.setattr(dask, "_POLL_SECONDS", 0.2)
         results = connection.in_order(length, chunks())
         next(results)
         running.scale(0)
@@ -151,7 +151,7 @@ def test_few_chunks_are_under_way_and_a_lost_cluster_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://x"])
 def test_a_scheduler_that_cannot_be_reached_is_named(tmp_path, monkeypatch, address):
-    monkeypatch.setattr(cluster, "_CONNECT_SECONDS", 1)
+    monkeypatch.setattr(dask, "_CONNECT_SECONDS", 1)
     (tmp_path / "x.txt").write_text("a b\n")
     with pytest.raises(ConnectionError, match=f"^--scheduler {address}: no Dask scheduler answers"):
         prepare(tmp_path / "d", {"train": [tmp_path / "x.txt"]}, scheduler=address)
@@ -159,7 +159,7 @@ def test_a_scheduler_that_cannot_be_reached_is_named(tmp_path, monkeypatch, addr
 
 
 def test_a_server_of_another_kind_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(cluster, "_CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(dask, "_CONNECT_SECONDS", 0.5)
     taken = []
 
     def take():
@@ -182,7 +182,7 @@ def test_a_server_of_another_kind_is_not_waited_for(monkeypatch):
 def test_a_worker_says_what_it_cannot_read_and_that_it_is_another_edition():
     missing = Chunk("/nowhere/x.txt", 0, 10, None, 10)
     with pytest.raises(OSError, match=r"^/nowhere/x\.txt: the worker on .* cannot read it"):
-        on_worker(missing, length, cluster._edition())
+        on_worker(missing, length, dask._edition())
     with pytest.raises(ValueError, match=r"^the worker on .* this machine zipflm 0\.0\.9"):
         on_worker(CHUNK, length, "zipflm 0.0.9")
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from zipflm.data.facts import FORMAT, DataFacts, SplitFacts, read_facts
-from zipflm.records import from_dict, to_dict
+from zipflm.data.folder import FORMAT, DataFacts, SplitFacts, read_facts
+from zipflm.settings import from_dict, to_dict
 
 
 @pytest.fixture(params=["words", "pieces"])

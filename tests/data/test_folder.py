@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from zipflm.checksums import seal
 from zipflm.data.folder import DataFolder
-from zipflm.data.tokens import TokenFile
+from zipflm.data.token_file import TokenFile
 from zipflm.data.vocabulary import Vocabulary
+from zipflm.storage import seal
 
 FILES = ("checksums.json", "data.json", "bpe.codes", "vocabulary.txt", "train.tokens")
 FILES += ("valid.tokens",)

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.data.grouping import Runs, group
+from zipflm.data.windows import Runs, group
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 

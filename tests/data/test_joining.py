@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.config import Splitting
-from zipflm.data.joining import Joiner
-from zipflm.data.splitting import Splitter
+from zipflm.data.splitting import Joiner, Splitter
 
 
 def join(rule, words):

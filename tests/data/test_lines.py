@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from zipflm.config import Splitting
-from zipflm.data import lines as module
-from zipflm.data.addresses import addresses
+from zipflm.data import text_encoder as module
 from zipflm.data.bpe import Codes
-from zipflm.data.lines import EncodedWord, TextEncoder
+from zipflm.data.corpora import addresses
 from zipflm.data.prepare import Options, prepare
+from zipflm.data.text_encoder import EncodedWord, TextEncoder
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 
 ODD = [

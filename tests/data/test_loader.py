@@ -6,7 +6,7 @@ import torch
 from zipflm.config import Blocks
 from zipflm.data.batches import Batches
 from zipflm.data.loader import Loader
-from zipflm.data.tokens import TokenArray
+from zipflm.data.token_file import TokenArray
 
 
 @pytest.fixture

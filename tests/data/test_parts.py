@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 from token_streams import SENTENCES, stream
 
 from zipflm.config import Blocks
-from zipflm.data import parts
-from zipflm.data.parts import cut, rows
+from zipflm.data import windows as windows_module
+from zipflm.data.windows import cut, rows
 
 
 @given(SENTENCES, st.integers(1, 14), st.integers(1, 5))
 def test_packing_sentences_piecemeal_changes_nothing(lengths, size, at_once):
     whole = cut(stream(lengths), "complete", size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "_AT_ONCE", at_once)
+        patch.setattr(windows_module, "_AT_ONCE", at_once)
         assert cut(stream(lengths), "complete", size).tolist() == whole.tolist()
 
 
@@ -51,7 +51,7 @@ def cuts(draw):
 def test_rows_cover_every_token_once_and_know_their_lengths(cut_, sorts, at_once):
     tokens, blocks = cut_
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "_AT_ONCE", at_once)
+        patch.setattr(windows_module, "_AT_ONCE", at_once)
         found = rows(tokens, blocks, sorts=sorts)
     windows = all_rows(found)
     spans = zip(windows.start.tolist(), windows.end.tolist(), strict=True)
@@ -72,8 +72,8 @@ def test_parts_of_one_size_need_no_boundaries(cut_):
     """The arithmetic of mode `none` is that of boundaries written down."""
     tokens, blocks = cut_
     size = blocks.block - blocks.context
-    plain = parts._rows_between(cut(tokens, "none", size), blocks, sorts=False)
-    found = parts._even_rows(len(tokens.ids), blocks, sorts=False)
+    plain = windows_module._rows_between(cut(tokens, "none", size), blocks, sorts=False)
+    found = windows_module._even_rows(len(tokens.ids), blocks, sorts=False)
     for name in ("first", "start", "end"):
         one, other = (getattr(all_rows(each), name).tolist() for each in (plain, found))
         assert one == other

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.data.permutation import Permutation
+from zipflm.data.batches import Permutation
 
 
 def order(size, *key, label=0):

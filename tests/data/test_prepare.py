@@ -12,7 +12,7 @@ from zipflm.data import prepare as module
 from zipflm.data.bpe import join
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
-from zipflm.data.tokens import TokenWriter
+from zipflm.data.token_file import TokenWriter
 from zipflm.data.vocabulary import Vocabulary
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"

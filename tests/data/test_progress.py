@@ -6,10 +6,8 @@ from dataclasses import replace
 import pytest
 
 from zipflm.config import Splitting
-from zipflm.data import progress
 from zipflm.data.folder import DataFolder
-from zipflm.data.prepare import Options, prepare
-from zipflm.data.progress import doubts, progress_bar, summary
+from zipflm.data.prepare import Options, doubts, prepare, progress_bar, summary
 
 
 class Terminal(io.StringIO):
@@ -92,7 +90,7 @@ def test_a_held_out_text_of_unknown_words_is_doubtful(tmp_path, strange, is_said
 
 
 def test_a_line_as_long_as_a_library_is_doubtful(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "_LONGEST_LINE", 50)
+    monkeypatch.setattr("zipflm.data.prepare._LONGEST_LINE", 50)
     assert list(doubts(folder_of(tmp_path, "a " * 49))) == []
     (said,) = doubts(folder_of(_new(tmp_path), "a " * 50))
     assert said.startswith("the valid text has a line of 51 words") and "line ends missing" in said

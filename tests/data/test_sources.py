@@ -10,10 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from zipflm.config import Splitting
-from zipflm.data import sources
-from zipflm.data.addresses import Address
+from zipflm.data import corpora
+from zipflm.data.corpora import CORPORA, Address, corpus_texts, fetch
 from zipflm.data.prepare import Options, prepare_by_name
-from zipflm.data.sources import CORPORA, corpus_texts, fetch
 
 
 def zipped(files):
@@ -48,7 +47,7 @@ def offline(tmp_path, monkeypatch):
         corpus = replace(
             CORPORA[name], mirrors=(), sha256=hashlib.sha256(data).hexdigest(), tokens=tokens
         )
-        monkeypatch.setitem(sources.CORPORA, name, corpus)
+        monkeypatch.setitem(corpora.CORPORA, name, corpus)
         (tmp_path / corpus.archive).write_bytes(data)
         return tmp_path
 
@@ -57,7 +56,7 @@ def offline(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("option", ["vocabulary", "bpe_codes"])
 def test_what_was_given_is_read_before_the_download(tmp_path, monkeypatch, option):
-    monkeypatch.setattr(sources, "fetch", lambda *arguments: pytest.fail("downloaded"))
+    monkeypatch.setattr(corpora, "fetch", lambda *arguments: pytest.fail("downloaded"))
     (tmp_path / "x").write_text("a 1\nb 2\n")
     with pytest.raises(ValueError, match="x: .*line"):
         prepare_by_name(tmp_path / "d", "wikitext-2", Options(**{option: tmp_path / "x"}))
@@ -68,7 +67,7 @@ def test_full_temporary_disk_is_named(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     address = Address(1790, "Washington", "Fellow citizens.")
-    monkeypatch.setattr(sources, "addresses", lambda: [address] * 20)
+    monkeypatch.setattr(corpora, "addresses", lambda: [address] * 20)
     monkeypatch.setattr("pathlib.Path.write_text", write_text)
     with pytest.raises(OSError, match=r"zipflm-\w+: No space left on device .* TMPDIR"):
         prepare_by_name(tmp_path / "d", "state-of-the-union")

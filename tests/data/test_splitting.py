@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from zipflm.config import Splitting
 from zipflm.data import splitting as module
-from zipflm.data.addresses import addresses
+from zipflm.data.corpora import addresses
 from zipflm.data.splitting import Piece, Splitter
 from zipflm.data.vocabulary import SPECIALS
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.config import Blocks
-from zipflm.data import tokens as module
+from zipflm.data import token_file as module
 from zipflm.data.batches import Batches
-from zipflm.data.tokens import TokenArray, TokenFile, TokenWriter, smallest_type
+from zipflm.data.token_file import TokenArray, TokenFile, TokenWriter, smallest_type
 
 HASH = "ab" * 32
 

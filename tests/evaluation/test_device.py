@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from zipflm.evaluation.device import usable_device
+from zipflm.evaluation.scoring import usable_device
 
 
 @pytest.fixture

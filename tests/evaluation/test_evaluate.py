@@ -247,7 +247,7 @@ def test_a_full_temporary_disk_is_named(run, monkeypatch):
     def write(self, ids, ends):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("zipflm.data.tokens.TokenWriter.write", write)
+    monkeypatch.setattr("zipflm.data.token_file.TokenWriter.write", write)
     message = refused("evaluate", run, "--text", TEXTS / "test.txt")
     assert "No space left on device" in message and "TMPDIR" in message and "--out" not in message
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.config import Blocks
-from zipflm.evaluation.scores import ScoringProtocol, TokenScores
+from zipflm.evaluation.protocol import ScoringProtocol, TokenScores
 
 
 def scores(nll, ends):

@@ -10,9 +10,8 @@ from numerics import LargestTensor
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, Blocks, DecoderConfig, ModelConfig, Tie
 from zipflm.data.batches import Batch, Batches
-from zipflm.data.tokens import TokenArray
-from zipflm.evaluation.scoring import score, score_sums
-from zipflm.evaluation.watching import named, watched_by
+from zipflm.data.token_file import TokenArray
+from zipflm.evaluation.scoring import named, score, score_sums, watched_by
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.records import Sums
 

@@ -12,7 +12,7 @@ from training_runs import in_processes, run
 
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
-from zipflm.evaluation.sharing import ALONE
+from zipflm.evaluation.scoring import ALONE
 from zipflm.training.distributed import started
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
@@ -67,10 +67,10 @@ def test_every_nll_is_that_of_one_process_in_all_of_them(trained, word_data, tmp
 
 def command(*arguments):
     """`zipflm` with what this process is given, where that differs: {RANK} is its number."""
-    import zipflm.analysis.report
     import zipflm.cli
+    import zipflm.studies.report
 
-    zipflm.analysis.report.save_figures = lambda *_: []  # which take longer than all the rest
+    zipflm.studies.report.save_figures = lambda *_: []  # which take longer than all the rest
     rank = os.environ.get("RANK", "0")
     sys.argv = ["zipflm", *(each.replace("{RANK}", rank) for each in arguments)]
     zipflm.cli.main()

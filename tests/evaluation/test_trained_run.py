@@ -8,7 +8,7 @@ from fairseq_checkpoints import GOLDEN
 
 from zipflm.data.prepare import Options, prepare
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
-from zipflm.recipes import resolve
+from zipflm.presets.recipes import resolve
 from zipflm.training.trainer import train
 
 TEXTS = GOLDEN / "data" / "text"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zipflm.evaluation.watching import named, tell, watched_by
+from zipflm.evaluation.scoring import named, tell, watched_by
 
 
 def test_the_innermost_watcher_hears_and_the_outer_one_comes_back():

@@ -4,9 +4,8 @@ import json
 
 from fuzz.mutations import put_back
 
-from zipflm.checksums import CHECKSUMS, seal
-from zipflm.files import file_hash
-from zipflm.quoting import quoted
+from zipflm.messages import quoted
+from zipflm.storage import CHECKSUMS, file_hash, seal
 
 MAX_MESSAGE = 2_000  # characters
 

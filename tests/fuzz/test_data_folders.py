@@ -11,12 +11,12 @@ from fuzz.cases import limited_time, tried
 from fuzz.folders import Folder, require_named
 from fuzz.mutations import altered_json, altered_lines, damaged, replace_file
 
-from zipflm.checksums import seal
 from zipflm.config import Blocks
 from zipflm.data.batches import Batches
 from zipflm.data.bpe import Codes, join
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import SPECIALS, Vocabulary
+from zipflm.storage import seal
 
 FILES = ["data.json", "checksums.json", "vocabulary.txt", "train.tokens", "valid.tokens"]
 BLOCKS = Blocks(break_mode="complete", block=16)

@@ -10,10 +10,10 @@ import pytest
 from fuzz.cases import case, tried
 
 from zipflm.config import Config
+from zipflm.messages import quoted, unquoted
 from zipflm.presets import DATASETS, FACTORIZATIONS
-from zipflm.quoting import quoted, unquoted
-from zipflm.recipes import RECIPES, resolve
-from zipflm.records import as_json, from_dict, load_object
+from zipflm.presets.recipes import RECIPES, resolve
+from zipflm.settings import as_json, from_dict, load_object
 
 MAX_MESSAGE = 600  # characters
 MAX_SECONDS = 1.0

@@ -16,11 +16,11 @@ from fuzz.mutations import (
 from safetensors.torch import load_file, save_file
 from sharded_checkpoints import in_shards
 
-from zipflm.checksums import seal
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.runs import resume
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.loaded import load_run
+from zipflm.runs.load import load_run
+from zipflm.storage import seal
 
 OPTIONS = ScoringOptions(device="cpu")
 OWN = ["config.json", "versions.json", "log.jsonl"]  # without checksums: people may mend these

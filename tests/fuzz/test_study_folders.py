@@ -10,9 +10,9 @@ from fuzz.cases import tried
 from fuzz.folders import Folder, require_named
 from fuzz.mutations import altered_json, damaged, replace_file
 
-from zipflm.analysis.report import claim
-from zipflm.comparison.members import score_once
 from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.studies.members import score_once
+from zipflm.studies.report import claim
 
 OPTIONS = ScoringOptions(device="cpu")
 KEPT = "scores/valid.npz"

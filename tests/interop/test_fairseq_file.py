@@ -17,8 +17,8 @@ from fuzz.mutations import damaged
 from interop.omegaconf_files import Activation, as_omegaconf, omegaconf_classes
 
 import zipflm.cli
+from zipflm.interop.fairseq import read_model
 from zipflm.interop.fairseq_file import read_checkpoint
-from zipflm.interop.fairseq_model import read_model
 
 LEGACY = OLDEST.with_suffix(".legacy.pt")
 

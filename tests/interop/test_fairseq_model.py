@@ -11,8 +11,7 @@ from fairseq_checkpoints import (
 )
 from interop.fairseq_models import MODELS, SIZE, build, require_same
 
-from zipflm.interop.fairseq import model_weights
-from zipflm.interop.fairseq_model import read_model
+from zipflm.interop.fairseq import model_weights, read_model
 
 
 @pytest.mark.parametrize("final_norm", [False, True])

@@ -5,8 +5,7 @@ import torch
 from fairseq_checkpoints import DICT, NEWEST, OLDEST, contents, options_of, save_args, state_of
 from interop.fairseq_models import SIZE, build, require_same
 
-from zipflm.interop.fairseq import model_config
-from zipflm.interop.fairseq_model import read_model
+from zipflm.interop.fairseq import model_config, read_model
 from zipflm.interop.fairseq_options import latest_options
 
 

@@ -8,10 +8,9 @@ from fairseq_checkpoints import DICT, NEWEST, OLDEST
 
 from zipflm.config import PLAIN, Splitting
 from zipflm.data.bpe import Codes
-from zipflm.interop.fairseq_model import read_model
-from zipflm.interop.fairseq_run import import_run
+from zipflm.interop.fairseq import import_run, read_model
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.loaded import load_run
+from zipflm.runs.load import load_run
 from zipflm.runs.records import ImportedState
 
 

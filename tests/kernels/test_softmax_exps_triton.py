@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 
-from zipflm.kernels import softmax_exps_triton  # noqa: E402
-from zipflm.kernels.softmax_exps_triton import hidden_gradient, row_exps  # noqa: E402
+from zipflm.kernels import softmax_triton  # noqa: E402
+from zipflm.kernels.softmax_triton import hidden_gradient, row_exps  # noqa: E402
 
 # On a GPU products of float32 would be rounded; bfloat16 is what it is for.
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -143,7 +143,7 @@ def test_tiles_are_as_large_as_a_gpu_has_room_for(monkeypatch, room, words):
         multi_processor_count = 7
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
-    softmax_exps_triton._tiles_and_programs.cache_clear()
-    tiles, programs = softmax_exps_triton._tiles_and_programs(torch.device("cuda", 3))
-    softmax_exps_triton._tiles_and_programs.cache_clear()
+    softmax_triton._tiles_and_programs.cache_clear()
+    tiles, programs = softmax_triton._tiles_and_programs(torch.device("cuda", 3))
+    softmax_triton._tiles_and_programs.cache_clear()
     assert (tiles.words, programs) == (words, 7)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 
-from zipflm.kernels.softmax_rows_triton import row_gradient, row_lse  # noqa: E402
+from zipflm.kernels.softmax_triton import row_gradient, row_lse  # noqa: E402
 
 # (words, columns): within one block of 4096, exactly one, and a little more than two.
 SIZES = [(9, 9), (131, 256), (4096, 4096), (9001, 9050)]

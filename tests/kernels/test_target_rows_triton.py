@@ -7,8 +7,8 @@ from numerics import assert_close
 
 triton = pytest.importorskip("triton")
 
-from zipflm.kernels import target_rows_triton  # noqa: E402
-from zipflm.kernels.target_rows_triton import subtract_targets  # noqa: E402
+from zipflm.kernels import softmax_triton  # noqa: E402
+from zipflm.kernels.softmax_triton import subtract_targets  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from zipflm.kernels.target_rows_triton import subtract_targets  # noqa: E402
 )
 def test_every_row_is_taken_from_its_target_once_and_in_one_order(monkeypatch, rows, words):
     """Also of targets that go on over two pieces, and over more than are added at once."""
-    monkeypatch.setattr(target_rows_triton, "_PIECE", 16)
+    monkeypatch.setattr(softmax_triton, "_PIECE", 16)
     hidden = torch.randn(rows, 264, device=DEVICE)
     targets = torch.randint(words, (rows,), device=DEVICE)
     miss = torch.rand(rows, device=DEVICE)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zipflm.language import score_files
+from zipflm.language import score_table
 from zipflm.language.ensemble import averaged, em_weights, ensemble
 
 TEXT = ["the cat sat", "", "the dog"]
@@ -82,7 +82,7 @@ def test_json_lines_average_to_json_lines(write, tmp_path):
 
 
 def test_files_longer_than_a_block_are_compared_row_by_row(write, monkeypatch):
-    monkeypatch.setattr(score_files, "_ROWS", 3)
+    monkeypatch.setattr(score_table, "_ROWS", 3)
     found = ensemble([write("a", A), write("b", B)])
     assert math.exp(found.nats) == pytest.approx(perplexity((A + B) / 2))
     other = ["the cat sat", "", "the rat"]

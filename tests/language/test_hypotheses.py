@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from zipflm.config import Blocks
 from zipflm.data.vocabulary import END, PAD
-from zipflm.language.hypotheses import PrefixSharingScorer
+from zipflm.language.rescoring import PrefixSharingScorer
 from zipflm.model.language_model import LanguageModel
-from zipflm.overrides import override
 from zipflm.presets import preset
+from zipflm.settings import override
 
 SIZES = ["decoder.num_layers=2", "vocab_size=64", "decoder.dim=16", "decoder.ffn_dim=32"]
 BANDS = ["input.cutoffs=16", "output.cutoffs=16", "input.dim=16", "output.dim=16"]

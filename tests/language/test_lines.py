@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from zipflm.language.lines import numbered_lines
+from zipflm.language.files import numbered_lines
 
 
 def test_lines_have_numbers_and_no_ends(tmp_path):

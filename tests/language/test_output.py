@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from zipflm.language.output import check_destination, destination
+from zipflm.language.files import check_destination, destination
 
 
 def test_a_file_is_whole_or_absent(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from loaded_models import loaded
 
-from zipflm.language.reading_ahead import scored_documents
+from zipflm.language.engine import scored_documents
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@ import json
 import pytest
 from language.toy_models import Bigrams
 
-from zipflm.language import rescore as module
+from zipflm.language import rescoring as module
 from zipflm.language.nbest import NBest
-from zipflm.language.rescore import Results, open_lists, rescore
+from zipflm.language.rescoring import Results, open_lists, rescore
 
 MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran")
 TSV = """id\ttext\tac

@@ -7,10 +7,10 @@ from small_data import sentences
 
 from zipflm.config import Blocks
 from zipflm.data.batches import Batches
-from zipflm.data.tokens import TokenArray
+from zipflm.data.token_file import TokenArray
 from zipflm.evaluation.scoring import score
-from zipflm.language import running
-from zipflm.language.running import RunningLines
+from zipflm.language import score_command
+from zipflm.language.score_command import RunningLines
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def lines_of(lm, number):
 def test_a_stream_is_scored_as_evaluate_scores_it(
     small, monkeypatch, break_mode, block, context, batches
 ):
-    monkeypatch.setattr(running, "_BATCHES", batches)
+    monkeypatch.setattr(score_command, "_BATCHES", batches)
     lines = lines_of(small, 40)
     blocks = Blocks(break_mode=break_mode, block=block, context=context)
     tokens = TokenArray(np.concatenate(lines), np.cumsum([0, *map(len, lines)]))

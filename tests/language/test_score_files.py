@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zipflm.language import score_files
-from zipflm.language.score_files import ScoreFile, write_header, write_rows
+from zipflm.language import score_table
+from zipflm.language.score_table import ScoreFile, write_header, write_rows
 
 TSV = (
     "line\tposition\tword\tlogprob\tband\tcount\tunknown\t# run=runs/a lines=independent block=16\n"
@@ -69,7 +69,7 @@ def test_a_protocol_may_hold_spaces_or_be_absent(write):
 
 @pytest.mark.parametrize("format", ["tsv", "jsonl"])
 def test_what_is_written_is_read_again_in_blocks(write, format, monkeypatch):
-    monkeypatch.setattr(score_files, "_ROWS", 4)
+    monkeypatch.setattr(score_table, "_ROWS", 4)
     keys = [(1 + n // 3, 1 + n % 3, f"w{n}\u00f6") for n in range(10)]
     logprob, unknown = -np.arange(10) / 8, np.arange(10) % 2 == 0
     text = io.StringIO()

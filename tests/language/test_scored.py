@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from zipflm.language.scored import WordFacts, nll_per_word
+from zipflm.language.text import WordFacts, nll_per_word
 
 
 def test_bands_begin_at_the_cutoffs(adp):

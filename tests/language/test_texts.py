@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.data.vocabulary import END, UNKNOWN
-from zipflm.language.texts import _lines
+from zipflm.language.text import _lines
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import training_runs
 from loaded_models import loaded
 
 import zipflm
-from zipflm.comparison.analyse import analyse
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
-from zipflm.language.trained import TrainedModel
-from zipflm.runs.loaded import UnseenWords, load_run
+from zipflm.language.model import TrainedModel
+from zipflm.runs.load import UnseenWords, load_run
+from zipflm.studies.analyse import analyse
 from zipflm.training.trainer import train
 
 TEXT = "ba de ba fila\nsoro ba\n"

@@ -6,7 +6,7 @@ import pytest
 from language.toy_models import Bigrams
 
 from zipflm.language.nbest import NBest
-from zipflm.language.rescore import Results, open_lists, parse_weights, ranked, rescore, write
+from zipflm.language.rescoring import Results, open_lists, parse_weights, ranked, rescore, write
 from zipflm.language.tuning import read_development, tune_on, word_errors
 
 MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran", "a dog sat")

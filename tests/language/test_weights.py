@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.language.rescore import check_name, complete_weights, parse_weights, written_weights
+from zipflm.language.rescoring import check_name, complete_weights, parse_weights, written_weights
 
 
 def test_weights_are_names_and_numbers():

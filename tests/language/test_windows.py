@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.config import Blocks
-from zipflm.language.windows import batched, document_windows
+from zipflm.language.engine import batched, document_windows
 
 LENGTHS = st.lists(st.integers(4, 40), min_size=1, max_size=8)
 

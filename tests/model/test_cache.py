@@ -6,10 +6,10 @@ from numerics import assert_close
 
 from zipflm import LanguageModel, preset
 from zipflm.config import CharacterInput, DecoderConfig
-from zipflm.model.cache import KeyValueCache
 from zipflm.model.decoder import Decoder
+from zipflm.model.kv_cache import KeyValueCache
 from zipflm.presets import FACTORIZATIONS
-from zipflm.recipes import resolve
+from zipflm.presets.recipes import resolve
 
 PLAIN = DecoderConfig(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
 DECODERS = {

@@ -10,7 +10,7 @@ from zipflm import AdaptiveEmbedding, AdaptiveSoftmax, Bands, LanguageModel, pre
 from zipflm.config import CharacterInput
 from zipflm.kernels import linear_nll_chunked, operators
 from zipflm.presets import FACTORIZATIONS
-from zipflm.recipes import resolve
+from zipflm.presets.recipes import resolve
 
 
 @pytest.fixture(autouse=True)

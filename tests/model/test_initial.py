@@ -7,7 +7,7 @@ import torch
 
 from zipflm import AdaptiveEmbedding, AdaptiveSoftmax, Bands, LanguageModel, preset
 from zipflm.config import DecoderConfig
-from zipflm.model import initial
+from zipflm.model import initialization
 from zipflm.model.decoder import DecoderLayer
 from zipflm.presets import FACTORIZATIONS
 
@@ -22,16 +22,16 @@ def built(config):
 @pytest.mark.parametrize("name", FACTORIZATIONS)
 def test_every_parameter_of_a_model_says_how_it_begins(name):
     model = built(preset("tiny", name))
-    assert initial.fills(model).keys() == dict(model.named_parameters()).keys()
+    assert initialization.fills(model).keys() == dict(model.named_parameters()).keys()
 
 
 def test_values_follow_from_seed_and_name_and_not_from_what_was_drawn_before():
-    like, fill = torch.empty(40, 30, device="meta"), initial.table()
-    first = initial.first_value(1, "a", fill, like)
+    like, fill = torch.empty(40, 30, device="meta"), initialization.table()
+    first = initialization.first_value(1, "a", fill, like)
     torch.randn(17)
-    assert torch.equal(initial.first_value(1, "a", fill, like), first)
+    assert torch.equal(initialization.first_value(1, "a", fill, like), first)
     for seed, name in ((2, "a"), (1, "b"), (11, "a")):
-        other = initial.first_value(seed, name, fill, like)
+        other = initialization.first_value(seed, name, fill, like)
         assert not torch.equal(other, first)
         # Nor are they the same numbers in another order or at another place.
         both = torch.stack([other.flatten(), first.flatten()])
@@ -56,13 +56,15 @@ def test_a_model_and_a_layer_alone_have_the_same_distributions(tie):
     embedding = AdaptiveEmbedding(BANDS, padding_idx=1)
     softmax = AdaptiveSoftmax(BANDS, tied_to=embedding if tie != "none" else None, tie=tie)
     for layer in (embedding, softmax):
-        how = initial.fills(layer)
+        how = initialization.fills(layer)
         for name, alone in layer.named_parameters():
-            other = initial.first_value(1, name, how[name], alone)
+            other = initialization.first_value(1, name, how[name], alone)
             count = alone.numel()
             assert other.std() == pytest.approx(alone.std().item(), rel=6 / math.sqrt(count)), name
             assert other.mean() == pytest.approx(0, abs=5 * other.std().item() / math.sqrt(count))
-    assert not initial.first_value(1, "a", initial.table(1), embedding.embeddings[0])[1].any()
+    assert not initialization.first_value(1, "a", initialization.table(1), embedding.embeddings[0])[
+        1
+    ].any()
 
 
 def test_pytorchs_own_distribution_is_that_of_its_layers():
@@ -70,7 +72,7 @@ def test_pytorchs_own_distribution_is_that_of_its_layers():
     bound = 1 / 8
     for part in (linear.weight, linear.bias):
         assert part.abs().max() <= bound and part.abs().max() > 0.98 * bound
-    ours = initial.first_value(1, "a", initial.torch_linear(64), linear.weight)
+    ours = initialization.first_value(1, "a", initialization.torch_linear(64), linear.weight)
     assert ours.abs().max() <= bound and ours.std() == pytest.approx(bound / 3**0.5, rel=0.02)
 
 

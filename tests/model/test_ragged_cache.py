@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from zipflm import LanguageModel, preset
-from zipflm.model.ragged_cache import RaggedCache
-from zipflm.overrides import override
+from zipflm.model.kv_cache import RaggedCache
+from zipflm.settings import override
 
 TEXTS = [[2, 17, 250, 9, 4], [2, 390], [2, 8, 8], [2, 5, 6, 7, 8, 9, 10]]
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zipflm import LanguageModel
-from zipflm.recipes import resolve
+from zipflm.presets.recipes import resolve
 
 SIZES = ["decoder.dim=32", "decoder.ffn_dim=64", "input.dim=32", "output.dim=32"]
 SMALL = [*SIZES, "decoder.num_layers=2"]

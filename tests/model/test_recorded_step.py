@@ -10,7 +10,7 @@ from zipflm import LanguageModel, preset
 from zipflm.config import CharacterInput
 from zipflm.model.recorded_step import RecordedStep
 from zipflm.presets import FACTORIZATIONS
-from zipflm.recipes import resolve
+from zipflm.presets.recipes import resolve
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 

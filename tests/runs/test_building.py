@@ -7,9 +7,9 @@ import torch
 from training_runs import SMALL, assert_same, config_of
 
 from zipflm.config import Config
-from zipflm.data.characters import spellings
+from zipflm.data.text_encoder import spellings
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.runs.building import model_with, untrained_model
+from zipflm.runs.load import model_with, untrained_model
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from training_runs import config_of
 
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.files import file_hash
-from zipflm.runs.loaded import load_run
+from zipflm.runs.load import load_run
+from zipflm.storage import file_hash
 from zipflm.training.trainer import train
 
 

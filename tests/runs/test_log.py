@@ -3,9 +3,9 @@
 import math
 
 import pytest
-from comparison.studies import report, validation
+from studies.study_runs import report, validation
 
-from zipflm.runs.log import append_line, read_lines, trim
+from zipflm.runs.folder import append_line, read_lines, trim
 
 LINES = [report(1, 1.0, 5.0), report(2, 2.0, 4.5), validation(2, 2.0, 80.0), report(3, 3.0, 4.0)]
 

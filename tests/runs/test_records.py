@@ -5,12 +5,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from comparison.studies import report, validation
 from hypothesis import given
 from hypothesis import strategies as st
+from studies.study_runs import report, validation
 
 from zipflm.config import Splitting
-from zipflm.records import as_json, load_object, parse
 from zipflm.runs.records import (
     ImportedState,
     LogLine,
@@ -22,6 +21,7 @@ from zipflm.runs.records import (
     TrainingState,
     Versions,
 )
+from zipflm.settings import as_json, load_object, parse
 
 
 @given(

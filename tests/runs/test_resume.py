@@ -12,7 +12,7 @@ from zipflm.config import Splitting
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.loaded import load_run
+from zipflm.runs.load import load_run
 from zipflm.runs.resume import check
 
 SHORT = "training.max_updates=2"

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from sharded_checkpoints import in_shards
 
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.stored_tensors import StoredTensors
+from zipflm.runs.sharded import StoredTensors
 
 TENSORS = {
     "table": torch.arange(20.0).view(5, 4),

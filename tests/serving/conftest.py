@@ -7,7 +7,7 @@ from loaded_models import loaded
 from serving.services import Running
 
 from zipflm.serving.models import served
-from zipflm.serving.tickets import Limits
+from zipflm.serving.queue import Limits
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from zipflm.serving.page import page
+from zipflm.serving.app import page
 
 WORDS = 5000
 ALTERNATIVES = ("the", "fish", "<unk>", "</s>", ".", "<script>", "a", "of", "house", "snow")

@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 
 import httpx
 
+from zipflm.serving.queue import Limits
 from zipflm.serving.server import bound, run
-from zipflm.serving.tickets import Limits
 
 
 def head(path, length):
@@ -128,7 +128,7 @@ class Running:
 
 def slowed(monkeypatch, seconds):
     """Every step of writing takes so long: for tests that must come in between."""
-    from zipflm.serving.steps import Steps
+    from zipflm.serving.decoding import Steps
 
     step = Steps.step
 

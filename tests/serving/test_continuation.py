@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zipflm.serving.continuation import Continuation, Spelling
+from zipflm.serving.decoding import Continuation, Spelling
 
 SOME = "ba be noro boro bu"
 

@@ -8,9 +8,9 @@ from importlib import resources
 
 import numpy as np
 import pytest
-from analysis.test_palette import SIGHT, contrast, seen
+from studies.test_palette import SIGHT, contrast, seen
 
-from zipflm.serving.page import Page, page
+from zipflm.serving.app import Page, page
 
 WEB = resources.files("zipflm.serving") / "web"
 VOID = {"meta", "input", "br", "link", "hr", "img", "path", "circle"}

@@ -12,7 +12,7 @@ from small_data import make_folder
 
 from zipflm.config import Splitting
 from zipflm.serving.models import served
-from zipflm.serving.tickets import Limits
+from zipflm.serving.queue import Limits
 
 
 def refused(service, path, content, status=400):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from zipflm.serving.continuation import Continuation, Spelling
-from zipflm.serving.steps import Choice, Row, Steps, generator_of
+from zipflm.serving.decoding import Choice, Continuation, Row, Spelling, Steps, generator_of
 
 PROMPTS = ["ba", "be noro boro", "bu ban bi ka ke", "mila"]
 DRAWN, NUCLEUS, GREEDY = Choice(1.0, 0, 1.0), Choice(0.8, 0, 0.9), Choice(0.0, 0, 1.0)

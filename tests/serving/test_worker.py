@@ -8,8 +8,8 @@ import pytest
 from serving.services import Running, slowed
 
 from zipflm.serving import worker as module
-from zipflm.serving.steps import Row
-from zipflm.serving.tickets import Limits
+from zipflm.serving.decoding import Row
+from zipflm.serving.queue import Limits
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_one_failure_does_not_take_others_with_it(models, held, monkeypatch):
 
 
 def test_a_failing_step_ends_the_texts_beside_it_and_nothing_else(models, monkeypatch):
-    from zipflm.serving.steps import Steps
+    from zipflm.serving.decoding import Steps
 
     step, failures = Steps.step, [RuntimeError("no memory")]
 

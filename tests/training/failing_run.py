@@ -20,7 +20,7 @@ SLOW = 4.0
 def run(rank, place, fault, *arguments):
     """The command line of `zipflm` with these arguments, under the environment of torchrun."""
     import zipflm.cli
-    from zipflm.analysis import report
+    from zipflm.studies import report
     from zipflm.training import distributed
 
     # For the sake of time: shorter patience, and no figures, which take longer than the rest.

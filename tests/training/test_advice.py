@@ -6,7 +6,7 @@ import torch
 import training_runs
 
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
-from zipflm.recipes import resolve
+from zipflm.presets.recipes import resolve
 from zipflm.training import advice
 from zipflm.training.advice import doubts, slowness, work
 from zipflm.training.trainer import train

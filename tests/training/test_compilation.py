@@ -9,8 +9,8 @@ from training_runs import config_of, run
 from zipflm.config import Config
 from zipflm.data.batches import Batch
 from zipflm.model.language_model import LanguageModel
-from zipflm.overrides import override
-from zipflm.runs.building import untrained_model
+from zipflm.runs.load import untrained_model
+from zipflm.settings import override
 from zipflm.training import compilation, step
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparison.studies import report, validation
 from matplotlib.figure import Figure
+from studies.study_runs import report, validation
 
-from zipflm.runs.log import append_line
+from zipflm.runs.folder import append_line
 from zipflm.training.curves import X_AXES, plot
 
 E2, E3 = float(np.exp(2.0)), float(np.exp(3.0))

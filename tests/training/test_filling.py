@@ -13,8 +13,8 @@ from training_runs import SMALL, assert_same, config_of, in_processes
 
 from zipflm.data.folder import DataFolder
 from zipflm.model.precision import autocast
-from zipflm.runs.building import empty_model, first_values, untrained_model
-from zipflm.training import distributed, filling, parallel
+from zipflm.runs.load import empty_model, first_values, untrained_model
+from zipflm.training import distributed, parallel
 from zipflm.training.setup import build_learner
 
 CNN = [line for line in SMALL if not line.startswith("input.")]
@@ -33,7 +33,7 @@ def learner_of(path, process, model="tied", overrides=()):
     config = config_of(data, *ODD, *overrides, **MODELS[model])
     empty = empty_model(config, data.vocabulary)
     values = first_values(empty, config.training.seed)
-    return build_learner(config, empty, process, fill=lambda: filling.fill(empty, values))
+    return build_learner(config, empty, process, fill=lambda: parallel.fill(empty, values))
 
 
 def _whole(tensor):
@@ -70,8 +70,8 @@ def test_one_process_fills_what_was_not_there_and_keeps_what_was(word_data):
     config = config_of(word_data, **MODELS["characters"])
     model = empty_model(config, word_data.vocabulary)
     spelt = model.input.spellings_VC.clone()
-    filling.allocate(model, torch.device("cpu"))
-    filling.fill(model, first_values(model, config.training.seed))
+    parallel.allocate(model, torch.device("cpu"))
+    parallel.fill(model, first_values(model, config.training.seed))
     assert torch.equal(model.input.spellings_VC, spelt) and spelt.any()
     assert_same(model.state_dict(), untrained_model(config, word_data.vocabulary).state_dict())
 
@@ -149,6 +149,6 @@ def test_gradients_that_are_accumulated_are_not_accumulated_in_bfloat16():
 
 def test_a_tensor_that_is_not_sharded_is_its_own_shard():
     tensor = nn.Parameter(torch.zeros(3, 2))
-    assert filling.local_shard(tensor) is tensor
-    assert filling.part_here(tensor) == (slice(0, 3), slice(0, 2))
-    assert filling.like_shard(tensor, tensor) is tensor
+    assert parallel.local_shard(tensor) is tensor
+    assert parallel.part_here(tensor) == (slice(0, 3), slice(0, 2))
+    assert parallel.like_shard(tensor, tensor) is tensor

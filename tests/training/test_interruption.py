@@ -19,7 +19,7 @@ from training_runs import (
     weights,
 )
 
-from zipflm.evaluation.watching import tell
+from zipflm.evaluation.scoring import tell
 from zipflm.runs.folder import RunFolder
 from zipflm.training import step, trainer
 

@@ -4,10 +4,10 @@ import io
 from dataclasses import replace
 
 import pytest
-from comparison.studies import report, validation
+from studies.study_runs import report, validation
 
 from zipflm.runs.folder import RunFolder
-from zipflm.training.log import Log, as_text
+from zipflm.training.metrics import Log, as_text
 
 REPORT = replace(
     report(5, 9.0, 2.0, speed=1234.5, memory=2**31),

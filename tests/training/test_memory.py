@@ -6,14 +6,14 @@ import pytest
 import torch
 from training_runs import config_of
 
-from zipflm.training import memory
+from zipflm.training import advice
 from zipflm.training.distributed import Process
 
 CPU = Process(0, 1, torch.device("cpu"))
 
 
 def test_recomputing_is_no_remedy_where_it_is_done(word_data):
-    assert "recompute" not in memory.explanation(config_of(word_data, "training.recompute=layer"))
+    assert "recompute" not in advice.explanation(config_of(word_data, "training.recompute=layer"))
 
 
 def test_a_model_without_room_is_explained_and_other_errors_are_left_alone(word_data):
@@ -26,8 +26,8 @@ def test_a_model_without_room_is_explained_and_other_errors_are_left_alone(word_
     ):
         with (
             pytest.raises(ValueError, match=f"mine: no room for its {message}"),
-            memory.model_explained(asked, process),
+            advice.model_explained(asked, process),
         ):
             raise RuntimeError(full)
-    with pytest.raises(RuntimeError, match="shapes differ"), memory.model_explained(config, CPU):
+    with pytest.raises(RuntimeError, match="shapes differ"), advice.model_explained(config, CPU):
         raise RuntimeError("shapes differ")

@@ -9,7 +9,7 @@ from zipflm.config import AdamW, CharacterInput, Muon, Nesterov
 from zipflm.model.inputs import sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.presets import FACTORIZATIONS, preset
-from zipflm.runs.stored_tensors import StoredTensors
+from zipflm.runs.sharded import StoredTensors
 from zipflm.training import optimizers
 from zipflm.training.muon import StackedMuon
 from zipflm.training.nesterov import NesterovMomentum

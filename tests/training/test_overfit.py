@@ -4,7 +4,7 @@ import pytest
 from training_runs import reports
 
 from zipflm.presets import FACTORIZATIONS
-from zipflm.recipes import resolve
+from zipflm.presets.recipes import resolve
 from zipflm.training.trainer import train
 
 OVERRIDES = [

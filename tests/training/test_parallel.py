@@ -20,10 +20,10 @@ from training_runs import (
 
 from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
-from zipflm.runs.building import empty_model, first_values
-from zipflm.training import filling, step
+from zipflm.runs.load import empty_model, first_values
+from zipflm.training import parallel, step
 from zipflm.training.distributed import add_up, started
-from zipflm.training.filling import local_shard
+from zipflm.training.parallel import local_shard
 from zipflm.training.setup import build_learner
 from zipflm.training.trainer import train
 
@@ -153,7 +153,7 @@ def hold_own_rows(path):
     )
     with started("cpu") as process:
         model = empty_model(config, data.vocabulary)
-        fill = partial(filling.fill, model, first_values(model, seed=1))
+        fill = partial(parallel.fill, model, first_values(model, seed=1))
         learner = build_learner(config, model, process, fill=fill)
         words = torch.arange(32).view(2, 16) + process.rank
         batch = Batch(words, words + 1, torch.ones_like(words, dtype=torch.bool))

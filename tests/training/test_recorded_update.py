@@ -6,10 +6,10 @@ from training_runs import config_of
 
 from zipflm.config import AdamW, Muon, Nesterov
 from zipflm.data.batches import Batches
-from zipflm.runs.building import untrained_model
+from zipflm.runs.load import untrained_model
 from zipflm.training import optimizers, step
+from zipflm.training.cuda_graphs import Updates
 from zipflm.training.distributed import Process
-from zipflm.training.recorded_update import Updates
 from zipflm.training.setup import build_learner
 
 OPTIMIZERS = [Nesterov(), AdamW(), Muon()]

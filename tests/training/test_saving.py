@@ -10,7 +10,7 @@ from training_runs import reports, run, validations
 from zipflm.data.folder import DataFolder
 from zipflm.runs import checkpoint as checkpoints
 from zipflm.runs.folder import RunFolder
-from zipflm.training import saving, step
+from zipflm.training import checkpointing, step
 
 EVERY = ["training.checkpoint_every=2", "training.report_every=1", "training.max_bad_updates=6"]
 NEVER_SCORED = ["training.validate_every=0"]
@@ -91,7 +91,7 @@ class SlowSaving:
 
 def test_nor_by_a_process_that_did_not_know_yet_that_it_was_saved(word_data, tmp_path, monkeypatch):
     """All processes say the same, or a study takes it for different failures."""
-    monkeypatch.setattr(saving, "_background", lambda process: SlowSaving())
+    monkeypatch.setattr(checkpointing, "_background", lambda process: SlowSaving())
     spoil(monkeypatch, 5)
     with pytest.raises(ValueError, match="training.max_bad_updates") as error:
         run(word_data, tmp_path / "run", *EVERY, *NEVER_SCORED, "training.max_updates=30")

@@ -29,10 +29,10 @@ from training_runs import (
 
 from zipflm.data.folder import DataFolder
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.loaded import load_run
+from zipflm.runs.load import load_run
 from zipflm.runs.sharded import ShardWriter
+from zipflm.training.checkpointing import own_part
 from zipflm.training.distributed import Process
-from zipflm.training.sharded_saving import own_part
 from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi_process]

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from training_runs import SMALL, in_processes, run
 
-from zipflm.checksums import seal
 from zipflm.runs.folder import RunFolder
-from zipflm.training import distributed, start
+from zipflm.storage import seal
+from zipflm.training import distributed, setup
 from zipflm.training.distributed import Process
 
 ALONE = Process(0, 1, torch.device("cpu"))
@@ -38,7 +38,7 @@ def _look(path, out):
     torch.set_num_threads(1)
     said = []
     with distributed.started("cpu") as process:
-        found = start.newest_good(RunFolder(path), process, said.append)
+        found = setup.newest_good(RunFolder(path), process, said.append)
         (out / str(process.rank)).write_text(f"{found.update} {' '.join(said)}")
 
 
@@ -60,12 +60,12 @@ def test_damage_that_one_process_finds_all_of_them_know(copy, tmp_path, name):
 
 def test_one_process_verifies_everything(copy):
     said = []
-    assert start.newest_good(copy, ALONE, said.append).update == 4 and not said
+    assert setup.newest_good(copy, ALONE, said.append).update == 4 and not said
     damage(copy, "vocabulary.txt")
-    assert start.newest_good(copy, ALONE, said.append).update == 2 and len(said) == 1
+    assert setup.newest_good(copy, ALONE, said.append).update == 2 and len(said) == 1
     damage(copy, "optimizer.safetensors", 2)
     with pytest.raises(ValueError, match="none of its 2 checkpoints can be read; restore one"):
-        start.newest_good(copy, ALONE, said.append)
+        setup.newest_good(copy, ALONE, said.append)
 
 
 def test_weights_of_another_model_are_refused_with_their_name(word_data, copy):

@@ -10,7 +10,7 @@ from waiting import no_waiting
 
 from zipflm.config import AdamW, Blocks, Muon, Nesterov
 from zipflm.data.batches import Batch, Batches
-from zipflm.runs.building import untrained_model
+from zipflm.runs.load import untrained_model
 from zipflm.training import optimizers, step
 from zipflm.training.distributed import Process
 from zipflm.training.setup import build_learner

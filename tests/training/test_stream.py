@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zipflm.data.tokens import TokenArray
+from zipflm.data.token_file import TokenArray
 from zipflm.presets import preset
 from zipflm.runs.records import Place
 from zipflm.training.distributed import Process

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.runs.records import Sums
+from zipflm.training.metrics import Tally
 from zipflm.training.step import UpdateResult
-from zipflm.training.tally import Tally
 
 
 def result(nll=10.0, tokens=4.0, words=2.0, norm=1.0, bad=0.0, stop=0.0):
@@ -23,7 +23,7 @@ BAD = result(nll=math.nan, norm=math.inf, bad=1.0)
 def clock(monkeypatch):
     """A clock that stands still until it is told to go on."""
     now = [100.0]
-    monkeypatch.setattr("zipflm.training.tally.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("zipflm.training.metrics.time.perf_counter", lambda: now[0])
 
     def wait(seconds):
         now[0] += seconds
@@ -88,7 +88,7 @@ def test_a_request_to_stop_is_kept_also_from_an_update_that_was_skipped():
 
 def test_updates_in_which_a_version_was_compiled_count_as_compilation(monkeypatch):
     learner, clock = SimpleNamespace(num_versions=0), iter([0.0, 0.0, 30.0, 31.0, 31.5, 32.0])
-    monkeypatch.setattr("zipflm.training.tally.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("zipflm.training.metrics.time.perf_counter", lambda: next(clock))
     tally = Tally(compile_seconds=5.0)
     with tally.compiling(learner):
         learner.num_versions = 1
@@ -99,7 +99,7 @@ def test_updates_in_which_a_version_was_compiled_count_as_compilation(monkeypatc
 
 def test_cpu_time_counts_neither_waiting_nor_compilation(monkeypatch):
     learner, now = SimpleNamespace(num_versions=0), [100.0]
-    monkeypatch.setattr("zipflm.training.tally.time.thread_time", lambda: now[0])
+    monkeypatch.setattr("zipflm.training.metrics.time.thread_time", lambda: now[0])
     tally, uncounted = Tally(cpu_seconds=5.0), Tally()
     with tally.compiling(learner):
         learner.num_versions, now[0] = 1, 130.0

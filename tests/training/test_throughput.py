@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from zipflm.presets import preset
-from zipflm.training.throughput import (
+from zipflm.training.metrics import (
     flops_per_token,
     peak_flops,
     peak_memory,

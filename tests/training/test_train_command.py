@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from zipflm import cli
 from zipflm.config import Config
-from zipflm.records import from_dict
 from zipflm.runs.folder import RunFolder
+from zipflm.settings import from_dict
 from zipflm.training import trainer
 
 RUNNER = CliRunner()

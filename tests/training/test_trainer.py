@@ -25,7 +25,7 @@ from training_runs import (
 from zipflm.data.prepare import Options, prepare
 from zipflm.runs import provenance
 from zipflm.runs.folder import RunFolder
-from zipflm.training import filling, step
+from zipflm.training import parallel, step
 
 # --- Watched. ---
 
@@ -258,7 +258,7 @@ def test_no_room_for_the_model_itself_is_said(word_data, tmp_path, monkeypatch):
     def fail(model, device):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(filling, "allocate", fail)
+    monkeypatch.setattr(parallel, "allocate", fail)
     with pytest.raises(ValueError, match="no room for its 2,864 parameters .*lower decoder"):
         run(word_data, tmp_path / "run", "training.max_updates=1")
 

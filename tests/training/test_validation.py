@@ -10,7 +10,7 @@ import torch
 from training_runs import assert_same, config_of, in_processes, reports, run, validations, weights
 
 from zipflm.data.folder import DataFolder
-from zipflm.data.tokens import TokenArray
+from zipflm.data.token_file import TokenArray
 from zipflm.runs.folder import RunFolder
 from zipflm.training import compilation, trainer, validation
 from zipflm.training.validation import part_of

@@ -23,8 +23,8 @@ from zipflm.cli import measuring as measuring
 from zipflm.cli import rescoring as rescoring
 from zipflm.cli import serving as serving
 from zipflm.cli import using as using
-from zipflm.cli.common import CLOSED_PIPE, app, complain
-from zipflm.troubles import in_words
+from zipflm.cli.app import CLOSED_PIPE, app, complain
+from zipflm.messages import in_words
 
 _IN_ORDER_OF_WORK = (
     *("prepare", "train", "evaluate", "score", "generate", "rescore", "ensemble", "serve"),

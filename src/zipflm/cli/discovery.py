@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zipflm.cli.command import command
-from zipflm.cli.common import say
-from zipflm.cli.settings import expanded
+from zipflm.cli.app import command, expanded, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,7 +64,7 @@ def config(
     import json
     from dataclasses import asdict
 
-    from zipflm.field_help import fields_of
+    from zipflm.settings import fields_of
 
     found = list(fields_of(_resolved(preset, recipe, expanded(overrides), data)))
     if as_json:
@@ -143,7 +141,7 @@ def _print(table: Table) -> None:
 def _resolved(preset: str, recipe: str, overrides: list[str], data: str | None) -> Config:
     from zipflm.data.folder import DataFolder
     from zipflm.presets import from_name
-    from zipflm.recipes import resolve
+    from zipflm.presets.recipes import resolve
 
     if data is None:
         size = from_name(preset).vocab_size
@@ -205,7 +203,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 def _how_to_go_on(dataset: str | None) -> str:
     from zipflm.presets import FACTORIZATIONS
-    from zipflm.recipes import RECIPES
+    from zipflm.presets.recipes import RECIPES
 
     if dataset is not None:
         return f"zipflm config {dataset}/ADP-T shows every setting of one"

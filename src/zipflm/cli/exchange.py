@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from zipflm.cli.command import command
-from zipflm.cli.common import removing_what_is_unfinished, say
-from zipflm.cli.options import Checkpoint, Run
+from zipflm.cli.app import Checkpoint, Run, command, removing_what_is_unfinished, say
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from zipflm.cli.command import Command, command
-from zipflm.cli.common import INTERRUPTED, complain, removing_what_is_unfinished, say
-from zipflm.cli.options import (
+from zipflm.cli.app import (
+    INTERRUPTED,
     STALL_SECONDS,
+    Command,
     Device,
     Encoding,
     Errors,
@@ -18,8 +18,12 @@ from zipflm.cli.options import (
     Overrides,
     Split,
     StallSeconds,
+    command,
+    complain,
+    expanded,
+    removing_what_is_unfinished,
+    say,
 )
-from zipflm.cli.settings import expanded
 
 if TYPE_CHECKING:
     from zipflm.config import Config, Splitting
@@ -47,8 +51,7 @@ def _splitting(
 ) -> Splitting:
     """The rule that was asked for; as far as none was, that of a vocabulary's data folder."""
     from zipflm.config import PLAIN, Rule, Splitting
-    from zipflm.data.facts import FACTS_FILE, read_facts
-    from zipflm.data.folder import CODES_FILE
+    from zipflm.data.folder import CODES_FILE, FACTS_FILE, read_facts
 
     if split is not None and split not in get_args(Rule):
         raise ValueError(f"--split {split}: choose from {', '.join(get_args(Rule))}")
@@ -154,9 +157,8 @@ def prepare(
     ] = None,
 ) -> None:
     """Make a data folder from text, from a corpus by name, or from sequences of integers."""
-    from zipflm.data.prepare import Options, prepare_by_name
+    from zipflm.data.prepare import Options, doubts, prepare_by_name, progress_bar, summary
     from zipflm.data.prepare import prepare as make
-    from zipflm.data.progress import doubts, progress_bar, summary
     from zipflm.data.scan import default_processes
 
     options = Options(
@@ -232,7 +234,7 @@ def train(
     the first while there is nothing to save.
     """
     from zipflm.data.folder import DataFolder
-    from zipflm.recipes import resolve
+    from zipflm.presets.recipes import resolve
     from zipflm.runs.folder import RunFolder
     from zipflm.training import distributed
     from zipflm.training.trainer import train as run
@@ -304,7 +306,7 @@ def import_fairseq(
     lowercase: Lowercase = False,
 ) -> None:
     """Make a run folder from a model that fairseq trained."""
-    from zipflm.interop.fairseq_run import import_run
+    from zipflm.interop.fairseq import import_run
 
     splitting = _splitting(split, lowercase)
     model = import_run(checkpoint, dictionary, Path(out), bpe_codes=bpe_codes, splitting=splitting)

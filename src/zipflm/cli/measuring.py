@@ -7,19 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zipflm.cli.command import command
-from zipflm.cli.common import (
+from zipflm.cli.app import (
     INTERRUPTED,
     MEMBER_FAILED,
-    complain,
-    is_first_process,
-    numbers,
-    parts,
-    removing_what_is_unfinished,
-    say,
-    showing_progress,
-)
-from zipflm.cli.options import (
     STALL_SECONDS,
     Block,
     Checkpoint,
@@ -29,11 +19,19 @@ from zipflm.cli.options import (
     Overrides,
     Run,
     StallSeconds,
+    command,
+    complain,
+    expanded,
+    is_first_process,
+    numbers,
+    parts,
+    removing_what_is_unfinished,
+    say,
+    showing_progress,
 )
-from zipflm.cli.settings import expanded
 
 if TYPE_CHECKING:
-    from zipflm.comparison.compare import FinishedStudy
+    from zipflm.studies.compare import FinishedStudy
 
 
 @command(
@@ -49,8 +47,8 @@ def params(
     """Count parameters: every row of the paper, or one model part by part."""
     from rich.console import Console
 
-    from zipflm.overrides import override
     from zipflm.presets import from_name
+    from zipflm.settings import override
     from zipflm.sizes import paper_sizes, parts_table, sizes_table
 
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -195,10 +193,10 @@ def compare(
     """
     from pathlib import Path
 
-    from zipflm.comparison.compare import compare as run
-    from zipflm.comparison.compare import dry_run as show
-    from zipflm.comparison.plan import Request
     from zipflm.presets import FACTORIZATIONS
+    from zipflm.studies.compare import compare as run
+    from zipflm.studies.compare import dry_run as show
+    from zipflm.studies.plan import Request
     from zipflm.training import distributed
 
     varies = bool(bands or tail_dropout)
@@ -265,11 +263,11 @@ def analyse(
     """Losses by word frequency, figures and word lists of any runs."""
     from pathlib import Path
 
-    from zipflm.comparison import analyse as library
-    from zipflm.comparison.progress import print_table
-    from zipflm.comparison.redraw import is_study, redraw
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.runs.folder import parse_choice
+    from zipflm.studies import analyse as library
+    from zipflm.studies.analyse import is_study, redraw
+    from zipflm.studies.progress import print_table
 
     paths, choice = [Path(run) for run in runs], parse_choice(checkpoint)
     if seeds != 1 and not (bands or tail_dropout):
@@ -319,7 +317,7 @@ def analyse(
 
 def _conclude(finished: FinishedStudy) -> None:
     """The end of a study on the terminal; under torchrun the first process alone speaks."""
-    from zipflm.comparison.progress import print_table
+    from zipflm.studies.progress import print_table
 
     if is_first_process():
         print_table(finished.study)

@@ -11,20 +11,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zipflm.cli.command import command
-from zipflm.cli.common import (
+from zipflm.cli.app import (
+    Checkpoint,
+    Device,
+    Dtype,
+    Encoding,
+    Run,
+    command,
     numbers,
     parts,
     removing_what_is_unfinished,
     run_comes_first,
     say,
 )
-from zipflm.cli.options import Checkpoint, Device, Dtype, Encoding, Run
-from zipflm.terminal import lines
+from zipflm.messages import lines
 
 if TYPE_CHECKING:
     from zipflm.language.nbest import Entry
-    from zipflm.language.rescore import HypothesisScorer, OpenLists
+    from zipflm.language.rescoring import HypothesisScorer, OpenLists
 
 
 @command(
@@ -85,10 +89,10 @@ def rescore(
 
     With --tune the weights are chosen on these lists, and told on stderr.
     """
-    from zipflm.data.progress import progress_bar
+    from zipflm.data.prepare import progress_bar
+    from zipflm.language.files import check_destination
     from zipflm.language.nbest import NBest
-    from zipflm.language.output import check_destination
-    from zipflm.language.rescore import (
+    from zipflm.language.rescoring import (
         Results,
         check_name,
         open_lists,
@@ -96,7 +100,7 @@ def rescore(
         write,
         written_weights,
     )
-    from zipflm.language.rescore import rescore as rescore_lists
+    from zipflm.language.rescoring import rescore as rescore_lists
     from zipflm.language.tuning import read_development, tune_on
 
     # All that can be refused without the model comes first: loading it takes a while.
@@ -163,7 +167,7 @@ def ensemble(
     """Perplexity of several runs as one: their probabilities averaged word by word."""
     from zipflm.data.text import STDIN
     from zipflm.language.ensemble import ensemble as average
-    from zipflm.language.output import check_destination
+    from zipflm.language.files import check_destination
 
     _read_stdin_once(files)
     check_destination("--out", out, files)
@@ -205,8 +209,8 @@ def _number_of_lines(name: str) -> int | None:
 
 def _scorer(run: str, checkpoint: str | None, device: str | None, dtype: str) -> HypothesisScorer:
     """A run as rescoring needs it."""
-    from zipflm.language.hypotheses import PrefixSharingScorer
-    from zipflm.language.trained import load
+    from zipflm.language.model import load
+    from zipflm.language.rescoring import PrefixSharingScorer
 
     lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype)
     return PrefixSharingScorer(lm.engine, lambda text: lm.reader.line(text).ids)

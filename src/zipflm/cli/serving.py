@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zipflm.cli.command import command
-from zipflm.cli.common import complain
-from zipflm.cli.options import Checkpoint, Device, Dtype
+from zipflm.cli.app import Checkpoint, Device, Dtype, command, complain
 
 
 @command(
@@ -58,8 +56,8 @@ def serve(
     except ImportError as error:
         needed = "pip install fastapi prometheus_client uvicorn"
         raise ValueError(f"zipflm serve needs {error.name}: {needed}") from None
+    from zipflm.serving.queue import Limits
     from zipflm.serving.server import serve as serve_runs
-    from zipflm.serving.tickets import Limits
 
     limits = Limits(max_batch_words=max_batch_words, max_words=max_words, max_waiting=max_waiting)
     serve_runs(

@@ -9,9 +9,7 @@ from typing import Annotated
 
 import typer
 
-from zipflm.cli.command import command
-from zipflm.cli.common import complain, run_comes_first, say
-from zipflm.cli.options import (
+from zipflm.cli.app import (
     Block,
     Checkpoint,
     Context,
@@ -20,9 +18,13 @@ from zipflm.cli.options import (
     Encoding,
     Errors,
     Run,
+    command,
+    complain,
+    run_comes_first,
+    say,
 )
-from zipflm.terminal import lines as printable_lines
-from zipflm.terminal import one_line
+from zipflm.messages import lines as printable_lines
+from zipflm.messages import one_line
 
 
 @command(
@@ -70,11 +72,11 @@ def score(
     dtype: Dtype = "float32",
 ) -> None:
     """Log-probability of every word, line or file, written while it reads."""
-    from zipflm.data.progress import progress_bar
+    from zipflm.data.prepare import progress_bar
     from zipflm.data.text import expand
+    from zipflm.language.model import load
     from zipflm.language.score_command import ScoreOptions, score_files
     from zipflm.language.score_table import TableOptions
-    from zipflm.language.trained import load
 
     run_comes_first(run, texts or ())
     names = expand(texts or ["-"])
@@ -139,7 +141,7 @@ def generate(
     import json
 
     from zipflm.language.generation import Sampling, Writer
-    from zipflm.language.trained import load
+    from zipflm.language.model import load
 
     sampling = Sampling(
         max_words=max_words,

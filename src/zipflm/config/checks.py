@@ -10,7 +10,7 @@ import math
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from zipflm.quoting import quoted
+from zipflm.messages import quoted
 
 
 def require(condition: bool, field: str, value: object, remedy: str) -> None:

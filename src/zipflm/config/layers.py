@@ -17,8 +17,8 @@ from typing import Annotated, NoReturn
 
 from zipflm.config.checks import ByKind, require, require_count, require_fraction, require_positive
 from zipflm.config.text import Unit
+from zipflm.messages import quoted
 from zipflm.model.bands import Bands
-from zipflm.quoting import quoted
 
 Share = Callable[[int, int], float]
 """share(first, end): which part of the running text has ids from `first` up to, not including,

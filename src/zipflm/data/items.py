@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from zipflm.data.scan import LINE_END, Progress, Rename, Scan, ScannedChunk, place_type
 from zipflm.data.text import chunks, is_stored, shown
 from zipflm.data.vocabulary import SPECIALS
-from zipflm.quoting import quoted
+from zipflm.messages import quoted
 
 Sequences = tuple[NDArray[Any], NDArray[np.int64]]
 """Ids, and the position behind each of the sequences that they are."""

@@ -1,39 +1,10 @@
-"""Raw text to words and back: what `--split whitespace`, `words` and `wikitext` mean.
+"""Words back to readable text, one at a time, as a model writes them.
 
-White space always separates, and nothing looks beyond it: the words of a stretch of text between
-two white spaces (a *token* here) depend on that stretch alone. So each different token is split
-once, however often it occurs, by one regular expression that the `tokenizers` library runs in
-compiled code. Its alternatives cover every character, so that nothing is lost: only white space
-lies between the spans of two words.
-
-`words` splits punctuation off and leaves everything else as it is spelt:
-
-- An apostrophe between letters belongs to the word (`don't`, `o'clock`, `John's`); in front of a
-  word or behind it, where it cannot be told from a quotation mark, it is a word of its own.
-- A hyphen inside a word belongs to it (`well-known`, `F-16`), and so does one that a word ends with
-  (`two- and three-year`). Two hyphens or more are a dash, which is a word.
-- Numbers are whole (`3,000.5`, `10:30`, `1990s`, `-5`), without their currency or percent sign.
-- Dots stay in initials (`U.S.`, `e.g.`) and names of hosts (`example.com`); elsewhere a period is a
-  word, behind abbreviations too (`Mr` `.`). Addresses with `://`, `www.` or `@` are whole.
-- Every quotation mark or bracket is a word; so is a run of dots, or of exclamation and question
-  marks. An emoji with all its modifiers is one word.
-- Scripts that do not put spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) are
-  split into characters, because finding their words takes a dictionary. All others, Korean among
-  them, are split at spaces and punctuation like English.
-- `<unk>` in the text is the unknown word. `<s>`, `</s>` and `<pad>` are letters and punctuation: no
-  text can put the end of a line where there is none.
-
-`wikitext` follows what is found in WikiText, which Moses' tokenizer made:
-
-- `@-@` stands for a hyphen inside a word, `@,@` and `@.@` for those inside a number.
-- `'s`, `'t`, `'re` and the like, and the second part of well-known names (`O` `'Brien`), are words
-  that begin with the apostrophe. Every other apostrophe is a word of its own.
-- A period stays with initials (`J.`, `U.S.`) and well-known abbreviations (`Mr.`, `St.`). Moses
-  also looks at the next word to find abbreviations; this does not.
-- All other punctuation is split off, every mark on its own, except runs of dots and hyphens.
-- Typographic quotation marks and apostrophes become the plain ones, which WikiText has in some 98
-  of 100 places, unless they stand alone.
-- Text that is in this form already stays as it is; specials, `<unk>` among them, are never split.
+Where a space goes is decided by the word at hand and those before it, never by what follows, so
+that text can be shown while it is written. What no rule can know from the words alone (whether a
+dash had spaces around it, whether an apostrophe opens a quotation) is guessed as English prose has
+it most of the time. Only white space is added: the words stay as they are, except that `@-@`, `@,@`
+and `@.@` of WikiText become the marks they stand for.
 """
 
 from __future__ import annotations
@@ -43,9 +14,77 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from zipflm.config import Splitting
-from zipflm.data.joining import Joiner
+from zipflm.config import Rule, Splitting
 from zipflm.data.vocabulary import SPECIALS, UNKNOWN
+
+_CLOSING = frozenset(".,;:!?%)]}\u2026\u201d\u00bb\u00b0\u2032\u2033\u3002\uff0c\u3001\uff01\uff1f")
+_OPENING = frozenset("([{\u201c\u2018\u201e\u00ab\u00bf\u00a1$#@\u00a3\u20ac\u00a5\u20b9``")
+# Between two words, without spaces.
+_TIGHT = frozenset("/\u2014\u2044")
+_RUN = re.compile(r"\.{2,}|[!?]{2,}")
+_WIKITEXT_MARKS = {"@-@": "-", "@,@": ",", "@.@": "."}
+_NO_SPACES_BETWEEN = re.compile(
+    # Han, Kana, Thai, Lao, Burmese, Khmer, and their punctuation.
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60"
+    "\U00020000-\U0003ffff]"
+)
+
+
+class Joiner:
+    """The text of one line, grown word by word."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._last = self._before_last = ""
+        self._open: set[str] = set()
+        # Whether the next word follows without a space.
+        self._is_tight = True
+
+    def add(self, word: str) -> str:
+        """What the word adds to the text: itself, behind a space where one belongs."""
+        before, after = self._spaces(word)
+        space = " " if before and not self._is_tight else ""
+        self._is_tight = not after
+        self._before_last, self._last = self._last, word
+        return space + (_WIKITEXT_MARKS.get(word, word) if self._rule == "wikitext" else word)
+
+    def _spaces(self, word: str) -> tuple[bool, bool]:
+        """Whether a space may stand before the word, and behind it."""
+        if self._rule == "whitespace":
+            return True, True
+        if word in _CLOSING or _RUN.fullmatch(word):
+            return False, True
+        if word in _OPENING:
+            return True, False
+        if word in _TIGHT or (self._rule == "wikitext" and word in _WIKITEXT_MARKS):
+            return False, False
+        if word in ('"', "'", "\u2019", "''"):
+            return self._quotation_mark(word)
+        if self._rule == "wikitext" and word[0] == "'":  # 's
+            return False, True
+        if word == "\u2013":  # from 5 to 6, without spaces
+            is_range = self._last[-1:].isdigit()
+            return not is_range, not is_range
+        return not self._follows_without_space(word), True
+
+    def _quotation_mark(self, word: str) -> tuple[bool, bool]:
+        """It closes what is open; else it opens, unless it is the apostrophe of a plural."""
+        is_apostrophe = word in ("'", "\u2019") and self._last[-1:] in ("s", "S")
+        if word == "''" or word in self._open or is_apostrophe or self._closes_typographic(word):
+            self._open.discard(word)
+            return False, True
+        self._open.add(word)
+        return True, False
+
+    def _closes_typographic(self, word: str) -> bool:
+        return word == "\u2019" and self._last != ""
+
+    def _follows_without_space(self, word: str) -> bool:
+        if self._last == ":" and self._rule == "wikitext":  # 10 : 30
+            return self._before_last.isdigit() and word.isdigit()
+        last = self._last[-1:]
+        return bool(_NO_SPACES_BETWEEN.match(word) and _NO_SPACES_BETWEEN.match(last))
+
 
 # Characters of different tokens whose words are remembered; beyond that all are forgotten, so that
 # a stream of any length is split in bounded memory. Not a number of tokens: where there are no

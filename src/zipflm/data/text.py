@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import IO, Any
 
-from zipflm.quoting import unquoted
+from zipflm.messages import unquoted
 
 CHUNK_BYTES = 1 << 22
 MAX_LINE_BYTES = 1 << 24

@@ -27,15 +27,12 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.data.scan import Errors
 from zipflm.data.text import UTF_8, check_encoding
 from zipflm.data.vocabulary import CONTINUES
-from zipflm.evaluation.device import usable_device
-from zipflm.evaluation.scores import TokenScores
-from zipflm.evaluation.scoring import score
-from zipflm.evaluation.sharing import ALONE, Share
-from zipflm.evaluation.watching import named
-from zipflm.files import TEMPORARY_REMEDY, naming_full_disk
+from zipflm.evaluation.protocol import TokenScores
+from zipflm.evaluation.scoring import ALONE, Share, named, score, usable_device
 from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
-from zipflm.runs.loaded import LoadedRun, load_run, with_words
+from zipflm.runs.load import LoadedRun, load_run, with_words
+from zipflm.storage import TEMPORARY_REMEDY, naming_full_disk
 
 Source = str | PathLike[str]
 

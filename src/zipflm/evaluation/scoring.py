@@ -1,22 +1,12 @@
-"""Scoring batches with a model: every target once, whatever blocks and contexts they come in.
-
-Batches hold several windows; only what is scored goes through the output layer, so that a window
-of context costs its pass through the decoder and no more. No table of tokens by words is built:
-memory is bounded by the batch, plus the nll of every token (and a byte for sub-words) in `score`.
-Results travel to the host as they come, so that the device is never waited for while it has work.
-
-`score` keeps the nll of every token, `score_windows` that of any part of a stream, `start_scoring`
-without waiting for it. `score_sums`
-keeps sums only: training's pass over the valid set, in any order and on several processes. The unit
-of a perplexity is always the word: the pieces of a word add up to it, so BPE and word models
-compare.
-"""
+"""The device that a command was asked for, checked; evaluation and training ask here."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,14 +14,116 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.data.batches import Batch, Batches, batch_of
-from zipflm.data.parts import Windows
 from zipflm.data.vocabulary import END, UNKNOWN
-from zipflm.evaluation.scores import ScoringProtocol, TokenScores, count_words
-from zipflm.evaluation.sharing import ALONE, Share
-from zipflm.evaluation.watching import tell
+from zipflm.data.windows import Windows
+from zipflm.evaluation.protocol import ScoringProtocol, TokenScores, count_words
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.runs.records import Sums
+
+
+def usable_device(name: str | None) -> str:
+    """`name`, or a GPU of NVIDIA's where there is one; ValueError if PyTorch cannot use it here.
+
+    Apple's (mps) is used where it is asked for.
+    """
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device {name}: choose cpu, cuda, cuda:N or mps") from None
+    count = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+    }
+    if (device.index or 0) >= count.get(device.type, 0):
+        raise ValueError(
+            f"--device {name}: there is none here that PyTorch can use; try --device cpu"
+        )
+    return name
+
+
+T = TypeVar("T")
+
+
+class Share(Protocol):
+    """One of several processes that score together; all make the same calls, in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def done_by_all(self, work: Callable[[], T]) -> T:
+        """What this process gets by a piece of work; ValueError in all if it fails in one."""
+        ...
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        ...
+
+    def all_values(self, value: T) -> list[T]:
+        """Everybody's value, in the order of the processes."""
+        ...
+
+
+class _Alone:
+    """A process that scores everything."""
+
+    rank = 0
+    world_size = 1
+
+    def done_by_all(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def all_values(self, value: T) -> list[T]:
+        return [value]
+
+
+ALONE: Share = _Alone()
+
+
+Watcher = Callable[[str, int, int | None], None]
+"""Called with what is going on, the tokens just done, and all the tokens there are, if known.
+
+An exception that it raises ends the scoring."""
+
+_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+_task: ContextVar[str] = ContextVar("task", default="scoring")
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """Tell `watcher` of all that is scored inside."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+@contextmanager
+def named(task: str) -> Iterator[None]:
+    """What is scored inside, in the words that a person is shown."""
+    token = _task.set(task)
+    try:
+        yield
+    finally:
+        _task.reset(token)
+
+
+def tell(done: int, total: int | None) -> None:
+    """So many more tokens are scored, of so many."""
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher(_task.get(), done, total)
+
 
 # Batches that are queued before the oldest result is looked at.
 _PENDING = 32

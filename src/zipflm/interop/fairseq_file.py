@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from zipflm.quoting import quoted, unquoted
+from zipflm.messages import quoted, unquoted
 
 _KEPT_APART = re.compile(
     r"(fairseq|omegaconf|typing)\..*"

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from zipflm.quoting import quoted, unquoted
+from zipflm.messages import quoted, unquoted
 
 # Options that must have one of these values (or be absent): anything else is another model.
 _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {

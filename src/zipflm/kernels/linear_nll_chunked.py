@@ -110,8 +110,7 @@ def _by_exponentials(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same without a pass over the logits: see `softmax_exps_triton`."""
-    from zipflm.kernels.softmax_exps_triton import hidden_gradient, row_exps
-    from zipflm.kernels.target_rows_triton import subtract_targets
+    from zipflm.kernels.softmax_triton import hidden_gradient, row_exps, subtract_targets
 
     num_words = len(weight_VE)
     hidden_NE = _without_inactive(hidden_NE, active_N).contiguous()
@@ -221,7 +220,7 @@ def _logits(hidden_RE: Tensor, weight_VE: Tensor) -> Tensor:
 
 def _lse(logits_RV: Tensor, num_words: int) -> Tensor:
     if _has_row_kernels(logits_RV):
-        from zipflm.kernels.softmax_rows_triton import row_lse
+        from zipflm.kernels.softmax_triton import row_lse
 
         return row_lse(logits_RV, num_words)
     return logits_RV[:, :num_words].logsumexp(dim=-1)
@@ -240,7 +239,7 @@ def _gradient(
     A target of -1 is a word that is not among these: it has no one in its row.
     """
     if _has_row_kernels(logits_RV):
-        from zipflm.kernels.softmax_rows_triton import row_gradient
+        from zipflm.kernels.softmax_triton import row_gradient
 
         return row_gradient(logits_RV, num_words, lse_R, targets_R, grad_R, dtype)
     logits_RV.sub_(lse_R.unsqueeze(1)).exp_()

@@ -1,9 +1,14 @@
-"""A model and how it is run: on which device, in what precision, in windows of what size."""
+"""Windows over texts: each is seen whole where it fits into a block, and slid over where not.
+
+A text that is longer than the block is cut as `evaluate` cuts: parts of `block - context` tokens,
+each behind the context before it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,14 +17,51 @@ from torch import Tensor
 
 from zipflm.config import Blocks, Unit
 from zipflm.data.batches import batch_of
-from zipflm.data.grouping import group
-from zipflm.data.parts import Windows
 from zipflm.data.vocabulary import END, PAD, UNKNOWN
-from zipflm.evaluation.scores import ScoringProtocol
+from zipflm.data.windows import Windows, group
+from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.evaluation.scoring import predicted_ids, score_windows, start_scoring
-from zipflm.language.texts import Ids
-from zipflm.language.windows import batched, document_windows
+from zipflm.language.text import EncodedText, Ids
 from zipflm.model.language_model import LanguageModel
+
+_SMALL = 8
+"""Below this part of what fits, a batch leaves the device idle."""
+
+
+def document_windows(lengths: Sequence[int], blocks: Blocks, skip: int = 0) -> Windows:
+    """Windows over texts that stand one behind the other in a stream, `lengths` tokens each.
+
+    The first `skip` tokens of every text are context only.
+    """
+    sizes = np.asarray(lengths, dtype=np.int64)
+    begins = np.cumsum(sizes) - sizes
+    fits = sizes <= blocks.block
+    first, start, end = ([part[fits]] for part in (begins, begins + skip, begins + sizes))
+    for begin, size in zip(begins[~fits], sizes[~fits], strict=True):
+        starts = np.arange(skip, size, blocks.block - blocks.context)
+        first.append(begin + np.maximum(starts - blocks.context, 0))
+        start.append(begin + starts)
+        end.append(begin + np.append(starts[1:], size))
+    return Windows(*map(np.concatenate, (first, start, end)))
+
+
+def batched(windows: Windows, max_tokens: int) -> Iterator[Windows]:
+    """Windows of similar length together, at most `max_tokens` with their padding.
+
+    A batch that is large enough to keep the device busy is not made larger at the price of more
+    than a tenth of padding.
+    """
+    lengths = windows.end - windows.first
+    order: NDArray[np.int64] = np.argsort(lengths, kind="stable")
+    lengths, row = lengths[order], 0
+    while row < len(lengths):
+        some = lengths[row : row + max(1, max_tokens // int(lengths[row]))]
+        used, padded = np.cumsum(some), some * np.arange(1, len(some) + 1)
+        is_dense = (10 * padded <= 11 * used) | (used <= max_tokens // _SMALL)
+        number = max(1, int(np.argmin(np.append((padded <= max_tokens) & is_dense, False))))
+        rows = order[row : row + number]
+        yield Windows(windows.first[rows], windows.start[rows], windows.end[rows])
+        row += number
 
 
 @dataclass(frozen=True)
@@ -152,3 +194,73 @@ def diverged() -> ValueError:
         "the model gives no finite log-probabilities: its training diverged; take an earlier "
         "checkpoint, or dtype=float32 if this was another one"
     )
+
+
+# Batches that make up a group: enough to sort many texts by length, so that batches are full. The
+# first is one batch, so that the device soon has something to do.
+_BATCHES = 4
+
+
+class ScoredDocument(NamedTuple):
+    """A text as the model saw it."""
+
+    text: EncodedText
+    ids: Ids
+    """Behind the prefix."""
+    nll: NDArray[np.float32]
+    """Of the text's own tokens."""
+
+
+class _Group(NamedTuple):
+    texts: list[EncodedText]
+    documents: list[Ids]
+    nll: Callable[[], list[NDArray[np.float32]]]
+
+
+def scored_documents(
+    engine: Engine, texts: Iterable[EncodedText], prefix: Ids
+) -> Iterator[list[ScoredDocument]]:
+    """Texts that know nothing of each other, each behind a `</s>` and the prefix, in order.
+
+    Every list is what was scored together; the device has the next one when it is given out. If a
+    text cannot be read, those before it are given out first.
+    """
+    reading, room = iter(texts), engine.batch_tokens
+    before: _Group | None = None
+    error: Exception | None = None
+    while error is None:
+        together, error = _read(reading, room, len(prefix))
+        group = _started(engine, together, prefix) if together else None
+        if before is not None:
+            yield _scored(before)
+        before = group
+        if group is None:
+            break
+        room = _BATCHES * engine.batch_tokens
+    if before is not None:
+        yield _scored(before)
+    if error is not None:
+        raise error
+
+
+def _read(
+    reading: Iterator[EncodedText], room: int, num_before: int
+) -> tuple[list[EncodedText], Exception | None]:
+    """As many texts as fill the room, or are left, and what prevented more from being read."""
+    together: list[EncodedText] = []
+    try:
+        while room > 0 and (text := next(reading, None)) is not None:
+            together.append(text)
+            room -= num_before + len(text.ids)
+    except Exception as error:
+        return together, error
+    return together, None
+
+
+def _started(engine: Engine, texts: list[EncodedText], prefix: Ids) -> _Group:
+    documents = [np.concatenate([prefix, text.ids]) for text in texts]
+    return _Group(texts, documents, engine.start_nll(documents, len(prefix)))
+
+
+def _scored(group: _Group) -> list[ScoredDocument]:
+    return [*map(ScoredDocument, group.texts, group.documents, group.nll())]

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from zipflm.data.text import shown
 from zipflm.data.vocabulary import END, SPECIALS
-from zipflm.language.output import destination
-from zipflm.language.score_files import ScoreFile, ScoreRows, write_header, write_rows
-from zipflm.quoting import quoted
+from zipflm.language.files import destination
+from zipflm.language.score_table import ScoreFile, ScoreRows, write_header, write_rows
+from zipflm.messages import quoted
 from zipflm.units import perplexity
 
 _MOST_STEPS = 2_000

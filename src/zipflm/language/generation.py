@@ -19,8 +19,8 @@ from zipflm.data.bpe import join
 from zipflm.data.vocabulary import END, FILLER, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.next_words import MOST_PIECES
-from zipflm.language.texts import EncodedText, Ids, TextReader
-from zipflm.model.cache import KeyValueCache
+from zipflm.language.text import EncodedText, Ids, TextReader
+from zipflm.model.kv_cache import KeyValueCache
 from zipflm.model.recorded_step import RecordedStep
 from zipflm.model.sampling import draw
 

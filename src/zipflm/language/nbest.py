@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from zipflm.data.text import UTF_8, check_encoding, shown
-from zipflm.language.lines import numbered_lines
-from zipflm.quoting import quoted, unquoted
+from zipflm.language.files import numbered_lines
+from zipflm.messages import quoted, unquoted
 
 FormatName = Literal["kaldi", "moses", "jsonl", "tsv"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from zipflm.data.bpe import join
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.language.engine import Engine, diverged
-from zipflm.language.texts import Ids, TextReader
+from zipflm.language.text import Ids, TextReader
 from zipflm.model.sampling import most_likely
 
 MOST_PIECES = 64

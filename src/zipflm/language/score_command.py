@@ -1,7 +1,6 @@
-"""`zipflm score`: files or a pipe in, rows out, while it reads.
+"""Lines that follow each other, scored part by part: a stream of any length in bounded memory.
 
-Lines are scored in groups, as many as have arrived, and rows leave in the order of the lines. What
-is held at any time is one group and, where lines follow each other, the last block.
+The parts are those of `evaluate`, so that a text scored while it is read gets the same numbers.
 """
 
 from __future__ import annotations
@@ -14,15 +13,87 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm.config import Blocks
 from zipflm.data.text import UTF_8, check_encoding, expand, line_groups, shown, stored_size
-from zipflm.language.lines import decoded
+from zipflm.data.token_file import TokenArray
+from zipflm.data.windows import Windows, cut
+from zipflm.language.engine import Engine, ScoredDocument, scored_documents
+from zipflm.language.files import decoded
+from zipflm.language.model import TrainedModel
 from zipflm.language.next_words import LikelyWord, most_likely_instead, require_k
-from zipflm.language.reading_ahead import ScoredDocument, scored_documents
-from zipflm.language.running import RunningLines
 from zipflm.language.score_table import ScoredLine, ScoreTable, TableOptions
-from zipflm.language.scored import nll_per_word
-from zipflm.language.texts import EncodedText
-from zipflm.language.trained import TrainedModel
+from zipflm.language.text import EncodedText, Ids, nll_per_word
+
+# Batches that are scored together: enough that the last one, seldom full, does not matter.
+_BATCHES = 8
+
+
+class RunningLines:
+    """Takes lines and gives back the nll of each, in order, once the part it ends in is scored."""
+
+    def __init__(self, engine: Engine, blocks: Blocks, prefix: Ids) -> None:
+        self._engine, self._blocks = engine, blocks
+        self._lengths: list[int] = []
+        """Of lines that have not been given back."""
+        self._nll = np.zeros(0, dtype=np.float32)
+        """Of their tokens, as far as they are scored."""
+        self._waiting: deque[Ids] = deque()
+        """Tokens that are not, line by line; they begin where a part begins."""
+        self._num_waiting = 0
+        self._before = prefix
+        """The last tokens before those: the context of the next part, and one more."""
+
+    def add(self, ids: Ids) -> Iterator[NDArray[np.float32]]:
+        """One line more, with its end; yields what is complete by then."""
+        self._lengths.append(len(ids))
+        self._waiting.append(ids)
+        self._num_waiting += len(ids)
+        if self._num_waiting >= _BATCHES * self._engine.batch_tokens:
+            yield from self._score(is_all=False)
+
+    def finish(self) -> Iterator[NDArray[np.float32]]:
+        """There are no more lines; yields what is left."""
+        if self._waiting:
+            yield from self._score(is_all=True)
+
+    def _score(self, is_all: bool) -> Iterator[NDArray[np.float32]]:
+        blocks = self._blocks
+        offsets = np.cumsum([0, *map(len, self._waiting)])
+        ids = np.concatenate(list(self._waiting))
+        bounds = cut(TokenArray(ids, offsets), blocks.break_mode, blocks.block - blocks.context)
+        if not is_all:
+            bounds = bounds[:-1]  # more may still join the last part
+        num_before, end = len(self._before), int(bounds[-1])
+        stream = np.concatenate([self._before, ids[:end]])
+        windows = _with_context(num_before + bounds, blocks)
+        scored = self._engine.nll_of(stream, windows)[num_before:]
+        self._nll = np.concatenate([self._nll, scored])
+        self._before = stream[-(blocks.context + 1) :]
+        self._forget(end)
+        yield from self._complete()
+
+    def _forget(self, number: int) -> None:
+        """So many tokens wait no longer."""
+        self._num_waiting -= number
+        while self._waiting and number >= len(self._waiting[0]):
+            number -= len(self._waiting.popleft())
+        if number:
+            self._waiting[0] = self._waiting[0][number:]
+
+    def _complete(self) -> Iterator[NDArray[np.float32]]:
+        ends = np.cumsum(self._lengths)
+        number = int(np.searchsorted(ends, len(self._nll), side="right"))
+        parts = np.split(self._nll, ends[:number])
+        self._lengths, self._nll = self._lengths[number:], parts.pop()
+        yield from parts
+
+
+def _with_context(bounds: NDArray[np.int64], blocks: Blocks) -> Windows:
+    """As much context as fits into the block, and as there is."""
+    start, end = bounds[:-1], bounds[1:]
+    room = np.clip(blocks.block - (end - start), 0, blocks.context)
+    return Windows(np.maximum(start - room, 0), start, end)
+
 
 Lines = Literal["independent", "running"]
 Errors = Literal["strict", "replace"]

@@ -1,8 +1,8 @@
-"""Scores as rows: one per word, line, document or for everything; for people and for programs.
+"""Files of `zipflm score --per word`: one row per word with its log-probability.
 
-TSV has one header line: the columns' names, then a field that begins with `#` and holds the
-protocol, which no row has. JSON lines begin with an object of the same. `surprisal` is what
-psycholinguists' scripts read: sentence, position, word, surprisal in bits, and nothing else.
+Read and written in blocks of rows, so that a file of any length takes little memory. A file is a
+table with tabs, whose header ends in `# key=value ...`, or JSON lines, of which the first has
+`columns` and `protocol`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,166 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, get_args
+from urllib.parse import quote, unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm.data.text import shown
 from zipflm.data.vocabulary import END
+from zipflm.language.files import Writable, numbered_lines
+from zipflm.language.nbest import parsed_object
 from zipflm.language.next_words import LikelyWord
-from zipflm.language.score_files import header_line
-from zipflm.language.scored import WordFacts, scored_words
-from zipflm.language.texts import EncodedText
+from zipflm.language.text import EncodedText, WordFacts, scored_words
+from zipflm.messages import quoted
 from zipflm.units import NATS, perplexity
+
+_KEY = ("line", "position", "word")
+_ROWS = 16_384
+_LARGEST = 1e-6
+"""A log-probability of 0 may have been rounded to a little more."""
+
+RowFormat = Literal["tsv", "jsonl"]
+
+
+@dataclass(frozen=True)
+class ScoreRows:
+    """Some rows that follow each other."""
+
+    first_line: int
+    """The line of the file that the first row is on."""
+    keys: list[tuple[int, int, str]]
+    """Line and position in the text, and the word."""
+    logprob: NDArray[np.float64]
+    """In nats."""
+    unknown: NDArray[np.bool_]
+
+
+class ScoreFile:
+    """One file: its header is read at once, its rows when they are asked for, in one pass."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lines = numbered_lines(name)
+        _, header = next(self._lines)
+        self.format: RowFormat = "jsonl" if header.startswith("{") else "tsv"
+        self.columns: list[str]
+        self.protocol: dict[str, str]
+        try:
+            self.columns, self.protocol = _HEADERS[self.format](header)
+            self._check_columns()
+        except ValueError as error:
+            raise ValueError(f"{shown(name)}: line 1: {error}") from None
+
+    def _check_columns(self) -> None:
+        missing = [name for name in _KEY if name not in self.columns]
+        if not NATS.keys() & set(self.columns):
+            missing.append("logprob")
+        if missing:
+            raise ValueError(
+                f"has no column {missing[0]}; give files that zipflm score --per word has written"
+            )
+        self._score = next(name for name in NATS if name in self.columns)
+
+    def blocks(self) -> Iterator[ScoreRows]:
+        """All rows. Raises ValueError, naming the line, for what is not a row."""
+        empty = True
+        while lines := list(islice(self._lines, _ROWS)):
+            empty = False
+            yield self._rows(lines)
+        if empty:
+            raise ValueError(f"{shown(self.name)}: has a header and no rows")
+
+    def _rows(self, lines: list[tuple[int, str]]) -> ScoreRows:
+        keys, values, unknown = [], [], []
+        for number, line in lines:
+            try:
+                row = self._row(line)
+                keys.append((int(row["line"]), int(row["position"]), str(row["word"])))
+                values.append(float(row[self._score]))
+                unknown.append(bool(int(row.get("unknown", 0))))
+            except (KeyError, TypeError, ValueError):
+                raise ValueError(
+                    f"{shown(self.name)}: line {number}: {quoted(line)} is no row of "
+                    f"{', '.join(self.columns)}"
+                ) from None
+        logprob = np.array(values, dtype=np.float64) * NATS[self._score]
+        is_log = np.isfinite(logprob) & (logprob <= _LARGEST)
+        if not is_log.all():
+            place = int(np.argmin(is_log))
+            raise ValueError(
+                f"{shown(self.name)}: line {lines[place][0]}: {self._score} {values[place]:g} is "
+                "not that of a probability"
+            )
+        return ScoreRows(lines[0][0], keys, logprob, np.array(unknown, dtype=np.bool_))
+
+    def _row(self, line: str) -> Mapping[str, Any]:
+        if self.format == "jsonl":
+            return parsed_object(line)
+        fields = line.split("\t")
+        return dict(zip(self.columns, fields, strict=True))
+
+
+def _table_header(line: str) -> tuple[list[str], dict[str, str]]:
+    columns = line.split("\t")
+    if not columns[-1].startswith("#"):
+        return columns, {}
+    protocol: dict[str, str] = {}
+    for part in columns.pop().removeprefix("#").split():
+        key, equals, value = part.partition("=")
+        if equals:
+            protocol[key] = unquote(value)  # no value has a space in it
+    return columns, protocol
+
+
+def _object_header(line: str) -> tuple[list[str], dict[str, str]]:
+    header = parsed_object(line)
+    columns, protocol = header.get("columns"), header.get("protocol", {})
+    if not isinstance(columns, list) or not isinstance(protocol, dict):
+        raise ValueError('is not {"protocol": {...}, "columns": [...]}')
+    return [str(name) for name in columns], {key: str(value) for key, value in protocol.items()}
+
+
+_HEADERS = {"tsv": _table_header, "jsonl": _object_header}
+
+
+_WRITTEN = ("line", "position", "word", "logprob", "unknown")
+
+
+def header_line(
+    format: RowFormat, columns: Sequence[str], protocol: Mapping[str, str | int]
+) -> str:
+    """The first line of a file: what its columns are, and how its numbers came about."""
+    if format == "jsonl":
+        return json.dumps({"protocol": protocol, "columns": columns}, ensure_ascii=False)
+    pairs = " ".join(f"{key}={quote(str(value), '/:+,')}" for key, value in protocol.items())
+    return "\t".join([*columns, f"# {pairs}"])
+
+
+def write_header(file: Writable, format: RowFormat, protocol: Mapping[str, str]) -> None:
+    """The first line of a file with line, position, word, logprob and unknown."""
+    file.write(f"{header_line(format, _WRITTEN, protocol)}\n")
+
+
+def write_rows(
+    file: Writable,
+    format: RowFormat,
+    keys: Sequence[tuple[int, int, str]],
+    logprob: NDArray[np.float64],
+    unknown: NDArray[np.bool_],
+) -> None:
+    """Rows behind that header."""
+    columns = zip(keys, logprob.tolist(), unknown.tolist(), strict=True)
+    for (line, position, word), score, is_unknown in columns:
+        if format == "jsonl":
+            values = (line, position, word, round(score, 6), int(is_unknown))
+            row = json.dumps(dict(zip(_WRITTEN, values, strict=True)), ensure_ascii=False)
+        else:
+            row = f"{line}\t{position}\t{word}\t{score:.6f}\t{int(is_unknown):d}"
+        file.write(f"{row}\n")
+
 
 Per = Literal["word", "line", "document", "total"]
 Format = Literal["tsv", "jsonl", "surprisal"]

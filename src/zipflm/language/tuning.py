@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.language.nbest import WORDS, Entry, NBest, read_references
-from zipflm.language.rescore import (
+from zipflm.language.rescoring import (
     HypothesisScorer,
     OpenLists,
     Scored,
@@ -28,7 +28,7 @@ from zipflm.language.rescore import (
     scored,
     written_weights,
 )
-from zipflm.quoting import unquoted
+from zipflm.messages import unquoted
 
 MOST_NAMES = 3
 """Weights that can be chosen together; the grid has over ten values for each."""

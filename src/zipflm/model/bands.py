@@ -14,7 +14,7 @@ from itertools import pairwise
 from operator import index
 from typing import TYPE_CHECKING
 
-from zipflm.quoting import quoted
+from zipflm.messages import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -28,9 +28,9 @@ from zipflm.config import DecoderConfig, Recompute
 from zipflm.kernels import autocast
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
 from zipflm.kernels.operators import nobody_looks
-from zipflm.model import initial
-from zipflm.model.cache import Past
-from zipflm.model.initial import Fill
+from zipflm.model import initialization
+from zipflm.model.initialization import Fill
+from zipflm.model.kv_cache import Past
 
 FIRST_POSITION = 2
 """fairseq numbers positions from padding_idx + 1; the published weights expect it."""
@@ -138,14 +138,14 @@ class DecoderLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        initial.reset(self)
+        initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         how = self.config.init
-        xavier, is_paper = initial.xavier_uniform(), how in ("paper", "zero-output")
+        xavier, is_paper = initialization.xavier_uniform(), how in ("paper", "zero-output")
         # Queries, keys and values were one 3D x D matrix to the paper's code, hence the gain.
-        joint = initial.xavier_uniform(gain=1 / math.sqrt(2))
-        out = initial.zeros if how == "zero-output" else xavier
+        joint = initialization.xavier_uniform(gain=1 / math.sqrt(2))
+        out = initialization.zeros if how == "zero-output" else xavier
         weights = {"query": joint, "key": joint, "value": joint, "attention_out": out}
         if is_paper:
             weights |= {"ffn_in": xavier, "ffn_out": out}
@@ -153,11 +153,11 @@ class DecoderLayer(nn.Module):
             linear = self.get_submodule(name)
             assert isinstance(linear, nn.Linear)
             # To fairseq, feed-forward and most biases keep PyTorch's own initialisation.
-            default = initial.torch_linear(linear.in_features)
+            default = initialization.torch_linear(linear.in_features)
             yield f"{name}.weight", weights.get(name, default)
             if linear.bias is not None:
                 starts_at_zero = is_paper or name == "attention_out"
-                yield f"{name}.bias", initial.zeros if starts_at_zero else default
+                yield f"{name}.bias", initialization.zeros if starts_at_zero else default
         for name in ("attention_norm", "ffn_norm"):
             yield from _initial_norm(name, self.get_submodule(name))
 
@@ -390,4 +390,4 @@ def _norm(config: DecoderConfig) -> nn.Module:
 def _initial_norm(name: str, norm: nn.Module) -> Iterator[tuple[str, Fill]]:
     """Whatever parameters it has: it begins by changing nothing."""
     for part, _ in norm.named_parameters():
-        yield f"{name}.{part}", initial.ones if part == "weight" else initial.zeros
+        yield f"{name}.{part}", initialization.ones if part == "weight" else initialization.zeros

@@ -20,9 +20,9 @@ from torch.types import Device
 from zipflm.config.layers import NUM_BYTES
 from zipflm.distinct_words import DistinctWords
 from zipflm.kernels import checked_ids, statistics_dtype
-from zipflm.model import initial
+from zipflm.model import initialization
 from zipflm.model.bands import Bands
-from zipflm.model.initial import Fill
+from zipflm.model.initialization import Fill
 
 if TYPE_CHECKING:
     from zipflm.model.sharded_tables import TableShards
@@ -55,12 +55,12 @@ class FixedEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        initial.reset(self)
+        initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        yield "table", initial.table(self.padding_idx)
+        yield "table", initialization.table(self.padding_idx)
         if self.projection is not None:
-            yield "projection.weight", initial.xavier_uniform()
+            yield "projection.weight", initialization.xavier_uniform()
 
     def forward(self, words: Tensor) -> Tensor:
         words = checked_ids("words", words, self.vocab_size)
@@ -117,12 +117,15 @@ class AdaptiveEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        initial.reset(self)
+        initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         for band in range(self.bands.num_bands):
-            yield f"embeddings.{band}", initial.table(self.padding_idx if band == 0 else None)
-            yield f"projections.{band}", initial.xavier_uniform()
+            yield (
+                f"embeddings.{band}",
+                initialization.table(self.padding_idx if band == 0 else None),
+            )
+            yield f"projections.{band}", initialization.xavier_uniform()
 
     def band_weights(self, band: int) -> tuple[Tensor, Tensor]:
         """What an output layer may share: embedding [size, width], projection [out_dim, width]."""
@@ -241,21 +244,21 @@ class CharacterEmbedding(nn.Module):
         return first
 
     def reset_parameters(self) -> None:
-        initial.reset(self)
+        initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        yield "bytes", initial.xavier_normal(zero_row=0)
-        yield "symbols", initial.xavier_normal()
+        yield "bytes", initialization.xavier_normal(zero_row=0)
+        yield "symbols", initialization.xavier_normal()
         for index, convolution in enumerate(self.convolutions):
             assert isinstance(convolution, _PooledConvolution)
-            fill = initial.torch_linear(convolution.weight[0].numel())
+            fill = initialization.torch_linear(convolution.weight[0].numel())
             yield f"convolutions.{index}.weight", fill
             yield f"convolutions.{index}.bias", fill
         for index in range(len(self.highway)):
-            yield f"highway.{index}.weight", initial.xavier_normal()
+            yield f"highway.{index}.weight", initialization.xavier_normal()
             yield f"highway.{index}.bias", _carrying
-        yield "projection.weight", initial.xavier_uniform()
-        yield "projection.bias", initial.zeros
+        yield "projection.weight", initialization.xavier_uniform()
+        yield "projection.bias", initialization.zeros
 
     def forward(self, words: Tensor | DistinctWords) -> Tensor:
         if isinstance(words, DistinctWords):

@@ -23,9 +23,9 @@ from zipflm.config import (
 )
 from zipflm.distinct_words import DistinctWords
 from zipflm.kernels import Impl, autocast
-from zipflm.model.cache import KeyValueCache, Past
 from zipflm.model.decoder import Decoder
 from zipflm.model.inputs import AdaptiveEmbedding, CharacterEmbedding, FixedEmbedding
+from zipflm.model.kv_cache import KeyValueCache, Past
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
 PADDING = 1
@@ -50,7 +50,7 @@ class LanguageModel(nn.Module):
         self, config: ModelConfig, spellings: Tensor | None = None, *, impl: Impl = "auto"
     ):
         """`spellings` [V, max_bytes] is needed by character input alone: byte + 1 of each word,
-        0 behind its end (`zipflm.data.characters` makes it from a vocabulary)."""
+        0 behind its end (`zipflm.data.text_encoder` makes it from a vocabulary)."""
         super().__init__()
         self.config = config
         self.input: InputLayer = _input_layer(config, spellings)
@@ -161,7 +161,7 @@ def _checked_spellings(
             return torch.empty(shape, dtype=torch.int16)
         raise ValueError(
             "spellings=None: character input must be told how words are spelt; give the byte "
-            f"table of shape {shape} that zipflm.data.characters makes from a vocabulary"
+            f"table of shape {shape} that zipflm.data.text_encoder makes from a vocabulary"
         )
     if tuple(spellings.shape) != shape:
         raise ValueError(

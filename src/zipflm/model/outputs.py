@@ -20,9 +20,9 @@ from torch.types import Device
 from zipflm.config import Tie
 from zipflm.kernels import Impl, checked_ids, linear_nll, linear_nll_sum, statistics_dtype
 from zipflm.kernels.dropout import dropout
-from zipflm.model import initial
+from zipflm.model import initialization
 from zipflm.model.bands import Bands
-from zipflm.model.initial import Fill
+from zipflm.model.initialization import Fill
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
 from zipflm.model.sampling import most_likely
 
@@ -70,13 +70,13 @@ class FullSoftmax(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        initial.reset(self)
+        initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         if self.table is not None:
-            yield "table", initial.table()
+            yield "table", initialization.table()
         if self.projection is not None:
-            yield "projection.weight", initial.xavier_uniform()
+            yield "projection.weight", initialization.xavier_uniform()
 
     @property
     def weight(self) -> Tensor:
@@ -243,23 +243,23 @@ class AdaptiveSoftmax(nn.Module):
         )
 
     def reset_parameters(self) -> None:
-        initial.reset(self)
+        initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         # Head words and clusters are one matrix to the softmax; Xavier's bound counts both.
         fan = self.bands.sizes[0] + self.bands.num_tails + self.bands.dim
-        head = initial.uniform((6 / fan) ** 0.5)
+        head = initialization.uniform((6 / fan) ** 0.5)
         for band in range(len(self.embeddings)):
-            yield f"embeddings.{band}", head if band == 0 else initial.xavier_uniform()
+            yield f"embeddings.{band}", head if band == 0 else initialization.xavier_uniform()
         # Without tails there are no clusters, and Xavier's bound would divide by zero.
-        alone = initial.xavier_uniform() if self.bands.num_tails else initial.zeros
+        alone = initialization.xavier_uniform() if self.bands.num_tails else initialization.zeros
         yield "clusters", alone if self.tie.shares_embeddings else head
         for index in range(len(self.tail_projections)):
-            yield f"tail_projections.{index}", initial.xavier_uniform()
+            yield f"tail_projections.{index}", initialization.xavier_uniform()
         if self.head_projection is not None:
-            yield "head_projection", initial.xavier_uniform()
+            yield "head_projection", initialization.xavier_uniform()
         if self.projection is not None:
-            yield "projection.weight", initial.xavier_uniform()
+            yield "projection.weight", initialization.xavier_uniform()
 
     def extra_repr(self) -> str:
         return (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zipflm.model.cache import KeyValueCache
+from zipflm.model.kv_cache import KeyValueCache
 from zipflm.model.language_model import LanguageModel
 
 

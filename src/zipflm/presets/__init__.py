@@ -13,11 +13,11 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from zipflm.config import Config, require
-from zipflm.config.factorizations import BY_LABEL
+from zipflm.config.model import BY_LABEL
 from zipflm.presets import paper, small
 from zipflm.presets.paper import SIZES as SIZES
 from zipflm.presets.small import MODERN_DECODER as MODERN_DECODER
-from zipflm.variants import variants_of
+from zipflm.presets.variants import variants_of
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from zipflm.config import (
     Tie,
     TrainingConfig,
 )
-from zipflm.config.factorizations import BY_LABEL
+from zipflm.config.model import BY_LABEL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,18 +34,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from zipflm.checksums import read_checksums, require_unchanged, seal
 from zipflm.config import PLAIN, Config, Splitting
 from zipflm.data.bpe import Codes
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.folders import new_folder
-from zipflm.quoting import unquoted
-from zipflm.records import read_record, read_value, write_record
+from zipflm.messages import unquoted
 from zipflm.runs.records import State, TrainingState
+from zipflm.settings import read_record, read_value, write_record
+from zipflm.storage import new_folder, read_checksums, require_unchanged, seal
 
 if TYPE_CHECKING:
-    from zipflm.runs.stored_tensors import StoredTensors
+    from zipflm.runs.sharded import StoredTensors
 
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -162,7 +161,7 @@ class Checkpoint:
         return self._stored(self.optimizer_files)
 
     def _stored(self, names: list[str]) -> StoredTensors:
-        from zipflm.runs.stored_tensors import StoredTensors  # takes torch half a second to import
+        from zipflm.runs.sharded import StoredTensors  # takes torch half a second to import
 
         return StoredTensors([self.path / name for name in names])
 

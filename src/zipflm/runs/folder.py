@@ -1,9 +1,9 @@
-"""The folder of a run: the one owner of its paths, and of what is read from and written to them."""
+"""`jsonl`: one `Report` or `Validation` a line, appended while a run goes on."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +11,55 @@ from typing import Literal
 
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
-from zipflm.folders import new_folder, sole_writer
-from zipflm.records import read_record, write_record
-from zipflm.runs import log
+from zipflm.messages import read_file
 from zipflm.runs.checkpoint import Checkpoint, Contents, has_checkpoint_name, is_checkpoint, save
 from zipflm.runs.provenance import provenance
-from zipflm.runs.records import LogLine, Resumption, TrainingState, Versions
+from zipflm.runs.records import LogLine, Resumption, TrainingState, Validation, Versions
+from zipflm.settings import as_json, load_object, parse, read_record, write_record
+from zipflm.storage import new_folder, sole_writer, write_whole
+
+
+def append_line(path: Path, line: LogLine) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(as_json(line, LogLine, indent=None) + "\n")
+
+
+def read_lines(path: Path) -> list[LogLine]:
+    """All lines of a log; empty if there is none.
+
+    A last line without its end is one that is being written, or that a killed process left; any
+    other that cannot be read is a ValueError with its number.
+    """
+    try:
+        text = read_file(path)
+    except FileNotFoundError:
+        return []
+    *complete, _ = text.split(b"\n")
+    return [_parse(path, number, line) for number, line in enumerate(complete, start=1)]
+
+
+def curve_of(lines: Sequence[LogLine]) -> list[Validation]:
+    """The validations that make a curve: those on a part of the valid set where there are any,
+    because part and whole are not equally hard; else all of them."""
+    found = [line for line in lines if isinstance(line, Validation)]
+    return [line for line in found if line.share < 1] or found
+
+
+def trim(path: Path, update: int) -> None:
+    """Drop what was logged after `update`, and a last line that was cut short."""
+    if not path.exists():
+        return
+    kept = [line for line in read_lines(path) if line.update <= update]
+    write_whole(path, "".join(as_json(line, LogLine, indent=None) + "\n" for line in kept))
+
+
+def _parse(path: Path, number: int, line: bytes) -> LogLine:
+    try:
+        parsed: LogLine = parse(LogLine, load_object(line), "")
+    except ValueError as error:
+        raise ValueError(f"{path}: line {number}: damaged or of another release: {error}") from None
+    return parsed
+
 
 Choice = Literal["newest", "best"] | int
 """Which checkpoint of a run: an int is the number of updates after which it was saved."""
@@ -48,7 +91,7 @@ class RunFolder:
 
     def log(self) -> list[LogLine]:
         """Empty for a run that was imported, or has not said anything yet."""
-        return log.read_lines(self.log_path)
+        return read_lines(self.log_path)
 
     def checkpoints(self) -> list[Checkpoint]:
         """The complete ones, newest first."""
@@ -140,7 +183,7 @@ class RunFolder:
         """Write what identifies the run, and drop what a killed process logged after `update`,
         from which the run is resumed; 0 for one that starts."""
         self.path.mkdir(parents=True, exist_ok=True)
-        log.trim(self.log_path, update)
+        trim(self.log_path, update)
         now = provenance(data, device)
         first = self.versions() if update > 0 else None
         if first is None:

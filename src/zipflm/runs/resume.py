@@ -8,9 +8,9 @@ from typing import Any
 
 from zipflm.config import Config, ModelConfig
 from zipflm.data.folder import DataFolder
-from zipflm.records import to_dict
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Provenance
+from zipflm.settings import to_dict
 
 
 def check(

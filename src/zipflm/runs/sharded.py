@@ -1,24 +1,85 @@
-"""A checkpoint that several processes save together, with `torch.distributed.checkpoint`.
+"""Tensors in safetensors files, whole or in the shards that several processes saved.
 
-The files are torch's Hugging Face format: safetensors, with the place of each shard in the header.
-The default format needs a pickle. Torch does not compute checksums and does not make a checkpoint
-whole or absent; that is added here.
+`torch.distributed.checkpoint` reads both forms; of a sharded tensor it reads only the part that
+this process holds.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from zipflm.checksums import seal
-from zipflm.files import file_hash, naming_full_disk
-from zipflm.folders import give_its_name, refuse_existing
+from zipflm.messages import unquoted
 from zipflm.runs.checkpoint import Contents, checkpoint_path, write_all_but_tensors
+from zipflm.storage import file_hash, give_its_name, naming_full_disk, refuse_existing, seal
+
+
+class StoredTensors:
+    """All tensors of some files of a checkpoint. Only headers are read before `load_into`."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """ValueError if a file is damaged."""
+        self._folder = paths[0].parent
+        self._reader = HuggingFaceStorageReader(str(self._folder))
+        # Torch would read all files of the folder; scoring must not need the optimizer's state.
+        self._reader.fs = _Files(paths)
+        try:
+            found = self._reader.read_metadata().state_dict_metadata
+        except SafetensorError as error:
+            raise ValueError(f"{self._folder}: damaged: {unquoted(str(error))}") from None
+        self._tensors = {
+            name: each for name, each in found.items() if isinstance(each, TensorStorageMetadata)
+        }
+        self.shapes: dict[str, tuple[int, ...]] = {
+            name: tuple(each.size) for name, each in self._tensors.items()
+        }
+
+    def load_into(self, tensors: dict[str, Tensor]) -> None:
+        """Overwrite these tensors, which may be sharded and on any device, with those stored under
+        the same names. Processes need not call it together."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            try:
+                load(tensors, storage_reader=self._reader, no_dist=True)
+            except CheckpointException as error:  # not an Exception
+                raise ValueError(f"{self._folder}: cannot be read: {error}") from None
+
+    def read(self) -> dict[str, Tensor]:
+        """All tensors, whole and on the CPU."""
+        tensors = {
+            name: torch.empty(each.size, dtype=each.properties.dtype)
+            for name, each in self._tensors.items()
+        }
+        self.load_into(tensors)
+        return tensors
+
+
+class _Files(FileSystem):
+    """A folder with these files only."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__()
+        self._paths = [str(path) for path in paths]
+
+    def ls(self, path: object) -> list[str]:
+        return self._paths
+
 
 _REMEDY = "nothing was kept; free some space"
 

@@ -1,11 +1,21 @@
-"""The HTTP side: every path, and the application around them."""
+"""The page at `/`: one HTML file that needs nothing else, joined from the sources in `web/`.
+
+The policy that goes with it allows this style sheet, this script and questions to this server; a
+word of a text that found its way into the page as HTML could still do nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from string import Template
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Response
@@ -20,15 +30,13 @@ from starlette.types import ASGIApp
 
 from zipflm import __version__
 from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN
-from zipflm.quoting import quoted
-from zipflm.serving.auth import key_check
+from zipflm.messages import quoted
 from zipflm.serving.completions import Completion
-from zipflm.serving.errors import Refusal, on_error
 from zipflm.serving.metrics import Metrics
-from zipflm.serving.middleware import Middleware
+from zipflm.serving.middleware import Middleware, key_check
 from zipflm.serving.models import ServedModel
-from zipflm.serving.page import page
 from zipflm.serving.prompts import detokenize, require_ids, tokenize
+from zipflm.serving.queue import Scored, Ticket, Written
 from zipflm.serving.schemas import (
     CompletionAnswer,
     CompletionRequest,
@@ -36,13 +44,60 @@ from zipflm.serving.schemas import (
     ErrorAnswer,
     ModelEntry,
     ModelList,
+    Refusal,
     ScoreAnswer,
     ScoreRequest,
     TokenizeRequest,
+    on_error,
 )
 from zipflm.serving.scores import Scoring
-from zipflm.serving.tickets import Scored, Ticket, Written
 from zipflm.serving.worker import Worker
+
+# In this order: later ones use what earlier ones define.
+_SCRIPTS = (
+    *("elements", "numbers", "words", "server"),
+    *("editor", "strip", "panel", "totals"),
+    *("view", "showing", "chosen_word", "asking", "events", "models", "link", "page"),
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What to send, and what to let it do."""
+
+    html: str
+    policy: str
+    """For the header `Content-Security-Policy`."""
+
+
+@cache
+def page() -> Page:
+    """The page; the same every time."""
+    style = _source("page.css")
+    script = "\n".join(['"use strict";', *(_source(f"{name}.js") for name in _SCRIPTS)])
+    html = Template(_source("page.html")).substitute(css=style, script=script)
+    allowed = {
+        "default-src": "'none'",
+        "style-src": _hash(style),
+        "script-src": _hash(script),
+        "connect-src": "'self'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+        "require-trusted-types-for": "'script'",
+    }
+    return Page(html, "; ".join(f"{name} {source}" for name, source in allowed.items()))
+
+
+def _source(name: str) -> str:
+    return (resources.files("zipflm.serving") / "web" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
 
 _T = TypeVar("_T")
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from zipflm.data.vocabulary import END
-from zipflm.serving.continuation import Continuation, Delta
-from zipflm.serving.errors import bad_request
+from zipflm.serving.decoding import Choice, Continuation, Delta, Row, generator_of
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import Prompt, read_prompt, require_length
+from zipflm.serving.queue import Limits
 from zipflm.serving.schemas import (
     MAX_TEXTS,
     CompletionAnswer,
@@ -24,11 +24,10 @@ from zipflm.serving.schemas import (
     CompletionRequest,
     Logprobs,
     Usage,
+    bad_request,
 )
 from zipflm.serving.scores import MAX_LISTED
 from zipflm.serving.scoring import Document, DocumentScores, Likely
-from zipflm.serving.steps import Choice, Row, generator_of
-from zipflm.serving.tickets import Limits
 
 
 class Completion:

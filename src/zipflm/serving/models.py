@@ -15,11 +15,11 @@ import torch
 
 from zipflm import __version__
 from zipflm.data.bpe import Codes
-from zipflm.data.lines import TextEncoder
+from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.language.engine import Engine
-from zipflm.language.texts import TextReader
-from zipflm.language.trained import TrainedModel, load
+from zipflm.language.model import TrainedModel, load
+from zipflm.language.text import TextReader
 from zipflm.runs.records import TrainingState
 from zipflm.serving.schemas import ModelEntry
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from zipflm.data.vocabulary import CONTINUES, END, SPECIALS
-from zipflm.language.texts import EncodedText, Ids, TextReader
-from zipflm.quoting import quoted
-from zipflm.serving.continuation import Spelling
-from zipflm.serving.errors import Refusal, bad_request
+from zipflm.language.text import EncodedText, Ids, TextReader
+from zipflm.messages import quoted
+from zipflm.serving.decoding import Spelling
 from zipflm.serving.models import ServedModel
-from zipflm.serving.tickets import Limits
+from zipflm.serving.queue import Limits
+from zipflm.serving.schemas import Refusal, bad_request
 
 _START = SPECIALS[END]
 

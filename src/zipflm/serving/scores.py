@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from zipflm.language.scored import nll_per_word, scored_words
-from zipflm.language.texts import EncodedText, Ids
-from zipflm.quoting import quoted
-from zipflm.serving.errors import bad_request
+from zipflm.language.text import EncodedText, Ids, nll_per_word, scored_words
+from zipflm.messages import quoted
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import encode, require_length
-from zipflm.serving.schemas import Alternative, ScoreAnswer, ScoreRequest, TextScore, WordScore
+from zipflm.serving.queue import Limits, Scored
+from zipflm.serving.schemas import (
+    Alternative,
+    ScoreAnswer,
+    ScoreRequest,
+    TextScore,
+    WordScore,
+    bad_request,
+)
 from zipflm.serving.scoring import Document
-from zipflm.serving.tickets import Limits, Scored
 from zipflm.units import bits, perplexity
 
 MAX_LISTED = 100_000

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.data.batches import batch_of
-from zipflm.data.parts import Windows
 from zipflm.data.vocabulary import END
-from zipflm.language.engine import Engine, diverged
-from zipflm.language.texts import Ids
-from zipflm.language.windows import batched, document_windows
+from zipflm.data.windows import Windows
+from zipflm.language.engine import Engine, batched, diverged, document_windows
+from zipflm.language.text import Ids
 from zipflm.model.sampling import most_likely
 
 _MOST_NUMBERS = 1 << 24

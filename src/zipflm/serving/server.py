@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import uvicorn
 
 from zipflm.serving.app import Service, make_app
-from zipflm.serving.auth import read_keys
 from zipflm.serving.metrics import Metrics
-from zipflm.serving.middleware import is_local_name
+from zipflm.serving.middleware import is_local_name, read_keys
 from zipflm.serving.models import ServedModel, load_models
-from zipflm.serving.tickets import Limits
+from zipflm.serving.queue import Limits
 from zipflm.serving.worker import Worker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from zipflm.language.next_words import LikelyWord, most_likely_instead
-from zipflm.serving.errors import Refusal
+from zipflm.serving.decoding import Row, Steps
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel
+from zipflm.serving.queue import Limits, Scored, Ticket, Written
+from zipflm.serving.schemas import Refusal
 from zipflm.serving.scoring import Document, DocumentScores, score_documents
-from zipflm.serving.steps import Row, Steps
-from zipflm.serving.tickets import Limits, Scored, Ticket, Written
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zipflm.runs.folder import RunFolder
-from zipflm.runs.log import curve_of
+from zipflm.runs.folder import RunFolder, curve_of
 from zipflm.runs.records import LogLine, Report, Validation
 
 X_AXES = {"update": "updates", "seconds": "seconds of training", "epoch": "passes over the data"}

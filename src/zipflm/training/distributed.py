@@ -32,11 +32,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zipflm.evaluation.device import usable_device
-from zipflm.folders import LOCK
-from zipflm.terminal import one_line
+from zipflm.evaluation.scoring import usable_device
+from zipflm.messages import in_words, one_line
+from zipflm.storage import LOCK
 from zipflm.training import STALL_SECONDS
-from zipflm.troubles import in_words
 
 _PATIENCE = 5.0
 """Seconds that the other processes have to report the same error."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from zipflm.training.filling import like_shard, local_shard, part_here
+from zipflm.training.parallel import like_shard, local_shard, part_here
 
 
 class StackedMuon(torch.optim.Muon):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from zipflm.training.filling import local_shard
+from zipflm.training.parallel import local_shard
 
 
 class NesterovMomentum(torch.optim.Optimizer):

@@ -22,7 +22,7 @@ from zipflm.training.muon import StackedMuon
 from zipflm.training.nesterov import NesterovMomentum
 
 if TYPE_CHECKING:
-    from zipflm.runs.stored_tensors import StoredTensors
+    from zipflm.runs.sharded import StoredTensors
 
 _STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
 """What the optimizers keep for a weight."""

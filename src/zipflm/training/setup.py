@@ -1,10 +1,11 @@
-"""What happens before a run's first update: checks, the model, and what trains it."""
+"""A run in progress: everything that the loop and its helpers share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +17,63 @@ from zipflm.data.batches import Batches
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.model.language_model import LanguageModel
-from zipflm.records import to_dict
-from zipflm.training import filling, optimizers, parallel, step
+from zipflm.runs.checkpoint import Checkpoint
+from zipflm.runs.folder import RunFolder, problem_alone
+from zipflm.runs.load import empty_model, first_values
+from zipflm.runs.records import Place, TrainingState
+from zipflm.settings import to_dict
+from zipflm.training import distributed, optimizers, parallel, step
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
+from zipflm.training.metrics import Log, Tally
 from zipflm.training.schedule import stretched
 from zipflm.training.step import Learner
-from zipflm.training.stream import blocks_of
+from zipflm.training.stream import Stream, block_at, blocks_of
+
+
+@dataclass
+class Run:
+    """One process's view of a run; all processes have the same numbers in it."""
+
+    config: Config
+    data: DataFolder
+    folder: RunFolder
+    process: Process
+    learner: Learner
+    stream: Stream
+    tally: Tally
+    log: Log
+    update: int
+    """Updates done."""
+    compiled_blocks: set[int] = field(default_factory=set)
+    """Lengths of blocks for which the model was compiled, or is about to be."""
+    seconds_per_scored_word: float = 0.0
+    """Of the last pass over the valid set, 0 before it."""
+    whole_validation: bool = True
+    """Score the whole valid set when a checkpoint is saved and at the end."""
+    best_loss: float | None = None
+    """Lowest loss on the part of the valid set that is always scored."""
+    since_best: int = 0
+    """Validations since then."""
+
+    def see_valid(self, loss: float | None) -> None:
+        """Note whether a validation improves on the best one."""
+        best = math.inf if self.best_loss is None else self.best_loss
+        if loss is not None and loss < best:
+            self.best_loss, self.since_best = loss, 0
+        else:
+            self.since_best += 1
+
+    @property
+    def stops_early(self) -> bool:
+        """The valid loss has not improved for too long."""
+        return 0 < self.config.training.patience <= self.since_best
+
+    @property
+    def saves_now(self) -> bool:
+        """The last validation is a reason to save a checkpoint."""
+        return self.stops_early or (self.config.training.patience > 0 and self.since_best == 0)
+
 
 # In a text of pieces every few words have subword-nmt's mark, in a text of words next to none.
 _SHARE_OF_CONTINUED_WORDS = 0.05
@@ -191,7 +242,7 @@ def build_learner(
         if fill is None:
             model.to(process.device)
             return
-        filling.allocate(model, process.device)
+        parallel.allocate(model, process.device)
         fill()
 
     policy = parallel.sharded_precision(training.precision, accumulates)
@@ -207,4 +258,83 @@ def build_learner(
         ends_word=None if ends_word is None else ends_word.to(process.device),
         compilation=compilation,
         tables=[model.get_parameter(name) for name in tables],
+    )
+
+
+def newest_good(
+    folder: RunFolder, process: Process, warn: Callable[[str], None]
+) -> Checkpoint | None:
+    """The checkpoint to resume from: each process verifies some of its files.
+
+    ValueError in all of them if they do not see the same checkpoints.
+    """
+
+    def problem_of(checkpoint: Checkpoint | None) -> str | None:
+        update = None if checkpoint is None else checkpoint.update
+        distributed.require_same(
+            {"the newest checkpoint's update": update},
+            process,
+            "--out must be a folder that all machines share",
+        )
+        problem = problem_alone(checkpoint, (process.rank, process.world_size))
+        return next((found for found in process.all_values(problem) if found), None)
+
+    return folder.newest_good(warn, problem_of)
+
+
+def begin(
+    config: Config,
+    data: DataFolder,
+    folder: RunFolder,
+    process: Process,
+    log: Log,
+    found: Checkpoint | None,
+) -> Run:
+    """The run, ready for its next update."""
+    model = empty_model(config, data.vocabulary)
+    if found is None:
+        fill = partial(parallel.fill, model, first_values(model, config.training.seed))
+    else:
+        fill = partial(_load_weights, model, found)
+    ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
+    learner = build_learner(config, model, process, ends_word, fill)
+    counts_cpu = process.device.type == "cpu" and process.world_size == 1
+    update, place, state = 0, Place(), None
+    tally = Tally(cpu_seconds=0.0 if counts_cpu else None)
+    if found is not None:
+        state = found.state()
+        assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
+        optimizers.load_tensors(learner.optimizers, model, found.stored_optimizer())
+        learner.scale.load(state.loss_scale)
+        update, place, tally = state.update, state.place, _tally(state, counts_cpu)
+        log.say(f"resuming after update {update}")
+    stream = Stream(config, data.tokens("train"), process, place, block_at(config, update))
+    run = Run(config, data, folder, process, learner, stream, tally, log, update)
+    if isinstance(state, TrainingState):
+        run.best_loss, run.since_best = state.best_loss, state.since_best
+    return run
+
+
+def _load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
+    """Fill the model from a checkpoint; ValueError if its weights are those of another model."""
+    stored, weights = checkpoint.stored_weights(), model.state_dict()
+    needed = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    for name in sorted(needed.keys() | stored.shapes.keys()):
+        if needed.get(name) != stored.shapes.get(name):
+            raise ValueError(
+                f"{checkpoint.path}: its {name} is {stored.shapes.get(name, 'missing')}, and the "
+                f"model's {needed.get(name, 'none')}; resume from a checkpoint of this run"
+            )
+    stored.load_into(weights)
+
+
+def _tally(state: TrainingState, counts_cpu: bool) -> Tally:
+    return Tally(
+        state.seconds,
+        state.skipped,
+        update=state.update,
+        skipped_in_a_row=state.skipped_in_a_row,
+        since_report=state.since_report,
+        compile_seconds=state.compile_seconds,
+        cpu_seconds=state.cpu_seconds if counts_cpu else None,
     )

@@ -32,7 +32,7 @@ from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.training import distributed, optimizers, parallel
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
-from zipflm.training.filling import local_shard
+from zipflm.training.parallel import local_shard
 
 _CLIP_EPS = 1e-6  # fairseq's
 _SCALE_START = 128.0  # fairseq's; the loss is a sum over tokens, so no large factor is needed

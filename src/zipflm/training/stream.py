@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from zipflm.config import Config
 from zipflm.data.batches import Batch, Batches
 from zipflm.data.loader import Loader
-from zipflm.data.tokens import Tokens
+from zipflm.data.token_file import Tokens
 from zipflm.data.vocabulary import PAD
 from zipflm.runs.records import Place
 from zipflm.training.distributed import Process

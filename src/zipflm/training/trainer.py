@@ -17,29 +17,20 @@ from safetensors.torch import save_file
 from zipflm.config import Config
 from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
-from zipflm.evaluation.watching import watched_by
-from zipflm.files import written_whole
+from zipflm.evaluation.scoring import watched_by
 from zipflm.runs import resume as resuming
 from zipflm.runs.checkpoint import Checkpoint, checkpoint_path
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, TrainingState, Validation
-from zipflm.training import (
-    STALL_SECONDS,
-    advice,
-    distributed,
-    memory,
-    optimizers,
-    start,
-    step,
-    throughput,
-)
+from zipflm.storage import written_whole
+from zipflm.training import STALL_SECONDS, advice, distributed, metrics, optimizers, setup, step
+from zipflm.training.checkpointing import Saver
+from zipflm.training.cuda_graphs import Updates
 from zipflm.training.distributed import Process
-from zipflm.training.log import Log
-from zipflm.training.recorded_update import Updates
-from zipflm.training.run import Run
-from zipflm.training.saving import Saver
+from zipflm.training.metrics import Log
 from zipflm.training.schedule import learning_rate
 from zipflm.training.setup import (
+    Run,
     accumulation,
     check_data,
     check_processes,
@@ -90,7 +81,7 @@ def train(
             folder, config.training.max_updates, not process.is_first, config.training.tensorboard
         )
         # All look at the folder before the first process changes it, and after.
-        found = start.newest_good(folder, process, log.say) if resume else None
+        found = setup.newest_good(folder, process, log.say) if resume else None
         done = found.update if found else None
         held = folder.config() if found else None
         if found is not None and _is_finished(config, found):
@@ -107,7 +98,7 @@ def train(
         distributed.require_shared(folder.path, process)
 
         def open_folder() -> None:
-            folder.open(config, data, done or 0, throughput.device_name(process.device))
+            folder.open(config, data, done or 0, metrics.device_name(process.device))
             for path in folder.set_aside(done) if done is not None else ():
                 log.say(f"the damaged checkpoint was moved out of the way, to {path}")
 
@@ -117,16 +108,16 @@ def train(
                 log.say(line)
             for line in _warnings(config, data, process, done or 0, held):
                 log.say(f"warning: {line}")
-            with memory.model_explained(config, process):
-                run = start.begin(config, data, folder, process, log, found)
+            with advice.model_explained(config, process):
+                run = setup.begin(config, data, folder, process, log, found)
             run.whole_validation = whole_validation
             saver = Saver(run, keep)
             try:
                 return _loop(run, saver, stop)
             except RuntimeError as error:
-                if not memory.is_out_of_memory(error):
+                if not advice.is_out_of_memory(error):
                     raise
-                raise ValueError(memory.explanation(config)) from None
+                raise ValueError(advice.explanation(config)) from None
             finally:
                 run.stream.close()
                 saver.close()
@@ -289,7 +280,7 @@ def _report(run: Run, rate: float) -> Report:
         data_share=numbers.data_share,
         skipped=run.tally.skipped,
         block=run.stream.block,
-        memory=throughput.peak_memory(device),
+        memory=metrics.peak_memory(device),
         seconds_left=updates_left * numbers.seconds_per_update + seconds_left(run, guess),
         flop_utilisation=_flop_utilisation(run, numbers.tokens_per_second),
         compiled=run.learner.compiled,
@@ -300,11 +291,11 @@ def _report(run: Run, rate: float) -> Report:
 
 def _flop_utilisation(run: Run, tokens_per_second: float) -> float | None:
     """The share of what the devices could do at most, where that is known."""
-    peak = throughput.peak_flops(run.process.device)
+    peak = metrics.peak_flops(run.process.device)
     if peak is None:
         return None
     counts = run.data.vocabulary.counts
-    flops = throughput.flops_per_token(run.config, counts, run.stream.block)
+    flops = metrics.flops_per_token(run.config, counts, run.stream.block)
     return tokens_per_second * flops / (peak * run.process.world_size)
 
 

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from zipflm.data.batches import Batches
 from zipflm.data.loader import Loader
-from zipflm.data.tokens import TokenArray, Tokens
+from zipflm.data.token_file import TokenArray, Tokens
 from zipflm.evaluation.scoring import score_sums
 from zipflm.model.precision import autocast, dtype_of_sums
 from zipflm.runs.records import Sums, Validation
 from zipflm.training import distributed, parallel
 from zipflm.training.distributed import Process
-from zipflm.training.run import Run
+from zipflm.training.setup import Run
 
 _STRETCHES = 16
 """A part of the valid set lies in this many places, so that it has a bit of everything."""

@@ -5,8 +5,8 @@ import re
 import pytest
 import training_runs
 
-from zipflm.interop.huggingface.card import model_card
-from zipflm.runs.loaded import load_run
+from zipflm.interop.huggingface.exchange import model_card
+from zipflm.runs.load import load_run
 from zipflm.runs.records import ImportedState
 
 

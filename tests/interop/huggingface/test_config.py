@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from zipflm import preset
 from zipflm.interop.huggingface import ZipfConfig
-from zipflm.records import to_dict
+from zipflm.settings import to_dict
 
 
 @pytest.mark.parametrize("label", ["SM", "BPE-T", "CNN", "ADP-T"])

@@ -15,8 +15,8 @@ from zipflm.config import Splitting
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.interop.huggingface.exchange import export_run, import_run
-from zipflm.language.trained import load
-from zipflm.runs.loaded import load_run
+from zipflm.language.model import load
+from zipflm.runs.load import load_run
 from zipflm.runs.records import ImportedState
 
 LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")

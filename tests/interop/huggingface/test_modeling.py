@@ -13,7 +13,7 @@ from transformers.utils.generic import find_labels
 from zipflm import LanguageModel, preset
 from zipflm.interop.huggingface import ZipfConfig, ZipfForCausalLM
 from zipflm.interop.huggingface.exchange import model_of
-from zipflm.runs.loaded import load_run
+from zipflm.runs.load import load_run
 
 LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 

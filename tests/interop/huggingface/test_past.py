@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from zipflm.interop.huggingface.past import View, after_last_word
+from zipflm.interop.huggingface.modeling import View, after_last_word
 
 WORDS = torch.tensor([[2, 5, 6, 7], [2, 5, 1, 1]])
 

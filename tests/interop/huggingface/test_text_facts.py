@@ -4,10 +4,10 @@ import pytest
 
 from zipflm.config import PLAIN, Splitting
 from zipflm.data.bpe import Codes
-from zipflm.data.lines import TextEncoder
+from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import Vocabulary
-from zipflm.interop.huggingface.text_facts import TextFacts, parsed
-from zipflm.records import to_dict
+from zipflm.interop.huggingface.config import TextFacts, parsed
+from zipflm.settings import to_dict
 
 WORDS = Vocabulary.from_counts({"ab": 3, "a": 2}, min_count=1)
 CODES = Codes([("a", "b</w>")])

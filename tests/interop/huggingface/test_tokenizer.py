@@ -11,10 +11,10 @@ from transformers import AutoTokenizer
 
 from zipflm.config import Splitting
 from zipflm.data.bpe import Codes
-from zipflm.data.lines import TextEncoder
+from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.interop.huggingface import ZipfTokenizer
-from zipflm.language.texts import TextReader
+from zipflm.language.text import TextReader
 
 PROSE = """The cat's on the mat, isn't it? "Well-known U.S. cats," he said, "paid $3,000.50!"
 In 1990s Paris -- the O'Briens' -- it was \u201cnot\u201d 10:30 but ... e.g. www.example.com/a

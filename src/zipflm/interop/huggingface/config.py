@@ -1,23 +1,66 @@
-"""A run's config as one that `transformers` reads and writes.
+"""With what a tokenizer reads text, in a few words: so that a file that is missing is missed.
 
-The whole of it travels in the field `zipflm`, strict as everywhere in this package. What other
-libraries look for (`vocab_size`, `hidden_size` and so on) follows from it, and is written beside it
-for them to find; a file in which the two disagree is refused.
+Codes and a splitting are files that a run may or may not have, and without them text would be read
+all the same, only wrongly. The configs of model and tokenizer therefore say what belongs to them.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
 
-from zipflm.config import Config
+from zipflm.config import Config, Splitting
+from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
+from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import END, PAD
-from zipflm.interop.huggingface.text_facts import parsed
+from zipflm.messages import quoted
 from zipflm.presets import preset
-from zipflm.quoting import quoted
-from zipflm.records import from_dict, to_dict
+from zipflm.settings import from_dict, to_dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFacts:
+    """How raw text becomes ids; two that are equal read all texts alike."""
+
+    vocabulary: str
+    """SHA-256 of words and counts in order."""
+    codes: str | None
+    """SHA-256 of the byte-pair codes; None where words are not split."""
+    splitting: Splitting
+
+    @classmethod
+    def of(cls, encoder: TextEncoder) -> TextFacts:
+        vocabulary, codes = encoder.vocabulary, encoder.codes
+        entries = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
+        text = "\n".join(f"{word} {count}" for word, count in entries)
+        return cls(
+            vocabulary=hashlib.sha256(text.encode()).hexdigest(),
+            codes=None if codes is None else codes.hash,
+            splitting=encoder.splitter.splitting,
+        )
+
+    def require(self, encoder: TextEncoder) -> None:
+        """ValueError, naming a file, if this reads text differently."""
+        found = TextFacts.of(encoder)
+        for name, ours, theirs in (
+            (VOCABULARY_FILE, self.vocabulary, found.vocabulary),
+            (CODES_FILE, self.codes, found.codes),
+            (SPLITTING_FILE, self.splitting, found.splitting),
+        ):
+            if ours != theirs:
+                raise ValueError(
+                    f"{name}: missing, damaged or of another run; put the file back that was saved "
+                    "with this config"
+                )
+
+
+def parsed(values: Mapping[str, Any] | None) -> TextFacts | None:
+    """What a config says, if it says anything."""
+    return None if values is None else from_dict(TextFacts, values, "text.")
 
 
 class ZipfConfig(PretrainedConfig):

@@ -33,12 +33,11 @@ from transformers import PreTrainedTokenizerFast
 from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data.bpe import Codes, join
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
-from zipflm.data.lines import TextEncoder
+from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import BEGIN, CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
-from zipflm.interop.huggingface.text_facts import TextFacts, parsed
-from zipflm.quoting import quoted
-from zipflm.reading import require_file
-from zipflm.records import read_record, to_dict, write_record
+from zipflm.interop.huggingface.config import TextFacts, parsed
+from zipflm.messages import quoted, require_file
+from zipflm.settings import read_record, to_dict, write_record
 
 # As `prepare` reads lines: three kinds of line ends, and no others that Unicode knows.
 _LINE_END = Regex(r"\r\n|\r|\n")

@@ -1,1 +1,0 @@
-"""Tables and figures from scores; no models."""

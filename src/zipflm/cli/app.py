@@ -1,0 +1,277 @@
+"""The class of every command: examples in its help, parse errors in one line, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+from zipflm.messages import lines, one_line, unquoted
+from zipflm.training import STALL_SECONDS as STALL_SECONDS
+
+_RESUMABLE = ("compare",)
+"""Commands that continue when they are given again."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Command(TyperCommand):
+    """A command of zipflm."""
+
+    def __init__(self, name: str | None, **options: Any) -> None:
+        super().__init__(name, **options)
+        for param in self.params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""  # otherwise the help shows the type of a value
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.metavar = ""
+        return option
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """ValueError for wrong usage, and for an option that would replace an earlier one."""
+        try:
+            _, _, order = self.make_parser(ctx).parse_args(list(args))
+            for param, times in Counter(order).items():
+                # Click counts a flag's two forms, --this/--not-this, as one option.
+                is_single = not getattr(param, "is_flag", False) or param.secondary_opts
+                if times > 1 and is_single and not getattr(param, "multiple", False):
+                    raise ValueError(f"{'/'.join(_names(param))}: given twice; give one value")
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # Newer releases of typer have a copy of click, so there is no common class to name.
+            if not hasattr(error, "format_message"):
+                raise
+            if hasattr(error, "possibilities"):
+                raise ValueError(self._unknown(ctx, error, args)) from None
+            said, remedy = error.format_message().rstrip("."), f"see zipflm {ctx.info_name} --help"
+            if "extra argument" in said and any(param.name == "prompt" for param in self.params):
+                remedy = "a text to continue follows --prompt"
+            raise ValueError(f"{said}; {remedy}") from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; Ctrl-C ends it with status 130 and a line instead of a traceback."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            remedy = "; the same command continues it" if ctx.info_name in _RESUMABLE else ""
+            complain(f"{ctx.info_name} was interrupted{remedy}")
+            sys.exit(INTERRUPTED)
+        except ValueError as error:
+            # The library names its arguments, `top_p=2.0: ...`; here they are options.
+            name, equals, rest = str(error).partition("=")
+            for param in self.params:
+                if equals and param.name == name and param.opts[0].startswith("--"):
+                    error.args = (f"{param.opts[0]} {rest}",)
+            raise
+
+    def _unknown(self, ctx: Any, error: Any, args: list[str]) -> str:
+        """What to write instead of an option that the command does not have."""
+        # Of -prompt, click names -p.
+        name = next(arg for arg in args if arg.startswith(error.option_name)).partition("=")[0]
+        said = f"{unquoted(name)}: zipflm {ctx.info_name} has no such option"
+        options = [option for param in self.get_params(ctx) for option in _names(param)]
+        close = get_close_matches(name, options, n=1, cutoff=0.6)
+        if any(param.name == "overrides" for param in self.params):
+            from zipflm.presets import from_name
+            from zipflm.settings import keys_like, keys_of
+
+            known = keys_of(from_name("tiny/ADP-T"))
+            found = keys_like(name.lstrip("-").replace("-", "_"), known)
+            if found:
+                return f"{said}; settings are written without dashes: {found[0]}=VALUE"
+        remedy = f"did you mean {close[0]}?" if close else f"see zipflm {ctx.info_name} --help"
+        return f"{said}; {remedy}"
+
+
+def _names(param: Any) -> list[str]:
+    return [name for name in (*param.opts, *param.secondary_opts) if name.startswith("-")]
+
+
+def command(
+    *examples: str, name: str | None = None, cls: type[Command] = Command
+) -> Callable[[_Function], _Function]:
+    """Make a function a command of the app, with these examples at the end of its help."""
+    # typer makes lines of paragraphs.
+    epilog = "\n\n".join(["Examples:", *examples])
+    return app.command(name, cls=cls, epilog=epilog)
+
+
+_Number = TypeVar("_Number", int, float)
+
+MEMBER_FAILED = 1
+INTERRUPTED = 130
+"""What a shell makes of Ctrl-C."""
+CLOSED_PIPE = 141
+"""What a shell makes of a program that writes to `| head` when that has read enough."""
+
+app: typer.Typer = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Word-level and large-vocabulary language models. `zipflm presets` lists what to train.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from zipflm import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@contextmanager
+def removing_what_is_unfinished() -> Iterator[None]:
+    """SIGTERM as an exception, so that temporary folders are removed on the way out."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)  # as a shell reports a process that a signal ended
+
+    # Python allows handlers in the main thread only; elsewhere there is nobody to signal.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def is_first_process() -> bool:
+    """Whether this is the one of several processes, started by torchrun, that speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def showing_progress() -> Iterator[None]:
+    """A bar, on a terminal, of the text that is scored inside; of several processes the first one
+    shows its own."""
+    from zipflm.data.prepare import progress_bar
+    from zipflm.evaluation.scoring import watched_by
+
+    if not is_first_process():
+        yield
+        return
+    with progress_bar("tokens") as report, watched_by(report):
+        yield
+
+
+def parts(texts: Sequence[str] | None) -> tuple[str, ...]:
+    """The parts between commas of an option that may be given several times."""
+    return tuple(part.strip() for part in ",".join(texts or ()).split(",") if part.strip())
+
+
+def numbers(option: str, texts: Sequence[str] | None, kind: type[_Number]) -> tuple[_Number, ...]:
+    found = parts(texts)
+    try:
+        return tuple(kind(part) for part in found)
+    except ValueError:
+        said = ",".join(found)
+        raise ValueError(f"{option} {said}: write numbers with commas between them") from None
+
+
+def run_comes_first(run: str, files: Sequence[str]) -> None:
+    """ValueError for arguments that were swapped."""
+    folder = next(filter(os.path.isdir, files), None)
+    if os.path.isfile(run) and folder is not None:
+        raise ValueError(f"{run}: a file, where a run is expected; name {folder} first")
+
+
+def say(text: str) -> None:
+    """Print lines in which names may come from anybody's file."""
+    typer.echo(lines(text))
+
+
+def complain(text: str) -> None:
+    print(f"zipflm: {one_line(text)}", file=sys.stderr)
+
+
+def expanded(overrides: Iterable[str] | None) -> list[str]:
+    """Overrides, with the lines of a file in place of its name after `@`.
+
+    Empty lines and comments (after ` #`) are left out.
+    """
+    found: list[str] = []
+    for override in overrides or ():
+        if not override.startswith("@"):
+            found.append(override)
+            continue
+        path = Path(override[1:])
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}: not a text; name a file of lines key=value") from None
+        lines = (f" {line}".partition(" #")[0].strip() for line in text.splitlines())
+        found += filter(None, lines)
+    return found
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Changes to it, e.g. decoder.num_layers=8, or @file with such lines (zipflm config)."
+    ),
+]
+Run = Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(help="Of a run: newest (if not given), best or a number of updates."),
+]
+Block = Annotated[
+    int | None, typer.Option(help="Tokens the model sees at once; the run's own unless given.")
+]
+Context = Annotated[
+    int | None,
+    typer.Option(help="Tokens before each part of a text that is longer than the block."),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:N or mps; unless given, a CUDA GPU if there is one."),
+]
+StallSeconds = Annotated[
+    float,
+    typer.Option(min=1, help="Stop all processes if one does not answer for this many seconds."),
+]
+Dtype = Annotated[str, typer.Option(help="Of weights and products: float32, bfloat16 or float16.")]
+Errors = Annotated[
+    str, typer.Option(help="On NUL or bytes that are no text: strict (stop) or replace.")
+]
+Encoding = Annotated[
+    str,
+    typer.Option(help="Of the text: utf-8, latin-1, cp1252, utf-16 or another that Python has."),
+]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        help="How raw text becomes words: whitespace, words (punctuation split off) or wikitext "
+        "(prose in the form of WikiText); whitespace unless given."
+    ),
+]
+Lowercase = Annotated[bool, typer.Option("--lowercase", help="Lowercase all words.")]

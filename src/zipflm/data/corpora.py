@@ -1,0 +1,307 @@
+"""The embedded corpus: State of the Union addresses, 1790 to 2021, as tokenised sentences.
+
+The package holds the text, one address a line behind a heading line; splitting it into sentences
+and tokens is done here, by plain rules that keep case. Origin and licence: the notice beside the
+data file.
+"""
+
+from __future__ import annotations
+
+import html
+import http.client
+import lzma
+import re
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from io import TextIOWrapper
+from itertools import zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
+
+from zipflm.data.folder import SPLITS
+from zipflm.storage import TEMPORARY_REMEDY, file_hash, naming_full_disk, written_whole
+
+_FILE = "state_of_the_union.txt.xz"
+_HEADING = re.compile(r"= (\d{4}) (.+) =")
+
+# Every tenth address is held out, in turn for validation and for the test, so that each split has
+# addresses from all times.
+_HELD_OUT_EVERY = 10
+
+_ABBREVIATIONS = (
+    "Messrs Mr Mrs Ms Dr Prof Brig Maj Gen Gov Col Capt Lieut Sen Hon Rev St Jr Sr Nos No Art Sec "
+    "Comp Co Inc pp p vols vol lbs viz vs etc Jan Feb Mar Apr Aug Sept Oct Nov Dec"
+)
+_TOKEN = re.compile(
+    rf"""
+    (?:{"|".join(_ABBREVIATIONS.split())})\.(?=[\s-])   # an abbreviation keeps its period
+  | (?:[A-Z]\.){{2,}} | [A-HJ-Z]\.(?=\s)              # as do initials: U.S., J. Q.
+  | \d+(?:[.,]\d+)*\w*                               # 1,234.56 and 73d
+  | \w+(?:[-'\u2019\u2011]\w+)*                      # words, with hyphens and apostrophes
+  | \.\.\.+ | --+
+  | \S
+    """,
+    re.VERBOSE,
+)
+# What the audience did, noted between the sentences.
+_NOTE = re.compile(r"\[(?:laughter|applause)\.?\]|\((?:laughter|applause)\.?\)", re.IGNORECASE)
+_ENDS = frozenset(".?!")
+_GOES_ON = frozenset(",;:.?!-\u2014")
+_CLOSES = frozenset("\"')]\u201d\u2019")
+
+
+@dataclass(frozen=True)
+class Address:
+    year: int
+    speaker: str
+    text: str
+
+
+def addresses() -> Iterator[Address]:
+    """All addresses, oldest first."""
+    with (files("zipflm.data") / _FILE).open("rb") as stored, lzma.LZMAFile(stored) as plain:
+        lines = TextIOWrapper(plain, encoding="utf-8")
+        for heading, text in zip(lines, lines, strict=True):
+            match = _HEADING.fullmatch(heading.rstrip("\n"))
+            assert match is not None, heading
+            yield Address(int(match[1]), match[2], html.unescape(text))
+
+
+def split_of(number: int) -> str:
+    """Which split the address of this number, counted from 0, belongs to."""
+    if number % _HELD_OUT_EVERY != _HELD_OUT_EVERY - 1:
+        return "train"
+    return "valid" if number // _HELD_OUT_EVERY % 2 == 0 else "test"
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Tokens joined by spaces, one sentence at a time, without notes on the audience.
+
+    >>> list(sentences('Mr. Speaker: "It is so." We agree, in the U.S. and elsewhere.'))
+    ['Mr. Speaker : " It is so . "', 'We agree , in the U.S. and elsewhere .']
+    """
+    sentence: list[str] = []
+    tokens = _TOKEN.findall(_NOTE.sub(" ", text))
+    for token, following in zip_longest(tokens, tokens[1:], fillvalue=""):
+        sentence.append(token)
+        if following not in _CLOSES and _is_over(sentence, following):
+            yield " ".join(sentence)
+            sentence = []
+    if sentence:
+        yield " ".join(sentence)
+
+
+def _is_over(sentence: list[str], following: str) -> bool:
+    """A period, perhaps with quotes behind it, unless lower case or a comma follows."""
+    closed = len(sentence)
+    while closed > 1 and sentence[closed - 1] in _CLOSES:
+        closed -= 1
+    goes_on = following[:1].islower() or following in _GOES_ON
+    return sentence[closed - 1] in _ENDS and not goes_on
+
+
+Report = Callable[[str, int, int | None], None]
+Splits = dict[str, list[Path]]
+
+EMBEDDED = "state-of-the-union"
+_TIMEOUT_SECONDS = 30
+_READ_BYTES = 1 << 18
+# Some hosts turn away what calls itself Python.
+_AGENT = "Mozilla/5.0 (compatible; zipflm)"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A downloadable corpus."""
+
+    archive: str
+    mirrors: Sequence[str]
+    sha256: str
+    """Of the archive, as several independent public recipes state it."""
+    members: Mapping[str, str]
+    """The files of every split inside the archive, as patterns."""
+    tokens: Mapping[str, int]
+    """Published sizes of splits, one `</s>` a line included."""
+
+
+_METAMIND = "https://s3.amazonaws.com/research.metamind.io/wikitext"
+_SMERITY = "https://wikitext.smerity.com"
+_MXNET = "https://apache-mxnet.s3-accelerate.dualstack.amazonaws.com/gluon/dataset"
+_BENCHMARK = "1-billion-word-language-modeling-benchmark-r13output"
+
+
+def _wikitext(number: int, sha256: str, train_tokens: int) -> Corpus:
+    name = f"wikitext-{number}"
+    archive = f"{name}-v1.zip"
+    return Corpus(
+        archive=archive,
+        mirrors=(
+            f"{_SMERITY}/{archive}",
+            f"{_METAMIND}/{archive}",
+            f"{_MXNET}/{name}/{archive}",
+        ),
+        sha256=sha256,
+        members={split: f"{name}/wiki.{split}.tokens" for split in SPLITS},
+        tokens={"train": train_tokens, "valid": 217_646, "test": 245_569},
+    )
+
+
+CORPORA: dict[str, Corpus] = {
+    "wikitext-2": _wikitext(
+        2, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c", 2_088_628
+    ),
+    "wikitext-103": _wikitext(
+        103, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590", 103_227_021
+    ),
+    "billion-word": Corpus(
+        archive=f"{_BENCHMARK}.tar.gz",
+        mirrors=(
+            f"https://www.statmt.org/lm-benchmark/{_BENCHMARK}.tar.gz",
+            f"http://www.statmt.org/lm-benchmark/{_BENCHMARK}.tar.gz",
+        ),
+        sha256="01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+        # The benchmark's figures are for the first held-out shard; the second is for validation.
+        members={
+            "train": f"{_BENCHMARK}/training-monolingual.tokenized.shuffled/news.en-*-of-00100",
+            "valid": f"{_BENCHMARK}/heldout-monolingual.tokenized.shuffled/*-00001-of-00050",
+            "test": f"{_BENCHMARK}/heldout-monolingual.tokenized.shuffled/*-00000-of-00050",
+        },
+        # 768,648,884 words in 30,301,028 lines; the second shard's size is published nowhere.
+        tokens={"train": 798_949_912, "test": 159_658},
+    ),
+}
+
+NAMES = (EMBEDDED, *CORPORA)
+
+
+@contextmanager
+def corpus_texts(
+    name: str, cache: Path, report: Report = lambda what, done, total: None
+) -> Iterator[tuple[Splits, Mapping[str, int]]]:
+    """The text files of a corpus, for as long as the context lasts, and the tokens they must have.
+
+    Raises ValueError for an unknown name or a damaged archive, OSError if it cannot be downloaded.
+    """
+    if name not in NAMES:
+        raise ValueError(f"--corpus {name}: choose from {', '.join(NAMES)}")
+    if name == EMBEDDED:
+        with TemporaryDirectory(prefix="zipflm-") as folder:
+            with naming_full_disk(Path(folder), TEMPORARY_REMEDY):
+                splits = _write_addresses(Path(folder))
+            yield splits, {}
+        return
+    corpus = CORPORA[name]
+    archive = fetch(
+        cache / corpus.archive,
+        corpus.mirrors,
+        corpus.sha256,
+        lambda done, total: report(f"downloading {name}", done, total),
+    )
+    with TemporaryDirectory(prefix=".unpacked-", dir=cache) as folder:
+        with naming_full_disk(cache, "free some space or choose another --cache"):
+            splits = _unpack(archive, corpus, Path(folder))
+        yield splits, corpus.tokens
+
+
+def fetch(
+    path: Path,
+    mirrors: Sequence[str],
+    sha256: str,
+    progress: Callable[[int, int | None], None] = lambda done, total: None,
+) -> Path:
+    """The file at `path`, from the first mirror that has it unless it is there already.
+
+    `progress` gets the bytes just received and the file's size. Raises OSError, saying what to
+    fetch by hand and where to put it, if no mirror delivers.
+    """
+    if path.exists():
+        _require_hash(path, sha256, "remove it and fetch it again")
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    faults = []
+    for url in mirrors:
+        request = urllib.request.Request(url, headers={"User-Agent": _AGENT})
+        try:
+            with written_whole(path) as part:
+                with (
+                    urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response,
+                    open(part, "wb") as file,
+                ):
+                    length = response.headers.get("Content-Length")
+                    while data := response.read(_READ_BYTES):
+                        file.write(data)
+                        progress(len(data), int(length) if length else None)
+                _require_hash(part, sha256, "another file, or cut short")
+            return path
+        except (
+            urllib.error.URLError,
+            http.client.HTTPException,
+            TimeoutError,
+            ConnectionError,
+            ValueError,
+        ) as error:
+            faults.append(f"{url} ({error})")
+    raise OSError(
+        f"could not download {path.name}: {'; '.join(faults)}. Fetch it by hand, put it at "
+        f"{path.absolute()} and run the command again"
+    )
+
+
+def _require_hash(path: Path, sha256: str, remedy: str) -> None:
+    digest = file_hash(path)
+    if digest != sha256:
+        raise ValueError(f"{path}: its SHA-256 is {digest}, expected {sha256}; {remedy}")
+
+
+def _write_addresses(folder: Path) -> Splits:
+    paths = {split: folder / f"{split}.txt" for split in SPLITS}
+    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for number, address in enumerate(addresses()):
+        texts[split_of(number)] += sentences(address.text)
+    for split, path in paths.items():
+        path.write_text("\n".join(texts[split]) + "\n", encoding="utf-8")
+    return {split: [path] for split, path in paths.items()}
+
+
+def _unpack(archive: Path, corpus: Corpus, folder: Path) -> Splits:
+    """Copy the members that are wanted, and only those, under names of our own making."""
+    splits: Splits = {split: [] for split in corpus.members}
+    try:
+        for name, file in _members(archive):
+            for split, pattern in corpus.members.items():
+                if fnmatchcase(name, pattern):
+                    path = folder / f"{split}-{name.rpartition('/')[2]}"
+                    with open(path, "wb") as copy:
+                        shutil.copyfileobj(file, copy, 1 << 20)
+                    splits[split].append(path)
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error) as error:
+        raise ValueError(f"{archive}: damaged: {error}; remove it and fetch it again") from None
+    for split, paths in splits.items():
+        if not paths:
+            raise ValueError(f"{archive}: no file {corpus.members[split]} in it")
+        paths.sort()
+    return splits
+
+
+def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as files:
+            for name in files.namelist():
+                with files.open(name) as file:
+                    yield name, file
+        return
+    with tarfile.open(archive, "r|gz") as stream:
+        for member in stream:
+            content = stream.extractfile(member) if member.isfile() else None
+            if content is not None:
+                yield member.name, content

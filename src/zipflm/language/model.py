@@ -1,0 +1,256 @@
+"""A trained model at hand: `zipflm.load` and what can be asked of it.
+
+    lm = zipflm.load("runs/adp-t")
+    lm.score("the cat sat on the mat").perplexity
+    lm.next_words("the cat sat on the", k=10)
+    lm.generate("the cat", max_words=50, temperature=0.8, seed=1)
+
+Raw text is split as the run's training text was. A model sees at most `block` tokens at once;
+longer texts are slid over, with `context` tokens before each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from zipflm.config import Blocks
+from zipflm.data.text_encoder import TextEncoder
+from zipflm.data.vocabulary import Vocabulary
+from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.language.engine import Engine, scored_documents
+from zipflm.language.generation import Generation, Sampling, Writer, WrittenWord
+from zipflm.language.next_words import LikelyWord, most_likely_words, require_numbers
+from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
+from zipflm.messages import quoted
+from zipflm.model.language_model import LanguageModel
+from zipflm.runs.folder import Choice, parse_choice
+from zipflm.runs.load import LoadedRun, UnseenWords, load_run
+
+# Words outside the vocabulary that a character CNN can read: 100 MB of spellings if all are used.
+_UNSEEN = 1 << 20
+
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float32, torch.bfloat16, torch.float16, torch.float64,
+)}  # fmt: skip
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    checkpoint: Choice | str | None = None,
+    device: str | None = None,
+    dtype: torch.dtype | str = torch.float32,
+    compile: bool = False,
+    block: int | None = None,
+    context: int | None = None,
+) -> TrainedModel:
+    """The newest checkpoint of a run, or another one, ready for use.
+
+    `path` is a run folder or one of its checkpoints; `checkpoint` chooses among those of a run:
+    newest, best or a number of updates. `device` is a GPU where there is one. `dtype` is that of
+    weights and products; log-probabilities are float32 or better. `compile` makes long scoring jobs
+    faster. `block` and `context`, in tokens, are the run's own unless given.
+    """
+    choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
+    options = ScoringOptions(block=block, context=context, device=device)
+    run = load_run(path, choice)
+    return TrainedModel(run, options, dtype=dtype, compile=compile)
+
+
+class TrainedModel:
+    """One checkpoint of a run, in use. All results are in the order of what was asked."""
+
+    def __init__(
+        self,
+        run: LoadedRun,
+        options: ScoringOptions | None = None,
+        *,
+        dtype: torch.dtype | str = torch.float32,
+        compile: bool = False,
+    ) -> None:
+        self.run = run
+        options = options or ScoringOptions()
+        self.running_blocks: Blocks = options.blocks(run.config)
+        """How `evaluate` would cut a long text, and `zipflm score` does where lines follow each
+        other."""
+        self.engine: Engine = _engine(run, options, dtype, compile)
+        """The model behind ids instead of words."""
+        spells = run.config.num_predicted < run.config.vocab_size
+        self.unseen: UnseenWords | None = UnseenWords(self.model, _UNSEEN) if spells else None
+        encoder = TextEncoder(run.vocabulary, run.codes, run.splitting, self.unseen)
+        self.reader: TextReader = TextReader(
+            encoder, run.config.batches.unit, run.config.num_predicted
+        )
+        bands = run.config.output_bands
+        self.facts: WordFacts = WordFacts.of(
+            run.vocabulary, () if bands is None else bands.cutoffs, run.config.num_predicted
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.run.config.name}, {self.run.checkpoint.name} of {self.run}, "
+            f"{len(self.vocabulary):,} entries, on {self.device}>"
+        )
+
+    @property
+    def model(self) -> LanguageModel:
+        return self.engine.model
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Words, or pieces of words, by id; `log_probs` is in this order."""
+        return self.run.vocabulary
+
+    @property
+    def device(self) -> torch.device:
+        return self.engine.device
+
+    # --- Scores of text that is there. ---
+
+    # A text is itself a sequence of texts to a type checker; the first signature wins.
+    @overload
+    def score(self, text: str, *, prefix: str = "") -> ScoredText: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def score(self, text: Sequence[str], *, prefix: str = "") -> list[ScoredText]: ...
+
+    def score(
+        self, text: str | Sequence[str], *, prefix: str = ""
+    ) -> ScoredText | list[ScoredText]:
+        """The log-probability of every word of a text, or of several that know nothing of each
+        other.
+
+        The lines of a text follow each other: its first word stands behind `</s>`, every line ends
+        in one. With a `prefix` each text goes on where that stopped.
+        """
+        if isinstance(text, str):
+            return self.score([text], prefix=prefix)[0]
+        before = self.reader.prefix(prefix)
+        encoded = map(self._encoded, text)
+        return [
+            ScoredText(
+                document.text,
+                nll_per_word(document.text, document.nll),
+                self.facts,
+                self.engine.protocol(document.ids, len(document.text.starts), skip=len(before)),
+            )
+            for group in scored_documents(self.engine, encoded, before)
+            for document in group
+        ]
+
+    def _encoded(self, text: str) -> EncodedText:
+        encoded = self.reader.text(text)
+        if len(encoded.words) == 1 and not text[slice(*encoded.spans[0])]:
+            raise ValueError(f"text={quoted(text)}: empty; give at least one word or line end")
+        return encoded
+
+    # --- What comes next. ---
+
+    @overload
+    def next_words(self, prefix: str, k: int = 10) -> list[LikelyWord]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def next_words(self, prefix: Sequence[str], k: int = 10) -> list[list[LikelyWord]]: ...
+
+    def next_words(
+        self, prefix: str | Sequence[str], k: int = 10
+    ) -> list[LikelyWord] | list[list[LikelyWord]]:
+        """The `k` most likely words after a prefix, most likely first; `</s>` and `<unk>` compete.
+
+        Exact, also for a model of sub-words: there, words that several pieces make up compete with
+        those that are one.
+        """
+        if isinstance(prefix, str):
+            return self.next_words([prefix], k)[0]
+        ids = [self.reader.prefix(each) for each in prefix]
+        return most_likely_words(self.engine, self.reader, ids, k)
+
+    @torch.inference_mode()
+    def log_probs(self, prefixes: Sequence[str]) -> Tensor:
+        """log p of every entry of the vocabulary after each prefix, [N, V]; pieces for a model of
+        sub-words."""
+        if isinstance(prefixes, str):
+            raise ValueError("prefixes: one text; give a list of them, [text] for one")
+        hidden = self.engine.hidden_after([self.reader.prefix(each) for each in prefixes])
+        return require_numbers(self.model.output.log_probs(hidden))
+
+    # --- Writing. ---
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        max_words: int = 50,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        num: int = 1,
+        lines: int = 1,
+        forbid_unknown: bool = True,
+    ) -> list[Generation]:
+        """`num` continuations of a prompt.
+
+        Words are drawn from the model's distribution: at `temperature` (0 takes the most likely
+        one), among the `top_k` most likely (0: all), of which as many as make up `top_p` of their
+        mass. A text ends after `lines` line ends (0: no limit) or `max_words` words, line ends
+        included. Equal arguments with a `seed` give equal texts. The log-probabilities are the
+        model's own, whatever it was asked to draw from.
+        """
+        sampling = Sampling(
+            max_words=max_words,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            lines=lines,
+            forbid_unknown=forbid_unknown,
+        )
+        return Writer(self.engine, self.reader, prompt, sampling, num).all()
+
+    def stream(self, prompt: str = "", **options: Any) -> Iterator[WrittenWord]:
+        """The words of one continuation as they come; options as for `generate`, without `num`."""
+        yield from Writer(self.engine, self.reader, prompt, Sampling(**options), 1).words()
+
+
+def _engine(
+    run: LoadedRun, options: ScoringOptions, dtype: torch.dtype | str, compile: bool
+) -> Engine:
+    if isinstance(dtype, str):
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype={quoted(dtype)}: choose from {', '.join(_DTYPES)}")
+        dtype = _DTYPES[dtype]
+    elif dtype not in _DTYPES.values():
+        raise ValueError(f"dtype={dtype}: choose from {', '.join(_DTYPES)}")
+    chosen = replace(options, break_mode="none").resolved(run.config)
+    blocks = chosen.blocks
+    if options.context is None and not blocks.context:
+        # A text that does not fit must be cut somewhere: not without a word of context.
+        blocks = replace(blocks, context=blocks.block // 2)
+    model = run.model.to(device=chosen.device, dtype=dtype).eval()
+    _require_finite(run, model)
+    return Engine(
+        model=model,
+        scorer=torch.compile(model, dynamic=True) if compile else model,  # type: ignore[arg-type]
+        device=torch.device(chosen.device),
+        dtype=dtype,
+        blocks=blocks,
+        batch_tokens=chosen.batch_tokens,
+        unit=run.config.batches.unit,
+    )
+
+
+def _require_finite(run: LoadedRun, model: LanguageModel) -> None:
+    """Where numbers are NaN, some word would be called the most likely all the same."""
+    for name, weights in model.state_dict().items():
+        if not torch.isfinite(weights).all():
+            raise ValueError(
+                f"{run.checkpoint.path}: {name} holds numbers that are not finite: the training "
+                "diverged; take an earlier checkpoint, or float32 if this was another precision"
+            )

@@ -1,0 +1,391 @@
+"""Scores of the hypotheses of utterances, of which the beginning they share is computed once.
+
+The words that all hypotheses of an utterance begin with pass the decoder once; each continues from
+there with words of its own, padded on the right, where causality hides it. Utterances whose
+hypotheses share too little for that to pay are scored like any other texts, many at a time, and so
+are hypotheses that are longer than what the model sees at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from zipflm.data.text import shown
+from zipflm.data.vocabulary import END, PAD
+from zipflm.language.engine import Engine, diverged
+from zipflm.language.files import Writable, destination
+from zipflm.language.nbest import TOTAL, WORDS, Entry, NBest, written_number
+from zipflm.language.text import Ids
+from zipflm.messages import quoted, unquoted
+from zipflm.model.language_model import LanguageModel
+
+# Of the positions of an utterance. Below, it is cheaper to score it together with others.
+_WORTH_SHARING = 0.25
+
+_NO_TARGET = -1
+
+
+@dataclass(frozen=True)
+class _Utterance:
+    """Hypotheses that begin alike and fit into a block."""
+
+    places: list[int]
+    """Among all hypotheses."""
+    inputs: list[Ids]
+    """What the model reads: `</s>` and the ids of the words."""
+    shared: int
+    """So many of the inputs are the same for all."""
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.inputs))
+
+    @property
+    def is_worth_sharing(self) -> bool:
+        saved = (len(self.inputs) - 1) * self.shared
+        return 0 < saved >= _WORTH_SHARING * sum(map(len, self.inputs))
+
+
+class PrefixSharingScorer:
+    """log p of hypotheses, as `rescore` asks for it."""
+
+    def __init__(self, engine: Engine, ids_of: Callable[[str], Ids]) -> None:
+        """`ids_of` gives the ids of a text, that of `</s>` at its end."""
+        self._engine, self._ids_of = engine, ids_of
+
+    def log_probs_of(self, utterances: Sequence[Sequence[str]]) -> list[list[float]]:
+        """log p of every text, its end included, in nats, per utterance in the order given."""
+        documents = [self._ids_of(text) for texts in utterances for text in texts]
+        found = np.zeros(len(documents))
+        alone = set(range(len(documents)))
+        by_shared = defaultdict(list)
+        first = 0
+        for texts in utterances:
+            utterance = self._utterance(documents, range(first, first + len(texts)))
+            first += len(texts)
+            if utterance.is_worth_sharing:
+                by_shared[utterance.shared].append(utterance)
+                alone -= set(utterance.places)
+        for shared in sorted(by_shared):
+            for together in self._batches(by_shared[shared]):
+                places = [place for utterance in together for place in utterance.places]
+                found[places] = self._shared(documents, together)
+        rest = sorted(alone)
+        # An empty list of documents is asked for where all share.
+        for place, nll in zip(rest, self._engine.nll([documents[i] for i in rest]), strict=True):
+            found[place] = -nll.sum(dtype=np.float64)
+        values = iter(found.tolist())
+        return [[next(values) for _ in texts] for texts in utterances]
+
+    def _utterance(self, documents: Sequence[Ids], places: Sequence[int]) -> _Utterance:
+        """Those of an utterance's hypotheses that fit into a block."""
+        fitting = [place for place in places if len(documents[place]) <= self._engine.blocks.block]
+        inputs = [np.append(END, documents[place][:-1]) for place in fitting]
+        return _Utterance(fitting, inputs, _common_length(inputs))
+
+    def _batches(self, utterances: list[_Utterance]) -> Iterator[list[_Utterance]]:
+        """Utterances whose beginnings pass the decoder together."""
+        batch: list[_Utterance] = []
+        for utterance in sorted(utterances, key=lambda one: one.longest):
+            # The longest is the last: all get the memory that it needs.
+            if batch and (len(batch) + 1) * utterance.longest > self._engine.batch_tokens:
+                yield batch
+                batch = []
+            batch.append(utterance)
+        if batch:
+            yield batch
+
+    @torch.inference_mode()
+    def _shared(self, documents: Sequence[Ids], batch: list[_Utterance]) -> NDArray[np.float64]:
+        """log p of the hypotheses of utterances that share equally many inputs each."""
+        model, device = self._engine.model, self._engine.device
+        shared, longest = batch[0].shared, max(utterance.longest for utterance in batch)
+        inputs_UP = torch.from_numpy(np.stack([one.inputs[0][:shared] for one in batch]))
+        inputs_UP = inputs_UP.to(device)
+        cache = model.new_cache(len(batch), longest)
+        hidden_UPD = model(inputs_UP, cache)
+        # What the shared words themselves cost; the last of them predicts what comes next.
+        nll_U = _sums(model, hidden_UPD[:, :-1], inputs_UP[:, 1:])
+        owners = np.repeat(np.arange(len(batch)), [len(one.inputs) for one in batch])
+        places = [place for utterance in batch for place in utterance.places]
+        rests = [documents[place][shared - 1 :] for place in places]
+        order = np.argsort([len(rest) for rest in rests], kind="stable")
+        nll_N = torch.zeros(len(places), dtype=torch.float64, device=device)
+        rows_at_once = max(self._engine.batch_tokens // longest, 1)
+        for start in range(0, len(order), rows_at_once):
+            rows = order[start : start + rows_at_once]
+            owners_N = torch.from_numpy(owners[rows]).to(device)
+            targets_NW = _padded([rests[row] for row in rows], _NO_TARGET).to(device)
+            hidden_NWD = hidden_UPD[owners_N, -1:]
+            if targets_NW.shape[1] > 1:
+                words_NW = _padded([rests[row][:-1] for row in rows], PAD).to(device)
+                later_NWD = model(words_NW, cache.select(owners_N))
+                hidden_NWD = torch.cat([hidden_NWD, later_NWD], dim=1)
+            at = torch.from_numpy(rows).to(device)
+            nll_N[at] = nll_U[owners_N] + _sums(model, hidden_NWD, targets_NW)
+        log_probs: NDArray[np.float64] = -nll_N.cpu().numpy()
+        if not np.isfinite(log_probs).all():
+            raise diverged()
+        return log_probs
+
+
+def _sums(model: LanguageModel, hidden_NWD: Tensor, targets_NW: Tensor) -> Tensor:
+    """-log p of the targets, [N], of those that are no padding, in float64."""
+    scored_NW = targets_NW != _NO_TARGET
+    nll = model.output.nll(hidden_NWD[scored_NW], targets_NW[scored_NW])
+    sums_N = torch.zeros(len(targets_NW), dtype=torch.float64, device=nll.device)
+    rows_NW = torch.arange(len(targets_NW), device=nll.device)[:, None].expand_as(targets_NW)
+    return sums_N.index_add(0, rows_NW[scored_NW], nll.double())
+
+
+def _padded(rows: Sequence[Ids], padding: int) -> Tensor:
+    """Ids of different length as one table, padded on the right."""
+    table = np.full((len(rows), max(map(len, rows))), padding, dtype=np.int64)
+    for place, row in enumerate(rows):
+        table[place, : len(row)] = row
+    return torch.from_numpy(table)
+
+
+def _common_length(rows: Sequence[Ids]) -> int:
+    """Ids that all rows begin with."""
+    if not rows:
+        return 0
+    length = min(map(len, rows))
+    table = np.stack([row[:length] for row in rows])
+    differs = (table != table[0]).any(axis=0)
+    return int(differs.argmax()) if differs.any() else length
+
+
+_HYPOTHESES_AT_ONCE = 1_024
+"""Enough to fill a device, and little enough to be held in memory with all their text."""
+
+
+class HypothesisScorer(Protocol):
+    """A language model, as rescoring sees it."""
+
+    def log_probs_of(self, utterances: Sequence[Sequence[str]]) -> list[list[float]]:
+        """log p of every text, its end included, in nats, per utterance in the order given.
+
+        The texts of an utterance are different, and the empty one may be among them.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """An entry with what the language model says of it."""
+
+    entry: Entry
+    lm: float
+
+    def value(self, name: str, lm: str) -> float:
+        """One of the things that are weighted, by its name."""
+        if name == lm:
+            return self.lm
+        return float(len(self.entry.words)) if name == WORDS else self.entry.scores[name]
+
+    def total(self, weights: Mapping[str, float], lm: str) -> float:
+        """The weighted sum, added up in the order of the weights, as tuning does it."""
+        total = 0.0
+        for name, weight in weights.items():
+            if weight:
+                total += weight * self.value(name, lm)
+        return total
+
+
+def scored(utterances: Iterable[list[Entry]], scorer: HypothesisScorer) -> Iterator[list[Scored]]:
+    """The same utterances with the language model's scores, so many at once as fit."""
+    group: list[list[Entry]] = []
+    for entries in utterances:
+        group.append(entries)
+        if sum(map(len, group)) >= _HYPOTHESES_AT_ONCE:
+            yield from _scored_group(group, scorer)
+            group = []
+    if group:
+        yield from _scored_group(group, scorer)
+
+
+def _scored_group(group: list[list[Entry]], scorer: HypothesisScorer) -> Iterator[list[Scored]]:
+    # Lists hold a text several times, in which only alignments or times differ.
+    texts = [list(dict.fromkeys(" ".join(entry.words) for entry in entries)) for entries in group]
+    found = scorer.log_probs_of(texts)
+    for entries, known, log_probs in zip(group, texts, found, strict=True):
+        by_text = dict(zip(known, log_probs, strict=True))
+        yield [Scored(entry, by_text[" ".join(entry.words)]) for entry in entries]
+
+
+def ranked(
+    utterance: list[Scored], weights: Mapping[str, float], lm: str
+) -> list[tuple[Scored, float]]:
+    """The hypotheses with their totals, best first; equal ones stay in the order of the list."""
+    totals = [(one, one.total(weights, lm)) for one in utterance]
+    return sorted(totals, key=lambda pair: -pair[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Where a list goes that has been scored."""
+
+    out: str | None = None
+    """A file; standard output unless given."""
+    scores_out: str | None = None
+    """For Kaldi's lists, which have no place for them: `hypothesis lm total`, in the same order."""
+    one_best: bool = False
+    """Only the best hypothesis of every utterance."""
+
+
+@dataclass(frozen=True)
+class OpenLists:
+    """A list that has begun to be read, and is known to fit the weights."""
+
+    nbest: NBest
+    weights: Mapping[str, float]
+    """Of every score, of the model's and of the words."""
+    lm: str
+    """What the model's score is called."""
+    utterances: Iterator[list[Entry]]
+    """All of them, once; ValueError, naming the line, for one without a score that counts."""
+
+
+def open_lists(nbest: NBest, given: Mapping[str, float], lm: str = "lm") -> OpenLists:
+    """Read the first utterance, which tells what scores there are. `given` are those weights that
+    are not the usual ones."""
+    rest = nbest.utterances()
+    first = next(rest)
+    weights = complete_weights(given, first[0].scores, lm)
+    needed = [name for name, weight in weights.items() if weight and name not in (lm, WORDS)]
+    utterances = (_checked(nbest, entries, needed) for entries in chain([first], rest))
+    return OpenLists(nbest, weights, lm, utterances)
+
+
+def _checked(nbest: NBest, entries: list[Entry], needed: Sequence[str]) -> list[Entry]:
+    for entry in entries:
+        for name in needed:
+            if name not in entry.scores:
+                raise ValueError(
+                    f"{shown(nbest.name)}: line {entry.line}: has no score {unquoted(name)}, which "
+                    "counts; give that the weight 0, or every line the score"
+                )
+    return entries
+
+
+def rescore(lists: OpenLists, scorer: HypothesisScorer, results: Results) -> int:
+    """Score and sort lists while they are read; how many utterances they had."""
+    utterances = scored(lists.utterances, scorer)
+    return write(lists.nbest, utterances, lists.weights, lm=lists.lm, results=results)
+
+
+def write(
+    nbest: NBest,
+    utterances: Iterable[list[Scored]],
+    weights: Mapping[str, float],
+    *,
+    lm: str,
+    results: Results,
+) -> int:
+    """Write utterances as they come, best hypothesis first; how many there were."""
+    number = 0
+    with ExitStack() as files:
+        out = files.enter_context(destination(results.out))
+        scores_out: Writable | None = None
+        if results.scores_out is not None:
+            scores_out = files.enter_context(destination(results.scores_out))
+        if not results.one_best and (header := nbest.format.header((lm, TOTAL))):
+            out.write(f"{header}\n")
+        for utterance in utterances:
+            number += 1
+            order = ranked(utterance, weights, lm)
+            if results.one_best:
+                out.write(f"{nbest.format.best(order[0][0].entry)}\n")
+            else:
+                for one, total in order:
+                    out.write(f"{nbest.format.line(one.entry, {lm: one.lm, TOTAL: total})}\n")
+            if scores_out is not None:
+                for one, total in order:
+                    numbers = f"{written_number(one.lm)} {written_number(total)}"
+                    scores_out.write(f"{one.entry.source} {numbers}\n")
+    return number
+
+
+# --- Weights: `lm=0.7,words=-0.2`. ---
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """Weights by name, as given on a command line.
+
+    >>> parse_weights("lm=0.7,words=-0.2")
+    {'lm': 0.7, 'words': -0.2}
+    """
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, number = part.rpartition("=")
+        name = name.strip()
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not (equals and name and math.isfinite(value)):
+            raise ValueError(
+                f"--weights: {quoted(part)} is not a name, = and a number (lm=0.7,words=-0.2)"
+            )
+        if name in weights:
+            raise ValueError(f"--weights: {unquoted(name)} is there twice")
+        weights[name] = value
+    return weights
+
+
+def written_weights(weights: Mapping[str, float]) -> str:
+    """What `parse_weights` reads.
+
+    >>> written_weights({"lm": 0.7, "words": -2.0})
+    'lm=0.7,words=-2'
+    """
+    return ",".join(f"{name}={value:.12g}" for name, value in weights.items())
+
+
+def complete_weights(given: Mapping[str, float], names: Iterable[str], lm: str) -> dict[str, float]:
+    """A weight for every score of a list, for the model's score `lm` and for the words.
+
+    Raises ValueError for names that are not there, and where it is unclear whether the total holds
+    a score already.
+    """
+    names = list(names)
+    if lm in names:
+        raise ValueError(
+            f"the list already has a score {unquoted(lm)}; call the new one otherwise with --name"
+        )
+    known = [*names, lm, WORDS]
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"--weights: no score {unquoted(name)}; there are "
+                f"{', '.join(unquoted(known_name) for known_name in known)}"
+            )
+    doubted = [name for name in given if name in names and name != TOTAL]
+    if TOTAL in names and TOTAL not in given and doubted:
+        raise ValueError(
+            f"--weights: the list has a total, which may hold {unquoted(doubted[0])} already; give "
+            f"{TOTAL} a weight too, 0 to leave it out or 1 to add to it"
+        )
+    usual = {name: float(TOTAL not in names or name == TOTAL) for name in names}
+    return usual | {lm: 1.0, WORDS: 0.0} | dict(given)
+
+
+def check_name(lm: str) -> None:
+    """ValueError for what the model's score cannot be called."""
+    if lm in (WORDS, TOTAL, "id", "text") or not lm.isidentifier():
+        raise ValueError(
+            f"--name {unquoted(lm)}: must be letters, digits and _, and none of "
+            f"{WORDS}, {TOTAL}, id and text"
+        )

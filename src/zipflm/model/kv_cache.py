@@ -1,0 +1,286 @@
+"""Keys and values of the words a decoder has already seen, so that each word passes it only once.
+
+A cache holds B rows that are all equally long. Its memory is allocated when it is made, for as many
+words as it will ever hold: a step writes behind what is there and copies nothing.
+
+Shapes: L layers, B rows, H heads, C capacity, S words held including new ones, T new words, K head
+width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from zipflm.config import DecoderConfig
+
+
+class Past(Protocol):
+    """What the decoder asks of whatever remembers earlier words."""
+
+    @property
+    def position(self) -> int | Tensor:
+        """Number of words that came before: a number, or a tensor on the device that holds it, one
+        for all rows or [B, 1]; or, where rows are padded on the left, the number for every new
+        word, [B, T]."""
+        ...
+
+    def visible(self, number: int) -> Tensor | None:
+        """Which of the words that `extend` returns each of `number` new ones sees, [T, S], or
+        [B, 1, T, S] where rows differ; None where causality says it all, or a single new word sees
+        everything."""
+
+    def admit(self, hidden_BTD: Tensor) -> None:
+        """Called before the first layer: raise a ValueError if these words cannot be added."""
+
+    def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, S, K] of this layer for all words, the new ones at the end."""
+        ...
+
+    def advance(self, number: int) -> None:
+        """Called after the last layer: that many words have been added to every layer."""
+
+
+class KeyValueCache:
+    """For inference: `model(words, cache=cache)` computes the new words alone.
+
+    >>> from zipflm import LanguageModel, preset
+    >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
+    >>> words = torch.tensor([[2, 17, 250, 3999]])
+    >>> cache = model.new_cache(rows=1, capacity=10)
+    >>> with torch.no_grad():
+    ...     first, rest = model(words[:, :1], cache), model(words[:, 1:], cache)
+    >>> cache.length, rest.shape
+    (4, torch.Size([1, 3, 64]))
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        rows: int,
+        capacity: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
+        """`dtype` is that of matrix products; `LanguageModel.new_cache` knows it and the device."""
+        shape = (
+            config.num_layers,
+            rows,
+            config.num_heads,
+            capacity,
+            config.dim // config.num_heads,
+        )
+        self.keys_LBHCK: Tensor = torch.empty(shape, device=device, dtype=dtype)
+        self.values_LBHCK: Tensor = torch.empty_like(self.keys_LBHCK)
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Number of words that every row holds."""
+        return self._length
+
+    @property
+    def position(self) -> int:
+        return self._length
+
+    def visible(self, number: int) -> Tensor | None:
+        if number == 1 or self._length == 0:
+            return None
+        shape = (number, self._length + number)
+        ones_TS = torch.ones(shape, dtype=torch.bool, device=self.keys_LBHCK.device)
+        return ones_TS.tril(self._length)
+
+    @property
+    def rows(self) -> int:
+        return self.keys_LBHCK.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """The largest possible length."""
+        return self.keys_LBHCK.shape[3]
+
+    def repeat(self, number: int) -> KeyValueCache:
+        """A new cache that holds every row `number` times, copies side by side."""
+        rows = torch.arange(self.rows, device=self.keys_LBHCK.device)
+        return self.select(rows.repeat_interleave(number))
+
+    def select(self, rows: Tensor) -> KeyValueCache:
+        """A new cache that holds these rows, in this order; a row may be named more than once."""
+        selected = object.__new__(KeyValueCache)
+        selected._length = self._length
+        selected.keys_LBHCK = self._selected(self.keys_LBHCK, rows)
+        selected.values_LBHCK = self._selected(self.values_LBHCK, rows)
+        return selected
+
+    def truncate(self, length: int) -> None:
+        """Forget all words but the first `length`, in place."""
+        self._length = length
+
+    def admit(self, hidden_BTD: Tensor) -> None:
+        require_rows(hidden_BTD, self.rows)
+        number = hidden_BTD.shape[1]
+        if self._length + number > self.capacity:
+            raise ValueError(
+                f"words: {number} more do not fit a cache of capacity={self.capacity} that holds "
+                f"{self._length}; make it larger"
+            )
+        if hidden_BTD.dtype != self.keys_LBHCK.dtype:
+            raise ValueError(
+                f"cache: it holds {self.keys_LBHCK.dtype} but the model computes in "
+                f"{hidden_BTD.dtype}; make it under the autocast in which it is used"
+            )
+
+    def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+        end = self._length + key_BHTK.shape[2]
+        keys_BHSK = self.keys_LBHCK[layer, :, :, :end]
+        values_BHSK = self.values_LBHCK[layer, :, :, :end]
+        keys_BHSK[:, :, self._length :] = key_BHTK
+        values_BHSK[:, :, self._length :] = value_BHTK
+        return keys_BHSK, values_BHSK
+
+    def advance(self, number: int) -> None:
+        self._length += number
+
+    def _selected(self, buffer_LBHCK: Tensor, rows: Tensor) -> Tensor:
+        """A buffer of the same capacity; only what is held is copied."""
+        layers, _, heads, capacity, width = buffer_LBHCK.shape
+        selected_LBHCK = buffer_LBHCK.new_empty(layers, len(rows), heads, capacity, width)
+        held = buffer_LBHCK[:, :, :, : self._length].index_select(1, rows)
+        selected_LBHCK[:, :, :, : self._length] = held
+        return selected_LBHCK
+
+
+def require_rows(hidden_BTD: Tensor, rows: int) -> None:
+    """ValueError unless these are new words of so many rows, and nothing is to be learned."""
+    if hidden_BTD.requires_grad:
+        raise ValueError(
+            "cache: it keeps no gradients; call the model under torch.no_grad() or "
+            "torch.inference_mode()"
+        )
+    if len(hidden_BTD) != rows:
+        raise ValueError(f"words: {len(hidden_BTD)} rows do not fit a cache of {rows}")
+
+
+class RaggedCache:
+    """A `Past` whose rows need not be equally long; they join from ordinary caches.
+
+    >>> from zipflm import LanguageModel, preset
+    >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
+    >>> ragged = RaggedCache()
+    >>> with torch.inference_mode():
+    ...     for words in ([2, 17, 250], [2, 3999]):
+    ...         cache = model.new_cache(rows=1, capacity=len(words))
+    ...         hidden = model(torch.tensor([words]), cache)
+    ...         ragged.join(cache, [len(words)], capacity=10)
+    ...     hidden = model(torch.tensor([[5], [6]]), ragged)
+    >>> ragged.lengths, hidden.shape
+    ([4, 3], torch.Size([2, 1, 64]))
+    """
+
+    def __init__(self) -> None:
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        """Gives its memory back."""
+        self._lengths: list[int] = []
+        self._rooms: list[int] = []
+        """How long each row will ever be."""
+        empty = torch.zeros(0, 0, 0, 0, 0)
+        self._keys_LBHCK, self._values_LBHCK = empty, empty
+        self._places_BT = torch.zeros(0, 0, dtype=torch.long)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of words that each row holds."""
+        return list(self._lengths)
+
+    @property
+    def rows(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def capacity(self) -> int:
+        """Words for which every row has room."""
+        return self._keys_LBHCK.shape[3]
+
+    def join(self, cache: KeyValueCache, lengths: Sequence[int], capacity: int) -> None:
+        """Add all rows of a cache; of row i its first `lengths[i]` words, the rest being padding.
+
+        `capacity` is how long any of them will ever be.
+        """
+        first, longest = self.rows, max(lengths)
+        self._reserve(
+            cache, first + cache.rows, max(capacity, longest, *self._rooms, *self._lengths)
+        )
+        rows = slice(first, first + cache.rows)
+        self._keys_LBHCK[:, rows, :, :longest] = cache.keys_LBHCK[:, :, :, :longest]
+        self._values_LBHCK[:, rows, :, :longest] = cache.values_LBHCK[:, :, :, :longest]
+        self._lengths += lengths
+        self._rooms += [max(capacity, length) for length in lengths]
+
+    def drop(self, rows: Collection[int]) -> list[int]:
+        """Forget these rows; which of the old ones stand in the places that are left, in order.
+
+        The last ones move to where rows were dropped, so that little is copied.
+        """
+        kept = [row for row in range(self.rows) if row not in rows]
+        order = list(range(len(kept)))
+        holes = [row for row in order if row in rows]
+        movers = [row for row in kept if row >= len(kept)]
+        for hole, mover in zip(holes, movers, strict=True):
+            end = self._lengths[mover]
+            for buffer in (self._keys_LBHCK, self._values_LBHCK):
+                buffer[:, hole, :, :end] = buffer[:, mover, :, :end]
+            self._lengths[hole], self._rooms[hole] = end, self._rooms[mover]
+            order[hole] = mover
+        del self._lengths[len(kept) :], self._rooms[len(kept) :]
+        if not kept:
+            self._forget_all()
+        return order
+
+    # --- What the decoder asks for. ---
+
+    @property
+    def position(self) -> Tensor:
+        """Number of words before the new ones in each row, [B, 1]."""
+        return torch.tensor(self._lengths, device=self._keys_LBHCK.device).unsqueeze(1)
+
+    def visible(self, number: int) -> Tensor:
+        """[B, 1, T, S]: a row's own words up to each new one."""
+        self._places_BT = self.position + torch.arange(number, device=self._keys_LBHCK.device)
+        slots_S = torch.arange(max(self._lengths) + number, device=self._keys_LBHCK.device)
+        return (slots_S <= self._places_BT.unsqueeze(-1)).unsqueeze(1)
+
+    def admit(self, hidden_BTD: Tensor) -> None:
+        require_rows(hidden_BTD, self.rows)
+
+    def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+        rows, end = self.rows, max(self._lengths) + key_BHTK.shape[2]
+        rows_B1 = torch.arange(rows, device=key_BHTK.device).unsqueeze(1)
+        held = []
+        for buffer, new_BHTK in ((self._keys_LBHCK, key_BHTK), (self._values_LBHCK, value_BHTK)):
+            buffer[layer, rows_B1, :, self._places_BT] = new_BHTK.transpose(1, 2)
+            held.append(buffer[layer, :rows, :, :end])
+        return held[0], held[1]
+
+    def advance(self, number: int) -> None:
+        self._lengths = [length + number for length in self._lengths]
+
+    def _reserve(self, like: KeyValueCache, rows: int, capacity: int) -> None:
+        """Room for so many rows of so many words. What is made anew is no longer than the rows that
+        are there will be, whatever rows there were before."""
+        if rows <= self._keys_LBHCK.shape[1] and capacity <= self.capacity:
+            return
+        layers, _, heads, _, width = like.keys_LBHCK.shape
+        rows = 1 << (rows - 1).bit_length()  # so that it is not made anew for every row
+        # Zeros: what is masked still meets a weight of 0, and 0 times NaN would be NaN.
+        keys = like.keys_LBHCK.new_zeros(layers, rows, heads, capacity, width)
+        values = torch.zeros_like(keys)
+        if self.rows:
+            held = slice(self.rows), slice(None), slice(max(self._lengths))
+            for new, old in ((keys, self._keys_LBHCK), (values, self._values_LBHCK)):
+                new[:, *held] = old[:, *held]
+        self._keys_LBHCK, self._values_LBHCK = keys, values

@@ -1,0 +1,159 @@
+"""Ways to train any preset: functions from a complete config to a complete config.
+
+`paper` is the identity. `modern` changes the optimisation and what surrounds the paper's input and
+output layers, never these layers themselves: the factorizations stay comparable.
+
+What depends on the preset's dataset is passed along with the config. The config's own name is for
+people and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from zipflm.config import Banded, Config, Muon, WarmupDecay, require
+from zipflm.presets import MODERN_DECODER, Dataset, dataset_of, from_name
+from zipflm.settings import override
+
+Recipe = Callable[[Config, Dataset], Config]
+
+
+def paper(config: Config, dataset: Dataset) -> Config:
+    """The preset as it is."""
+    return config
+
+
+def modern(config: Config, dataset: Dataset) -> Config:
+    """Muon and AdamW, warm-up and decay, and a decoder in the manner of 2025."""
+    decoder = replace(
+        config.decoder,
+        **MODERN_DECODER,
+        bias=False,
+        dropout=min(config.decoder.dropout, 0.1),
+        attention_dropout=0.0,
+        relu_dropout=0.0,
+    )
+    block = config.batches.block
+    is_staged = config.batches.break_mode != "sentence" and block >= 256
+    training = replace(
+        config.training,
+        optimizer=Muon(matrix_lr=2e-3, table_lr=3e-3, lr=1e-3),
+        schedule=WarmupDecay(),
+        clip_norm=1.0,
+        precision="float32" if dataset.is_for_a_cpu else "bfloat16",
+        compile=not dataset.is_for_a_cpu,
+        stages=((0.5, block // 2),) if is_staged else (),
+    )
+    return replace(config, decoder=decoder, training=training)
+
+
+RECIPES: dict[str, Recipe] = {"paper": paper, "modern": modern}
+
+
+def apply(name: str, config: Config, dataset: Dataset) -> Config:
+    """The recipe of that name on a preset of that dataset."""
+    require(name in RECIPES, "recipe", name, "choose from " + ", ".join(RECIPES))
+    return RECIPES[name](config, dataset)
+
+
+def resolve(
+    preset: str,
+    recipe: str,
+    overrides: Iterable[str],
+    vocab_size: int,
+    *,
+    on_cpu: bool = False,
+    held: Config | None = None,
+) -> Config:
+    """The config of a run: preset, recipe, the data folder's vocabulary, overrides.
+
+    With `on_cpu` the precision is float32 by default, whatever the preset says: most CPUs compute
+    slowly in the others. A run that is continued, whose config is `held`, keeps its own.
+    """
+    overrides = list(overrides)
+    _require_own_size(overrides, vocab_size)
+    config, dataset = from_name(preset), dataset_of(preset)
+    config = apply(recipe, config, dataset)
+    if on_cpu or held is not None:
+        precision = "float32" if held is None else held.training.precision
+        config = replace(config, training=replace(config.training, precision=precision))
+    if dataset.is_of_the_paper:
+        # Overrides come before the cutoffs are checked, since they may mend these.
+        changed = fit_vocabulary(override(config, overrides), vocab_size)
+    else:
+        # Here they come after the cutoffs were scaled, since they have the last word.
+        fitted = fit_vocabulary(config, _num_predicted(overrides, vocab_size), scale_cutoffs=True)
+        changed = override(replace(fitted, vocab_size=vocab_size), overrides)
+    require(
+        not changed.training.epochs or changed.training.max_updates == config.training.max_updates,
+        "training.epochs",
+        changed.training.epochs,
+        "sets the length of the run, as training.max_updates does; give one of them",
+    )
+    return changed
+
+
+def _num_predicted(overrides: Iterable[str], vocab_size: int) -> int:
+    """Ids that cutoffs are for; a number that cannot be is for `override` to refuse."""
+    for assignment in overrides:
+        key, _, size = assignment.partition("=")
+        if key == "input.predicted_words" and size.isdecimal() and 0 < int(size) < vocab_size:
+            return int(size)
+    return vocab_size
+
+
+def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:
+    """The folder's ids are what there is to train on: no other number of them can be asked for."""
+    for assignment in overrides:
+        key, _, size = assignment.partition("=")
+        require(
+            key != "vocab_size" or size.replace("_", "") == str(vocab_size),
+            "vocab_size",
+            size,
+            f"the data folder's vocabulary has {vocab_size} ids; leave vocab_size out, or prepare "
+            "a folder with as many words (zipflm prepare --max-size)",
+        )
+
+
+def fit_vocabulary(config: Config, size: int, *, scale_cutoffs: bool = False) -> Config:
+    """The config for a vocabulary of `size` ids.
+
+    The cutoffs of the paper's models are part of them, and a vocabulary too small for them is an
+    error. With `scale_cutoffs` they keep their place relative to the vocabulary instead, so that a
+    model runs on any corpus.
+    """
+    if size == config.vocab_size:
+        return config
+    if scale_cutoffs:
+        ratio = size / config.vocab_size
+        return replace(
+            config,
+            vocab_size=size,
+            input=_scaled(config.input, ratio),
+            output=_scaled(config.output, ratio),
+        )
+    for name, layer in (("input", config.input), ("output", config.output)):
+        if isinstance(layer, Banded):
+            require(
+                max(layer.cutoffs, default=0) < size,
+                f"{name}.cutoffs",
+                layer.cutoffs,
+                f"the data folder's vocabulary has only {size} ids; prepare it with more "
+                f"words, or set {name}.cutoffs to smaller numbers",
+            )
+    return replace(config, vocab_size=size)
+
+
+L = TypeVar("L")
+
+
+def _scaled(layer: L, ratio: float) -> L:
+    """The layer with its cutoffs, if it has any, times `ratio`, each above the one before."""
+    if not isinstance(layer, Banded):
+        return layer
+    cutoffs: list[int] = []
+    for cutoff in layer.cutoffs:
+        cutoffs.append(max(int(cutoff * ratio), cutoffs[-1] + 1 if cutoffs else 1))
+    return replace(layer, cutoffs=tuple(cutoffs))

@@ -1,0 +1,174 @@
+"""Models from configs and vocabularies: without weights yet, with their first ones, or with those
+of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from zipflm.config import CharacterInput, Config, Splitting
+from zipflm.data.bpe import Codes
+from zipflm.data.folder import VOCABULARY_FILE
+from zipflm.data.text_encoder import spelled, spellings
+from zipflm.data.vocabulary import UNKNOWN, Vocabulary
+from zipflm.model.initialization import fills, first_value
+from zipflm.model.inputs import CharacterEmbedding
+from zipflm.model.language_model import LanguageModel
+from zipflm.runs.checkpoint import Checkpoint
+from zipflm.runs.folder import Choice, RunFolder, locate
+
+Part = tuple[slice, ...]
+"""Which part of a tensor: one slice for each dimension, with start and stop; () is all of it."""
+
+Values = Callable[[str, Part], Tensor]
+"""Part of a parameter, by its name."""
+
+
+def empty_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
+    """The model on the meta device: its parameters have shapes, but neither memory nor values.
+
+    Whatever else it knows, such as how words are spelt, is there.
+    """
+    table = _spellings(config, vocabulary)
+    with torch.device("meta"):
+        return LanguageModel(config, table)
+
+
+def first_values(model: LanguageModel, seed: int) -> Values:
+    """A model's first weights, which follow from the seed and the name of each parameter alone."""
+    how, params = fills(model), dict(model.named_parameters())
+
+    def read(name: str, part: Part) -> Tensor:
+        return first_value(seed, name, how[name], params[name])[part]
+
+    return read
+
+
+def untrained_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
+    """The model with its first weights, on the CPU."""
+    model = empty_model(config, vocabulary)
+    values = first_values(model, config.training.seed)
+    weights = {name: values(name, ()) for name, _ in model.named_parameters()}
+    model.load_state_dict(weights, assign=True)
+    return model
+
+
+def model_with(weights: dict[str, Tensor], config: Config, vocabulary: Vocabulary) -> LanguageModel:
+    """The model with these weights, in evaluation mode; nothing is initialised in between.
+
+    ValueError if they are those of another model.
+    """
+    model = empty_model(config, vocabulary)
+    types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    try:
+        for name, tensor in weights.items():
+            if tensor.dtype != types.get(name, tensor.dtype):
+                raise RuntimeError(f"{name} is of {tensor.dtype}, not of {types[name]}")
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:  # torch lists names and shapes, on many lines
+        reason = " ".join(str(error).split())
+        raise ValueError(f"weights do not fit the config: {reason}") from None
+    return model.eval()
+
+
+def _spellings(config: Config, vocabulary: Vocabulary) -> Tensor | None:
+    """What character input needs to know of the words."""
+    if not isinstance(config.input, CharacterInput):
+        return None
+    chars = config.input
+    return torch.from_numpy(spellings(vocabulary, chars.max_bytes, markers=chars.markers))
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """One checkpoint of a run in memory, and where it came from.
+
+    A run that is still training may write newer checkpoints; this one stays what it was.
+    """
+
+    folder: RunFolder
+    checkpoint: Checkpoint
+    """The one that was read."""
+    model: LanguageModel
+    """In evaluation mode, on the CPU."""
+    config: Config
+    vocabulary: Vocabulary
+    codes: Codes | None
+    """Byte-pair codes, with which a sub-word model splits raw text."""
+    splitting: Splitting
+    """How raw text becomes words."""
+    weights_hash: str
+
+    def __str__(self) -> str:
+        """For messages: what the user knows it as."""
+        return str(self.folder.path)
+
+
+class UnseenWords:
+    """Ids for words outside the vocabulary, which a character CNN reads by their bytes.
+
+    There is room for a fixed number: the words of a service's users must not fill its memory, and a
+    CUDA graph must find the table where it was. Words beyond that are `<unk>`.
+    """
+
+    def __init__(self, model: LanguageModel, room: int) -> None:
+        assert isinstance(model.input, CharacterEmbedding)
+        assert isinstance(model.config.input, CharacterInput)
+        self._layer, self._config = model.input, model.config.input
+        self._first, self._room = self._layer.reserve(room), room
+        self._ids: dict[str, int] = {}
+        self._lock = Lock()
+
+    def __call__(self, words: Sequence[str]) -> list[int]:
+        with self._lock:
+            new = [word for word in dict.fromkeys(words) if word not in self._ids]
+            if new := new[: self._room - len(self._ids)]:
+                config, first = self._config, self._first + len(self._ids)
+                rows = torch.from_numpy(spelled(new, config.max_bytes, markers=config.markers))
+                self._layer.spellings_VC[first : first + len(new)] = rows
+                self._ids |= zip(new, range(first, first + len(new)), strict=True)
+            return [self._ids.get(word, UNKNOWN) for word in words]
+
+
+def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedRun:
+    """A run folder's newest or chosen checkpoint, or one checkpoint by its own folder.
+
+    Raises ValueError, naming the file, for what is missing, damaged or does not fit.
+    """
+    folder, checkpoint = locate(Path(path), choice)
+    checkpoint.verify(optimizer=False)
+    config, vocabulary = checkpoint.config(), checkpoint.vocabulary()
+    if len(vocabulary) != config.vocab_size:
+        raise ValueError(
+            f"{checkpoint.path}: its {VOCABULARY_FILE} has {len(vocabulary)} words, its config "
+            f"vocab_size={config.vocab_size}; the folder was put together from two runs"
+        )
+    weights = checkpoint.weights()
+    try:
+        model = model_with(weights, config, vocabulary)
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.path / checkpoint.weights_files[0]}: {error}") from None
+    return LoadedRun(
+        folder=folder,
+        checkpoint=checkpoint,
+        model=model,
+        config=config,
+        vocabulary=vocabulary,
+        codes=checkpoint.codes(),
+        splitting=checkpoint.splitting(),
+        weights_hash=checkpoint.weights_hash,
+    )
+
+
+def with_words(run: LoadedRun, words: Sequence[str]) -> LoadedRun:
+    """The run, which reads words by their bytes, with more words in its vocabulary."""
+    new = [word for word in words if word not in run.vocabulary]
+    UnseenWords(run.model, len(new))(new)
+    listed = Vocabulary([*run.vocabulary.words, *new], [*run.vocabulary.counts, *(0 for _ in new)])
+    return replace(run, vocabulary=listed)

@@ -1,0 +1,500 @@
+"""Frozen dataclasses as JSON files.
+
+Fields are plain values, enums, tuples, mappings by name, other dataclasses, or one of several
+dataclasses, told apart by the key `kind`, which holds the name of the class. pydantic reads them
+strictly: a field that is unknown, missing or of another type is an error that names it. Writing
+does without pydantic, which would change bytes on disk (4 in a float field becomes 4.0). JSON has
+no infinity, so a number that is not finite is written as null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from zipflm.messages import quoted, read_file, unquoted
+from zipflm.storage import write_whole
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from types import UnionType
+from typing import Literal
+
+T = TypeVar("T")
+
+
+class UnknownKey(ValueError):
+    """A key that names no field; the message has the closest one that does."""
+
+    def __init__(self, unknown: str, known: Sequence[str], meant: Sequence[str] = ()) -> None:
+        """`meant` are better guesses than the closest of the `known` keys."""
+        guesses = meant or get_close_matches(unknown[:200], known, n=1, cutoff=0.5)
+        hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"known: {', '.join(known)}"
+        super().__init__(f"unknown key {unquoted(unknown)}: {hint}")
+        self.key = unknown
+        """As it was written, where an earlier part of a longer key is unknown."""
+
+
+def to_dict(record: Any) -> dict[str, Any]:
+    """A nested dictionary of plain JSON values."""
+    cls: Any = type(record)
+    hints = field_types(cls)
+    return {f.name: _to_plain(getattr(record, f.name), hints[f.name]) for f in fields(record)}
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """The inverse of `to_dict`; `where` is put before the field's name in errors."""
+    record: T = parse(cls, values, where)
+    return record
+
+
+def write_record(path: Path, record: Any, hint: Any = None) -> None:
+    """Write a record atomically; `hint` is the union that it will be read as, if it is one."""
+    write_whole(path, as_json(record, hint) + "\n")
+
+
+def as_json(record: Any, hint: Any = None, indent: int | None = 1) -> str:
+    """A record the way its file holds it."""
+    return json.dumps(_to_plain(record, hint), indent=indent, allow_nan=False)
+
+
+def read_record(cls: type[T], path: Path) -> T:
+    """The record that a file holds; ValueError names the file and the field."""
+    record: T = read_value(cls, path)
+    return record
+
+
+def read_value(hint: Any, path: Path) -> Any:
+    """The same for any type: one of several records, values by name."""
+    try:
+        data = read_file(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: missing") from None
+    try:
+        return parse(hint, load_object(data))
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged or of another release: {error}") from None
+
+
+def load_object(data: bytes | str) -> dict[str, Any]:
+    """The one JSON object in `data`; ValueError for anything else."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("not JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def parse(hint: Any, value: Any, where: str = "", *, strict: bool = True) -> Any:
+    """A JSON value as the type `hint`; ValueError names the field and what it should be.
+
+    Not `strict`, numbers may be text, as on a command line.
+    """
+    from pydantic import ValidationError
+
+    adapter = _adapter(hint)
+    try:
+        if strict:
+            # As text, because strict Python values would have to be tuples and enums already.
+            return adapter.validate_json(json.dumps(value), strict=True)
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise _in_words(error, hint, where) from None
+
+
+@cache
+def field_types(cls: type) -> dict[str, Any]:
+    """The type of every field."""
+    return get_type_hints(cls)
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """The fields that need not be given, and what they then are."""
+    known: dict[str, Any] = {}
+    for field in fields(cls):
+        if field.default is not MISSING:
+            known[field.name] = field.default
+        elif field.default_factory is not MISSING:
+            known[field.name] = field.default_factory()
+    return known
+
+
+def type_name(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return names.get(hint, str(getattr(hint, "__name__", hint)))
+
+
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a union without None; of any other type, itself."""
+    if get_origin(hint) is Annotated:
+        return options_of(get_args(hint)[0])
+    if get_origin(hint) not in (Union, types.UnionType):
+        return (hint,)
+    kinds = (options_of(option) for option in get_args(hint) if option is not type(None))
+    return tuple(option for options in kinds for option in options)
+
+
+def kinds_of(hint: Any) -> dict[str, type]:
+    """The classes of a union of dataclasses by name; empty for any other type."""
+    options = options_of(hint)
+    is_union = len(options) > 1 and all(map(is_dataclass, options))
+    return {option.__name__: option for option in options} if is_union else {}
+
+
+def _to_plain(value: Any, hint: Any) -> Any:
+    if is_dataclass(value):
+        kind = {"kind": type(value).__name__} if kinds_of(hint) else {}
+        return kind | to_dict(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        is_tuple = [option for option in options_of(hint) if get_origin(option) is tuple]
+        inner = get_args(is_tuple[0]) if is_tuple else (None, ...)
+        hints = inner if inner[-1] is not ... else (inner[0],) * len(value)
+        return [_to_plain(item, each) for item, each in zip(value, hints, strict=True)]
+    if isinstance(value, Mapping):
+        _, inner_hint = get_args(options_of(hint)[0]) or (None, None)
+        return {key: _to_plain(item, inner_hint) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter, with_config
+
+    config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    if is_dataclass(hint):
+        cls: Any = hint
+        return TypeAdapter(with_config(config)(cls))
+    return TypeAdapter(hint, config=config)
+
+
+def _in_words(error: ValidationError, hint: Any, where: str) -> ValueError:
+    """One of pydantic's errors, as `field=value: what it should be`."""
+    # A misspelt field is also a missing one, and of a union the deepest error is of the type meant.
+    first = max(
+        error.errors(include_url=False),
+        key=lambda each: (each["type"] == "unexpected_keyword_argument", len(each["loc"])),
+    )
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    loc = first["loc"]
+    if kind == "missing" and isinstance(loc[-1], int):  # an item of a tuple: name the tuple
+        loc = loc[:-1]
+    names, owner, found = _locate(hint, loc)
+    key = where + ".".join(names)
+    match kind:
+        case "unexpected_keyword_argument":
+            before = where + "".join(f"{name}." for name in names[:-1])
+            return UnknownKey(key, [before + field.name for field in fields(owner)])
+        case "value_error":  # of a class's own checks, which begin with the name of the field
+            return ValueError(
+                f"{key}.{context['error']}" if names else f"{where}{context['error']}"
+            )
+        case "missing" if loc == first["loc"]:
+            return ValueError(f"{key}: missing, and {owner.__name__} needs it; add {key}=...")
+        case "union_tag_invalid" | "union_tag_not_found":
+            place = f"{key}: " if key else ""
+            choices = ", ".join(kinds_of(found))
+            return ValueError(f"{place}kind={quoted(value.get('kind'))}: choose from {choices}")
+    return ValueError(f"{key}={quoted(value)}: {_expected(kind, context, found) or first['msg']}")
+
+
+def _expected(kind: str, context: Mapping[str, Any], hint: Any) -> str:
+    """What a value should be instead, from the kind of error and the type at its place."""
+    match kind.partition("_")[0]:
+        case "int" | "float" | "finite" | "string" | "bool":
+            return f"expected {type_name(options_of(hint)[0])}"
+        case "literal" | "enum":
+            choices = str(context["expected"]).replace("'", "")
+            return f"choose from {choices.replace(' or ', ', ')}"
+        case "tuple":
+            return "expected a list"
+        case "missing" | "too":
+            return f"expected {len(get_args(options_of(hint)[0]))} values"
+        case "dict" | "mapping" if kinds_of(hint):
+            return f"expected the fields of {' or '.join(kinds_of(hint))}"
+        case "dict" | "mapping":
+            return "expected values by name"
+        case "dataclass":
+            return f"expected the fields of {context['class_name']}"
+    return ""
+
+
+def _locate(hint: Any, loc: Sequence[str | int]) -> tuple[list[str], Any, Any]:
+    """The field names in pydantic's path to an error, the class of the last one, and its type."""
+    names, owner = list[str](), None
+    for part in loc:
+        options = options_of(hint)
+        (only,) = options if len(options) == 1 else (None,)
+        if only is None:  # pydantic names the option
+            hint = next((each for each in options if _label(each) == part), hint)
+        elif is_dataclass(only):
+            owner = only
+            names.append(str(part))
+            hint = field_types(owner).get(str(part))  # type: ignore[arg-type]
+        elif get_origin(only) is tuple:
+            inner = get_args(only)
+            hint = inner[0] if inner[-1] is ... else inner[int(part)]
+        else:
+            names.append(str(part))
+            hint = get_args(only)[1]
+    return names, owner, hint
+
+
+def _label(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+
+
+_Assignment = tuple[list[str], str]
+"""The parts of a key, and the text of its value."""
+
+
+def override(config: T, assignments: Iterable[str]) -> T:
+    """Apply `key.sub=value` assignments; if a key is given twice, the last one counts.
+
+    All of one call are applied together, in any order, so that fields that must agree can change at
+    once. `training.optimizer=AdamW` chooses a variant by its type; it keeps fields that the old
+    variant shares with it, unless they had the old variant's defaults.
+    """
+    pairs: list[_Assignment] = []
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise ValueError(
+                f"{quoted(assignment)}: write an override as key=value, e.g. decoder.dim=512"
+            )
+        pairs.append((key.split("."), text))
+    changed: T = _build(type(config), _values(config), pairs, "", keys_of(config))
+    return changed
+
+
+def keys_of(config: Any, where: str = "") -> list[str]:
+    """Every key that an override of this config may have, in the order of the fields."""
+    found: list[str] = []
+    for field in fields(config):
+        value, key = getattr(config, field.name), where + field.name
+        found.append(key)
+        if is_dataclass(value):
+            found += keys_of(value, f"{key}.")
+    return found
+
+
+def keys_like(name: str, known: Iterable[str]) -> list[str]:
+    """Keys that end as `name` does, or else the closest one.
+
+    >>> known = ["decoder.dim", "input.dim", "decoder.num_layers"]
+    >>> keys_like("dim", known), keys_like("num_layer", known)
+    (['decoder.dim', 'input.dim'], ['decoder.num_layers'])
+    """
+    by_last: dict[str, list[str]] = {}
+    for key in known:
+        by_last.setdefault(key.rpartition(".")[2], []).append(key)
+    last = name.rpartition(".")[2][:200]
+    if last in by_last:
+        return by_last[last]
+    close = get_close_matches(last, by_last, n=1, cutoff=0.75)
+    return by_last[close[0]][:1] if close else []
+
+
+def _build(
+    cls: Any, values: dict[str, Any], pairs: Sequence[_Assignment], where: str, known: Sequence[str]
+) -> Any:
+    """A `cls` of these values and overrides; `known` are the keys of the whole config."""
+    hints = field_types(cls)
+    for name in dict.fromkeys(path[0] for path, _ in pairs):
+        key = where + name
+        if name not in hints:
+            path = next(path for path, _ in pairs if path[0] == name)
+            meant = keys_like(key, known) if path == [name] else []
+            error = UnknownKey(key, [where + field for field in hints], meant)
+            error.key = where + ".".join(path)
+            raise error
+        own = [text for path, text in pairs if path == [name]]
+        inner = [(path[1:], text) for path, text in pairs if path[0] == name and len(path) > 1]
+        if is_dataclass(values.get(name)):
+            values[name] = _nested(hints[name], values[name], own, inner, key, known)
+        elif inner:
+            whole = ".".join([key, *inner[0][0]])
+            raise ValueError(f"{unquoted(whole)}: {key} has no fields of its own; set it directly")
+        else:
+            values[name] = parse(hints[name], _split(hints[name], own[-1]), key, strict=False)
+    for name in hints:
+        if name not in values and name not in defaults(cls):
+            key = where + name
+            raise ValueError(f"{key}: missing, and {cls.__name__} needs it; add {key}=...")
+    try:
+        return cls(**values)
+    except ValueError as error:  # of its own checks, which begin with the name of the field
+        raise ValueError(f"{where}{error}") from None
+
+
+def _nested(
+    hint: Any,
+    record: Any,
+    own: Sequence[str],
+    inner: Sequence[_Assignment],
+    key: str,
+    known: Sequence[str],
+) -> Any:
+    """A field that holds a dataclass: another variant if its `own` value names one, with the
+    `inner` overrides."""
+    cls: Any = type(record)
+    values, kinds = _values(record), kinds_of(hint)
+    for text in own[-1:]:
+        if text not in kinds:
+            names = ", ".join(f"{key}.{field.name}" for field in fields(cls))
+            remedy = f"choose {', '.join(kinds)}, or set" if kinds else "set"
+            raise ValueError(f"{key}={quoted(text)}: {remedy} one of its fields: {names}")
+        if kinds[text] is not cls:
+            before, cls = defaults(cls), kinds[text]
+            common = field_types(cls).keys() & {
+                name for name, value in values.items() if before.get(name, ...) != value
+            }
+            values = {name: values[name] for name in common}
+    return _build(cls, values, inner, f"{key}.", known)
+
+
+def _values(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _split(hint: Any, text: str) -> Any:
+    """Lists and none of an override; 0.3:128,0.8:256 is a list of pairs."""
+    options = options_of(hint)
+    tuples = [option for option in options if get_origin(option) is tuple]
+    if text == "none" and type(None) in get_args(hint):
+        return None
+    if not tuples or (len(options) > 1 and "," not in text):
+        return text
+    inner = get_args(tuples[0])
+    separator = "," if inner[-1] is ... else ":"
+    parts = [] if text == "none" else text.strip("()[]").split(separator)
+    return [_split(inner[0], part.strip()) for part in parts if part.strip()]
+
+
+@dataclass(frozen=True)
+class FieldHelp:
+    """One field of a config, somewhere in it."""
+
+    key: str
+    value: Any
+    """As JSON has it."""
+    text: str
+    """As an override has it."""
+    type: str
+    help: str
+
+    @property
+    def assignment(self) -> str:
+        return f"{self.key}={self.text}"
+
+
+def fields_of(config: Any, where: str = "") -> Iterator[FieldHelp]:
+    """Every field in the order of the config; a nested config is listed itself only if it is one
+    of several types."""
+    cls: Any = type(config)
+    helps, hints = field_docs(cls), field_types(cls)
+    for field in fields(config):
+        value, key, hint = getattr(config, field.name), where + field.name, hints[field.name]
+        if not is_dataclass(value):
+            plain = value.value if isinstance(value, Enum) else value
+            kind, text = in_words(hint), as_override(value)
+            yield FieldHelp(key, plain, text, kind, helps.get(field.name, ""))
+            continue
+        if kinds_of(hint):
+            name, purpose = type(value).__name__, _first_sentence(type(value))
+            yield FieldHelp(key, name, name, in_words(hint), purpose)
+        yield from fields_of(value, f"{key}.")
+
+
+def as_override(value: Any) -> str:
+    """A value the way `overrides` reads it.
+
+    >>> as_override((4000, 14000)), as_override(((0.3, 128), (0.8, 256))), as_override(None)
+    ('4000,14000', '0.3:128,0.8:256', 'none')
+    """
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, tuple):
+        return ",".join(
+            ":".join(map(as_override, item)) if isinstance(item, tuple) else as_override(item)
+            for item in value
+        )
+    return str(value)
+
+
+def in_words(hint: Any) -> str:
+    """A type in the words of somebody who writes a value.
+
+    >>> in_words(int), in_words(Literal["ddp", "fsdp"]), in_words(tuple[int, ...])
+    ('a whole number', 'ddp or fsdp', 'numbers with commas')
+    """
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return _either(options)
+    if origin in (Union, UnionType):
+        return _either([in_words(each) for each in options])
+    if origin is tuple:
+        inner = options[0]
+        return "a:b with commas" if get_origin(inner) is tuple else "numbers with commas"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _either([member.value for member in hint])
+    return "none" if hint is type(None) else type_name(hint)
+
+
+def _either(options: Any) -> str:
+    *most, last = map(str, options)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+@cache
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstring below each field that has one, on one line; inherited fields included."""
+    found: dict[str, str] = {}
+    for base in filter(is_dataclass, reversed(cls.__mro__)):
+        try:
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except OSError:  # installed without sources
+            continue
+        assert isinstance(body, ast.ClassDef)
+        for field, doc in pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
+                    found[field.target.id] = " ".join(str(doc.value.value).split())
+    return found
+
+
+def _first_sentence(cls: type) -> str:
+    text = " ".join((inspect.getdoc(cls) or "").split())
+    return text.partition(". ")[0].rstrip(".")

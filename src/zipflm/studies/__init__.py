@@ -1,0 +1,1 @@
+"""Studies: plan, train, score and compare models, and report the results."""

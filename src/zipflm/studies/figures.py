@@ -1,0 +1,461 @@
+"""How each factorization looks, the same in every figure: colour, pattern, marker, dash.
+
+The patterns are those of the paper's bar charts, so that figures read in black and white. Colours
+keep every pair apart for the three kinds of colour blindness (a test simulates them); tied models
+are the darker of their family, and ADP-T, which the others are measured against, has the colour of
+the ink. The paper gives SM-T and ADP-T the same grid; here ADP-T's is light on dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, product
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.transforms import Bbox
+
+from zipflm.storage import written_whole
+from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, bins_of_paper
+from zipflm.studies.study import Row, Study
+from zipflm.units import perplexity
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one model is drawn."""
+
+    light: str
+    """Colour on a light page and in the figure files."""
+    dark: str
+    """Colour on a dark page."""
+    pattern: str
+    """Name of the paper's fill pattern."""
+    hatch: str
+    """The same in matplotlib's notation."""
+    marker: str
+    """matplotlib's name of the point shape."""
+    dash: str
+    """SVG dash array of lines; empty for a solid one."""
+    is_dark: bool = False
+    """Whether the pattern is drawn light on dark on a light page."""
+
+
+STYLES: dict[str, Style] = {
+    "SM": Style("#31b3ff", "#6dc7fd", "north east lines", "////", "o", ""),
+    "SM-T": Style("#124cc6", "#5782bc", "grid", "++", "s", "7 3"),
+    "BPE": Style("#ddad30", "#eaca1e", "vertical lines", "|||", "^", ""),
+    "BPE-T": Style("#963315", "#c94f27", "horizontal lines", "---", "v", "7 3", True),
+    "ASM": Style("#00974a", "#69b36f", "dots", "...", "D", "2 3"),
+    "CNN": Style("#6b367b", "#8648e5", "crosshatch", "xxx", "P", "9 3 2 3", True),
+    "ADP": Style("#e765a9", "#ff91bc", "north west lines", "\\\\\\\\", "X", ""),
+    "ADP-T": Style("#16181d", "#f7f7f7", "grid", "++", "*", "", True),
+}
+
+
+def style_of(study: Study) -> dict[str, Style]:
+    """The style of every row of a study."""
+    return styles([(row.label, row.first.factorization) for row in study.rows])
+
+
+def styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
+    """A style for every (label, factorization), in the order given.
+
+    The first row of a factorization has its style. Further rows of it, as an ablation has them,
+    take the styles that no row claims, in the paper's order, and after the last one a colour with
+    the pattern, marker and dash of another.
+    """
+    chosen: dict[str, Style] = {}
+    claimed: set[str] = set()
+    for label, factorization in rows:
+        if factorization in STYLES and factorization not in claimed:
+            chosen[label] = STYLES[factorization]
+            claimed.add(factorization)
+    free = [style for name, style in STYLES.items() if name not in claimed]
+    others = [label for label, _ in rows if label not in chosen]
+    chosen.update(zip(others, cycle(chain(free, _mixed())), strict=False))
+    return {label: chosen[label] for label, _ in rows}
+
+
+def _mixed() -> Iterator[Style]:
+    """Every colour with the shapes of every other style."""
+    known = list(STYLES.values())
+    for shift in range(1, len(known)):
+        for i, style in enumerate(known):
+            other = known[(i + shift) % len(known)]
+            yield replace(
+                style,
+                pattern=other.pattern,
+                hatch=other.hatch,
+                marker=other.marker,
+                dash=other.dash,
+            )
+
+
+INK = "#16181d"
+
+
+def bar_chart(
+    bins: Sequence[FrequencyBin], look: Mapping[str, Style], *, title: str, xlabel: str
+) -> Figure:
+    """Loss per bin, one bar per model, with its interval. A few bars that would flatten all others
+    are cut, with their loss on them."""
+    bins = [b for b in bins if any(loss is not None for loss in b.loss.values())]
+    figure, axes = new_axes(title, xlabel, "loss (nats per word)", size=(9.0, 4.2))
+    models = [label for label in look if any(b.loss.get(label) is not None for b in bins)]
+    width = 0.84 / max(1, len(models))
+    for i, label in enumerate(models):
+        places = np.arange(len(bins)) + (i - (len(models) - 1) / 2) * width
+        heights = [b.loss.get(label) or 0.0 for b in bins]
+        _bars(axes, places, heights, width, look[label], label)
+        for place, b in zip(places, bins, strict=True):
+            if label in b.interval:
+                axes.vlines(place, *b.interval[label], color=INK, linewidth=0.9)
+    _break_axis(axes, bins, models, width)
+    axes.set_xticks(range(len(bins)), [f"{b.name}\n{b.tokens:,}" for b in bins])
+    axes.grid(axis="x", visible=False)
+    if models:
+        # Outside: among the bars, many models or long names would cover some.
+        figure.legend(ncols=8 if max(map(len, models)) < 8 else 3, loc="outside lower center")
+    return figure
+
+
+def _break_axis(
+    axes: Axes, bins: Sequence[FrequencyBin], models: Sequence[str], width: float
+) -> None:
+    """End the axis where most models do, if a few bars would flatten all others."""
+    top = usual_top(bins)
+    if top is None:
+        return
+    axes.set_ylim(0, top)
+    for (place, b), (i, label) in product(enumerate(bins), enumerate(models)):
+        loss = b.loss.get(label)
+        if loss is not None and loss > top:
+            x = place + (i - (len(models) - 1) / 2) * width
+            for y in (0.93, 0.945):
+                axes.plot(
+                    [x - 0.6 * width, x + 0.6 * width],
+                    [(y - 0.01) * top, (y + 0.01) * top],
+                    color="white",
+                    linewidth=1.5,
+                    zorder=5,
+                )
+            axes.text(
+                x,
+                0.9 * top,
+                f"{loss:.1f}",
+                rotation=90,
+                ha="center",
+                va="top",
+                fontsize=6.5,
+                zorder=6,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+            )
+
+
+def usual_top(bins: Sequence[FrequencyBin]) -> float | None:
+    """Where the axis ends if a few bars would flatten all others, as on the page: a little above
+    what the middle one of the models needs, unknown words left out. None if all fit."""
+    highest: dict[str, float] = {}
+    for b in bins:
+        for label, loss in b.loss.items():
+            if loss is not None and b.name != "UNK":
+                highest[label] = max(highest.get(label, 1.0), *b.interval.get(label, (loss,)))
+    if not highest:
+        return None
+    limit = 1.3 * sorted(highest.values())[len(highest) // 2]
+    most = max(loss for b in bins for loss in b.loss.values() if loss is not None)
+    return limit if most > 1.1 * limit else None
+
+
+def paper_bars(dataset: str, *, previous: bool) -> Figure:
+    """The paper's own bar chart, drawn from its numbers."""
+    by = "previous word" if previous else "word"
+    return bar_chart(
+        bins_of_paper(dataset, previous=previous),
+        {label: STYLES[label] for label in BIN_MODELS[dataset]},
+        title=f"The paper's: loss by frequency of the {by}, {DATASETS[dataset]} test",
+        xlabel=bin_label(by),
+    )
+
+
+def bin_label(by: str) -> str:
+    """What stands below bins of a word, or of the `previous word`."""
+    return f"occurrences of the {by} in the training text, and {by}s scored"
+
+
+def new_axes(
+    title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (7.2, 4.2)
+) -> tuple[Figure, Axes]:
+    """A figure of its own, apart from matplotlib's global state."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    return figure, axes
+
+
+def _bars(
+    axes: Axes,
+    places: np.ndarray,
+    heights: Sequence[float],
+    width: float,
+    style: Style,
+    label: str,
+) -> None:
+    """Colour and pattern first; the outline apart, because a pattern has the edge's colour."""
+    axes.bar(
+        places,
+        heights,
+        width,
+        color=style.light,
+        edgecolor="#ffffff" if style.is_dark else INK,
+        hatch=style.hatch,
+        linewidth=0,
+        label=label,
+    )
+    axes.bar(places, heights, width, fill=False, edgecolor=INK, linewidth=0.6)
+
+
+_LARGEST_DRAWN = 1e130
+_SETTINGS = {
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "axes.edgecolor": "#9a9da6",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#e3e4e8",
+    "hatch.linewidth": 0.7,
+    "legend.frameon": False,
+    # The same study gives the same file, byte for byte, and text that can be searched.
+    "svg.hashsalt": "zipflm",
+    "svg.fonttype": "none",
+}
+
+
+def learning_curves(study: Study) -> Figure:
+    """Loss on the valid set, and on the training text, against updates."""
+    figure, axes = new_axes("Learning curves", "update", "loss (nats per word)")
+    for row, style in _curves(study):
+        points = [(p.update, p.valid_loss) for p in row.curve if p.valid_loss is not None]
+        _line(axes, points, style, row.label)
+        training = [(p.update, p.loss) for p in row.curve if p.loss is not None]
+        axes.plot(*_columns(training), color=style.light, linewidth=0.7, alpha=0.45)
+    _cut_above(axes, _valid_losses(study), lambda loss: loss)
+    figure.legend(loc="outside right upper", title="valid (thin: training)")
+    return figure
+
+
+def perplexity_against_time(study: Study) -> Figure:
+    """What a model has learned after so much training time."""
+    longest = max((p.seconds for row in study.rows for p in row.curve), default=0.0)
+    unit, seconds = time_unit(longest)
+    figure, axes = new_axes("Perplexity against training time", unit, "valid perplexity")
+    for row, style in _curves(study):
+        points = [
+            (p.seconds / seconds, _drawn_perplexity(p.valid_loss))
+            for p in row.curve
+            if p.valid_loss is not None
+        ]
+        _line(axes, points, style, row.label)
+    axes.set_yscale("log")
+    _cut_above(axes, _valid_losses(study), _drawn_perplexity)
+    _plain_ticks(axes)
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def parameters_against_perplexity(study: Study) -> Figure:
+    """One point per model; low and to the left is better."""
+    title, ylabel = "Parameters against perplexity", study.headline_name
+    unit, size = count_unit(max((row.num_params for row in study.finished), default=0))
+    figure, axes = new_axes(title, f"parameters ({unit})", ylabel)
+    look = style_of(study)
+    axes.set_yscale("log")
+    # Rows whose perplexity is beyond all numbers have no place.
+    rows = [row for row in study.finished if np.isfinite(study.headline(row).mean)]
+    points = {row.label: (row.num_params / size, study.headline(row).mean) for row in rows}
+    for row in rows:
+        x, y = points[row.label]
+        style = look[row.label]
+        axes.errorbar(
+            x,
+            y,
+            yerr=_reach(study, row),
+            marker=style.marker,
+            color=style.light,
+            markeredgecolor=INK,
+            markersize=10,
+        )
+    axes.margins(0.15)
+    ends = {label: [float(np.log(y))] for label, (_, y) in points.items()}
+    _cut_above(axes, ends, _drawn_perplexity)
+    _plain_ticks(axes)
+    _name_points(figure, axes, points)
+    return figure
+
+
+def _reach(study: Study, row: Row) -> list[list[float]] | None:
+    """How far the interval reaches down and up, as matplotlib wants it."""
+    found = study.headline_interval(row)
+    if found is None or not np.isfinite(found.high):
+        return None
+    return [[found.estimate - found.low], [found.high - found.estimate]]
+
+
+def figures(study: Study) -> dict[str, Callable[[], Figure]]:
+    """Every figure of a study by its file name, drawn when called."""
+    look = style_of(study)
+
+    def bars(bins: Sequence[FrequencyBin], by: str) -> Figure:
+        title = f"Loss by frequency of the {by} ({study.split})"
+        return bar_chart(bins, look, title=title, xlabel=bin_label(by))
+
+    drawn: dict[str, Callable[[], Figure]] = {
+        "loss-by-word-frequency": lambda: bars(study.word_bins, "word"),
+        "loss-by-previous-word-frequency": lambda: bars(study.previous_bins, "previous word"),
+        "parameters-against-perplexity": lambda: parameters_against_perplexity(study),
+    }
+    if any(row.curve for row in study.rows):
+        drawn["learning-curves"] = lambda: learning_curves(study)
+        drawn["perplexity-against-time"] = lambda: perplexity_against_time(study)
+    if study.dataset in DATASETS:
+        drawn["paper-loss-by-word-frequency"] = lambda: paper_bars(study.dataset, previous=False)
+        drawn["paper-loss-by-previous-word-frequency"] = lambda: paper_bars(
+            study.dataset, previous=True
+        )
+    return drawn
+
+
+def save_figures(study: Study, folder: Path) -> list[Path]:
+    """Write every figure as SVG and PNG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with matplotlib.rc_context(_SETTINGS):  # type: ignore[arg-type]
+        for name, draw in figures(study).items():
+            figure = draw()
+            for suffix in ("svg", "png"):
+                path = folder / f"{name}.{suffix}"
+                metadata = {"Date": None} if suffix == "svg" else {"Software": None}
+                with written_whole(path) as unfinished:
+                    figure.savefig(unfinished, dpi=160, metadata=metadata)
+                written.append(path)
+    return written
+
+
+def time_unit(longest: float) -> tuple[str, float]:
+    """The unit for times up to `longest` seconds, and its length in seconds."""
+    if longest < 900:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if longest < 3 * 3600 else ("hours", 3600.0)
+
+
+def count_unit(largest: int) -> tuple[str, float]:
+    """The unit for parameters up to `largest`, and its size."""
+    return ("millions", 1e6) if largest >= 1_000_000 else ("thousands", 1e3)
+
+
+def ceiling(losses: Sequence[float]) -> float:
+    """The loss above which a model is so far from the others that it would squash them.
+
+    >>> ceiling([4.5, 4.6, 4.7, 12.0])
+    5.7
+    """
+    middle = sorted(losses)[len(losses) // 2]
+    return middle + max(1.0, 4 * (middle - min(losses)))
+
+
+_MARGIN = 0.05
+"""In nats, above the highest mark."""
+
+
+def _valid_losses(study: Study) -> dict[str, list[float]]:
+    valid = {row.label: [p.valid_loss for p in row.curve if p.valid_loss] for row in study.rows}
+    return {label: losses for label, losses in valid.items() if losses}
+
+
+def _drawn_perplexity(loss: float) -> float:
+    """A perplexity that matplotlib can place: it needs room for margins above the largest."""
+    return min(perplexity(loss), _LARGEST_DRAWN)
+
+
+def _cut_above(
+    axes: Axes, losses: Mapping[str, Sequence[float]], place: Callable[[float], float]
+) -> None:
+    """End the axis at the ceiling, and name the models that end above it.
+
+    Early losses are cut off too, so high that nothing else would show, but nothing of the second
+    half of a training.
+    """
+    if not losses:
+        return
+    limit = ceiling([own[-1] for own in losses.values()])
+    visible = [own[(len(own) - 1) // 2 :] for own in losses.values() if own[-1] <= limit]
+    top = max(limit, *(max(own) + _MARGIN for own in visible))
+    if place(top) < axes.get_ylim()[1]:
+        kept = [y for line in axes.lines for y in np.asarray(line.get_ydata()) if y <= place(top)]
+        axes.set_ylim(0.97 * min(kept), place(top))
+    lost = [f"{label} {place(own[-1]):.3g}" for label, own in losses.items() if own[-1] > limit]
+    if lost:
+        text = "above: " + ", ".join(lost)
+        axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
+
+
+def _plain_ticks(axes: Axes) -> None:
+    """Round numbers on a logarithmic axis, without powers of ten."""
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(
+        MaxNLocator(6) if high < 4 * low else LogLocator(subs=(1.0, 2.0, 5.0))
+    )
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _name_points(figure: Figure, axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """A name at every point, where neither a point nor another name is in the way."""
+    figure.draw_without_rendering()  # Gives the axes their place on the paper.
+    top = axes.get_ylim()[1]
+    visible = {label: point for label, point in points.items() if point[1] <= top}
+    centres = [axes.transData.transform(point) for point in visible.values()]
+    taken = [Bbox.from_bounds(x - 8, y - 8, 16, 16) for x, y in centres]
+    sides = (("left", 8), ("right", -8), ("center", 0))
+    spots = [(side, x, y) for y in (4, -12, 12, -20, 20, -28) for side, x in sides]
+    for label, point in visible.items():
+        for side, x, y in spots:
+            name = axes.annotate(label, point, (x, y), textcoords="offset points", ha=side)
+            box = name.get_window_extent()
+            if figure.bbox.fully_containsx(box.x1) and not box.count_overlaps(taken):
+                taken.append(box)
+                break
+            name.remove()
+
+
+def _curves(study: Study) -> list[tuple[Row, Style]]:
+    look = style_of(study)
+    return [(row, look[row.label]) for row in study.rows if row.curve]
+
+
+def _line(axes: Axes, points: Sequence[tuple[float, float]], style: Style, label: str) -> None:
+    dashes = [float(part) for part in style.dash.split()]
+    (line,) = axes.plot(
+        *_columns(points),
+        color=style.light,
+        marker=style.marker,
+        markersize=4.5,
+        linewidth=1.6,
+        label=label,
+    )
+    if dashes:
+        line.set_dashes([length / 1.6 for length in dashes])
+
+
+def _columns(points: Sequence[tuple[float, float | None]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points if y is not None]

@@ -1,0 +1,153 @@
+"""The paper's order of models, pair by pair, next to ours: does this study agree?
+
+Every pair of models is compared by perplexity, on rare words and after rare words, so that nothing
+is selected. The study agrees with the paper's numbers, which are of its own text, if its 95 %
+interval lies on the same side of zero, disagrees if it lies on the other, and cannot tell if zero
+is inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+from zipflm.studies.bins import DATASETS, RARE, bins_of_paper
+from zipflm.studies.paper import comparison_row
+from zipflm.studies.statistics import Interval
+from zipflm.studies.study import Difference, Study, find_difference
+
+Verdict = Literal["agrees", "disagrees", "cannot be told"]
+_EVERY = "every pair"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperFinding:
+    """One pair of models by one measure, in the paper and here."""
+
+    measure: str
+    model: str
+    """The better of the two in the paper."""
+    other: str
+    paper: str
+    ours: str
+    verdict: Verdict
+
+    @property
+    def models(self) -> str:
+        return f"{self.model} against {self.other}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Findings that belong together."""
+
+    name: str
+    findings: tuple[PaperFinding, ...]
+
+    def having(self, verdict: Verdict) -> list[PaperFinding]:
+        return [finding for finding in self.findings if finding.verdict == verdict]
+
+
+def paper_findings(study: Study) -> list[PaperFinding]:
+    """Every pair of which the paper has both models, by every measure."""
+    dataset = papers_dataset(study)
+    rows = {row.label: comparison_row(dataset, row.label) for row in study.finished}
+    tests = {label: row.test for label, row in rows.items() if row and row.test is not None}
+    found = []
+    for model, other in combinations(sorted(tests, key=lambda label: tests[label]), 2):
+        change = percent(math.log(tests[model] / tests[other]))
+        numbers = f"{tests[model]:.2f} against {tests[other]:.2f}, {change}"
+        pair = study.difference(model, other)
+        found.append(_finding("perplexity", model, other, numbers, pair, percent_of))
+    for measure, previous, differences in (
+        ("loss on rare words", False, study.rare),
+        ("loss after rare words", True, study.after_rare),
+    ):
+        printed = {b.name: b.loss for b in bins_of_paper(dataset, previous=previous)}[RARE]
+        losses = {name: loss for name, loss in printed.items() if loss is not None and name in rows}
+        for model, other in combinations(sorted(losses, key=lambda label: losses[label]), 2):
+            first, second = losses[model], losses[other]
+            numbers = f"{first:.2f} against {second:.2f} nats, {first - second:+.2f}"
+            numbers = numbers.replace("-", "\u2212")
+            pair = find_difference(differences, model, other)
+            found.append(_finding(measure, model, other, numbers, pair, nats_of))
+    return found
+
+
+def claims(study: Study) -> list[Claim]:
+    """By each measure: every pair, and the two sets of pairs that the paper argues with."""
+    found = paper_findings(study)
+    return [
+        Claim(f"{measure}, {name}", chosen)
+        for measure in dict.fromkeys(f.measure for f in found)
+        for name, is_chosen in _SELECTIONS.items()
+        if (chosen := tuple(f for f in found if f.measure == measure and is_chosen(f)))
+    ]
+
+
+_SELECTIONS: dict[str, Callable[[PaperFinding], bool]] = {
+    _EVERY: lambda f: True,
+    "ADP-T against every other": lambda f: "ADP-T" in (f.model, f.other),
+    "tied against untied": lambda f: f.model.removesuffix("-T") == f.other.removesuffix("-T"),
+}
+
+
+def _finding(
+    measure: str,
+    model: str,
+    other: str,
+    paper: str,
+    pair: Difference | None,
+    shown: Callable[[Interval], str],
+) -> PaperFinding:
+    verdict: Verdict = "cannot be told"
+    if pair is not None and pair.nats.excludes_zero:
+        verdict = "agrees" if pair.nats.estimate < 0 else "disagrees"
+    ours = "no interval" if pair is None else shown(pair.nats)
+    return PaperFinding(
+        measure=measure, model=model, other=other, paper=paper, ours=ours, verdict=verdict
+    )
+
+
+def summary(found: Sequence[Claim]) -> str:
+    """Every pair by every measure in one sentence.
+
+    `perplexity, every pair: 23 of 28 follow the paper, 3 contradict it, 2 cannot be told; ...`
+    """
+    return "; ".join(
+        f"{claim.name}: {len(claim.having('agrees'))} of {len(claim.findings)} follow the paper, "
+        f"{len(claim.having('disagrees'))} contradict it, "
+        f"{len(claim.having('cannot be told'))} cannot be told"
+        for claim in found
+        if claim.name.endswith(_EVERY)
+    )
+
+
+def percent(nats: float) -> str:
+    """A difference in nats as the change of the perplexity.
+
+    >>> percent(math.log(0.9)).replace("\\u00a0", " ")
+    '\u221210.0 %'
+    """
+    change = 100 * math.expm1(min(nats, 50.0))
+    return f"{change:+.1f}\u00a0%".replace("-", "\u2212")
+
+
+def percent_of(interval: Interval) -> str:
+    """`-5.0 % (-6.1 to -3.9)`."""
+    low, high = (percent(end).removesuffix("\u00a0%") for end in (interval.low, interval.high))
+    return f"{percent(interval.estimate)} ({low} to {high})"
+
+
+def nats_of(interval: Interval) -> str:
+    """`-0.50 nats (-0.61 to -0.39)`."""
+    text = f"{interval.estimate:+.2f} nats ({interval.low:+.2f} to {interval.high:+.2f})"
+    return text.replace("-", "\u2212")
+
+
+def papers_dataset(study: Study) -> str:
+    """Whose numbers stand for the paper: those on the study's text, or on WikiText-103."""
+    return study.dataset if study.dataset in DATASETS else "wikitext-103"

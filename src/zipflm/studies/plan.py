@@ -1,0 +1,373 @@
+"""Settings that a study varies within a factorization: bands, and dropout in their tails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, product
+from pathlib import Path
+
+from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, Tie, require
+from zipflm.config.model import BY_LABEL
+from zipflm.data.folder import FACTS_FILE, DataFolder
+from zipflm.messages import quoted
+from zipflm.presets import FACTORIZATIONS, from_name
+from zipflm.presets.recipes import resolve
+from zipflm.runs.folder import RunFolder
+from zipflm.settings import UnknownKey
+from zipflm.training.setup import in_updates
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One combination of settings; without any, a config stays as it is."""
+
+    bands: str | None = None
+    tail_dropout: float | None = None
+
+    @property
+    def name(self) -> str:
+        """`bands 5k/155k/100k, tail dropout 0.2`, for the member's label."""
+        bands = [] if self.bands is None else [f"bands {self.bands}"]
+        rate = [] if self.tail_dropout is None else [f"tail dropout {self.tail_dropout:g}"]
+        return ", ".join(bands + rate)
+
+    def apply(self, config: Config) -> Config:
+        """The config with these settings; ValueError if it has no bands."""
+        if not self.name:
+            return config
+        input, output = config.input, config.output
+        if not isinstance(output, AdaptiveOutput):
+            option = "--tail-dropout" if self.bands is None else "--bands"
+            raise ValueError(f"{option}: {config.name} has no bands; leave it out")
+        if self.bands is not None:
+            ends = cutoffs(self.bands)
+            if ends[-1] >= config.vocab_size:
+                raise ValueError(
+                    f"--bands {self.bands}: the vocabulary has only {config.vocab_size:,} ids; all "
+                    "bands but the last must fit into it"
+                )
+            output = replace(output, cutoffs=ends)
+            if isinstance(input, AdaptiveInput):
+                input = replace(input, cutoffs=ends)
+        if self.tail_dropout is not None:
+            output = replace(output, tail_dropout=self.tail_dropout)
+        return replace(config, input=input, output=output)
+
+
+def variations(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Variation]:
+    """Every combination of the settings asked for."""
+    _require_distinct("--bands", bands, [cutoffs(text) for text in bands])
+    _require_distinct("--tail-dropout", tail_dropout, tail_dropout)
+    every_band: Sequence[str | None] = bands or [None]
+    every_rate: Sequence[float | None] = tail_dropout or [None]
+    return [Variation(*pair) for pair in product(every_band, every_rate)]
+
+
+def _require_distinct(option: str, given: Sequence[object], meant: Sequence[object]) -> None:
+    """Two members of one name would pass for two seeds."""
+    for place, value in enumerate(meant):
+        if value in meant[:place]:
+            same = given[meant.index(value)]
+            raise ValueError(f"{option} {given[place]}: the same as {same}; name each setting once")
+
+
+def cutoffs(text: str) -> tuple[int, ...]:
+    """The cutoffs of bands written as words per band; the last takes what remains.
+
+    >>> cutoffs("5k/155k/100k")
+    (5000, 160000)
+    """
+    sizes = []
+    for part in text.lower().split("/"):
+        found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(k?)", part.strip())
+        if found is None:
+            raise ValueError(f"--bands {quoted(text)}: write words per band, e.g. 5k/155k/100k")
+        sizes.append(round(float(found[1]) * (1000 if found[2] else 1)))
+    if len(sizes) < 2 or min(sizes) < 1:
+        raise ValueError(f"--bands {quoted(text)}: give at least two bands of at least one word")
+    return tuple(accumulate(sizes[:-1]))
+
+
+def require_comparable(config: Config) -> None:
+    """ValueError unless the model predicts every word of the data, as others do."""
+    if config.num_predicted < config.vocab_size:
+        raise ValueError(
+            f"input.predicted_words={config.num_predicted}: models that are compared predict the "
+            "same words; use zipflm train and zipflm evaluate for this one"
+        )
+
+
+SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
+_SAME_TEXT = "prepare both from the same text"
+
+CURVE_POINTS = 8
+"""The fewest validations of a member, for its learning curve."""
+_CURVE_SHARE = 0.1
+"""The share of the valid set that such a validation scores."""
+MEMBERS = "members"
+"""Name of the folder, inside that of a study, with the run of every member."""
+TWIN = "bpe"
+"""Name of the folder, inside the data folder, with the same text in sub-words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a user asks for."""
+
+    data: Path
+    preset: str
+    """`wikitext-103`, or with a size: `billion-word/large`."""
+    out: Path
+    factorizations: tuple[str, ...] = FACTORIZATIONS
+    seeds: int = 1
+    recipe: str = "paper"
+    overrides: tuple[str, ...] = ()
+    """Changes to every member; those of a layer's fields, to the members that have such a layer."""
+    bands: tuple[str, ...] = ()
+    """Settings to compare, words per band: `5k/155k/100k`."""
+    tail_dropout: tuple[float, ...] = ()
+    """Settings to compare: dropout in the tail bands."""
+    equal: str = "updates"
+    """What is held equal between members: `updates`, `text` or `seconds` (see `budgets`)."""
+    tune: tuple[str, ...] = ()
+    """Settings of which every member takes the one that suits it: `FIELD=a,b,c` (see `tuning`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One member: what to train, on what, where."""
+
+    label: str
+    factorization: str
+    seed: int
+    config: Config
+    data: DataFolder
+    run: RunFolder
+    setting: str = ""
+    """What was chosen for it, or is tried."""
+
+
+def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> list[Plan]:
+    """All members in the order in which they are trained; `words` is `request.data`, opened, and
+    `on_cpu` as in `recipes.resolve`.
+
+    Raises ValueError for anything that cannot be trained, before anything is.
+    """
+    _require_known(request)
+    require_seeds(request.seeds)
+    folders = _folders(request, words)
+    configs = _resolved(request, words, folders, on_cpu)
+    chosen = variations(request.bands, request.tail_dropout)
+    plans = []
+    for factorization, variation in product(request.factorizations, chosen):
+        plans += seeded(
+            variation.apply(configs[factorization]),
+            request.seeds,
+            label=f"{factorization} {variation.name}".strip(),
+            factorization=factorization,
+            data=folders[factorization],
+            out=request.out,
+        )
+    return plans
+
+
+def _resolved(
+    request: Request, words: DataFolder, folders: Mapping[str, DataFolder], on_cpu: bool
+) -> dict[str, Config]:
+    """The config of every factorization; a change that none of them can take is an error."""
+    dataset, _, size = request.preset.partition("/")
+    configs: dict[str, Config] = {}
+    refused: dict[str, list[UnknownKey]] = {}
+    for factorization, data in folders.items():
+        name = f"{dataset}/{factorization}" + (f"/{size}" if size else "")
+        changes = list(request.overrides)
+        runs = sorted((request.out / MEMBERS / factorization).rglob("config.json"))
+        held = RunFolder(runs[0].parent).config() if runs else None
+        while factorization not in configs:
+            try:
+                configs[factorization] = resolve(
+                    name,
+                    request.recipe,
+                    changes,
+                    len(data.vocabulary),
+                    on_cpu=on_cpu,
+                    held=held,
+                )
+            except UnknownKey as error:
+                if not error.key.startswith(("input.", "output.")):
+                    raise
+                refused.setdefault(error.key, []).append(error)
+                changes = [text for text in changes if not text.startswith(f"{error.key}=")]
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        _require_as_named(configs[factorization], from_name(name))
+        require(
+            not (patience := configs[factorization].training.patience),
+            "training.patience",
+            patience,
+            "members of a study are trained equally long; leave it out",
+        )
+    for errors in refused.values():
+        if len(errors) == len(configs):
+            raise errors[-1]
+    same = _same_tokens(configs, request.overrides)
+    # Passes over the text in words for all of them, so that they make the same number of updates.
+    return {label: in_updates(config, words) for label, config in same.items()}
+
+
+def _same_tokens(configs: dict[str, Config], overrides: Sequence[str]) -> dict[str, Config]:
+    """Every config with as many tokens an update as the one that has most, unless the user decides.
+
+    The paper gave SM and SM-T half of the others' tokens because no more fitted into its GPUs. Here
+    batches are accumulated, so memory decides how many go through a device at once and no more.
+    """
+    if any(text.startswith("training.tokens_per_update=") for text in overrides):
+        return configs
+    most = max(config.training.tokens_per_update for config in configs.values())
+    return {
+        label: replace(config, training=replace(config.training, tokens_per_update=most))
+        for label, config in configs.items()
+    }
+
+
+def _require_as_named(config: Config, named: Config) -> None:
+    """A row goes by the name of its factorization, so overrides may not make another one of it."""
+    for key, ours, theirs in (
+        ("name", config.name, named.name),
+        ("input", type(config.input).__name__, type(named.input).__name__),
+        ("output", type(config.output).__name__, type(named.output).__name__),
+        ("batches.unit", config.batches.unit, named.batches.unit),
+    ):
+        if ours != theirs:
+            raise ValueError(f"{key}={ours}: {_another(named)}")
+    require_comparable(config)
+    if (config.tie == Tie.NONE) != (named.tie == Tie.NONE):
+        raise ValueError(f"tie={config.tie}: {_another(named)}")
+
+
+def _another(named: Config) -> str:
+    return (
+        f"{named.name} would no longer be what its name says; leave it out, or choose members that "
+        "are so with --factorizations"
+    )
+
+
+def watched(config: Config, overrides: Sequence[str]) -> Config:
+    """A config that validates often enough for a curve, on a part of the valid set, unless the user
+    decides how often."""
+    training = config.training
+    points = training.max_updates // training.validate_every if training.validate_every else 0
+    if points >= CURVE_POINTS or any(o.startswith("training.validate_") for o in overrides):
+        return config
+    every = max(1, training.max_updates // (CURVE_POINTS + 2))
+    share = min(training.validate_share, _CURVE_SHARE)
+    return replace(config, training=replace(training, validate_every=every, validate_share=share))
+
+
+def watched_alike(config: Config, other: Config) -> Config:
+    """`config` with those fields of `other` that decide how and how closely watched a member is
+    trained, not what comes of it."""
+    theirs = other.training
+    return replace(
+        config,
+        batches=replace(config.batches, tokens=other.batches.tokens),
+        training=replace(
+            config.training,
+            compile=theirs.compile,
+            parallel=theirs.parallel,
+            tables=theirs.tables,
+            report_every=theirs.report_every,
+            validate_every=theirs.validate_every,
+            validate_share=theirs.validate_share,
+            checkpoint_every=theirs.checkpoint_every,
+            max_bad_updates=theirs.max_bad_updates,
+            tensorboard=theirs.tensorboard,
+        ),
+    )
+
+
+def seeded(
+    config: Config, seeds: int, *, label: str, factorization: str, data: DataFolder, out: Path
+) -> list[Plan]:
+    """The same model with as many seeds, counted on from the config's own."""
+    first = config.training.seed
+    return [
+        Plan(
+            label=label,
+            factorization=factorization,
+            seed=seed,
+            config=replace(config, training=replace(config.training, seed=seed)),
+            data=data,
+            run=RunFolder(out / MEMBERS / re.sub(r"[^A-Za-z0-9.-]+", "-", label) / f"seed-{seed}"),
+        )
+        for seed in range(first, first + seeds)
+    ]
+
+
+def require_seeds(seeds: int) -> None:
+    if seeds < 1:
+        raise ValueError(f"--seeds {seeds}: give 1 or more")
+
+
+def _require_known(request: Request) -> None:
+    dataset, _, size = request.preset.partition("/")
+    if size in FACTORIZATIONS:
+        raise ValueError(
+            f"--preset {request.preset}: a study takes the dataset, --preset {dataset}; choose its "
+            f"members with --factorizations {size},..."
+        )
+    for name in request.factorizations:
+        if name not in FACTORIZATIONS:
+            raise ValueError(f"--factorizations {name}: choose from {', '.join(FACTORIZATIONS)}")
+    if len(set(request.factorizations)) < max(1, len(request.factorizations)):
+        given = ",".join(request.factorizations)
+        raise ValueError(f"--factorizations {given}: name at least one, and each of them once")
+
+
+def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
+    """The data of every factorization."""
+    if not set(SUBWORDS) & set(request.factorizations):
+        return dict.fromkeys(request.factorizations, words)
+    others = ",".join(name for name in request.factorizations if name not in SUBWORDS)
+    twin = open_twin(words, f"leave them out: --factorizations {others or 'ADP-T'}")
+    return {name: twin if name in SUBWORDS else words for name in request.factorizations}
+
+
+def open_words(path: Path) -> DataFolder:
+    """A data folder of words, which the frequency bins need."""
+    data = DataFolder.open(path)
+    if data.unit != "word":
+        raise ValueError(
+            f"{path}: its unit is {data.unit}; a study starts from words and looks for sub-words "
+            f"in {TWIN}/ inside that folder"
+        )
+    return data
+
+
+def open_twin(words: DataFolder, otherwise: str) -> DataFolder:
+    """The sub-word folder of the same text; `otherwise` says what to do without it."""
+    path = words.path / TWIN
+    if not (path / FACTS_FILE).is_file():
+        raise ValueError(
+            f"{path}: no sub-word data for {' and '.join(SUBWORDS)}; prepare it from the same text "
+            f"(zipflm prepare ... {words.splitting} --bpe 32000 --out {path}), or {otherwise}"
+        )
+    twin = DataFolder.open(path)
+    if twin.splitting != words.splitting:
+        raise ValueError(
+            f"{path}: was prepared with {twin.splitting}, but {words.path} with {words.splitting}; "
+            f"{_SAME_TEXT}"
+        )
+    for split in words.splits:
+        if split not in twin.splits:
+            raise ValueError(f"{path}: has no {split} split, but {words.path} has; {_SAME_TEXT}")
+        ours, theirs = words.split(split), twin.split(split)
+        if ours.words_sha256 != theirs.words_sha256:
+            raise ValueError(
+                f"{path}: the words of its {split} split ({theirs.words:,}, hash "
+                f"{theirs.words_sha256[:12]}) are not those of {words.path} ({ours.words:,}, hash "
+                f"{ours.words_sha256[:12]}); {_SAME_TEXT}"
+            )
+    return twin

@@ -1,0 +1,400 @@
+"""Student's t distribution for whole degrees of freedom, exactly and without a library.
+
+For such degrees the distribution function is a finite sum of powers of a cosine (Abramowitz and
+Stegun 26.7.3 and 26.7.4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zipflm.data.vocabulary import Vocabulary
+from zipflm.studies.bins import (
+    BIN_NAMES,
+    BoolArray,
+    Ends,
+    FloatArray,
+    FrequencyBin,
+    IntArray,
+    bin_indices,
+)
+from zipflm.units import perplexity
+
+_HALVINGS = 60
+
+
+def two_sided_p(t: NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
+    """Probability of a value at least as far from zero as each `t`.
+
+    >>> two_sided_p(np.array([2.228]), 10).round(3).tolist()
+    [0.05]
+    """
+    angle = np.arctan(np.abs(t) / np.sqrt(degrees))
+    cosine, sine = np.cos(angle), np.sin(angle)
+    is_odd = degrees % 2
+    # Terms c, 2/3 c^3, 8/15 c^5, ... for odd degrees; 1, 1/2 c^2, 3/8 c^4, ... for even ones.
+    term = cosine.copy() if is_odd else np.ones_like(cosine)
+    total = np.zeros_like(cosine)
+    for power in range(is_odd, degrees - 1, 2):
+        total += term
+        term = term * cosine**2 * (power + 1) / (power + 2)
+    inside = 2 / np.pi * (angle + sine * total) if is_odd else sine * total
+    p: NDArray[np.float64] = np.clip(1 - inside, 0.0, 1.0)
+    return p
+
+
+@cache
+def quantile(degrees: int, level: float = 0.95) -> float:
+    """How many standard errors an interval of that level reaches to either side.
+
+    >>> round(quantile(9), 3), round(quantile(29), 3)
+    (2.262, 2.045)
+    """
+    low, high = 0.0, 1e6
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if two_sided_p(np.array([middle]), degrees)[0] > 1 - level:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+NUMBERS = (30, 20, 14, 10)
+"""How many blocks are tried, in this order."""
+FEW = 10
+"""With fewer blocks than this, a report warns."""
+_ONE_SIDED = 1.645
+"""Standard errors above zero that chance exceeds once in twenty times."""
+
+
+@dataclass(frozen=True)
+class TextBlocks:
+    """A text cut into blocks that follow one another."""
+
+    starts: IntArray
+    """The first word of every block."""
+    num_words: int
+    unit: str
+    """What a block consists of: `documents` or `lines`, always whole."""
+    likeness: float
+    """Correlation of neighbouring blocks, in the mean loss or the difference of two models,
+    whichever is higher."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether neighbours are more alike than chance would make them."""
+        return _is_alike(self.likeness, len(self))
+
+    @property
+    def of_word(self) -> IntArray:
+        """The number of every word's block."""
+        lengths = np.diff(np.append(self.starts, self.num_words))
+        return np.repeat(np.arange(len(self)), lengths)
+
+    def describe(self) -> str:
+        """`30 blocks of whole lines, about 3,200 words each`."""
+        if len(self) < 2:
+            return "one block: too little text for intervals"
+        length = round(self.num_words / len(self), -2 if self.num_words > 1000 * len(self) else -1)
+        words = f"about {int(length) or round(self.num_words / len(self)):,} words each"
+        text = f"{len(self)} blocks of whole {self.unit}, {words}"
+        if self.are_alike:
+            text += "; neighbours are still alike, which widens the intervals"
+        return text
+
+
+def cut_into_blocks(line_starts: IntArray, headings: IntArray, losses: FloatArray) -> TextBlocks:
+    """Blocks for a text whose lines begin at `line_starts` and whose documents begin at `headings`,
+    which may be empty; `losses` has [models, words]."""
+    num_words = losses.shape[1]
+    units, unit = line_starts, "lines"
+    if len(headings) >= NUMBERS[-1]:
+        units, unit = np.union1d([0], headings), "documents"
+    for number in NUMBERS:
+        starts = _even_starts(units, num_words, number)
+        lengths = np.diff(np.append(starts, num_words))
+        means = np.add.reduceat(losses, starts, axis=1) / lengths
+        pairs = [first - second for first, second in combinations(means, 2)]
+        likeness = max(_lag_one(series) for series in (means.mean(axis=0), *pairs))
+        if not _is_alike(likeness, len(starts)):
+            break
+    return TextBlocks(starts, num_words, unit, likeness)
+
+
+def document_starts(line_starts: IntArray, word_ids: IntArray, words: Sequence[str]) -> IntArray:
+    """Where documents begin: at lines like `= Robert Boulter =`, whose sections have `= = = =`."""
+    if "=" not in words:
+        return np.zeros(0, dtype=np.int64)
+    sign = words.index("=")
+    ends = np.append(line_starts[1:], len(word_ids))
+    # The shortest is `= word = </s>`.
+    starts, ends = line_starts[ends - line_starts >= 4], ends[ends - line_starts >= 4]
+    opens = (word_ids[starts] == sign) & (word_ids[starts + 1] != sign)
+    closes = (word_ids[ends - 2] == sign) & (word_ids[ends - 3] != sign)
+    found: IntArray = starts[opens & closes]
+    return found
+
+
+def _even_starts(units: IntArray, num_words: int, number: int) -> IntArray:
+    """The starts of units nearest to where equal blocks would begin."""
+    wished = np.arange(number) * num_words / number
+    after = np.searchsorted(units, wished).clip(max=len(units) - 1)
+    before = np.maximum(after - 1, 0)
+    is_nearer = wished - units[before] < units[after] - wished
+    starts: IntArray = np.unique(np.append(0, units[np.where(is_nearer, before, after)]))
+    return starts.astype(np.int64)
+
+
+def _lag_one(values: FloatArray) -> float:
+    deviations = values - values.mean()
+    total = float((deviations**2).sum())
+    return float((deviations[1:] * deviations[:-1]).sum()) / total if total > 0 else 0.0
+
+
+def _is_alike(likeness: float, number: int) -> bool:
+    return likeness > _ONE_SIDED / math.sqrt(number)
+
+
+_FEWEST_BLOCKS = 3
+"""With words in fewer blocks than this, a spread would be a guess."""
+_SOURCES = (3, 4, 6, 12)
+_STRENGTHS = np.array([2.0, 8.0, 32.0, 128.0, 1024.0])
+"""Variance that sources add to the mean, relative to independent blocks."""
+_ROUNDING = 1e-12
+"""Smaller residuals, in nats, are rounding errors."""
+_TWO_SOURCES = 9
+"""How many times as probable as all else two sources must be for an interval to be left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """An estimate and the ends of its 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    @property
+    def negated(self) -> Interval:
+        return Interval(estimate=-self.estimate, low=-self.high, high=-self.low)
+
+    @property
+    def as_perplexity(self) -> Interval:
+        """Of nats per word, perplexities; of a difference in nats, their ratio."""
+        return Interval(
+            estimate=perplexity(self.estimate),
+            low=perplexity(self.low),
+            high=perplexity(self.high),
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean loss, or a difference of two, and how far chance may have moved it."""
+
+    value: float
+    residuals: FloatArray
+    """How much each block, in the order of the text, moves the value."""
+    num_blocks: float
+    """Blocks with words in them; one that has most of the words makes them count for fewer."""
+    seeds: tuple[tuple[float, int], ...]
+    """Variance of a mean over seeds and its degrees of freedom, for every model in it that has
+    several."""
+    has_all_seeds: bool
+    """Whether every model in it has several, so that the interval covers the training too."""
+
+    def __sub__(self, other: Estimate) -> Estimate:
+        """Paired: both are measured on the same blocks."""
+        return Estimate(
+            self.value - other.value,
+            self.residuals - other.residuals,
+            min(self.num_blocks, other.num_blocks),
+            self.seeds + other.seeds,
+            self.has_all_seeds and other.has_all_seeds,
+        )
+
+    @property
+    def interval(self) -> Interval | None:
+        """None where the text has too few blocks or sources to tell."""
+        if self.num_blocks < _FEWEST_BLOCKS - 1e-9 or not np.isfinite(self.residuals).all():
+            return None
+        found = _explain(self.residuals, self.num_blocks)
+        if found is None:
+            return None
+        weights, text, degrees = found
+        variance = text + sum(part for part, _ in self.seeds)
+        reach = 0.0
+        if variance.any():
+            squares = text**2 / degrees + sum(part**2 / own for part, own in self.seeds)
+            reach = _reach(weights, np.sqrt(variance), np.floor(variance**2 / squares + 1e-9))
+        return Interval(estimate=self.value, low=self.value - reach, high=self.value + reach)
+
+
+def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
+    """The mean of `counts` [blocks] words whose losses add up to `sums` [seeds, blocks]."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = counts / counts.sum()
+        by_seed = sums.sum(axis=1) / counts.sum()
+        residuals = (sums.mean(axis=0) - by_seed.mean() * counts) / counts.sum()
+        # A large block pulls the mean towards itself, away from what the others would give.
+        residuals *= (1 - 1 / np.count_nonzero(counts)) / (1 - shares)
+        num_blocks = 1 / (shares @ shares)
+    return estimate(by_seed, residuals, float(num_blocks))
+
+
+def estimate(by_seed: FloatArray, residuals: FloatArray, num_blocks: float) -> Estimate:
+    """Build an estimate from the value of every seed and the residuals of their mean."""
+    several = len(by_seed) > 1
+    variance = float(np.var(by_seed, ddof=1)) / len(by_seed) if several else 0.0
+    return Estimate(
+        float(np.mean(by_seed)),
+        residuals,
+        num_blocks,
+        ((variance, len(by_seed) - 1),) if several and variance > 0 else (),
+        several,
+    )
+
+
+class _Explanations(NamedTuple):
+    """Ways to explain a series of blocks; the first is that all are independent."""
+
+    cosines: FloatArray
+    """[waves, blocks], the slowest wave first."""
+    power: FloatArray
+    """[explanations, 1 + waves]: expected power of the mean and of every wave."""
+    degrees: IntArray
+    steps: FloatArray
+    """[places, blocks]: one step, of unit length and zero mean."""
+
+
+@cache
+def _explanations(blocks: int) -> _Explanations:
+    places = np.arange(blocks)
+    cosines = math.sqrt(2 / blocks) * np.cos(np.pi / blocks * np.outer(places, places + 0.5))
+    sources = [number for number in _SOURCES if number < blocks]
+    waves = [np.sinc(places / (2 * number)) ** 2 for number in sources]
+    power = np.vstack([np.ones(blocks), *(1 + np.outer(_STRENGTHS, wave) for wave in waves)])
+    slow = np.repeat([max(2, number // 2) for number in sources], len(_STRENGTHS))
+    degrees = np.append(blocks - 1, slow).astype(np.int64)
+    # A source of fewer blocks could not be told from a single block that is unlike the others.
+    fewest = min(max(2, blocks // 6), blocks // 2)
+    steps = np.tril(np.ones((blocks, blocks)))[fewest - 1 : blocks - fewest]
+    steps -= steps.mean(axis=1, keepdims=True)
+    steps /= np.linalg.norm(steps, axis=1, keepdims=True)
+    return _Explanations(cosines[1:], power, degrees, steps)
+
+
+def _explain(
+    residuals: FloatArray, num_blocks: float
+) -> tuple[FloatArray, FloatArray, FloatArray] | None:
+    """Weight, variance of the mean and degrees of freedom of every explanation; None if there seem
+    to be two sources."""
+    if np.abs(residuals).max() < _ROUNDING:
+        return np.ones(1), np.zeros(1), np.ones(1)
+    blocks = len(residuals)
+    cosines, power, degrees, steps = _explanations(blocks)
+    waves = (cosines @ residuals) ** 2 / (residuals @ residuals)
+    scaled = waves / power[:, 1:]
+    # Every number of sources is as probable beforehand as any other; the scale is integrated out.
+    fit = -(np.log(power[:, 1:]).sum(axis=1) + (blocks - 1) * np.log(scaled.sum(axis=1))) / 2
+    fit[0] += math.log(len(_STRENGTHS))
+    explained = np.outer(_STRENGTHS / (1 + _STRENGTHS), (steps @ residuals) ** 2)
+    rest = waves.sum() - explained / (residuals @ residuals)
+    of_steps = -(np.log1p(_STRENGTHS)[:, None] + (blocks - 1) * np.log(rest)) / 2
+    of_steps -= math.log(len(steps))
+    best = max(fit.max(), of_steps.max())
+    weights = np.exp(fit - best)
+    if np.exp(of_steps - best).sum() > _TWO_SOURCES * weights.sum():
+        return None
+    slow = np.arange(1, blocks) <= degrees[:, None]
+    variance = power[:, 0] * (scaled * slow).sum(axis=1) / degrees * (residuals @ residuals)
+    # Blocks without words add nothing to the spread.
+    variance *= (blocks - 1) * num_blocks / (num_blocks - 1)
+    return weights / weights.sum(), variance, np.minimum(degrees, num_blocks - 1)
+
+
+def _reach(weights: FloatArray, errors: FloatArray, degrees: FloatArray) -> float:
+    """The distance that a mixture of t distributions exceeds once in twenty times."""
+    errors = np.maximum(errors, 1e-9 * errors.max())
+    groups = [(int(number), degrees == number) for number in np.unique(degrees)]
+    ends = np.concatenate([quantile(number) * errors[own] for number, own in groups])
+    low, high = ends.min(), ends.max()
+    for _ in range(2):
+        reaches = np.linspace(low, high, 30)
+        outside = np.zeros(len(reaches))
+        for number, own in groups:
+            outside += two_sided_p(reaches[:, None] / errors[own], number) @ weights[own]
+        place = int(np.clip(np.count_nonzero(outside > 0.05), 1, len(reaches) - 1))
+        low, high = reaches[place - 1 : place + 1]
+    return float(np.interp(-0.05, np.negative(outside), reaches))
+
+
+class Sample:
+    """The scored text as a sample of blocks, and what is estimated from it."""
+
+    def __init__(
+        self,
+        word_ids: IntArray,
+        line_starts: IntArray,
+        vocabulary: Vocabulary,
+        nll: Mapping[str, FloatArray],
+        reference: str,
+    ) -> None:
+        """`nll` has [seeds, words] for every model; `reference` is the one that the others are
+        compared to, bin by bin."""
+        self._ids, self._counts = word_ids, vocabulary.counts
+        self._nll, self._reference = nll, reference
+        starts = np.asarray(line_starts, dtype=np.int64)
+        means = [losses.mean(axis=0) for losses in nll.values()] or [np.zeros(len(self._ids))]
+        headings = document_starts(starts, self._ids, vocabulary.words)
+        self.blocks: TextBlocks = cut_into_blocks(starts, headings, np.stack(means))
+
+    def estimates(self, chosen: BoolArray) -> dict[str, Estimate]:
+        """The mean loss of every model on some of the words."""
+        places = self.blocks.of_word[chosen]
+        number = len(self.blocks)
+        counts = np.bincount(places, minlength=number).astype(np.float64)
+        return {
+            label: mean_of(
+                np.array([np.bincount(places, own[chosen], number) for own in losses], np.float64),
+                counts,
+            )
+            for label, losses in self._nll.items()
+        }
+
+    def with_intervals(
+        self, bins: Sequence[FrequencyBin], groups: IntArray
+    ) -> tuple[FrequencyBin, ...]:
+        """Bins of the words in `groups`, with the intervals of their losses."""
+        indices = bin_indices(groups, self._counts)
+        found = []
+        for b in bins:
+            own = self.estimates(indices == BIN_NAMES.index(b.name))
+            against = {
+                label: estimate - own[self._reference]
+                for label, estimate in own.items()
+                if label != self._reference
+            }
+            found.append(replace(b, interval=_ends(own), difference=_ends(against)))
+        return tuple(found)
+
+
+def _ends(estimates: Mapping[str, Estimate]) -> dict[str, Ends]:
+    intervals = {label: estimate.interval for label, estimate in estimates.items()}
+    return {label: (i.low, i.high) for label, i in intervals.items() if i is not None}

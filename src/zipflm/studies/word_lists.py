@@ -1,0 +1,140 @@
+"""The words on which a model gains or loses against another one, as far as that can be told.
+
+Of thousands of words some differ by chance alone, and a list of the largest differences would
+consist of those. So a word must occur often enough and in enough blocks of the text, its mean
+difference is tested (Student's t over the blocks that have it, which allows for occurrences of one
+block being alike), and of all tests together at most one in twenty reported differences is expected
+to be false (Benjamini and Hochberg's procedure).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zipflm.data.vocabulary import SPECIALS
+from zipflm.studies.bins import FloatArray, IntArray
+from zipflm.studies.statistics import two_sided_p
+
+MIN_TOKENS = 10
+MIN_BLOCKS = 5
+FALSE_DISCOVERY_RATE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordDifference:
+    """One word's mean loss under two models."""
+
+    word_id: int
+    train_count: int
+    tokens: int
+    """Occurrences in the scored text."""
+    loss: float
+    reference_loss: float
+    p: float
+    """Of the test that the difference is zero."""
+
+    @property
+    def difference(self) -> float:
+        """Nats per occurrence; below zero where the model beats the reference."""
+        return self.loss - self.reference_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordLists:
+    """Words a model wins and loses, the largest difference first."""
+
+    wins: tuple[WordDifference, ...]
+    losses: tuple[WordDifference, ...]
+    tested: int
+    """Words that occur often enough."""
+    found: int
+    """Of these, words with a difference that is not put down to chance; the lists have the largest
+    of them."""
+
+
+def word_lists(
+    word_ids: IntArray,
+    train_counts: IntArray,
+    nll: FloatArray,
+    reference: FloatArray,
+    block_of_word: IntArray,
+    *,
+    size: int = 10,
+) -> WordLists:
+    """The `size` words with the largest mean gain, and those with the largest mean loss, of all
+    whose difference passes the test.
+
+    Specials have no training count and take no part. Ties go to the word that occurs more often,
+    then to the lower id, so that the lists are the same on every machine.
+    """
+    tokens = np.bincount(word_ids, minlength=len(train_counts))
+    ours = np.bincount(word_ids, weights=nll, minlength=len(train_counts))
+    theirs = np.bincount(word_ids, weights=reference, minlength=len(train_counts))
+    p = _p_values(word_ids, nll - reference, block_of_word, len(train_counts))
+    p[: len(SPECIALS)] = np.nan
+    is_tested = np.isfinite(p)
+    rows = [
+        WordDifference(
+            word_id=int(i),
+            train_count=int(train_counts[i]),
+            tokens=int(tokens[i]),
+            loss=float(ours[i] / tokens[i]),
+            reference_loss=float(theirs[i] / tokens[i]),
+            p=float(p[i]),
+        )
+        for i in np.flatnonzero(is_tested)[discoveries(p[is_tested])]
+    ]
+    rising = sorted(rows, key=lambda row: (row.difference, -row.tokens, row.word_id))
+    falling = sorted(rows, key=lambda row: (-row.difference, -row.tokens, row.word_id))
+    return WordLists(
+        wins=tuple(row for row in rising[:size] if row.difference < 0),
+        losses=tuple(row for row in falling[:size] if row.difference > 0),
+        tested=int(is_tested.sum()),
+        found=len(rows),
+    )
+
+
+def discoveries(p: FloatArray, rate: float = FALSE_DISCOVERY_RATE) -> np.ndarray:
+    """Which of the tests may be called differences if at most that share of them is to be false on
+    average (Benjamini and Hochberg, 1995).
+
+    >>> discoveries(np.array([0.001, 0.8, 0.02, 0.045])).tolist()
+    [True, False, True, False]
+    """
+    order = np.sort(p)
+    passes = order <= rate * np.arange(1, len(p) + 1) / max(1, len(p))
+    limit = order[passes].max(initial=-1.0)
+    return np.asarray(p <= limit)
+
+
+def _p_values(
+    word_ids: IntArray, differences: FloatArray, block_of_word: IntArray, num_types: int
+) -> FloatArray:
+    """For every word of the vocabulary; NaN where it occurs too seldom."""
+    num_blocks = int(block_of_word.max(initial=0)) + 1
+    place = word_ids.astype(np.int64) * num_blocks + block_of_word
+    pairs, inverse = np.unique(place, return_inverse=True)
+    words = pairs // num_blocks
+    counts = np.bincount(inverse).astype(np.float64)
+    sums = np.bincount(inverse, weights=differences).astype(np.float64)
+
+    def per_word(values: FloatArray) -> FloatArray:
+        return np.bincount(words, values, minlength=num_types).astype(np.float64)
+
+    total = per_word(counts)
+    blocks = np.bincount(words, minlength=num_types)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = per_word(sums) / total
+        # What the blocks' sums deviate from those of the mean: the variance of a ratio of sums.
+        squares = per_word((sums - counts * mean[words]) ** 2)
+        error = np.sqrt(squares * blocks / (blocks - 1)) / total
+        t = mean / error
+    p = np.full(num_types, np.nan)
+    is_tested = (total >= MIN_TOKENS) & (blocks >= MIN_BLOCKS)
+    t[is_tested & (error == 0)] = 0.0  # the same loss everywhere: nothing to tell
+    for number in np.unique(blocks[is_tested]):
+        chosen = is_tested & (blocks == number)
+        p[chosen] = two_sided_p(t[chosen], int(number) - 1)
+    return p

@@ -1,0 +1,237 @@
+"""Checkpoints of several processes: each saves its own shards, in the background.
+
+`torch.distributed.checkpoint` first copies what a process has to save to the host's memory; then
+training continues, and the files are written from that copy. The processes use a group of their
+own for it, because training may use the other one at any time. At most one checkpoint is being
+saved, so there is at most one copy.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.tensor import DTensor
+
+from zipflm.runs.checkpoint import Contents
+from zipflm.runs.records import TrainingState, Validation
+from zipflm.runs.sharded import ShardWriter
+from zipflm.training import optimizers
+from zipflm.training.distributed import Process
+from zipflm.training.setup import Run
+
+_LONGEST = timedelta(days=1)
+"""Time for the slowest process to write its files; one that fails reports it at once."""
+
+
+class BackgroundSaving:
+    """Saves one checkpoint after the other; every process must make the same calls."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        group = dist.new_group(backend="gloo", timeout=_LONGEST)
+        self._group = cast(dist.ProcessGroup, group)  # every process is a member
+        self._saving: tuple[ShardWriter, Future[Any]] | None = None
+
+    def start(self, root: Path, contents: Contents) -> None:
+        """Begin to save. Tensors may be sharded, and may change once this returns; plain ones are
+        the same in all processes. The save before must have ended."""
+        assert self._saving is None
+        own = own_part(contents.weights | contents.optimizer, self._process)
+        writer = ShardWriter(root, contents)
+        done = async_save(own, storage_writer=writer, process_group=self._group)
+        assert isinstance(done, Future)
+        self._saving = writer, done
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is being saved any more, as far as this process knows."""
+        return self._saving is None or self._saving[1].done()
+
+    def wait(self) -> OSError | None:
+        """Wait for the save to end: why it failed, the same in all processes, or None."""
+        if self._saving is None:
+            return None
+        (writer, done), self._saving = self._saving, None
+        error = done.exception()
+        if error is None:
+            return None
+        if self._process.is_first:
+            shutil.rmtree(writer.unfinished, ignore_errors=True)
+        if isinstance(error, CheckpointException):  # holds the error of each process that failed
+            error = error.failures[min(error.failures)][0]
+        return error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Wait for the save to end, and leave the group."""
+        self.wait()
+        dist.destroy_process_group(self._group)
+
+
+def own_part(tensors: Mapping[str, Tensor], process: Process) -> dict[str, Tensor]:
+    """The tensors this process saves: all sharded ones, and its share of those that every process
+    has, about as much for each."""
+    plain = [name for name, each in tensors.items() if not isinstance(each, DTensor)]
+    by_size = sorted(plain, key=lambda name: (-tensors[name].nbytes, name))
+    others = {*plain} - {*by_size[process.rank :: process.world_size]}
+    return {name: each for name, each in tensors.items() if name not in others}
+
+
+class Saver:
+    """Writes the checkpoints of a run and removes those it no longer needs.
+
+    A process alone writes all of it and then goes on; several write their shards while they go on.
+    """
+
+    def __init__(self, run: Run, keep: int) -> None:
+        """`keep` checkpoints besides the best one, all if 0. A run that is resumed starts from a
+        checkpoint that has yet to be proven."""
+        self._run, self._keep = run, keep
+        self.newest: int = run.update
+        """The update of the newest checkpoint that is known to be there, 0 if there is none."""
+        self._is_proven = run.update == 0
+        self._background = _background(run.process)
+        self._saving: TrainingState | None = None
+        """Of the checkpoint that is being saved in the background."""
+
+    def doubtful(self) -> int | None:
+        """The update of the newest checkpoint, if it is not known to be good."""
+        self.wait()
+        # Processes learn at different times that it was saved; what they say of it is the same.
+        self.see(self._run.tally.last_good)
+        return None if self._is_proven else self.newest
+
+    def save(self, valid: Validation | None, must: bool) -> None:
+        """Write a checkpoint, except while updates are being skipped: its weights would be those
+        that gave no finite loss. `must` is for the last chance, when it is written all the same.
+
+        Where writing fails the run goes on and tries again next time; OSError if it must.
+        """
+        run = self._run
+        if run.tally.bad_in_a_row and not must:
+            run.log.say(
+                f"not saved after update {run.update}: the last {run.tally.bad_in_a_row} update(s) "
+                "had a non-finite loss or gradient"
+            )
+            return
+        self.wait()
+        state = _state(run, self._keep, valid)
+        if self._background is None:
+            self._conclude(state, _failure(run, state), must)
+            return
+        self._background.start(run.folder.checkpoints_path, _contents(run, state))
+        self._saving = state
+        if must:
+            self.wait(must=True)
+
+    def wait(self, must: bool = False) -> None:
+        """Until nothing is being saved in the background; OSError if it failed and must not."""
+        if self._background is None or self._saving is None:
+            return
+        state, self._saving = self._saving, None
+        self._conclude(state, self._background.wait(), must)
+
+    def see(self, last_good: int | None) -> None:
+        """Remove old checkpoints if this update, the last that was not skipped, proves the newest:
+        it started from it, or from what became of it."""
+        if self._background is not None and self._background.is_done:
+            self.wait()
+        if not self._is_proven and last_good is not None and last_good > self.newest:
+            self._is_proven = True
+            self._prune()
+
+    def close(self) -> None:
+        """For the end of a run, whatever ended it: what is being saved is worth waiting for."""
+        if self._background is not None:
+            self.wait()
+            self._background.close()
+
+    def _conclude(self, state: TrainingState, failure: OSError | None, must: bool) -> None:
+        """A checkpoint was saved, or was not."""
+        run = self._run
+        if failure is None:
+            self.newest, self._is_proven = state.update, state.is_proven
+            if self._is_proven:
+                self._prune()
+            return
+        good = run.folder.checkpoints()
+        message = (
+            f"could not save update {state.update} ({failure}); the last good checkpoint is "
+            f"{good[0].path if good else 'none'}; make room there"
+        )
+        if must:
+            raise OSError(f"{message} and resume the run") from failure
+        run.log.say(f"{message}, the run goes on and will try again")
+
+    def _prune(self) -> None:
+        if not self._run.process.is_first:
+            return
+        try:
+            self._run.folder.prune(self._keep)
+        except OSError as error:
+            self._run.log.say(f"could not remove an old checkpoint ({error}); the run goes on")
+
+
+def _background(process: Process) -> BackgroundSaving | None:
+    """What saves the shards of several processes; None for a process alone."""
+    if process.world_size == 1:
+        return None
+    # Importing what torch needs for it takes half a second.
+
+    return BackgroundSaving(process)
+
+
+def _failure(run: Run, state: TrainingState) -> OSError | None:
+    """Save here and now; why that failed, if it did."""
+    contents = _contents(run, state)
+    weights, optimizer = (
+        {name: tensor.cpu() for name, tensor in tensors.items()}
+        for tensors in (contents.weights, contents.optimizer)
+    )
+    try:
+        run.folder.save(replace(contents, weights=weights, optimizer=optimizer))
+    except OSError as error:
+        return error
+    return None
+
+
+def _state(run: Run, keep: int, valid: Validation | None) -> TrainingState:
+    tally, data = run.tally, run.data
+    return TrainingState(
+        update=run.update,
+        place=run.stream.place,
+        seconds=tally.seconds,
+        compile_seconds=tally.compile_seconds,
+        cpu_seconds=tally.cpu_seconds,
+        skipped=tally.skipped,
+        skipped_in_a_row=tally.bad_in_a_row,
+        since_report=tally.since_report,
+        loss_scale=run.learner.scale.dump(),
+        seed=run.config.training.seed,
+        world_size=run.process.world_size,
+        vocabulary=data.vocabulary.hash,
+        text=data.split("train").sha256,
+        keep=keep,
+        valid=valid,
+        best_loss=run.best_loss,
+        since_best=run.since_best,
+    )
+
+
+def _contents(run: Run, state: TrainingState) -> Contents:
+    """All of a checkpoint, with the tensors of the run itself, sharded where they are."""
+    model, data = run.learner.model, run.data
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    tensors = optimizers.state_tensors(run.learner.optimizers, model)
+    return Contents(
+        weights, tensors, state, run.config, data.vocabulary, data.codes, data.splitting
+    )

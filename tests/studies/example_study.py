@@ -1,0 +1,107 @@
+"""A study made of random losses, for the tests of tables, figures and pages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from zipflm.config import Blocks
+from zipflm.data.vocabulary import Vocabulary
+from zipflm.evaluation.protocol import ScoringProtocol
+from zipflm.presets import preset
+from zipflm.studies.build import build, split_score
+from zipflm.studies.study import CurvePoint, Member, ScoredText, Seen, Study
+
+LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
+
+
+def vocabulary(size: int = 400) -> Vocabulary:
+    """Zipf's counts, the most frequent word 150,000 times."""
+    return Vocabulary.from_counts(
+        {f"w{rank}": max(3, 150_000 // (rank * rank)) for rank in range(1, size + 1)}
+    )
+
+
+def text(size: int = 3000) -> ScoredText:
+    words = vocabulary()
+    ids = np.random.default_rng(0).zipf(1.3, size=size)
+    ids = np.where(ids < len(words) - 12, ids + 3, 2)
+    lines = np.arange(0, size, 12)
+    return ScoredText(split="test", word_ids=ids, vocabulary=words, line_starts=lines)
+
+
+def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> Member:
+    scored = text()
+    random = np.random.default_rng([rank, seed])
+    counts = np.maximum(scored.vocabulary.counts[scored.word_ids], 1)
+    nll = 10 - 0.6 * np.log(counts) - 0.04 * rank + random.normal(0, 0.5, len(counts))
+    nll = np.abs(nll)
+    protocol = ScoringProtocol(
+        unit="bpe" if "BPE" in label else "word",
+        blocks=Blocks(break_mode="complete", block=64),
+        tokens=len(nll),
+        words=len(nll),
+        unk=0,
+        eos=1,
+        positions=len(nll),
+        precision="float32",
+    )
+    score = split_score(nll, scored.word_ids, protocol)
+    curve = tuple(
+        CurvePoint(
+            update=10 * i,
+            seconds=i * (1.0 + rank / 10),
+            loss=score.loss + 4 / i,
+            valid_loss=score.loss + 3 / i if i % 2 == 0 else None,
+        )
+        for i in range(1, 11)
+    )
+    return Member(
+        label=label,
+        factorization=label.split(" ")[0],
+        seed=seed,
+        run=f"members/{label}/seed-{seed}",
+        checkpoint=None if problem else "update-00000100",
+        input="adaptive" if "ADP" in label else "embedding 32",
+        output="adaptive (tied)" if label.endswith("-T") else "softmax 32",
+        params={"input.table": 1000 * (9 - rank), "decoder.layers": 50_000, "output.table": 700},
+        scores={} if problem else {"valid": score, "test": score},
+        nll=None if problem else nll,
+        curve=curve[:3] if problem else curve,
+        seen=None if problem else Seen(updates=100, words=102_400, passes=0.25, operations=3.2e12),
+        seconds=None if problem else 10.0 + rank,
+        compile_seconds=None if problem else 20.0 - rank,
+        tokens_per_second=None if problem else 12_345.0,
+        memory=None if problem else 123_456_789,
+        config=preset("tiny", label.split(" ")[0] if label.split(" ")[0] in LABELS else "SM"),
+        versions=None,
+        problem=problem,
+    )
+
+
+def study(dataset: str = "tiny", seeds: int = 1, broken: str = "") -> Study:
+    members = [
+        member(label, seed, rank=rank, problem="diverged: <loss> nan" if label == broken else "")
+        for rank, label in enumerate(LABELS)
+        for seed in range(1, seeds + 1)
+    ]
+    facts = {"data": "data/", "updates": "100", "zipflm": "0.1.0"}
+    return build(members, text(), title="Factorizations of test", dataset=dataset, facts=facts)
+
+
+def study_of(*members: Member, dataset: str = "tiny", on: ScoredText | None = None) -> Study:
+    """A study of these members."""
+    return build(members, on or text(), title="t", dataset=dataset, facts={})
+
+
+def with_unknown(of: Study) -> Study:
+    """The same with a few words in the bin of unknown ones."""
+    unknown = replace(of.word_bins[0], name="UNK", tokens=5)
+    return replace(of, word_bins=(unknown, *of.word_bins))
+
+
+def total_loss(of: Study, label: str) -> float:
+    row = next(row for row in of.rows if row.label == label)
+    return math.log(row.perplexity[of.split].mean)

@@ -1,0 +1,183 @@
+"""`compare` and `analyse` on the command line; every command of its page at toy size."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from studies.example_study import study as example_study
+from studies.study_runs import SHORT, WholeStudy, plans_for
+from typer.testing import CliRunner
+
+from zipflm.cli import app, main
+from zipflm.studies.compare import FinishedStudy
+from zipflm.studies.plan import Request
+from zipflm.training import advice
+
+PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^zipflm ((?:compare|analyse) .*)$", PAGE, re.M)
+
+
+@pytest.fixture(scope="module")
+def place(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the page's commands expect: data/words and two runs."""
+    place = tmp_path_factory.mktemp("readme")
+    shutil.copytree(data, place / "data" / "words")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr("zipflm.studies.report.save_figures", lambda study, folder: [])
+        options = "--data data/words --preset tiny --out first --factorizations ADP-T,SM"
+        result = CliRunner().invoke(app, ["compare", *options.split(), "--device", "cpu", *SHORT])
+        assert result.exit_code == 0, result.output
+        for name, member in (("a", "ADP-T"), ("b", "SM")):
+            shutil.copytree(f"first/members/{member}/seed-1", f"runs/{name}")
+    return place
+
+
+def toy_size(command: str) -> list[str]:
+    """The same command on a vocabulary of forty words and with three updates."""
+    for old, new in (
+        ("wikitext-103", "tiny"),
+        ("wikitext-2", "tiny"),
+        ("5k/155k/100k,20k/140k/100k", "4/8/20,8/24"),
+        ("0,256,480", "0,4,8"),
+        ("--seeds 3", "--seeds 2"),
+        ("decoder.num_layers=1", ""),
+    ):
+        command = command.replace(old, new)
+    parts = [*shlex.split(command), "--device", "cpu"]
+    return parts + (list(SHORT) if parts[0] == "compare" else [])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_pages_commands_run(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    result = CliRunner().invoke(app, toy_size(command), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    out = Path(shlex.split(command)[shlex.split(command).index("--out") + 1])
+    assert f"report: {out / 'report.html'}" in result.output
+    assert (out / "report.html").is_file() and (out / "table.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("analyse runs/a --context-sizes 0,x", "--context-sizes 0,x: write numbers"),
+        ("analyse runs/a runs/b --bands 4/8", "start from one run"),
+        ("analyse runs/none", "runs/none"),
+        ("analyse runs/a --bands 4/8 --seeds 0", "--seeds 0"),
+        ("analyse runs/a --context-sizes 0,16", "--context-sizes 16: .* give 0 to 15"),
+        ("compare --preset tiny --factorizations ,", "name at least one"),
+        ("analyse runs/a --seeds 3", "--seeds 3: nothing is trained"),
+        ("compare --preset tiny --tail-dropout 0.1 --tail-dropout x", "--tail-dropout 0.1,x"),
+    ],
+)
+def test_mistakes_are_told(
+    arguments: str, message: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    command = [*arguments.split(), "--data", "data/words", "--out", "x"]
+    with pytest.raises(ValueError, match=message):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("out", ["runs/a", "data/words"])
+def test_a_report_is_not_written_into_what_it_is_about(
+    out: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    before = sorted(Path(out).iterdir())
+    with pytest.raises(ValueError, match=f"--out {out}: holds"):
+        command = ["analyse", "runs/a", "--data", "data/words", "--out", out]
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    assert sorted(Path(out).iterdir()) == before
+
+
+def conclude(
+    outcome: FinishedStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a study that ended so."""
+    monkeypatch.setattr("zipflm.studies.compare.compare", lambda *_, **__: outcome)
+    command = ["zipflm", "compare", "--data", "x", "--preset", "tiny", "--out", "y"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as exit:
+        main()
+    said = capsys.readouterr()
+    return int(exit.value.code or 0), said.out, said.err
+
+
+def test_the_exit_status_says_how_a_study_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path("report.html")
+    whole, broken = example_study(), example_study(broken="SM")
+    status, out, err = conclude(FinishedStudy(whole, page, False), monkeypatch, capsys)
+    assert (status, err) == (0, "") and "report: report.html" in out
+    status, out, err = conclude(FinishedStudy(broken, None, False), monkeypatch, capsys)
+    assert status == 1 and "report: " not in out
+    assert err == "zipflm: without a result: SM: diverged: <loss> nan\n"
+    stopped = FinishedStudy(broken, page, stopped=True)
+    status, out, err = conclude(stopped, monkeypatch, capsys)
+    assert (status, err) == (130, "") and "the same command goes on" in out
+    monkeypatch.setenv("RANK", "1")
+    assert conclude(stopped, monkeypatch, capsys) == (130, "", "")
+
+
+def dry_run(data: Path, out: Path, *options: str) -> str:
+    arguments = ["--data", data, "--preset", "tiny", "--out", out, "--device", "cpu", "--dry-run"]
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments), *options])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_dry_run_shows_members_with_sizes_and_times_and_writes_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zipflm.training.advice.cpu_speed", lambda: 4e9)
+    said = dry_run(data, tmp_path / "study", "--factorizations", "SM,ADP-T", "--seeds", "2", *SHORT)
+    request = Request(
+        data=data,
+        preset="tiny",
+        out=tmp_path / "study",
+        factorizations=("SM", "ADP-T"),
+        seeds=2,
+        overrides=SHORT,
+    )
+    for plan, line in zip(plans_for(request), said.splitlines()[1:], strict=False):
+        operations = advice.work(plan.config, plan.data.vocabulary.counts)
+        name = plan.label if plan.seed == 1 else f"{plan.label} seed {plan.seed}"
+        params = f"{plan.config.num_params():,}"
+        assert line.split() == [
+            *name.split(),
+            params,
+            "3",
+            "0",
+            "64",
+            f"{operations / 1e9:.1f}",
+            "s",
+        ]
+    assert "4 trainings" in said and list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_what_tuning_trains_and_gives_equal_seconds(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zipflm.training.advice.cpu_speed", lambda: 4e9)
+    options = ("--tune", "decoder.dropout=0,0.1", "--seeds", "2", "--equal", "seconds")
+    said = dry_run(data, tmp_path, "--factorizations", "SM,ADP-T", *options)
+    assert "6 trainings" in said and "SM dropout=0.1" in said
+    seconds = [float(line.split()[-2]) for line in said.splitlines()[1:-1]]
+    assert seconds == pytest.approx([seconds[0]] * 6, rel=0.01)  # a whole number of updates
+
+
+def test_a_dry_run_of_a_study_that_is_trained_has_nothing_left(
+    whole_study: WholeStudy, data: Path
+) -> None:
+    files = sorted(whole_study.out.rglob("*"))
+    options = ("--factorizations", "BPE-T,ADP-T", "--recipe", "modern", *SHORT)
+    said = dry_run(data, whole_study.out, *options)
+    assert "from what is trained already" in said
+    assert [line.split()[2:4] for line in said.splitlines()[1:3]] == [["3", "3"]] * 2
+    assert [line.split()[-2] for line in said.splitlines()[1:3]] == ["0.0"] * 2
+    assert sorted(whole_study.out.rglob("*")) == files

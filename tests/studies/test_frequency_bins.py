@@ -1,0 +1,67 @@
+"""Bins partition the words, leave out empty ones, and average to the total."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zipflm.studies.bins import BIN_NAMES, bin_indices, loss_by_bin, previous_words
+
+COUNTS = np.array([0, 0, 50, 70, 2_000_000, 1_000_000, 100_001, 101, 100, 11, 10, 1, 0])
+
+
+def test_ends_belong_to_the_bin_they_name() -> None:
+    ids = np.arange(2, len(COUNTS))
+    names = [BIN_NAMES[i] for i in bin_indices(ids, COUNTS)]
+    assert names == [
+        "EOS",
+        "UNK",
+        "over 1M",
+        "100K-1M",
+        "100K-1M",
+        "101-1K",
+        "11-100",
+        "11-100",
+        "1-10",
+        "1-10",
+        "0",
+    ]
+
+
+def test_previous_word_of_the_first_is_the_end_of_a_sentence() -> None:
+    assert previous_words(np.array([4, 5, 2, 6])).tolist() == [2, 4, 5, 2]
+
+
+def test_empty_bins_are_left_out() -> None:
+    bins = loss_by_bin(np.array([4, 4]), COUNTS, {"SM": np.array([0.0, 0.0])})
+    assert [(b.name, b.loss) for b in bins] == [("over 1M", {"SM": 0.0})]
+
+
+def test_bins_count_types_and_training_occurrences_of_the_words_that_occur() -> None:
+    bins = loss_by_bin(np.array([8, 8, 9, 10]), COUNTS, {})
+    by_name = {b.name: (b.types, b.train_tokens, b.tokens) for b in bins}
+    assert by_name["11-100"] == (2, 111, 3)
+    assert by_name["1-10"] == (1, 10, 1)
+
+
+words = st.lists(
+    st.tuples(st.integers(2, len(COUNTS) - 1), st.floats(0, 20), st.floats(0, 20)),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(words, st.booleans())
+def test_bins_partition_the_words_and_average_to_the_total(
+    rows: list[tuple[int, float, float]], by_previous: bool
+) -> None:
+    ids = np.array([row[0] for row in rows])
+    nll = {"A": np.array([row[1] for row in rows]), "B": np.array([row[2] for row in rows])}
+    by = previous_words(ids) if by_previous else None
+    bins = loss_by_bin(ids, COUNTS, nll, by=by)
+    assert sum(b.tokens for b in bins) == len(ids)
+    assert sum(b.types for b in bins) == len(np.unique(ids if by is None else by))
+    for model, losses in nll.items():
+        total = sum(b.tokens * (b.loss[model] or 0.0) for b in bins)
+        assert total / len(ids) == pytest.approx(losses.mean(), abs=1e-9)
+    assert all(b.tokens > 0 for b in bins)

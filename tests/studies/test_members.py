@@ -1,0 +1,243 @@
+"""Members from run folders: scores that are kept while they hold, curves and times from the log."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+from studies.study_runs import (
+    change_facts,
+    count_loaded,
+    report,
+    validation,
+)
+
+from zipflm.data.folder import DataFolder
+from zipflm.evaluation.evaluate import ScoringOptions, evaluate
+from zipflm.runs.folder import RunFolder, append_line
+from zipflm.runs.records import Report
+from zipflm.storage import file_hash
+from zipflm.studies.members import ScoredRun, curve, make_member, score_once
+from zipflm.training.metrics import flops_per_token
+
+OPTIONS = ScoringOptions(device="cpu")
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    """A finished member to change, with scores that are kept."""
+    return shutil.copytree(run, tmp_path / "run")
+
+
+@pytest.fixture
+def own_data(data: Path, tmp_path: Path) -> Path:
+    """A data folder to change, without its twin."""
+    return shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("bpe"))
+
+
+def losses(run: Path, data: Path, *splits: str, options: ScoringOptions = OPTIONS) -> list[float]:
+    """Of all words of the splits, one after the other."""
+    scored = score_once(run, DataFolder.open(data), splits, options)
+    return [loss for split in splits for loss in scored.splits[split].nll.tolist()]
+
+
+def test_what_is_kept_is_what_evaluate_gives(data: Path, copy: Path) -> None:
+    scored = score_once(copy, DataFolder.open(data), ["valid", "test"], OPTIONS)
+    assert scored.checkpoint == "update-00000003"
+    for split, found in scored.splits.items():
+        expected = evaluate(copy, data=data, split=split, options=OPTIONS).scores
+        assert found.nll.tolist() == expected.words().tolist()
+        assert found.protocol == expected.protocol
+
+
+def test_the_model_is_loaded_once_for_several_splits_and_not_for_what_is_kept(
+    data: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = count_loaded(monkeypatch)
+    losses(copy, data, "valid", "test")
+    assert loaded == []
+    shutil.rmtree(copy / "scores")
+    losses(copy, data, "valid", "test")
+    assert [path.name for path in loaded] == ["update-00000003"]
+    (copy / "scores" / "test.npz").unlink()
+    losses(copy, data, "valid", "test")
+    assert len(loaded) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut short", "no archive", "too few words"])
+def test_scores_that_are_damaged_are_made_again(data: Path, copy: Path, damage: str) -> None:
+    kept = copy / "scores" / "test.npz"
+    good = losses(copy, data, "test")
+    whole = kept.read_bytes()
+    if damage == "too few words":
+        with np.load(kept) as held:
+            np.savez(kept, nll=held["nll"][:-1], facts=held["facts"])
+    else:
+        changed = {"cut short": whole[:1000], "no archive": b"x" * len(whole)}
+        kept.write_bytes(changed[damage])
+    assert losses(copy, data, "test") == good
+    assert kept.stat().st_size == len(whole)
+
+
+def test_scores_are_not_reused_for_a_token_file_that_was_changed(
+    copy: Path, own_data: Path
+) -> None:
+    """data.json, which the kept scores refer to, is as it was."""
+    losses(copy, own_data, "valid")
+    path = own_data / "valid.tokens"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="valid.tokens: damaged"):
+        losses(copy, own_data, "valid")
+
+
+def test_scores_of_another_text_are_not_reused(copy: Path, own_data: Path) -> None:
+    valid, test = losses(copy, own_data, "valid"), losses(copy, own_data, "test")
+
+    def exchange(facts: dict[str, Any]) -> None:
+        splits = facts["splits"]
+        splits["valid"], splits["test"] = splits["test"], splits["valid"]
+
+    change_facts(own_data, exchange)
+    assert losses(copy, own_data, "valid") == test != valid
+
+
+def test_scores_of_other_weights_are_not_reused(data: Path, copy: Path) -> None:
+    before = losses(copy, data, "valid")
+    (checkpoint,) = (copy / "checkpoints").iterdir()
+    path = checkpoint / "weights.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path)
+    sums = json.loads((checkpoint / "checksums.json").read_text())
+    sums[path.name] = file_hash(path)
+    (checkpoint / "checksums.json").write_text(json.dumps(sums))
+    assert losses(copy, data, "valid") != before
+
+
+def test_scores_of_other_options_are_not_reused_but_those_of_another_device_are(
+    data: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = losses(copy, data, "valid")
+    assert losses(copy, data, "valid", options=replace(OPTIONS, break_mode="none")) != before
+    loaded = count_loaded(monkeypatch)
+    losses(copy, data, "test", options=replace(OPTIONS, device=None))
+    assert loaded == []
+
+
+def member_of(run: Path, data: Path, scored: ScoredRun | None = None, **changes: str):  # type: ignore[no-untyped-def]
+    folder = RunFolder(run)
+    return make_member(
+        folder,
+        folder.config(),
+        label="ADP-T",
+        factorization="ADP-T",
+        scored=scored,
+        words=DataFolder.open(data),
+        data=DataFolder.open(data),
+        split="test",
+        **changes,
+    )
+
+
+def with_log(run: Path, *lines: Report) -> Path:
+    (run / "log.jsonl").write_text("")
+    for line in lines:
+        append_line(run / "log.jsonl", line)
+    return run
+
+
+def test_a_member_has_the_numbers_of_its_log_and_scores(data: Path, copy: Path) -> None:
+    with_log(
+        copy,
+        report(1, 1.0, 5.0, speed=1.0, memory=9),  # compiling
+        report(2, 1.5, 4.5, speed=18.0, memory=7),
+        report(3, 2.0, 4.0, speed=20.0, memory=8),
+    )
+    scored = score_once(copy, DataFolder.open(data), ["valid", "test"], OPTIONS)
+    member = member_of(copy, data, scored)
+    assert (member.seconds, member.memory, member.tokens_per_second) == (2.0, 9, 18.0)
+    assert member.checkpoint == "update-00000003" and member.compiled is None
+    assert member.nll is scored.splits["test"].nll
+    assert member.scores["valid"].loss == pytest.approx(scored.splits["valid"].nll.mean())
+    assert member.versions == RunFolder(copy).versions() and member.versions is not None
+    assert sum(member.params.values()) == member.config.num_params()
+
+
+def test_a_member_without_a_log_or_a_result_is_described_all_the_same(
+    data: Path, copy: Path
+) -> None:
+    (copy / "log.jsonl").unlink()
+    member = member_of(copy, data, problem="diverged")
+    assert (member.seconds, member.memory, member.tokens_per_second) == (None, None, None)
+    assert (member.scores, member.nll, member.checkpoint, member.curve) == ({}, None, None, ())
+    assert member.problem == "diverged" and member.input.startswith("adaptive")
+
+
+@pytest.mark.parametrize(
+    ("reported", "compiled"),
+    [
+        ([None, None], None),
+        ([None, True], True),
+        ([False, True], False),  # after a resumption
+    ],
+)
+def test_a_member_ran_compiled_if_it_did_so_all_the_time(
+    data: Path, copy: Path, reported: list[bool | None], compiled: bool | None
+) -> None:
+    lines = [replace(report(n, 1.0 * n, 3.0), compiled=c) for n, c in enumerate(reported, 1)]
+    assert member_of(with_log(copy, *lines), data).compiled is compiled
+
+
+def test_curves_are_per_word_and_have_gaps_where_a_number_is_missing() -> None:
+    pieces = replace(report(5, 1.0, 2.0), token_unit="bpe", nats_per_word=3.0)
+    diverged = replace(report(9, 2.0, 2.0), loss=None, nats_per_word=None)
+    points = curve([pieces, validation(5, 1.0, float(np.exp(3.5))), diverged])
+    assert [point.update for point in points] == [5, 9]
+    assert points[0].loss == 3.0 and points[0].valid_loss == pytest.approx(3.5)
+    assert points[1].loss is None and points[1].valid_loss is None
+    part = [replace(validation(u, float(u), 40.0 - u), share=0.1) for u in (2, 4)]
+    points = curve([*part, validation(4, 4.0, 30.0)])  # of the same part of the valid set
+    assert [np.exp(point.valid_loss or 0) for point in points] == pytest.approx([38.0, 36.0])
+
+
+def test_time_and_curve_end_with_the_checkpoint_that_was_scored(data: Path, copy: Path) -> None:
+    with_log(
+        copy,
+        report(1, 1.0, 5.0, speed=10.0, memory=5),
+        report(3, 2.0, 4.0, speed=10.0, memory=7),
+        report(9, 60.0, 3.0, speed=90.0, memory=9),  # it went on after that
+    )
+    scored = score_once(copy, DataFolder.open(data), ["test"], OPTIONS)
+    assert scored.checkpoint == "update-00000003"
+    member = member_of(copy, data, scored)
+    assert (member.seconds, member.tokens_per_second, member.memory) == (2.0, 10.0, 7)
+    assert [point.update for point in member.curve] == [1, 3]
+    assert member_of(copy, data).seconds == 60.0
+    elsewhere = member_of(copy, data, replace(scored, checkpoint="a-copy"))
+    assert elsewhere.seconds == 60.0
+
+
+def test_times_leave_compilation_out_and_have_it_beside(data: Path, copy: Path) -> None:
+    with_log(
+        copy,
+        replace(report(1, 21.0, 5.0), compile_seconds=20.0),
+        replace(report(3, 22.5, 4.0), compile_seconds=20.0),
+    )
+    member = member_of(copy, data)
+    assert (member.seconds, member.compile_seconds) == (2.5, 20.0)
+    assert [(point.update, point.seconds) for point in member.curve] == [(1, 1.0), (3, 2.5)]
+
+
+def test_a_member_knows_what_it_saw_of_the_text(data: Path, copy: Path) -> None:
+    with_log(copy, replace(report(3, 2.0, 4.0), epoch=0.5))
+    folder = DataFolder.open(data)
+    seen = member_of(copy, data).seen
+    words = folder.split("train").words
+    assert seen is not None and (seen.updates, seen.passes) == (3, 0.5)
+    assert seen.words == round(0.5 * words)
+    per_token = flops_per_token(RunFolder(copy).config(), folder.vocabulary.counts, 64)
+    assert seen.operations == pytest.approx(0.5 * words * per_token)

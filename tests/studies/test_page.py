@@ -1,0 +1,275 @@
+"""The page and the Markdown: complete, alone in the world, safe against hostile names."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from studies import example_study as example
+
+from zipflm.studies.build import build
+from zipflm.studies.report import html, markdown
+from zipflm.studies.study import NOT_COMPILED, ContextScore, Study, Tried
+from zipflm.studies.tables import columns
+from zipflm.studies.wording import headline, lead
+
+VOID = {"meta", "input", "br", "link", "hr", "img", "source"}
+
+
+class Page(HTMLParser):
+    """Checks that elements nest, and collects the texts of the cells of the comparison."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.best: list[str] = []
+        self._in_comparison = self._in_cell = False
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "table":
+            self._in_comparison = given.get("class") == "comparison"
+        if tag == "tr" and self._in_comparison:
+            self.rows.append([])
+        self._in_cell = tag in ("td", "th") or (self._in_cell and tag in ("i", "button"))
+        if self._in_comparison and tag in ("td", "th"):
+            self.rows[-1].append("")
+            if "best" in (given.get("class") or ""):
+                self.best.append(given["data-value"] or "")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        self._in_cell = self._in_cell and tag not in ("td", "th")
+        if tag == "table":
+            self._in_comparison = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_comparison and self._in_cell:
+            self.rows[-1][-1] += data
+
+
+def chart_data(study: Study) -> dict[str, Any]:
+    """What the page's script draws."""
+    (data,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html(study), re.S)
+    return dict(json.loads(data))
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return example.study()
+
+
+def test_the_table_on_the_page_is_the_table(study: Study) -> None:
+    page = Page(html(study))
+    shown = columns(study)
+    assert page.rows[1] == [column.title.replace("95 %", "95\u00a0%") for column in shown]
+    assert page.rows[2:] == [[column.text(row) for column in shown] for row in study.rows]
+    # The lowest of each split, once.
+    lowest = min(row.perplexity["test"].mean for row in study.rows)
+    assert page.best == [str(lowest)] * 2
+
+
+def test_the_page_refers_to_nothing_outside_itself(study: Study) -> None:
+    text = html(study)
+    assert not re.search(r"""(src|href)\s*=\s*["']?(?!#)""", text)
+    assert not re.search(r"@import|url\((?!#)", text.split("<script", 1)[0])
+    assert "default-src 'none'" in text
+
+
+HOSTILE = "</script><script>alert(1)</script><b onclick='x'>&amp;\"|`<!--"
+
+
+def test_hostile_text_stays_text_wherever_it_comes_from() -> None:
+    members = [
+        replace(example.member("SM"), problem="", label=HOSTILE, run=HOSTILE, input=HOSTILE),
+        example.member("ADP-T", rank=1),
+        replace(example.member("CNN", problem=HOSTILE), checkpoint=HOSTILE),
+    ]
+    text = example.text()
+    text.vocabulary.words[5:60] = [HOSTILE] * 55
+    made = build(members, text, title=HOSTILE, dataset="tiny", facts={HOSTILE: HOSTILE})
+    tried = Tried(label=HOSTILE, setting=HOSTILE, perplexity=1.0, seconds=1.0, is_chosen=True)
+    made = replace(made, tried=(tried,))
+    page = html(made)
+    assert "<script>alert" not in page and "<b onclick" not in page
+    parsed = Page(page)
+    assert parsed.rows[2][0] == HOSTILE and HOSTILE in parsed.rows[4]
+    assert chart_data(made)["models"][0]["label"] == HOSTILE
+
+
+def test_a_member_without_a_result_has_its_reason_across_its_perplexities() -> None:
+    study = example.study(broken="CNN")
+    (row,) = (row for row in Page(html(study)).rows if row and row[0] == "CNN")
+    assert "diverged: <loss> nan" in row
+    # One cell instead of test, its interval, the distance to the best, and valid.
+    assert len(row) == len(columns(study)) - 3
+    (line,) = (text for text in markdown(study).splitlines() if text.startswith("| CNN | -"))
+    assert line.endswith("| diverged: <loss> nan |")
+
+
+def test_an_unfinished_study_says_so_instead_of_a_verdict() -> None:
+    study = example.study(broken="CNN")
+    page, text = html(study), markdown(study)
+    for place in ("<title>", "<h1>"):
+        assert f"{place}Unfinished: 7 of 8 models; missing: CNN" in page
+    assert re.findall(r'class="tile"><b>(.*?)</b><strong>(.*?)<', page) == [
+        ("7 of 8 models", "Unfinished")
+    ]
+    assert text.startswith("# Unfinished: 7 of 8 models; missing: CNN\n")
+    for verdict in ("is best", "has the lowest", "fewest parameters", "shortest training"):
+        assert verdict not in page and verdict not in text
+
+
+def test_tiles_name_the_best_where_there_is_a_choice(study: Study) -> None:
+    tiles = re.findall(
+        r'class="tile"><b>(.*?)</b><strong>(.*?)</strong><span>(.*?)</span>', html(study)
+    )
+    by_what = {what: (value, label) for value, label, what in tiles}
+    best = min(study.rows, key=lambda row: row.perplexity["test"].mean)
+    assert by_what["lowest test perplexity"][1] == best.label
+    assert by_what["shortest training, compilation left out"] == ("10.0 s", "SM")
+    assert by_what["fewest parameters"][1] == "ADP-T"
+    assert 'class="tile"' not in html(example.study_of(example.member("SM")))
+
+
+def test_a_row_that_ran_uncompiled_is_among_the_findings() -> None:
+    members = [
+        replace(example.member(label, rank=rank), compiled=label != "SM")
+        for rank, label in enumerate(("SM", "ADP"))
+    ]
+    page = html(example.study_of(*members))
+    assert f"<li>SM {NOT_COMPILED}.</li>" in page and page.count(NOT_COMPILED) == 1
+
+
+def test_every_perplexity_has_its_protocol() -> None:
+    study = example.study(seeds=2, broken="CNN")
+    lines = re.findall(r"^\| ([\w-]+) \| ([12]) \| (valid|test) \| (.*) \|$", markdown(study), re.M)
+    finished = [label for label in example.LABELS if label != "CNN"]
+    assert [line[:3] for line in lines] == [
+        (m, s, p) for m in finished for s in "12" for p in ("valid", "test")
+    ]
+    shown = "update-00000100 | word | complete | 64 | 0 | 3,000 | 3,000 | 0 | 1 | 3,000 | float32 |"
+    assert lines[0][3].startswith(shown)
+
+
+def test_the_paper_is_quoted_on_its_own_datasets_only() -> None:
+    for dataset, is_quoted in (("wikitext-103", True), ("tiny", False)):
+        study = example.study(dataset=dataset)
+        assert ("its printed figures on WikiText-103" in html(study)) == is_quoted
+        assert ("the paper's test" in markdown(study)) == is_quoted
+
+
+def test_the_page_begins_with_the_result_and_the_seeds_behind_it(study: Study) -> None:
+    page = html(study)
+    assert f"<h1>{headline(study)}</h1>" in page and study.title in page.split("<h1>")[0]
+    assert f'<p class="lead">{lead(study)}</p>' in page
+    assert "One seed a model" in page and "One seed a model" not in html(example.study(seeds=2))
+    assert "0.25 passes over the text" in page
+
+
+def test_rows_that_cannot_be_told_from_the_best_are_marked() -> None:
+    members = [example.member("SM", 1), example.member("ADP", 2), example.member("CNN", rank=9)]
+    near = html(example.study_of(*members[:2]))
+    assert near.count('class="num level"') == 1 and "not told apart" in near
+    far = example.study_of(*members[1:])
+    assert far.level_with_best == ("CNN",) and 'class="num level"' not in html(far)
+
+
+def test_every_pair_is_there_in_both_directions_best_first(study: Study) -> None:
+    table = html(study).split('<table class="pairs">')[1].split("</table>")[0]
+    assert table.split('<th scope="row">')[1].split("</th>")[0] == study.ranked[0].label
+    assert table.count("<small>") == 8 * 7
+    clear = sum(pair.nats.excludes_zero for pair in study.differences)
+    assert table.count('class="num better"') == table.count('class="num worse"') == clear
+    pairs = markdown(study).split("## Every pair")[1].split("## ")[0]
+    assert pairs.count("**") == 4 * clear
+
+
+def test_sections_are_left_out_where_there_is_nothing_to_say() -> None:
+    page = html(example.study_of(replace(example.member("SM"), seen=None)))
+    for name in ('id="pairs"', 'id="paper"', 'id="tuning"', 'id="context"', "each model saw"):
+        assert name not in page
+        assert name in html(_with_everything())
+
+
+def _with_everything() -> Study:
+    study = example.study(dataset="wikitext-103")
+    perplexity = {"valid": 20.0, "test": 21.0}
+    contexts = (
+        ContextScore(label="ADP-T", train_block=512, block=512, context=480, perplexity=perplexity),
+        ContextScore(label="ADP", train_block=512, block=512, context=0, perplexity={"test": 9.0}),
+    )
+    tried = (
+        Tried(label="SM", setting="lr=1", perplexity=50.0, seconds=30.0, is_chosen=True),
+        Tried(
+            label="SM",
+            setting="lr=9",
+            perplexity=None,
+            seconds=4.0,
+            is_chosen=False,
+            problem="diverged | nan",
+        ),
+    )
+    return replace(study, contexts=contexts, tried=tried)
+
+
+def test_contexts_settings_and_what_was_seen_are_tables() -> None:
+    lines = markdown(_with_everything()).splitlines()
+    for line in (
+        "| ADP-T | 512 | 512 | 480 | 20.00 | 21.00 | 18.35 | 19.03 |",
+        "| ADP | 512 | 512 | 0 | - | 9.00 | - | - |",
+        "| SM | lr=1 | 50.00 | 30.0 s | yes |",
+        "| SM | lr=9 | diverged \\| nan | 4.0 s |  |",
+        "| all |  |  | 34.0 s |  |",
+        "| SM | 100 | 102,400 | 0.25 | 3.2\u00a0T | 10.0 s | 20.0 s |",
+    ):
+        assert line in lines
+
+
+@pytest.mark.parametrize(
+    ("word", "code"), [("a", "`a`"), ("`", "`` ` ``"), ("a``b", "``` a``b ```")]
+)
+def test_words_of_backticks_stay_words(word: str, code: str) -> None:
+    text = example.text()
+    text.vocabulary.words[4:] = [word] * (len(text.vocabulary.words) - 4)
+    members = [example.member("SM"), example.member("ADP-T", rank=20)]
+    assert f" {code} " in markdown(example.study_of(*members, on=text))
+
+
+def test_models_in_the_charts_have_their_numbers_and_their_looks() -> None:
+    study = example.study(seeds=2, broken="CNN")
+    models = chart_data(study)["models"]
+    assert [model["label"] for model in models] == list(example.LABELS)
+    for row, model in zip(study.rows, models, strict=True):
+        if row.label == "CNN":
+            assert (model["perplexity"], model["low"], len(model["curve"])) == (None, None, 3)
+            continue
+        assert model["params"] == row.num_params
+        assert model["low"] < model["perplexity"] < model["high"]
+        assert [point["update"] for point in model["curve"]] == list(range(10, 101, 10))
+    assert len({model["marker"] for model in models}) == len(models)
+
+
+def test_bins_in_the_charts_are_ours_and_the_papers(study: Study) -> None:
+    found = chart_data(study)["bins"]
+    for by, expected in (("word", (8.2920, 14.3313)), ("previous", (2.9541, 3.5343))):
+        ours, wiki, billion = found[by]
+        assert (ours["name"], ours["reference"]) == ("this study", "ADP-T")
+        assert wiki["name"] == "the paper, WikiText-103"
+        assert billion["name"] == "the paper, Billion Word"
+        assert (wiki["bins"][2]["name"], billion["bins"][2]["name"]) == ("1-10", "1-10")
+        assert tuple(s["bins"][2]["loss"]["ADP-T"] for s in (wiki, billion)) == expected
+    bins = found["word"][0]["bins"]
+    assert "UNK" not in {b["name"] for b in bins}  # of which the text has none
+    for b in bins:
+        assert all(low <= b["loss"][label] <= high for label, (low, high) in b["interval"].items())
+    settings = [example.member(f"ADP-T bands {i}k/9k", rank=i) for i in range(2)]
+    assert len(chart_data(example.study_of(*settings))["bins"]["word"]) == 1

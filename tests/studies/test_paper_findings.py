@@ -1,0 +1,104 @@
+"""Each finding has the paper's number and ours, and agrees only where the interval says so."""
+
+import math
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from studies import example_study as example
+
+from zipflm.studies.paper_findings import (
+    PaperFinding,
+    claims,
+    paper_findings,
+    percent,
+    percent_of,
+)
+from zipflm.studies.report import markdown
+from zipflm.studies.report_tables import paper_claims
+from zipflm.studies.statistics import Interval
+from zipflm.studies.study import Difference, Study
+from zipflm.studies.wording import paper_caption
+
+
+def with_difference(study: Study, label: str, other: str, low: float, high: float) -> Study:
+    nats = Interval(estimate=(low + high) / 2, low=low, high=high)
+    pair = Difference(label=label, other=other, nats=nats, has_all_seeds=False)
+    return replace(study, differences=(pair,))
+
+
+def finding(study: Study, models: str, measure: str = "perplexity") -> PaperFinding:
+    (found,) = (f for f in paper_findings(study) if (f.models, f.measure) == (models, measure))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(-0.2, -0.1, "agrees"), (0.1, 0.2, "disagrees"), (-0.1, 0.2, "cannot be told")],
+)
+def test_verdicts_follow_the_interval(low: float, high: float, verdict: str) -> None:
+    study = with_difference(example.study(), "ADP", "ASM", low, high)
+    found = finding(study, "ADP against ASM")
+    assert found.verdict == verdict
+    assert found.paper == "21.74 against 22.18, \u22122.0\u00a0%"
+    assert found.ours == percent_of(study.differences[0].nats)
+
+
+def test_the_direction_in_which_a_pair_is_stored_does_not_matter() -> None:
+    study = with_difference(example.study(), "ASM", "ADP", 0.1, 0.2)
+    assert finding(study, "ADP against ASM").verdict == "agrees"
+
+
+def test_every_pair_is_compared_by_every_measure_and_nothing_is_selected() -> None:
+    study = example.study()
+    found = {claim.name: claim for claim in claims(study)}
+    measures = ("perplexity", "loss on rare words", "loss after rare words")
+    for measure in measures:
+        pairs = {frozenset((f.model, f.other)) for f in found[f"{measure}, every pair"].findings}
+        assert pairs == {frozenset(pair) for pair in combinations(example.LABELS, 2)}
+        against = found[f"{measure}, ADP-T against every other"].findings
+        assert len(against) == 7 and all("ADP-T" in (f.model, f.other) for f in against)
+        tied = found[f"{measure}, tied against untied"].findings
+        assert {f.models for f in tied} == {f"{m}-T against {m}" for m in ("SM", "BPE", "ADP")}
+    assert len(found) == 9 and all("\u2212" in f.paper for f in paper_findings(study))
+    for name, claim in found.items():
+        verdicts = ("agrees", "disagrees", "cannot be told")
+        assert sum(len(claim.having(v)) for v in verdicts) == len(claim.findings)
+        counts = [len(claim.having(verdict)) for verdict in verdicts]
+        text = "{} of {} follow the paper, {} contradict it, {} cannot be told".format(
+            counts[0], len(claim.findings), *counts[1:]
+        )
+        if name.endswith("every pair"):
+            assert f"{name}: {text}" in paper_caption(study) and text in markdown(study)
+        (row,) = (row for row in paper_claims(study).rows if row[0] == name)
+        assert [int(cell.split(":")[0]) for cell in row[2:]] == counts
+
+
+def test_a_study_of_billion_word_is_held_against_the_papers_billion_word() -> None:
+    study = example.study(dataset="billion-word")
+    # SM is not among the paper's models there, and sub-words are better untied.
+    assert all("SM" not in (f.model, f.other) for f in paper_findings(study))
+    assert finding(study, "BPE against BPE-T").paper.endswith("\u22121.4\u00a0%")
+
+
+def test_rare_words_are_compared_in_nats_reference_or_not() -> None:
+    study = example.study()
+    rare = finding(study, "ADP-T against SM", "loss on rare words")
+    assert rare.paper == "8.29 against 10.65 nats, \u22122.36"
+    b = next(b for b in study.word_bins if b.name == "1-10")
+    low, high = b.difference["SM"]
+    assert f"({-high:+.2f} to {-low:+.2f})".replace("-", "\u2212") in rare.ours
+    tied = finding(study, "SM-T against SM", "loss on rare words")
+    difference = (b.loss["SM-T"] or 0) - (b.loss["SM"] or 0)
+    assert tied.ours.startswith(f"{difference:+.2f} nats (".replace("-", "\u2212"))
+
+
+def test_there_are_none_where_the_paper_has_no_such_models() -> None:
+    members = [example.member(f"ADP-T bands {i}k/9k", rank=i) for i in range(3)]
+    study = example.study_of(*members)
+    assert paper_findings(study) == []
+
+
+def test_differences_in_nats_are_changes_of_the_perplexity() -> None:
+    assert percent(math.log(1.1)) == "+10.0\u00a0%"
+    assert percent(math.log(0.9)) == "\u221210.0\u00a0%"

@@ -1,0 +1,208 @@
+"""What a study trains, and what it refuses before training anything."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from studies.study_runs import make_data, plans_for
+
+from zipflm.config import AdaptiveOutput, Config, Splitting
+from zipflm.data.prepare import Options, prepare
+from zipflm.presets import DATASETS, FACTORIZATIONS, preset
+from zipflm.studies.plan import CURVE_POINTS, Request, cutoffs, watched, watched_alike
+
+
+def test_all_eight_are_planned_each_with_data_of_its_unit(data: Path) -> None:
+    plans = plans_for(Request(data=data, preset="tiny", out=Path("study")))
+    assert tuple(plan.label for plan in plans) == FACTORIZATIONS
+    assert {plan.label for plan in plans if plan.data.path.name == "bpe"} == {"BPE", "BPE-T"}
+    assert plans[-1].run.path == Path("study/members/ADP-T/seed-1")
+
+
+def test_members_differ_in_their_layers_only(data: Path) -> None:
+    plans = plans_for(Request(data=data, preset="demo", out=Path("s"), recipe="modern"))
+    assert len({plan.config.decoder for plan in plans}) == 1
+    assert len({plan.config.training for plan in plans}) == 1
+
+
+def test_seeds_count_on_from_the_configs_own(data: Path) -> None:
+    request = Request(
+        data=data,
+        preset="tiny",
+        out=Path("s"),
+        factorizations=("SM",),
+        seeds=3,
+        overrides=("training.seed=7",),
+    )
+    plans = plans_for(request)
+    assert [plan.seed for plan in plans] == [7, 8, 9]
+    assert [plan.config.training.seed for plan in plans] == [7, 8, 9]
+    assert len({plan.run.path for plan in plans}) == 3
+
+
+def test_a_change_of_a_layer_goes_to_the_members_that_have_it(data: Path) -> None:
+    overrides = ("input.cutoffs=3,5", "output.cutoffs=3,5", "output.tail_dropout=0.3")
+    plans = plans_for(Request(data=data, preset="tiny", out=Path("s"), overrides=overrides))
+    configs = {plan.label: plan.config for plan in plans}
+    assert configs["SM"] == plans_for(Request(data=data, preset="tiny", out=Path("s")))[0].config
+    for label in ("ASM", "CNN", "ADP", "ADP-T"):
+        output = configs[label].output
+        assert isinstance(output, AdaptiveOutput)
+        assert (output.cutoffs, output.tail_dropout) == ((3, 5), 0.3)
+    for label in ("ADP", "ADP-T"):
+        bands = configs[label].input_bands
+        assert bands is not None and bands.cutoffs == (3, 5)
+
+
+def test_settings_make_rows_of_their_own(data: Path) -> None:
+    request = Request(
+        data=data,
+        preset="tiny",
+        out=Path("s"),
+        factorizations=("ADP-T",),
+        bands=("4/8/20", "8/24"),
+        tail_dropout=(0.0, 0.2),
+    )
+    plans = plans_for(request)
+    assert [plan.label for plan in plans] == [
+        "ADP-T bands 4/8/20, tail dropout 0",
+        "ADP-T bands 4/8/20, tail dropout 0.2",
+        "ADP-T bands 8/24, tail dropout 0",
+        "ADP-T bands 8/24, tail dropout 0.2",
+    ]
+    output = plans[1].config.output
+    assert isinstance(output, AdaptiveOutput)
+    assert (output.cutoffs, output.tail_dropout) == ((4, 12), 0.2)
+    assert plans[1].run.path.parent.name == "ADP-T-bands-4-8-20-tail-dropout-0.2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"factorizations": ("SMT",)}, "--factorizations SMT: choose from SM, SM-T"),
+        ({"factorizations": ("SM", "SM")}, "each of them once"),
+        ({"factorizations": ()}, "name at least one"),
+        ({"seeds": 0}, "--seeds 0"),
+        ({"bands": ("5k",), "factorizations": ("ADP",)}, "--bands '5k'"),
+        ({"bands": ("0/5",), "factorizations": ("ADP",)}, "--bands '0/5'"),
+        ({"bands": ("5k//5",), "factorizations": ("ADP",)}, "--bands '5k//5'"),
+        ({"preset": "wiki"}, "dataset='wiki'"),
+        ({"preset": "tiny/ADP-T"}, "--preset tiny; choose its members with --factorizations ADP-T"),
+        ({"overrides": ("decoder.layers=2",)}, "did you mean decoder.num_layers"),
+        ({"overrides": ("input.cutofs=3,5",)}, "did you mean input.cutoffs"),
+        (
+            {"overrides": ("input.cutoffs=3,5",), "factorizations": ("SM", "ASM")},
+            "unknown key input.cutoffs",
+        ),
+        ({"overrides": ("input.cutoffs=3,5",)}, "tiny/ADP-T: tie='projections'"),
+        ({"overrides": ("tie=none",)}, "tie=none: tiny/SM-T would no longer be"),
+        ({"overrides": ("tie=embeddings",)}, "tie=embeddings: tiny/SM would no longer be"),
+        ({"overrides": ("name=mine/ADP",)}, "name=mine/ADP: tiny/SM would"),
+        ({"overrides": ("batches.unit=bpe",)}, "batches.unit=bpe: tiny/SM would"),
+        ({"overrides": ("output=FullOutput",)}, "output=FullOutput: tiny/ASM would"),
+        ({"bands": ("4/8/20",), "factorizations": ("SM",)}, "--bands: tiny/SM has no bands"),
+        ({"bands": ("5k/9k",), "factorizations": ("ADP",)}, "the vocabulary has only"),
+        (
+            {"tail_dropout": (0.1,), "factorizations": ("SM",)},
+            "--tail-dropout: tiny/SM has no",
+        ),
+        (
+            {"bands": ("4/8/20", "8/24", "4/ 8/9"), "factorizations": ("ADP",)},
+            "--bands 4/ 8/9: the same as 4/8/20; name each setting once",
+        ),
+        (
+            {"tail_dropout": (0.1, 0.10), "factorizations": ("ADP",)},
+            "--tail-dropout 0.1: the same as 0.1",
+        ),
+        ({"tail_dropout": (1.5,), "factorizations": ("ADP",)}, r"must lie in \[0, 1\)"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    data: Path, changes: dict[str, object], message: str
+) -> None:
+    fields = {"data": data, "preset": "tiny", "out": Path("s"), **changes}
+    with pytest.raises(ValueError, match=message):
+        plans_for(Request(**fields))  # type: ignore[arg-type]
+
+
+def test_without_sub_words_the_error_says_what_to_prepare_or_leave_out(tmp_path: Path) -> None:
+    data = make_data(tmp_path, twin=False)
+    with pytest.raises(ValueError, match=r"--bpe 32000 --out .*data/bpe\), or leave them out: "
+                       "--factorizations SM,SM-T,ASM,CNN,ADP,ADP-T"):  # fmt: skip
+        plans_for(Request(data=data, preset="tiny", out=Path("s")))
+
+
+def test_a_folder_of_sub_words_is_no_start(data: Path) -> None:
+    with pytest.raises(ValueError, match="its unit is bpe; a study starts from words"):
+        plans_for(Request(data=data / "bpe", preset="tiny", out=Path("s")))
+
+
+@pytest.mark.parametrize("change", ["fewer words", "other words", "other order"])
+def test_a_twin_of_another_text_is_refused(tmp_path: Path, change: str) -> None:
+    data = make_data(tmp_path, twin=False)
+    texts = {split: [tmp_path / f"{split}.other"] for split in ("train", "valid", "test")}
+    for split, (other,) in texts.items():
+        same = (tmp_path / f"{split}.txt").read_text()
+        changed = {
+            "fewer words": same[4:],
+            "other words": same.replace("cat", "dog"),
+            "other order": "\n".join(reversed(same.splitlines())) + "\n",
+        }
+        other.write_text(changed[change])
+    prepare(data / "bpe", texts, Options(bpe=5))
+    with pytest.raises(ValueError, match="prepare both from the same text"):
+        plans_for(Request(data=data, preset="tiny", out=Path("s")))
+
+
+def test_a_twin_that_was_split_otherwise_is_refused_with_both_rules(tmp_path: Path) -> None:
+    data = make_data(tmp_path, twin=False)
+    texts = {split: [tmp_path / f"{split}.txt"] for split in ("train", "valid", "test")}
+    prepare(data / "bpe", texts, Options(bpe=5, splitting=Splitting("words")))
+    with pytest.raises(ValueError, match=r"bpe: .*--split words, but .*data with --split whitesp"):
+        plans_for(Request(data=data, preset="tiny", out=Path("s")))
+
+
+def test_members_make_the_same_updates_in_passes_over_the_words(data: Path) -> None:
+    overrides = ("training.epochs=3",)
+    plans = plans_for(Request(data=data, preset="tiny", out=Path("s"), overrides=overrides))
+    (training,) = {plan.config.training for plan in plans}
+    words = plans[0].data.split("train").words
+    assert training.max_updates == -(-3 * words // training.tokens_per_update)
+
+
+def test_members_are_not_stopped_early(data: Path) -> None:
+    overrides = ("training.patience=3",)
+    with pytest.raises(ValueError, match=r"training\.patience"):
+        plans_for(Request(data=data, preset="tiny", out=Path("s"), overrides=overrides))
+
+
+def test_bands_are_words_per_band() -> None:
+    assert cutoffs("5k/155k/100k") == (5000, 160_000)
+    assert cutoffs("20K/40k/200k") == (20_000, 60_000)
+    assert cutoffs("2.5k/9") == (2500,)
+
+
+def with_updates(config: Config, updates: int, every: int = 2000) -> Config:
+    training = replace(config.training, max_updates=updates, validate_every=every)
+    return replace(config, training=training)
+
+
+def test_every_curve_gets_its_points_unless_the_user_decides() -> None:
+    for updates in (3, 8, 2500):
+        training = watched(with_updates(preset("tiny"), updates), ()).training
+        assert updates // training.validate_every >= min(updates, CURVE_POINTS)
+        assert training.validate_share == 0.1
+    often, seldom = with_updates(preset("tiny"), 100, 5), with_updates(preset("tiny"), 100)
+    assert watched(often, ()) == often
+    assert watched(seldom, ["training.validate_every=2000"]) == seldom
+    for dataset in set(DATASETS) - {"toy"}:
+        training = preset(dataset).training
+        assert training.max_updates // training.validate_every >= CURVE_POINTS
+
+
+def test_validating_more_often_is_the_same_training() -> None:
+    one = with_updates(preset("tiny"), 100)
+    other = watched(one, ())
+    assert one != other and watched_alike(one, other) == other
+    longer = with_updates(other, 101)
+    assert watched_alike(one, longer) != longer

@@ -1,0 +1,64 @@
+"""A study's report drawn again from what it keeps, on a machine that need not have its weights."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from studies.study_runs import WholeStudy
+
+from zipflm.cli import app
+from zipflm.studies.analyse import is_study, redraw
+
+
+@pytest.fixture
+def without_weights(whole_study: WholeStudy, tmp_path: Path) -> Path:
+    """A copy of a study as one would send it to somebody: a few files for every member."""
+    ignored = shutil.ignore_patterns("checkpoints", "report.*", "*.csv", "figures")
+    return shutil.copytree(whole_study.out, tmp_path / "sent", ignore=ignored)
+
+
+def test_the_report_comes_out_the_same_without_a_model(
+    whole_study: WholeStudy, without_weights: Path, data: Path, tmp_path: Path
+) -> None:
+    assert is_study(without_weights) and not is_study(whole_study.run_of("ADP-T"))
+    redraw(without_weights, data, tmp_path / "drawn")
+    before = json.loads((whole_study.out / "table.json").read_text())
+    after = json.loads((tmp_path / "drawn" / "table.json").read_text())
+    for name in ("title", "dataset", "facts", "differences", "loss_by_word_frequency", "tried"):
+        assert after[name] == before[name]
+    for ours, theirs in zip(after["rows"], before["rows"], strict=True):
+        assert ours["perplexity_test"] == theirs["perplexity_test"]
+        assert ours["curve"] == theirs["curve"]
+    assert (tmp_path / "drawn" / "report.html").is_file()
+
+
+def test_analyse_draws_a_study_that_it_is_given(
+    without_weights: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(without_weights), "--data", str(data), "--out", str(tmp_path / "drawn")]
+    app(["analyse", *arguments], standalone_mode=False)
+    assert "report.html" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="drawn again from its kept scores"):
+        app(["analyse", *arguments, "--block", "32"], standalone_mode=False)
+
+
+def test_a_study_is_not_overwritten_by_its_own_drawing(whole_study: WholeStudy, data: Path) -> None:
+    with pytest.raises(ValueError, match="holds the report of a study"):
+        redraw(whole_study.out, data, whole_study.out)
+
+
+def test_what_is_missing_or_damaged_is_named(
+    without_weights: Path, data: Path, tmp_path: Path
+) -> None:
+    member = without_weights / "members" / "ADP-T" / "seed-1"
+    kept = (member / "scores" / "test.npz").read_bytes()
+    (member / "scores" / "test.npz").write_bytes(kept[:100])
+    with pytest.raises(ValueError, match="test.npz: no scores that can be read"):
+        redraw(without_weights, data, tmp_path / "a")
+    shutil.rmtree(member)
+    with pytest.raises(ValueError, match="seed-1: no run there"):
+        redraw(without_weights, data, tmp_path / "b")
+    (without_weights / "table.json").write_text('{"rows": [{"model": "SM"}]}')
+    with pytest.raises(ValueError, match="table.json: damaged or of another release"):
+        redraw(without_weights, data, tmp_path / "c")

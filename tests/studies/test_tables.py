@@ -1,0 +1,154 @@
+"""One table for people and for files: the same values everywhere, and words for what is missing."""
+
+import csv
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from studies import example_study as example
+
+from zipflm.studies.study import Study, Summary
+from zipflm.studies.tables import (
+    columns,
+    duration,
+    memory,
+    millions,
+    number,
+    spread,
+    to_csv,
+    to_json,
+    to_latex,
+)
+
+
+def lines(study: Study) -> list[dict[str, str]]:
+    return list(csv.DictReader(to_csv(study).splitlines()))
+
+
+def names(study: Study) -> list[str]:
+    return [f"{column.group} {column.title}".strip() for column in columns(study)]
+
+
+def test_csv_and_json_hold_the_same_values() -> None:
+    study = example.study(dataset="wikitext-103")
+    rows = json.loads(json.dumps(to_json(study, "study"), allow_nan=False))["rows"]
+    assert [line["model"] for line in lines(study)] == [row["model"] for row in rows]
+    for line, row in zip(lines(study), rows, strict=True):
+        assert float(line["perplexity_test"]) == row["perplexity_test"]
+        assert int(line["parameters_all"]) == row["parameters_all"]
+        assert float(line["the_paper's_test"]) == row["paper"]["test"]
+
+
+def test_parts_of_the_parameters_add_up() -> None:
+    for line in lines(example.study()):
+        parts = [int(line[f"parameters_{part}"]) for part in ("input", "decoder", "output")]
+        assert sum(parts) == int(line["parameters_all"])
+
+
+def test_a_member_without_a_result_has_its_reason_and_no_number() -> None:
+    (line,) = (line for line in lines(example.study(broken="CNN")) if line["model"] == "CNN")
+    assert line["problem"] == "diverged: <loss> nan"
+    assert line["perplexity_test"] == line["training_time"] == line["training_memory"] == ""
+
+
+def test_seeds_are_named_and_their_spread_is_shown() -> None:
+    study = example.study(seeds=2)
+    assert lines(study)[0]["seeds"] == "1 2"
+    (column,) = (c for c in columns(study) if (c.group, c.title) == ("perplexity", "test"))
+    summary = study.rows[0].perplexity["test"]
+    assert column.value(study.rows[0]) == summary.mean
+    assert column.text(study.rows[0]) == f"{summary.mean:,.2f} \u00b1 {summary.deviation:,.2f}"
+
+
+def test_the_column_of_known_words_is_there_where_words_are_unknown() -> None:
+    study = example.study()
+    assert "perplexity test, known words" not in names(study)
+    assert "perplexity test, known words" in names(example.with_unknown(study))
+
+
+def test_the_papers_columns_come_last_where_it_has_such_a_row() -> None:
+    ours = names(example.study(dataset="tiny"))
+    assert not any(name.startswith("the paper's") for name in ours)
+    theirs = names(example.study(dataset="wikitext-103"))
+    assert theirs[: len(ours)] == ours
+    assert theirs[len(ours) :] == [
+        "the paper's parameters",
+        "the paper's valid",
+        "the paper's test",
+        "the paper's hours on 8 GPUs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "texts"),
+    [
+        ([None, None], None),
+        ([True, None], ["yes", "-"]),
+        ([False, True], ["no", "yes"]),
+    ],
+)
+def test_what_ran_compiled_is_said_where_that_was_asked_for(
+    compiled: list[bool | None], texts: list[str] | None
+) -> None:
+    members = [
+        replace(example.member(label, rank=i), compiled=c)
+        for i, (label, c) in enumerate(zip(("SM", "ADP"), compiled, strict=True))
+    ]
+    study = example.study_of(*members)
+    assert ("training compiled" in names(study)) == (texts is not None)
+    assert [line.get("training_compiled") for line in lines(study)] == (texts or [None, None])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (number(None), "-"),
+        (number(math.nan), "-"),
+        (number(1234.567), "1,234.57"),
+        (number(math.inf), "infinite"),
+        (number(12_345_678_901.0), "1.23e+10"),
+        (millions(246_933_504), "246.9M"),
+        (millions(2_458_880), "2.46M"),
+        (millions(123_456), "123K"),
+        (millions(256), "256"),
+        (duration(12.34), "12.3 s"),
+        (duration(179.5), "180 s"),
+        (duration(600), "10 min"),
+        (duration(30 * 3600), "30.0 h"),
+        (duration(None), "-"),
+        (memory(3 * 2**30), "3.00 GiB"),
+        (memory(5 * 2**20), "5 MiB"),
+        (spread(None), "-"),
+        (spread(Summary(mean=2.0)), "2.00"),
+    ],
+)
+def test_numbers_for_people(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_the_latex_table_has_every_row_and_only_commands_of_its_own() -> None:
+    hostile = "[a_b & 50 % \\input{x} #1 $y$ ~^ <|>"
+    members = [example.member("SM", 1), example.member("SM", 2), example.member(hostile, rank=1)]
+    study = example.study_of(*members)
+    comment, begin, *lines = to_latex(study, "two\nlines").splitlines()
+    assert comment == "% two lines" and lines[-1] == r"\end{tabular}"
+    columns = begin.removeprefix(r"\begin{tabular}{").removesuffix("}")
+    cells = [re.split(r"(?<!\\)&", line) for line in lines if line.endswith(r"\\")]
+    assert [len(row) for row in cells[1:]] == [len(columns)] * 3  # names, two models
+    assert cells[1][0].strip() == "model" and columns[0] == "l"
+    escaped = (
+        r"{[}a\_b \& 50 \% \textbackslash{}input\{x\} \#1 \$y\$ \textasciitilde{}"
+        r"\textasciicircum{} \textless{}\textbar{}\textgreater{}"
+    )
+    assert cells[3][0].strip() == escaped and r"$\pm$" in cells[2][1]
+    text = "\n".join(lines)
+    assert text.count(r"\textbf{") == 2  # the lower of two models on either split
+    assert set(re.findall(r"\\[a-z]+", text)) <= {
+        r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule", r"\multicolumn", r"\textbf", r"\pm",
+        r"\end", r"\textbackslash", r"\textasciitilde", r"\textasciicircum", r"\textless",
+        r"\textbar", r"\textgreater",
+    }  # fmt: skip
+    assert re.sub(r"\\[{}]", "", text).count("{") == re.sub(r"\\[{}]", "", text).count("}")
+    assert r"\textbf" not in to_latex(example.study(broken="CNN"), "")
