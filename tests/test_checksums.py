@@ -66,7 +66,7 @@ def test_a_changed_or_missing_file_is_named(folder):
     with pytest.raises(ValueError, match=f"{folder / NAME}: damaged; its checksum is not the one"):
         require_unchanged(folder, NAME, sums)
     (folder / NAME).unlink()
-    with pytest.raises(ValueError, match=f"{folder / NAME}: missing, but storage.json names it"):
+    with pytest.raises(ValueError, match=f"{folder / NAME}: missing, but checksums.json names it"):
         require_unchanged(folder, NAME, sums)
 
 

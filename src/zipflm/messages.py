@@ -1,6 +1,7 @@
-"""Foreign values in messages: printable, on one line, and cut where they are long or deep.
+"""Text for messages: foreign values quoted on one line, files read with clear errors, OS errors
+in words.
 
-A file or a command line can hold a book under any name, or text that moves a terminal's cursor.
+A file or a command line can hold any amount of text, or characters that move a terminal's cursor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as JSON files.
+"""Frozen dataclasses as JSON files, dotted overrides, and the help of every field.
 
 Fields are plain values, enums, tuples, mappings by name, other dataclasses, or one of several
 dataclasses, told apart by the key `kind`, which holds the name of the class. pydantic reads them

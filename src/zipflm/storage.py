@@ -1,8 +1,8 @@
-"""Atomic file writes, and errors for a full disk.
+"""Atomic files and folders, locks, and checksums.
 
-Everything this package writes is written under another name first, flushed to the disk, then
-renamed. So a file with its final name is complete, whenever the process or the machine died, and
-the file it replaces stays until then. `folders` does the same for folders.
+Everything this package writes is written under another name, flushed to the disk, then renamed. So
+a file with its final name is complete, whenever the process or the machine died, and the file it
+replaces stays until then.
 """
 
 from __future__ import annotations

@@ -16,6 +16,11 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zipflm.studies.report.save_figures", lambda study, folder: [])
 
 
+@pytest.fixture
+def _quick() -> None:
+    """Figures are written here."""
+
+
 def test_all_files_are_written(tmp_path: Path) -> None:
     members = [example.member(label, rank=i) for i, label in enumerate(("SM", "ADP-T"))]
     page = write_report(example.study_of(*members), tmp_path / "study", "study")

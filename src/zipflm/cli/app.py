@@ -1,4 +1,6 @@
-"""The class of every command: examples in its help, parse errors in one line, Ctrl-C."""
+"""The app that all commands belong to: its command class, errors in one line, options that
+commands share.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The paper's eight factorizations: a choice of input layer, output layer, tying and unit each.
+"""A whole model, and the paper's eight factorizations: input layer, output layer, tying and unit.
 
-What a model is called follows from what it is, never the other way round.
+A model's label follows from its layers, never the other way round.
 """
 
 from __future__ import annotations

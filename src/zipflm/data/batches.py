@@ -1,10 +1,8 @@
-"""Random orders of so many numbers that nobody would write them down.
+"""Batches as a pure function of corpus, settings, seed, rank and epoch.
 
-The place that a number has is computed when it is asked for, so an order takes neither time nor
-memory beforehand: one multiplies by an odd number, adds and folds high bits onto low ones, all of
-which can be undone, below the next power of two; what lands outside goes through again until it is
-inside, which can be undone as well. The idea is Kensler's (Correlated Multi-Jittered Sampling,
-2013).
+The order of an epoch is a permutation that is computed, not stored: multiplying by an odd number,
+adding and folding high bits onto low ones are invertible below the next power of two; results
+outside the range go through again (Kensler, Correlated Multi-Jittered Sampling, 2013).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The embedded corpus: State of the Union addresses, 1790 to 2021, as tokenised sentences.
+"""Corpora by name: the embedded State of the Union addresses, and others that are downloaded.
 
-The package holds the text, one address a line behind a heading line; splitting it into sentences
-and tokens is done here, by plain rules that keep case. Origin and licence: the notice beside the
-data file.
+The package holds the addresses as text, one per line after a heading line; plain rules here split
+them into sentences and tokens and keep case. Origin and licence: the notice next to the data file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `data.json` says of a data folder, as typed records."""
+"""A data folder: `data.json` as typed records, the vocabulary, and one token file per split."""
 
 from __future__ import annotations
 

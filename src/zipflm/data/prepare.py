@@ -1,4 +1,4 @@
-"""What a person sees while data is made or scored: a progress bar on stderr, a summary, doubts."""
+"""`zipflm prepare`: text to a data folder, with a progress bar, a summary and warnings."""
 
 from __future__ import annotations
 

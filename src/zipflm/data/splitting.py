@@ -1,10 +1,9 @@
-"""Words back to readable text, one at a time, as a model writes them.
+"""Raw text to words by rule, with spans, and words back to readable text.
 
-Where a space goes is decided by the word at hand and those before it, never by what follows, so
-that text can be shown while it is written. What no rule can know from the words alone (whether a
-dash had spaces around it, whether an apostrophe opens a quotation) is guessed as English prose has
-it most of the time. Only white space is added: the words stay as they are, except that `@-@`, `@,@`
-and `@.@` of WikiText become the marks they stand for.
+Joining works one word at a time: where a space goes depends on the word and those before it, so
+text can be shown while it is generated. Spacing that words alone cannot tell (around a dash, after
+an apostrophe) follows the most common use in English. `@-@`, `@,@` and `@.@` of WikiText become the
+marks they stand for; words are otherwise unchanged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""A line of raw text as ids, word by word, exactly as `zipflm prepare` encodes it.
-
-For text that is scored or continued as it comes; whole files go through `prepare`.
+"""Words as ids exactly as `zipflm prepare` encodes them, and their spellings for the character
+CNN.
 """
 
 from __future__ import annotations

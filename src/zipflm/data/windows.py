@@ -1,4 +1,4 @@
-"""Cutting a stream into parts that cover every token once, with the context before each of them.
+"""Cut a stream into windows that score every token once, and group windows into batches.
 
 Section 4.3 of the paper. Example: with `block=5, context=2` the parts of ten tokens are 0-3, 3-6,
 6-9, 9-10, and the second window is 1-6, in which the targets 3, 4 and 5 are scored.

@@ -1,4 +1,16 @@
-"""The device that a command was asked for, checked; evaluation and training ask here."""
+"""Scoring batches with a model: every target once, whatever blocks and contexts they come in.
+
+Batches hold several windows; only what is scored goes through the output layer, so that a window
+of context costs its pass through the decoder and no more. No table of tokens by words is built:
+memory is bounded by the batch, plus the nll of every token (and a byte for sub-words) in `score`.
+Results travel to the host as they come, so that the device is never waited for while it has work.
+
+`score` keeps the nll of every token, `score_windows` that of any part of a stream, `start_scoring`
+without waiting for it. `score_sums`
+keeps sums only: training's pass over the valid set, in any order and on several processes. The unit
+of a perplexity is always the word: the pieces of a word add up to it, so BPE and word models
+compare.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """fairseq's language models as configs and weights of this package, without fairseq.
 
-Works on a model's options and state dictionary in memory: `fairseq_file` reads them from a file,
-and `fairseq_options` knows what options of old versions meant. One table of templates translates
-the names of weights. What is not understood is refused, never replaced by a default.
+`fairseq_file` reads a checkpoint, and `fairseq_options` knows what options of old versions meant.
+One table of templates translates the names of weights. Unknown options and weights are refused,
+never replaced by a default.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The kernels of `linear_nll` for narrow bands: logits never leave the registers.
+"""`linear_nll` for narrow bands on a GPU: logits never leave the registers.
 
-A tile is some rows by some words; the tiles of all active rows are dealt out evenly to as many
-programs as the device runs at once, and what programs found out about the same rows is joined
-afterwards, in a fixed order: equal inputs give equal bits.
+A tile is some rows by some words; the tiles of all active rows are distributed evenly over as many
+programs as the device runs at once, and results for the same rows are combined afterwards in a
+fixed order: equal inputs give equal bits.
 
-Shapes: N tokens (active ones in front), E width, V words, S segments (all that one program has of
+Shapes: N tokens (active ones first), E width, V words, S segments (all that one program has of
 one block of rows), R rows of a block.
 """
 

@@ -1,4 +1,5 @@
-"""One pass over logits where plain PyTorch makes five: for `linear_nll_chunked` on a GPU.
+"""Kernels for `linear_nll_chunked` on a GPU: one pass over logits where plain PyTorch makes five,
+rows added up by target, and products that leave exponentials instead of logits.
 
 Shapes: R rows, V words.
 """

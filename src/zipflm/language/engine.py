@@ -1,7 +1,7 @@
-"""Windows over texts: each is seen whole where it fits into a block, and slid over where not.
+"""A model with its device, precision and windows: ids in, numbers out.
 
-A text that is longer than the block is cut as `evaluate` cuts: parts of `block - context` tokens,
-each behind the context before it.
+A text that fits the block is seen whole. A longer one is cut as `evaluate` cuts: parts of
+`block - context` tokens, each after its context.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lines of a text file with their numbers, decoded strictly: a bad one is named by its number."""
+"""Numbered lines of input files, and output files that are whole or absent."""
 
 from __future__ import annotations
 

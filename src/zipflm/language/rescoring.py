@@ -1,9 +1,8 @@
-"""Scores of the hypotheses of utterances, of which the beginning they share is computed once.
+"""`zipflm rescore`: score the hypotheses of n-best lists, weigh the scores and sort the lists.
 
 The words that all hypotheses of an utterance begin with pass the decoder once; each continues from
-there with words of its own, padded on the right, where causality hides it. Utterances whose
-hypotheses share too little for that to pay are scored like any other texts, many at a time, and so
-are hypotheses that are longer than what the model sees at once.
+there with its own words, padded on the right, where causality hides it. Utterances that share too
+little, and hypotheses longer than the block, are scored like any other texts.
 """
 
 from __future__ import annotations

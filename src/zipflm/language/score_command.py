@@ -1,6 +1,6 @@
-"""Lines that follow each other, scored part by part: a stream of any length in bounded memory.
+"""`zipflm score`: lines scored while they are read, in bounded memory.
 
-The parts are those of `evaluate`, so that a text scored while it is read gets the same numbers.
+Lines that follow each other are cut as `evaluate` cuts them, so the numbers are the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Files of `zipflm score --per word`: one row per word with its log-probability.
+"""Tables of scores: the rows that `zipflm score` prints, and files of `--per word`.
 
-Read and written in blocks of rows, so that a file of any length takes little memory. A file is a
-table with tabs, whose header ends in `# key=value ...`, or JSON lines, of which the first has
-`columns` and `protocol`.
+Files are read and written in blocks of rows, so any length fits in memory. A file is a table with
+tabs, whose header ends in `# key=value ...`, or JSON lines, of which the first has `columns` and
+`protocol`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text as people have it, as ids: words with their places, line ends included."""
+"""Raw text as ids with the position of every word, and scored text."""
 
 from __future__ import annotations
 

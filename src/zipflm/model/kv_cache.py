@@ -1,7 +1,8 @@
-"""Keys and values of the words a decoder has already seen, so that each word passes it only once.
+"""Keys and values of the words a decoder has seen, so that each word passes it only once.
 
-A cache holds B rows that are all equally long. Its memory is allocated when it is made, for as many
-words as it will ever hold: a step writes behind what is there and copies nothing.
+`KeyValueCache` holds rows of equal length, `RaggedCache` rows of different lengths that join and
+leave. Memory is allocated once, for the largest number of words; a step writes after what is there
+and copies nothing.
 
 Shapes: L layers, B rows, H heads, C capacity, S words held including new ones, T new words, K head
 width.

@@ -1,4 +1,6 @@
-"""`jsonl`: one `Report` or `Validation` a line, appended while a run goes on."""
+"""A run folder: its paths, its checkpoints, and `log.jsonl`, one `Report` or `Validation` per
+line.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Models from configs and vocabularies: without weights yet, with their first ones, or with those
-of a checkpoint."""
+"""Build models from configs and vocabularies, and load runs: each checkpoint is read once."""
 
 from __future__ import annotations
 

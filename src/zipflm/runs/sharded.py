@@ -1,7 +1,7 @@
-"""Tensors in safetensors files, whole or in the shards that several processes saved.
+"""Checkpoints in shards that several processes save, and tensors read from them part by part.
 
-`torch.distributed.checkpoint` reads both forms; of a sharded tensor it reads only the part that
-this process holds.
+`torch.distributed.checkpoint` reads whole files and shards; of a sharded tensor it reads only the
+part that this process holds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The page at `/`: one HTML file that needs nothing else, joined from the sources in `web/`.
+"""The HTTP application: every endpoint, and the page at `/`.
 
-The policy that goes with it allows this style sheet, this script and questions to this server; a
-word of a text that found its way into the page as HTML could still do nothing.
+The page is one HTML file built from `web/`. Its content security policy allows its own style sheet,
+its own script and requests to this server only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""One text while it is written: what its ids spell, where it ends, and what can be shown of it.
+"""Texts of many requests generated together, one token each per step.
 
-A word in pieces is shown when it is complete. Where the end of the text might be the beginning of a
-stop sequence, it is held back until that is clear, since what has been sent cannot be taken back.
+New texts join before any step and finished ones leave after it. Each has a random generator of its
+own, so a response does not depend on other requests. A word in pieces is shown when it is complete;
+text that may be the start of a stop sequence is held back until that is clear.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""API keys: a bearer token for programs, a password for browsers."""
+"""API keys, and middleware around all endpoints: body size, time limits, hosts, request metrics."""
 
 from __future__ import annotations
 

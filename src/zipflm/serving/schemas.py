@@ -1,4 +1,6 @@
-"""Requests and answers as JSON. Completions, models and errors have OpenAI's shapes."""
+"""Requests, responses and errors as pydantic models. Completions, models and errors have
+OpenAI's shapes.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The report of a study written again, from what the study keeps: no model is loaded or trained.
+"""`zipflm analyse` and `plot`: a report from runs that exist, or again from what a study keeps.
 
-Besides the report's own `table.json` it takes the config, the log and the scores of every member;
-weights may be missing. So a study that was trained on one machine can be drawn on another.
+To write a report again no model is loaded: it takes `table.json` and the config, log and scores of
+every member, so a study trained on one machine can be reported on another.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Loss by how often a word, or the word before it, occurs in the training text (section 5.2).
+"""Loss by the frequency of a word, or of the word before it (section 5.2), and the paper's own
+bins.
 
-Works on arrays alone: one entry per word of the scored text. Sub-word models take part with their
-pieces' losses added up per word, so that every model is measured on the same words. Bins are
-those of the paper's four bar charts, with the end of a sentence and unknown words kept apart, as
-its data has them: neither is a word with a frequency of its own.
+Works on arrays with one entry per word of the scored text. The pieces of sub-word models are added
+up per word, so that every model is measured on the same words. Bins are those of the paper's four
+bar charts; the end of a sentence and unknown words are kept apart, as in its data.
 """
 
 from __future__ import annotations

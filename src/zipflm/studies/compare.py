@@ -1,8 +1,8 @@
-"""Train and score the plans of a study; a member that fails has its reason, and the others go on.
+"""`zipflm compare`: train and score the members of a study, then write its report.
 
-Under torchrun the processes agree on the outcome of a member after they trained it, and again after
-they scored it. So a failure that all of them have is the member's, and one that leaves them out of
-step ends them all (`training.distributed`).
+A member that fails has its reason in the report, and the others continue. Under torchrun the
+processes agree on the outcome of a member after training and again after scoring: a failure that
+all of them have is the member's, one that leaves them out of step ends them all.
 """
 
 from __future__ import annotations

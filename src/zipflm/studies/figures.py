@@ -1,9 +1,9 @@
-"""How each factorization looks, the same in every figure: colour, pattern, marker, dash.
+"""Figures of a study, with one look per factorization: colour, pattern, marker, dash.
 
 The patterns are those of the paper's bar charts, so that figures read in black and white. Colours
 keep every pair apart for the three kinds of colour blindness (a test simulates them); tied models
-are the darker of their family, and ADP-T, which the others are measured against, has the colour of
-the ink. The paper gives SM-T and ADP-T the same grid; here ADP-T's is light on dark.
+are the darker of their family, and ADP-T has the colour of the ink. The paper gives SM-T and ADP-T
+the same grid; here ADP-T's is light on dark.
 """
 
 from __future__ import annotations

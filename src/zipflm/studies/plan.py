@@ -1,4 +1,6 @@
-"""Settings that a study varies within a factorization: bands, and dropout in their tails."""
+"""The members of a study: what each trains, settings varied within a factorization, early
+checks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as one page that needs nothing else, and as Markdown.
+"""The report of a study: a self-contained page, Markdown, CSV, JSON, LaTeX and figures.
 
 Templates, style sheet and script are files next to this one; jinja2 escapes what goes into the
 page.

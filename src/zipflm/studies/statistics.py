@@ -1,7 +1,7 @@
-"""Student's t distribution for whole degrees of freedom, exactly and without a library.
+"""Means and differences over blocks of text, with intervals from Student's t distribution.
 
-For such degrees the distribution function is a finite sum of powers of a cosine (Abramowitz and
-Stegun 26.7.3 and 26.7.4).
+The quantiles need no library: for whole degrees of freedom the distribution function is a finite
+sum of powers of a cosine (Abramowitz and Stegun 26.7.3 and 26.7.4).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Out of memory: which setting to lower."""
+"""Warnings before a run, and which setting to lower when memory runs out."""
 
 from __future__ import annotations
 

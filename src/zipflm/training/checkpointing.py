@@ -1,9 +1,8 @@
-"""Checkpoints of several processes: each saves its own shards, in the background.
+"""When a run saves, and saving in the background where several processes have shards.
 
-`torch.distributed.checkpoint` first copies what a process has to save to the host's memory; then
-training continues, and the files are written from that copy. The processes use a group of their
-own for it, because training may use the other one at any time. At most one checkpoint is being
-saved, so there is at most one copy.
+`torch.distributed.checkpoint` first copies what a process saves to host memory; training continues
+while the files are written from that copy. The processes use a group of their own for it, because
+training may use the other one at any time. At most one checkpoint is being saved.
 """
 
 from __future__ import annotations

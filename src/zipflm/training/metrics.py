@@ -1,4 +1,6 @@
-"""How much arithmetic a token costs, what the device could do, and how much memory is used."""
+"""Training metrics: throughput and memory, sums between two reports, the log and its console
+lines.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Parameters get memory after they were sharded, and values one by one after that.
+"""A model trained by several processes: DDP, FSDP2, and parameters filled after they are sharded.
 
-So no process ever holds more than its own shards and one whole parameter, the one whose first
-values it draws; of a checkpoint it reads only what it keeps.
+No process ever holds more than its own shards and one whole parameter, the one whose first values
+it draws; of a checkpoint it reads only what it keeps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A run in progress: everything that the loop and its helpers share."""
+"""Everything a run needs before its first update: checks, model, optimizers, and where it
+starts.
+"""
 
 from __future__ import annotations
 

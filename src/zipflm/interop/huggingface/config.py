@@ -1,7 +1,7 @@
-"""With what a tokenizer reads text, in a few words: so that a file that is missing is missed.
+"""The `transformers` config of a run, and what its tokenizer needs to read text.
 
-Codes and a splitting are files that a run may or may not have, and without them text would be read
-all the same, only wrongly. The configs of model and tokenizer therefore say what belongs to them.
+Codes and a splitting rule are files that a run may or may not have; without them text would be read
+wrongly without an error. So the configs of model and tokenizer say which of them belong to it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The model card: what a model is, how its numbers are made, and those that its run recorded.
-
-Nothing here is computed, and nothing is guessed: what a run does not know its card does not say.
+"""`zipflm export-hf` and `import-hf`, and the model card, which holds only what the run
+recorded.
 """
 
 from __future__ import annotations

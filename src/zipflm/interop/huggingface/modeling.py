@@ -1,7 +1,7 @@
-"""What the decoder asks of earlier words, answered from a cache and a mask of `transformers`.
+"""The `transformers` model of a run, and its caches and masks as the decoder needs them.
 
-Padding takes no place: it is hidden from all words, and words behind it are numbered as if it were
-not there. So a row has the same numbers with padding on either side and without.
+Padding takes no place: it is hidden from all words, and positions are counted without it. So a row
+has the same numbers with padding on either side and without.
 
 Shapes: B rows, T new words, S words including earlier ones, H heads, K head width, D model width.
 """
