@@ -220,7 +220,13 @@ def test_what_training_left_behind_does_no_harm(tmp_path):
         ({"args": {3: 4}, "model": {}}, "args holds no options"),
         ({"cfg": {"model": None}, "model": {}}, "cfg.model holds no options"),
         ({"args": {"arch": "x"}}, "no weights under model"),
-        ({"args": {"arch": "x"}, "model": {"a": 3}}, r"model\['a'\] is not a table of weights"),
+        *(
+            (
+                {"args": {"arch": "x"}, "model": {"a": weight}},
+                r"model\['a'\] is not a table of weigh",
+            )
+            for weight in (3, torch.eye(2).to_sparse(), torch.eye(2).to("meta"), torch.ones(1) * 1j)
+        ),
     ],
 )
 def test_other_files_of_torch_are_refused(value, message, tmp_path):

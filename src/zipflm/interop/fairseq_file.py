@@ -222,9 +222,14 @@ def _weights(contents: Mapping[Any, Any]) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not weights:
         raise _no_checkpoint("it has no weights under model")
     for name, tensor in weights.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.ndim == 0:
+        if not isinstance(name, str) or not _is_table(tensor):
             raise _no_checkpoint(f"model[{quoted(name)}] is not a table of weights")
     return weights
+
+
+def _is_table(value: Any) -> bool:
+    is_dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return is_dense and value.ndim > 0 and not value.is_complex()
 
 
 def _updates(contents: Mapping[Any, Any]) -> int:
