@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import zipfile
+from collections import OrderedDict
 from decimal import Decimal
 
 import numpy as np
@@ -74,6 +75,12 @@ def save_hostile_pickle(path, proof):
     path.write_bytes(pickle.dumps(Hostile(os.system, f"touch {proof}")))
 
 
+def save_hidden_methods(path, proof):
+    whole = OrderedDict(model={})
+    whole.get = "no method"
+    torch.save(whole, path)
+
+
 def save_unknown_class(path, proof):
     torch.save(contents() | {"extra_state": Decimal(1)}, path)
 
@@ -111,6 +118,7 @@ def save_archive(path, proof):
         (save_hostile, r"refused, because it names (_)?io\.open"),
         (save_hostile_stream, r"refused, because it names posix\.system"),
         (save_hostile_pickle, "not a checkpoint"),
+        (save_hidden_methods, "it has neither args nor cfg"),
         (save_unknown_class, "refused, because it names decimal.Decimal"),
         (save_cut_archive, "cut short"),
         (save_cut_stream, "cut short"),
@@ -212,7 +220,13 @@ def test_what_training_left_behind_does_no_harm(tmp_path):
         ({"args": {3: 4}, "model": {}}, "args holds no options"),
         ({"cfg": {"model": None}, "model": {}}, "cfg.model holds no options"),
         ({"args": {"arch": "x"}}, "no weights under model"),
-        ({"args": {"arch": "x"}, "model": {"a": 3}}, r"model\['a'\] is not a table of weights"),
+        *(
+            (
+                {"args": {"arch": "x"}, "model": {"a": weight}},
+                r"model\['a'\] is not a table of weigh",
+            )
+            for weight in (3, torch.eye(2).to_sparse(), torch.eye(2).to("meta"), torch.ones(1) * 1j)
+        ),
     ],
 )
 def test_other_files_of_torch_are_refused(value, message, tmp_path):

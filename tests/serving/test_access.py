@@ -4,7 +4,7 @@ import base64
 
 import openai
 import pytest
-from serving.services import Running
+from serving.services import Running, head
 
 
 def basic(password):
@@ -17,7 +17,7 @@ def test_with_keys_every_path_but_health_and_docs_needs_one(models):
         for path in ("/health", "/docs", "/openapi.json"):
             assert service.client.get(path).status_code == 200
         wrong = ("Bearer wrong", "Basic secret", "Basic %", basic("wrong"), basic(""), "secret")
-        for headers in ({}, *({"Authorization": each} for each in wrong)):
+        for headers in ({}, {"Host": "a/health?"}, *({"Authorization": each} for each in wrong)):
             for path in ("/", "/ready", "/metrics", "/v1/models", "/tokenizer_info"):
                 answer = service.client.get(path, headers=headers)
                 assert answer.status_code == 401
@@ -25,6 +25,8 @@ def test_with_keys_every_path_but_health_and_docs_needs_one(models):
             for path in ("/score", "/v1/completions", "/tokenize", "/detokenize"):
                 answer = service.client.post(path, json={"text": "ba"}, headers=headers)
                 assert answer.status_code == 401
+            # Before the body is read: this one never comes.
+            assert b" 401 " in service.raw(head("/score", 100))
         for key in ("Bearer secret", "Bearer other", basic("secret")):
             for path in ("/", "/v1/models"):
                 answer = service.client.get(path, headers={"Authorization": key})

@@ -5,8 +5,11 @@ import math
 
 import numpy as np
 import pytest
+from loaded_models import loaded
+from serving.services import Running
 
 from zipflm.serving import worker
+from zipflm.serving.models import served
 from zipflm.serving.scoring import DocumentScores
 
 
@@ -97,3 +100,21 @@ def test_the_tokenizer_info_has_the_token_before_every_text(service):
 def test_rejects_tokens_that_are_not_ids(service, tokens):
     answer = service.post("/detokenize", tokens=tokens)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "tokens"
+
+
+def test_words_outside_the_vocabulary_of_a_model_that_reads_bytes(word_data):
+    lm = loaded(word_data, "CNN", ["input.predicted_words=20"])
+    rare = lm.vocabulary.words[25]
+    text, likely = f"ba unheard-of {rare} ba", [each.word for each in lm.next_words("ba", 20)]
+    with Running({"bytes": served("bytes", lm)}) as service:
+        found = service.score(text, ranks=True)["texts"][0]["words"]
+        assert found[1]["rank"] == likely.index("<unk>") + 1
+        logprobs = service.complete(text, echo=True, logprobs=1, max_tokens=0)["choices"][0][
+            "logprobs"
+        ]
+        assert logprobs["tokens"] == ["ba", "<unk>", rare, "ba"]
+        expected = [word["logprob"] for word in found[:-1]]
+        assert logprobs["token_logprobs"] == pytest.approx(expected, abs=1e-5)
+        ids = service.post("/tokenize", prompt=text).json()["tokens"]
+        assert ids[1:3] == [lm.vocabulary.id("<unk>"), 25]
+        service.complete(ids, max_tokens=1)

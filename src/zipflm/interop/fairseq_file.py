@@ -70,7 +70,7 @@ def read_checkpoint(path: str | PathLike[str]) -> CheckpointFile:
     Raises ValueError, naming file and reason, for what is cut short, foreign or hostile.
     """
     try:
-        contents = _load(path)
+        contents = _plain(_load(path))
         if not isinstance(contents, dict):
             raise _no_checkpoint(f"it holds a {type(contents).__name__}")
         options, model_options = _options(contents)
@@ -145,6 +145,11 @@ def _dictionary(*arguments: Any) -> dict[Any, Any]:
     return {}  # entries follow; a default for missing ones is of no use here
 
 
+def _plain(value: Any) -> Any:
+    """A dictionary without attributes, which in a file may hide its methods; else the value."""
+    return dict(dict.items(value)) if isinstance(value, dict) else value
+
+
 def _options(contents: Mapping[Any, Any]) -> tuple[dict[str, Any], frozenset[str]]:
     """The options as one flat list, whatever the file's style, and which are the model's."""
     if contents.get("cfg") is None:
@@ -180,7 +185,7 @@ def _entries(value: Any) -> Mapping[Any, Any] | None:
     value = _unwrapped(value)
     if isinstance(value, _Foreign) and type(value).__name__ == "argparse.Namespace":
         value = value.state or {}
-    return value if isinstance(value, dict) else None
+    return _plain(value) if isinstance(value, dict) else None
 
 
 def _unwrapped(value: Any) -> Any:
@@ -213,18 +218,23 @@ def _resolved(value: Any, sections: Mapping[Any, Any]) -> Any:
 
 
 def _weights(contents: Mapping[Any, Any]) -> dict[str, Tensor]:
-    weights = contents.get("model")
+    weights = _plain(contents.get("model"))
     if not isinstance(weights, dict) or not weights:
         raise _no_checkpoint("it has no weights under model")
     for name, tensor in weights.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.ndim == 0:
+        if not isinstance(name, str) or not _is_table(tensor):
             raise _no_checkpoint(f"model[{quoted(name)}] is not a table of weights")
-    return dict(weights)
+    return weights
+
+
+def _is_table(value: Any) -> bool:
+    is_dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return is_dense and value.ndim > 0 and not value.is_complex()
 
 
 def _updates(contents: Mapping[Any, Any]) -> int:
     history = contents.get("optimizer_history")
-    last = history[-1] if isinstance(history, list) and history else None
+    last = _plain(history[-1]) if isinstance(history, list) and history else None
     updates = last.get("num_updates") if isinstance(last, dict) else None
     return updates if isinstance(updates, int) and updates >= 0 else 0
 

@@ -18,7 +18,7 @@ from importlib import resources
 from string import Template
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, FastAPI, Response
+from fastapi import Depends, FastAPI, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, StreamingResponse
@@ -33,7 +33,7 @@ from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN
 from zipflm.messages import quoted
 from zipflm.serving.completions import Completion
 from zipflm.serving.metrics import Metrics
-from zipflm.serving.middleware import Middleware, key_check
+from zipflm.serving.middleware import BASIC, BEARER, Middleware
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import detokenize, require_ids, tokenize
 from zipflm.serving.queue import Scored, Ticket, Written
@@ -283,7 +283,8 @@ def make_app(
         version=__version__,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        dependencies=[Depends(key_check(keys))] if keys else [],
+        # For the description alone: the middleware checks keys, before it reads bodies.
+        dependencies=[Security(BEARER), Security(BASIC)] if keys else [],
         responses={"4XX": {"model": ErrorAnswer}},
     )
     add = app.add_api_route
@@ -306,6 +307,7 @@ def make_app(
         service.metrics,
         max_body=service.limits.max_body,
         paths={route.path for route in app.routes if isinstance(route, APIRoute)},
+        keys=keys,
         is_local_only=is_local and not keys,
     )
     if not origins:

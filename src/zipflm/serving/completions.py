@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from zipflm.data.vocabulary import END
+from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.serving.decoding import Choice, Continuation, Delta, Row, generator_of
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import Prompt, read_prompt, require_length
@@ -211,7 +211,8 @@ class _LogprobLists:
             self.add(token, logprob, top, offset)
 
     def add(self, token: int, logprob: float | None, top: Likely, offset: int) -> None:
-        word = self._words[token]
+        # Of a word that is read by its bytes there is no spelling in the vocabulary.
+        word = self._words[token if token < len(self._words) else UNKNOWN]
         likely = None
         if logprob is not None:
             logprob += 0.0  # not -0.0

@@ -8,18 +8,13 @@ import ipaddress
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Request, Security
-from fastapi.security import (
-    HTTPAuthorizationCredentials,
-    HTTPBasic,
-    HTTPBasicCredentials,
-    HTTPBearer,
-)
+from fastapi import Request
+from fastapi.security import HTTPBasic, HTTPBearer
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,8 +22,9 @@ from zipflm.messages import quoted
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.schemas import Refusal
 
-Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
-Basic = Annotated[HTTPBasicCredentials | None, Security(HTTPBasic(auto_error=False))]
+BEARER = HTTPBearer(auto_error=False)
+BASIC = HTTPBasic(auto_error=False)
+_NEED_NO_KEY = ("/health", "/docs", "/openapi.json")
 
 
 def read_keys(path: str) -> list[bytes]:
@@ -39,28 +35,25 @@ def read_keys(path: str) -> list[bytes]:
     return keys
 
 
-def key_check(keys: Sequence[bytes]) -> Callable[..., Awaitable[None]]:
-    """A dependency that refuses requests without one of these keys; `/health` needs none."""
-
-    async def require_key(request: Request, bearer: Bearer, basic: Basic) -> None:
-        if request.url.path == "/health":
-            return
-        given = bearer.credentials if bearer else basic.password if basic else ""
-        key = given.encode("latin-1")  # the bytes of the header
-        # Compare with all of them, so that the time does not tell which is alike.
-        if not any([hmac.compare_digest(key, each) for each in keys]):
-            # A browser cannot send a header with the page, but asks for a password if it is told
-            # to, and sends that with the page's own requests from then on.
-            is_page = request.url.path == "/"
-            scheme = 'Basic realm="zipflm: an API key as password"' if is_page else "Bearer"
-            raise Refusal(
-                401,
-                "no valid API key was given",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": scheme},
-            )
-
-    return require_key
+async def _require_key(request: Request, keys: Sequence[bytes]) -> None:
+    try:
+        bearer, basic = await BEARER(request), await BASIC(request)
+    except HTTPException:  # no password can be read from what was sent
+        bearer = basic = None
+    given = bearer.credentials if bearer else basic.password if basic else ""
+    key = given.encode("latin-1")  # the bytes of the header
+    # Compare with all of them, so that the time does not tell which is alike.
+    if not any([hmac.compare_digest(key, each) for each in keys]):
+        # A browser cannot send a header with the page, but asks for a password if it is told
+        # to, and sends that with the page's own requests from then on.
+        is_page = request.scope["path"] == "/"
+        scheme = 'Basic realm="zipflm: an API key as password"' if is_page else "Bearer"
+        raise Refusal(
+            401,
+            "no valid API key was given",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": scheme},
+        )
 
 
 _log = logging.getLogger(__name__)
@@ -83,15 +76,16 @@ class Middleware:
         *,
         max_body: int,
         paths: Collection[str],
+        keys: Sequence[bytes],
         is_local_only: bool,
     ) -> None:
-        """Requests to other `paths` are counted as one.
+        """Requests to other `paths` are counted as one. Of `keys`, if any, requests must have one.
 
         With `is_local_only`, the `Host` of a request must be local: otherwise a page of any site
         whose name resolves to this machine (DNS rebinding) could read the answers.
         """
         self._app, self._metrics, self._max_body = app, metrics, max_body
-        self._paths, self._is_local_only = paths, is_local_only
+        self._paths, self._keys, self._is_local_only = paths, keys, is_local_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -117,6 +111,9 @@ class Middleware:
         try:
             if self._is_local_only:
                 _require_local(request.headers.get("Host", ""))
+            # Not `request.url`: older releases of starlette make it from the Host header, too.
+            if self._keys and scope["path"] not in _NEED_NO_KEY:
+                await _require_key(request, self._keys)
             if request.method != "POST":
                 await self._app(scope, receive, send)
                 return

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zipflm.data.vocabulary import CONTINUES, END, SPECIALS
+from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN
 from zipflm.language.text import EncodedText, Ids, TextReader
 from zipflm.messages import quoted
 from zipflm.serving.decoding import Spelling
@@ -100,10 +100,12 @@ def require_ids(param: str, ids: Sequence[int], model: ServedModel, limits: Limi
 
 
 def tokenize(model: ServedModel, text: str) -> list[int]:
-    """The ids of a text of any length, which may be empty."""
+    """The ids of a text of any length, which may be empty; all are of the vocabulary."""
     start = _start_length(text)
     rest = _read(model, "prompt", text[start:], False).ids.tolist() if text[start:] else []
-    return [END, *rest] if start else rest
+    size = len(model.reader.vocabulary)
+    known = [token if token < size else UNKNOWN for token in rest]
+    return [END, *known] if start else known
 
 
 def detokenize(reader: TextReader, ids: list[int]) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.data.batches import batch_of
-from zipflm.data.vocabulary import END
+from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.data.windows import Windows
 from zipflm.language.engine import Engine, batched, diverged, document_windows
 from zipflm.language.text import Ids
@@ -163,7 +163,8 @@ def _ranks(
     for some in np.split(rows, range(size, len(rows), size)):
         at = torch.from_numpy(some).to(hidden.device)
         log_probs = engine.model.output.log_probs(hidden[at])
-        own = log_probs.gather(1, targets[at].unsqueeze(1))
+        predicted = targets[at].where(targets[at] < log_probs.shape[1], UNKNOWN)
+        own = log_probs.gather(1, predicted.unsqueeze(1))
         more_likely = (log_probs > own).sum(1) + 1
         found |= dict(zip(places[some].tolist(), more_likely.tolist(), strict=True))
     return found
