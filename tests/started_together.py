@@ -52,12 +52,6 @@ class Together:
             assert self.all_run() and time.monotonic() < end, "they ended or hang"
             time.sleep(_PAUSE)
 
-    def wait_for_end_of(self, rank, seconds=60.0):
-        """What became of one of them, whatever the others do."""
-        self._children[rank].join(seconds)
-        assert not self._children[rank].is_alive(), "it hangs"
-        return self._end_of(rank)
-
     def wait(self, seconds=100.0):
         """What became of each; those that outlive this many seconds, or the first failure by
         torchrun's patience, are killed."""

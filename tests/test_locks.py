@@ -128,6 +128,16 @@ def test_a_file_system_without_locks_gets_a_warning(tmp_path, no_locks):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_read_only_disk_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
+    def fail(descriptor, operation):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(ValueError, match=r"^data/a: .*Read-only.*; give"):
+        with locked(tmp_path / ".a.lock", "data/a"):
+            pytest.fail("it must be refused")
+
+
 def test_another_failure_of_the_system_is_an_error(tmp_path, monkeypatch):
     def fail(descriptor, operation):
         raise OSError(errno.EIO, "Input/output error")

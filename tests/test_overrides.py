@@ -60,6 +60,8 @@ def test_fields_that_must_agree_can_change_together():
     [
         ("decoder.num_layer=3", "unknown key decoder.num_layer: did you mean decoder.num_layers?"),
         ("decodr.num_layers=3", "unknown key decodr: did you mean decoder?"),
+        ("training.optimizer.kind=x", "unknown key training.optimizer.kind: known: training"),
+        ("lr=3", "unknown key lr: did you mean training.schedule."),
         ("decoder.num_layers=three", "decoder.num_layers='three': expected a whole number"),
         ("decoder.num_layers=2.5", "decoder.num_layers='2.5': expected a whole number"),
         ("decoder.dropout=high", "decoder.dropout='high': expected a number"),

@@ -51,7 +51,9 @@ class UnknownKey(ValueError):
 
     def __init__(self, unknown: str, known: Sequence[str], meant: Sequence[str] = ()) -> None:
         """`meant` are better guesses than the closest of the `known` keys."""
-        guesses = meant or get_close_matches(unknown[:200], known, n=1, cutoff=0.5)
+        fields = {_last(key): key for key in known}
+        close = get_close_matches(_last(unknown)[:200], fields, n=1, cutoff=0.5)
+        guesses = meant or [fields[name] for name in close]
         hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"known: {', '.join(known)}"
         super().__init__(f"unknown key {unquoted(unknown)}: {hint}")
         self.key = unknown
@@ -306,8 +308,8 @@ def keys_of(config: Any, where: str = "") -> list[str]:
     return found
 
 
-def keys_like(name: str, known: Iterable[str]) -> list[str]:
-    """Keys that end as `name` does, or else the closest one.
+def keys_like(name: str, known: Sequence[str]) -> list[str]:
+    """Keys that end as `name` does, or else the closest one, or else those with that last word.
 
     >>> known = ["decoder.dim", "input.dim", "decoder.num_layers"]
     >>> keys_like("dim", known), keys_like("num_layer", known)
@@ -315,12 +317,18 @@ def keys_like(name: str, known: Iterable[str]) -> list[str]:
     """
     by_last: dict[str, list[str]] = {}
     for key in known:
-        by_last.setdefault(key.rpartition(".")[2], []).append(key)
-    last = name.rpartition(".")[2][:200]
+        by_last.setdefault(_last(key), []).append(key)
+    last = _last(name)[:200]
     if last in by_last:
         return by_last[last]
     close = get_close_matches(last, by_last, n=1, cutoff=0.75)
-    return by_last[close[0]][:1] if close else []
+    if close:
+        return by_last[close[0]][:1]
+    return [key for key in known if key.endswith(f"_{last}")]
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _build(

@@ -172,6 +172,10 @@ def _acquire(lock: FileLock, path: Path, what: str) -> bool:
             f"{what}: in use by {_holder(path)}; wait until it has ended, or choose another folder"
         ) from None
     except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise ValueError(
+                f"{what}: cannot be written to ({error.strerror}); give a folder that can"
+            ) from None
         if error.errno not in _NO_LOCKS:
             raise
         warnings.warn(

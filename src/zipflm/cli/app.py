@@ -45,8 +45,9 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """ValueError for wrong usage, and for an option that would replace an earlier one."""
+        given: dict[str, Any] = {}
         try:
-            _, _, order = self.make_parser(ctx).parse_args(list(args))
+            given, _, order = self.make_parser(ctx).parse_args(list(args))
             for param, times in Counter(order).items():
                 # Click counts a flag's two forms, --this/--not-this, as one option.
                 is_single = not getattr(param, "is_flag", False) or param.secondary_opts
@@ -60,6 +61,10 @@ class Command(TyperCommand):
             if hasattr(error, "possibilities"):
                 raise ValueError(self._unknown(ctx, error, args)) from None
             said, remedy = error.format_message().rstrip("."), f"see zipflm {ctx.info_name} --help"
+            refused: Any = getattr(error, "param", None)
+            if refused is not None and refused.name in given:
+                reason = said.partition(": ")[2].replace("Input should be", "must be")
+                said = f"{refused.opts[0]} {given[refused.name]}: {reason}"
             if "extra argument" in said and any(param.name == "prompt" for param in self.params):
                 remedy = "a text to continue follows --prompt"
             raise ValueError(f"{said}; {remedy}") from None
@@ -86,7 +91,9 @@ class Command(TyperCommand):
         name = next(arg for arg in args if arg.startswith(error.option_name)).partition("=")[0]
         said = f"{unquoted(name)}: zipflm {ctx.info_name} has no such option"
         options = [option for param in self.get_params(ctx) for option in _names(param)]
-        close = get_close_matches(name, options, n=1, cutoff=0.6)
+        names = {option.lstrip("-"): option for option in options if option != "--help"}
+        close = get_close_matches(name.lstrip("-"), names, n=1, cutoff=0.6)
+        remedy = f"see zipflm {ctx.info_name} --help"
         if any(param.name == "overrides" for param in self.params):
             from zipflm.presets import from_name
             from zipflm.settings import keys_like, keys_of
@@ -94,8 +101,11 @@ class Command(TyperCommand):
             known = keys_of(from_name("tiny/ADP-T"))
             found = keys_like(name.lstrip("-").replace("-", "_"), known)
             if found:
-                return f"{said}; settings are written without dashes: {found[0]}=VALUE"
-        remedy = f"did you mean {close[0]}?" if close else f"see zipflm {ctx.info_name} --help"
+                settings = " or ".join(f"{key}=VALUE" for key in found)
+                return f"{said}; settings are written without dashes: {settings}"
+            remedy += ", and zipflm config PRESET for settings"
+        if close:
+            remedy = f"did you mean {names[close[0]]}?"
         return f"{said}; {remedy}"
 
 

@@ -2,7 +2,7 @@
 
 Variants are types (`FixedInput | AdaptiveInput | CharacterInput`), so that a combination that makes
 no sense cannot be written, or fails at once and names field, value and remedy. This package builds
-nothing and reads no file; `records` keeps these values as JSON, `overrides` changes them.
+nothing and reads no file; `zipflm.settings` keeps these values as JSON and changes them.
 """
 
 from zipflm.config.checks import require as require

@@ -109,7 +109,7 @@ def sum_and_gradients(
 def _by_exponentials(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same without a pass over the logits: see `softmax_exps_triton`."""
+    """The same without a pass over the logits: see `softmax_triton.row_exps`."""
     from zipflm.kernels.softmax_triton import hidden_gradient, row_exps, subtract_targets
 
     num_words = len(weight_VE)

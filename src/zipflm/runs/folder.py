@@ -172,7 +172,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that writes into the run; `locks.InUse` if another one does.
+        """Be the only process that writes into the run; `storage.InUse` if another one does.
 
         Removes what killed processes left unfinished, and the folder if nothing is put into it.
         """

@@ -1,5 +1,5 @@
 """The paper's own numbers as data: every model it reports, as printed; its bar charts are in
-`paper_bins`.
+`paper_bins.csv`.
 
 Baevski & Auli, "Adaptive Input Representations for Neural Language Modeling", ICLR 2019. The
 figures are quotations; nothing here is computed.

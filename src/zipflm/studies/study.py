@@ -1,6 +1,6 @@
 """The tables of a study: one row per model, and what the bins and word lists say about it.
 
-A `Member` is one trained model with one seed, described by plain values; `building.build` turns
+A `Member` is one trained model with one seed, described by plain values; `build.build` turns
 members into a `Study`, which is all that figures and reports read. Nothing here knows how a member
 was trained, so runs of any origin make a study.
 """

@@ -64,7 +64,7 @@ class Process:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    # For scoring (`evaluation.sharing`).
+    # The `Share` of `evaluation.scoring`.
 
     def all_values(self, value: T) -> list[T]:
         return all_values(value, self)

@@ -317,13 +317,9 @@ def _require_whole(folder: Path) -> None:
 
 def _require_ours(folder: Path) -> None:
     """Of other models transformers would make ours all the same, with a warning."""
-    for name, remedy in (
-        (_CONFIG, "give the --out of `zipflm export-hf`"),
-        (VOCABULARY_FILE, "save the tokenizer into the folder too (tokenizer.save_pretrained)"),
-    ):
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder / name}: missing; {remedy}")
-    path = folder / _CONFIG
+    path, vocabulary = folder / _CONFIG, folder / VOCABULARY_FILE
+    if not path.is_file():
+        raise ValueError(f"{path}: missing; give the --out of `zipflm export-hf`")
     try:
         values = load_object(path.read_bytes())
     except ValueError as error:
@@ -333,4 +329,9 @@ def _require_ours(folder: Path) -> None:
         raise ValueError(
             f"{path}: model_type={quoted(kind)}: not a model that `zipflm export-hf` or "
             "ZipfForCausalLM.save_pretrained wrote"
+        )
+    if not vocabulary.is_file():
+        raise ValueError(
+            f"{vocabulary}: missing; save the tokenizer into the folder too "
+            "(tokenizer.save_pretrained)"
         )
