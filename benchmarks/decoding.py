@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.recorded_step import RecordedStep
 from zipflm.model.sampling import draw
@@ -57,6 +58,8 @@ class Generation:
         self.cache = model.new_cache(rows, length + steps)
         self.hidden_BD = model(prompt_BT, self.cache)[:, -1]
         self.last = [self.hidden_BD]
+        self.recorded = RaggedCache()
+        self.recorded.join(self.cache, [length] * rows, length + steps)
         self.is_on_gpu = prompt_BT.is_cuda
 
     def seconds(self, choose: Choose) -> float:
@@ -72,7 +75,8 @@ class Generation:
 
     def seconds_recorded(self, choose: Choose) -> float:
         """Of one step that was recorded as a whole."""
-        self.cache.truncate(self.prompt_BT.shape[1])
+        rows, length = self.prompt_BT.shape
+        self.recorded.fill(range(rows), self.cache, [length] * rows)
         step, hidden_BD = self.step, self.hidden_BD
         start = self.clock()
         for _ in range(self.steps):
@@ -81,7 +85,7 @@ class Generation:
 
     @cached_property
     def step(self) -> RecordedStep:
-        return RecordedStep(self.model, self.cache)
+        return RecordedStep(self.model, self.recorded)
 
     def output_seconds(self, choose: Choose) -> float:
         """Of choosing the words alone, for the vectors of the last generation."""

@@ -10,21 +10,22 @@ from small_data import make_folder
 
 from zipflm.config import Splitting
 from zipflm.data.vocabulary import END
-from zipflm.language import generation
-from zipflm.language.generation import Sampling, Writer
+from zipflm.language import decoding
+from zipflm.language.decoding import SamplingOptions
+from zipflm.language.generation import Writer
 
 PROMPT = "ba de"
 
 
 def test_a_text_is_told_with_the_log_probabilities_that_scoring_gives(lm, monkeypatch):
     drawn = {}
-    add = generation._Text.add
+    add = decoding.Row.add
 
-    def noted(text, token, logprob):
-        drawn.setdefault(text, []).append(token)
-        add(text, token, logprob)
+    def noted(row, token, logprob, top):
+        drawn.setdefault(row, []).append(token)
+        add(row, token, logprob, top)
 
-    monkeypatch.setattr(generation._Text, "add", noted)
+    monkeypatch.setattr(decoding.Row, "add", noted)
     told = lm.generate(PROMPT, max_words=6, seed=3, num=4, temperature=0.9, top_p=0.9)
     # The same tokens, whatever pieces a word was written in: it might be read in others.
     before = lm.reader.text(PROMPT, ends=False).ids
@@ -100,6 +101,22 @@ def test_a_stream_is_the_first_text_word_by_word(lm):
     assert text.continuation == "".join(word.text for word in text.words)
 
 
+@pytest.mark.parametrize("stop", [[" "], ["a"], ["o", "u b"], ["\n"]])
+def test_a_text_ends_before_a_stop_sequence(lm, stop):
+    options = {"max_words": 9, "seed": 4, "num": 6, "lines": 0, "temperature": 2.0}
+    for whole, text in zip(
+        lm.generate(PROMPT, **options), lm.generate(PROMPT, stop=stop, **options), strict=True
+    ):
+        assert whole.continuation.startswith(text.continuation)
+        assert not any(each in text.continuation for each in stop)
+        assert "".join(word.text for word in text.words) == text.continuation
+        is_cut = any(each in whole.continuation for each in stop)
+        assert (text.continuation != whole.continuation) == is_cut
+    del options["num"]
+    (text,) = lm.generate(PROMPT, stop=stop, **options)
+    assert tuple(lm.stream(PROMPT, stop=stop, **options)) == text.words
+
+
 @pytest.mark.parametrize("words", [3, 40])
 def test_a_text_that_outgrows_the_block_goes_on_and_says_so(word_data, words):
     lm = loaded(word_data, block=8, context=4)
@@ -137,7 +154,7 @@ def test_prose_is_joined_as_prose(tmp_path):
 
 
 def test_unknown_words_of_a_prompt_are_known(adp):
-    writer = Writer(adp.engine, adp.reader, "ba qqqq zzzz", Sampling(seed=1), 1)
+    writer = Writer(adp.engine, adp.reader, "ba qqqq zzzz", SamplingOptions(seed=1), 1)
     assert writer.unknown_in_prompt == ["qqqq", "zzzz"]
     assert writer.all()[0].text.startswith("ba qqqq zzzz")
 
@@ -154,6 +171,8 @@ def test_unknown_words_of_a_prompt_are_known(adp):
         ({"num": 0}, "num=0"),
         ({"lines": -1}, "lines=-1"),
         ({"seed": -1}, "seed=-1"),
+        ({"stop": "be"}, "stop='be': must be a list"),
+        ({"stop": [""]}, "stop="),
     ],
 )
 def test_impossible_options_are_refused(adp, options, reason):
@@ -184,7 +203,7 @@ def test_a_word_that_never_ends_is_ended(bpe_data, monkeypatch):
     def always_inside(output, hidden, **choice):
         return torch.full((len(hidden),), inner), torch.full((len(hidden),), -0.5)
 
-    monkeypatch.setattr("zipflm.language.generation.draw", always_inside)
+    monkeypatch.setattr("zipflm.language.decoding.draw", always_inside)
     (text,) = lm.generate("", max_words=2, lines=0)
     assert len(text.words) == 2 and text.words[0].logprob == -32.0
 
@@ -194,7 +213,7 @@ def test_line_ends_count_as_words(adp, monkeypatch, lines):
     def always_end(output, hidden, **choice):
         return torch.full((len(hidden),), END), torch.full((len(hidden),), -0.5)
 
-    monkeypatch.setattr("zipflm.language.generation.draw", always_end)
+    monkeypatch.setattr("zipflm.language.decoding.draw", always_end)
     words = islice(adp.stream("ba", max_words=5, lines=lines, temperature=0), 20)
     assert [word.word for word in words] == ["</s>"] * 5
 

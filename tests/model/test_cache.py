@@ -86,7 +86,7 @@ def test_repeated_rows_continue_apart():
     decoder, cache = a_decoder(rows=2)
     prefix, continuations = torch.randn(2, 4, 32), torch.randn(6, 5, 32)
     decoder(prefix, cache)
-    repeated = cache.repeat(3)
+    repeated = cache.select(torch.arange(cache.rows).repeat_interleave(3))
     assert (repeated.rows, repeated.length, repeated.capacity) == (6, 4, 12)
     whole = decoder(torch.cat([prefix.repeat_interleave(3, 0), continuations], dim=1))
     assert_close(decoder(continuations, repeated), whole[:, 4:], 1e-5)
@@ -98,7 +98,7 @@ def test_padding_to_the_right_of_continuations_changes_nothing():
     prefix, longer = torch.randn(1, 4, 32), torch.randn(1, 5, 32)
     shorter = torch.cat([longer[:, :2] + 1, torch.zeros(1, 3, 32)], dim=1)
     decoder(prefix, cache)
-    together = decoder(torch.cat([longer, shorter]), cache.repeat(2))
+    together = decoder(torch.cat([longer, shorter]), cache.select(torch.tensor([0, 0])))
     alone = decoder(torch.cat([prefix, shorter[:, :2]], dim=1))[:, 4:]
     assert_close(together[1:, :2], alone, 1e-5)
 

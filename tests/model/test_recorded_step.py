@@ -8,6 +8,7 @@ from numerics import assert_close
 
 from zipflm import LanguageModel, preset
 from zipflm.config import CharacterInput
+from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.recorded_step import RecordedStep
 from zipflm.presets import FACTORIZATIONS
 from zipflm.presets.recipes import resolve
@@ -28,33 +29,46 @@ def a_model(config, device="cpu"):
     return LanguageModel(config, spellings if needs else None).to(device).eval()
 
 
+def filled(model, words, capacity):
+    """A cache of rows that hold these words."""
+    cache = model.new_cache(*words.shape)
+    model(words, cache)
+    ragged = RaggedCache()
+    ragged.join(cache, [words.shape[1]] * len(words), capacity)
+    return ragged
+
+
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("config", list(models()), ids=lambda config: config.name)
 @torch.inference_mode()
 def test_recorded_steps_equal_the_whole_pass(config, device):
     model = a_model(config, device)
     words = torch.randint(config.vocab_size, (3, 12), device=device)
-    cache = model.new_cache(3, 16)
-    # Memory that was never written may hold anything.
-    cache.keys_LBHCK.fill_(torch.nan)
-    cache.values_LBHCK.fill_(torch.inf)
-    model(words[:, :5], cache)
+    cache = filled(model, words[:, :5], 16)
     step = RecordedStep(model, cache)
     expected = model(words)
     for place in range(5, 12):
         assert_close(step(words[:, place]), expected[:, place], 2e-5)
-    assert cache.length == 12
+    assert cache.lengths == [12] * 3
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @torch.inference_mode()
-def test_a_cache_that_was_filled_anew_is_gone_on_with(device):
+def test_rows_may_be_filled_anew_and_leave(device):
     model = a_model(preset("tiny", "ADP-T"), device)
-    words = torch.randint(4000, (2, 10), device=device)
-    cache = model.new_cache(2, 10)
-    model(words[:, :8], cache)
+    words = torch.randint(4000, (5, 10), device=device)
+    cache = filled(model, words[:, :8], 10)
     step = RecordedStep(model, cache)
     step(words[:, 8])
-    cache.truncate(0)
-    model(words[:, 5:8], cache)
-    assert_close(step(words[:, 8]), model(words[:, 5:9])[:, -1], 2e-5)
+    anew = model.new_cache(2, 3)
+    model(words[:2, 5:8], anew)
+    cache.fill([0, 1], anew, [3, 3])
+    hidden = step(words[:, 9])
+    assert_close(hidden[:2], model(words[:2, [5, 6, 7, 9]])[:, -1], 2e-5)
+    assert_close(hidden[2:], model(words[2:])[:, -1], 2e-5)
+    cache.empty([2, 3, 4])
+    assert cache.drop({3, 4}) == [0, 1, 2] and step.fits
+    expected = model(words[:2, [5, 6, 7, 9, 0]])[:, -1]
+    assert_close(step(words[:3, 0])[:2], expected, 2e-5)
+    cache.drop({2})
+    assert not step.fits  # most of it would be for nothing

@@ -128,12 +128,12 @@ class Running:
 
 def slowed(monkeypatch, seconds):
     """Every step of writing takes so long: for tests that must come in between."""
-    from zipflm.serving.decoding import Steps
+    from zipflm.language.decoding import Decoder
 
-    step = Steps.step
+    step = Decoder.step
 
     def slow(self):
         time.sleep(seconds)
         return step(self)
 
-    monkeypatch.setattr(Steps, "step", slow)
+    monkeypatch.setattr(Decoder, "step", slow)

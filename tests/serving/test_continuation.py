@@ -3,14 +3,15 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zipflm.serving.decoding import Continuation, Spelling
+from zipflm.language.decoding import Row, SamplingOptions, Spelling
 
 SOME = "ba be noro boro bu"
 
 
 def written(model, tokens, **options):
-    options = {"max_tokens": 100, "lines": 0} | options
-    text = Continuation(Spelling(model.reader), **options)
+    options = {"max_words": None, "max_tokens": 100, "lines": 0} | options
+    reader = model.reader
+    text = Row(reader, reader.prefix("ba"), Spelling(reader), SamplingOptions(**options))
     deltas = []
     for token in tokens:
         text.add(token, -1.0, [])

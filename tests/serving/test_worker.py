@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 from serving.services import Running, slowed
 
+from zipflm.language.decoding import Row
 from zipflm.serving import worker as module
-from zipflm.serving.decoding import Row
 from zipflm.serving.queue import Limits
 
 
@@ -75,9 +75,9 @@ def test_a_client_that_leaves_frees_its_place_in_the_queue(models, held):
 def test_texts_that_wait_for_room_cost_nothing(models, monkeypatch):
     calls, room = [], Row.room
 
-    def counted(self, block):
+    def counted(self, engine):
         calls.append(self)
-        return room(self, block)
+        return room(self, engine)
 
     monkeypatch.setattr(Row, "room", counted)
     with Running(models, Limits(max_batch_words=100)) as service:
@@ -137,16 +137,16 @@ def test_one_failure_does_not_take_others_with_it(models, held, monkeypatch):
 
 
 def test_a_failing_step_ends_the_texts_beside_it_and_nothing_else(models, monkeypatch):
-    from zipflm.serving.decoding import Steps
+    from zipflm.language.decoding import Decoder
 
-    step, failures = Steps.step, [RuntimeError("no memory")]
+    step, failures = Decoder.step, [RuntimeError("no memory")]
 
     def fail_once(self):
         if failures:
             raise failures.pop()
         return step(self)
 
-    monkeypatch.setattr(Steps, "step", fail_once)
+    monkeypatch.setattr(Decoder, "step", fail_once)
     with Running(models) as service:
         assert service.post("/v1/completions", prompt="ba").status_code == 500
         assert service.complete("ba", max_tokens=3)["choices"][0]["finish_reason"]

@@ -140,10 +140,11 @@ def generate(
     """Write on from a prompt; one text appears word by word, several one after the other."""
     import json
 
-    from zipflm.language.generation import Sampling, Writer
+    from zipflm.language.decoding import SamplingOptions
+    from zipflm.language.generation import Writer
     from zipflm.language.model import load
 
-    sampling = Sampling(
+    sampling = SamplingOptions(
         max_words=max_words,
         temperature=temperature,
         top_k=top_k,

@@ -23,8 +23,9 @@ from zipflm.config import Blocks
 from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.language.decoding import SamplingOptions, WrittenWord
 from zipflm.language.engine import Engine, scored_documents
-from zipflm.language.generation import Generation, Sampling, Writer, WrittenWord
+from zipflm.language.generation import Generation, Writer
 from zipflm.language.next_words import LikelyWord, most_likely_words, require_numbers
 from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
 from zipflm.messages import quoted
@@ -193,6 +194,7 @@ class TrainedModel:
         seed: int | None = None,
         num: int = 1,
         lines: int = 1,
+        stop: Sequence[str] = (),
         forbid_unknown: bool = True,
     ) -> list[Generation]:
         """`num` continuations of a prompt.
@@ -200,23 +202,24 @@ class TrainedModel:
         Words are drawn from the model's distribution: at `temperature` (0 takes the most likely
         one), among the `top_k` most likely (0: all), of which as many as make up `top_p` of their
         mass. A text ends after `lines` line ends (0: no limit) or `max_words` words, line ends
-        included. Equal arguments with a `seed` give equal texts. The log-probabilities are the
-        model's own, whatever it was asked to draw from.
+        included, or before a text of `stop`. Equal arguments with a `seed` give equal texts. The
+        log-probabilities are the model's own, whatever it was asked to draw from.
         """
-        sampling = Sampling(
+        sampling = SamplingOptions(
             max_words=max_words,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             seed=seed,
             lines=lines,
+            stop=stop,
             forbid_unknown=forbid_unknown,
         )
         return Writer(self.engine, self.reader, prompt, sampling, num).all()
 
     def stream(self, prompt: str = "", **options: Any) -> Iterator[WrittenWord]:
         """The words of one continuation as they come; options as for `generate`, without `num`."""
-        yield from Writer(self.engine, self.reader, prompt, Sampling(**options), 1).words()
+        yield from Writer(self.engine, self.reader, prompt, SamplingOptions(**options), 1).words()
 
 
 def _engine(

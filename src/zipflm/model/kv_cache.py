@@ -103,11 +103,6 @@ class KeyValueCache:
         """The largest possible length."""
         return self.keys_LBHCK.shape[3]
 
-    def repeat(self, number: int) -> KeyValueCache:
-        """A new cache that holds every row `number` times, copies side by side."""
-        rows = torch.arange(self.rows, device=self.keys_LBHCK.device)
-        return self.select(rows.repeat_interleave(number))
-
     def select(self, rows: Tensor) -> KeyValueCache:
         """A new cache that holds these rows, in this order; a row may be named more than once."""
         selected = object.__new__(KeyValueCache)
@@ -190,8 +185,9 @@ class RaggedCache:
         self._rooms: list[int] = []
         """How long each row will ever be."""
         empty = torch.zeros(0, 0, 0, 0, 0)
-        self._keys_LBHCK, self._values_LBHCK = empty, empty
-        self._places_BT = torch.zeros(0, 0, dtype=torch.long)
+        self.keys_LBHCK, self.values_LBHCK = empty, empty
+        self._places_BT: Tensor | None = None
+        """Of the new words, where rows differ."""
 
     @property
     def lengths(self) -> list[int]:
@@ -205,22 +201,32 @@ class RaggedCache:
     @property
     def capacity(self) -> int:
         """Words for which every row has room."""
-        return self._keys_LBHCK.shape[3]
+        return self.keys_LBHCK.shape[3]
 
     def join(self, cache: KeyValueCache, lengths: Sequence[int], capacity: int) -> None:
         """Add all rows of a cache; of row i its first `lengths[i]` words, the rest being padding.
 
         `capacity` is how long any of them will ever be.
         """
-        first, longest = self.rows, max(lengths)
-        self._reserve(
-            cache, first + cache.rows, max(capacity, longest, *self._rooms, *self._lengths)
-        )
-        rows = slice(first, first + cache.rows)
-        self._keys_LBHCK[:, rows, :, :longest] = cache.keys_LBHCK[:, :, :, :longest]
-        self._values_LBHCK[:, rows, :, :longest] = cache.values_LBHCK[:, :, :, :longest]
+        first = self.rows
+        rooms = [max(capacity, length) for length in lengths]
+        self._reserve(cache, first + cache.rows, max([*rooms, *self._rooms, *self._lengths]))
         self._lengths += lengths
-        self._rooms += [max(capacity, length) for length in lengths]
+        self._rooms += rooms
+        self.fill(range(first, self.rows), cache, lengths)
+
+    def fill(self, rows: Sequence[int], cache: KeyValueCache, lengths: Sequence[int]) -> None:
+        """These rows hold what those of a cache hold, and nothing else."""
+        longest, places = max(lengths), torch.tensor(rows, device=self.keys_LBHCK.device)
+        self.keys_LBHCK[:, places, :, :longest] = cache.keys_LBHCK[:, :, :, :longest]
+        self.values_LBHCK[:, places, :, :longest] = cache.values_LBHCK[:, :, :, :longest]
+        for row, length in zip(rows, lengths, strict=True):
+            self._lengths[row] = length
+
+    def empty(self, rows: Collection[int]) -> None:
+        """These rows hold nothing, until they are filled."""
+        for row in rows:
+            self._lengths[row] = 0
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Forget these rows; which of the old ones stand in the places that are left, in order.
@@ -233,7 +239,7 @@ class RaggedCache:
         movers = [row for row in kept if row >= len(kept)]
         for hole, mover in zip(holes, movers, strict=True):
             end = self._lengths[mover]
-            for buffer in (self._keys_LBHCK, self._values_LBHCK):
+            for buffer in (self.keys_LBHCK, self.values_LBHCK):
                 buffer[:, hole, :, :end] = buffer[:, mover, :, :end]
             self._lengths[hole], self._rooms[hole] = end, self._rooms[mover]
             order[hole] = mover
@@ -245,15 +251,22 @@ class RaggedCache:
     # --- What the decoder asks for. ---
 
     @property
-    def position(self) -> Tensor:
-        """Number of words before the new ones in each row, [B, 1]."""
-        return torch.tensor(self._lengths, device=self._keys_LBHCK.device).unsqueeze(1)
+    def position(self) -> int | Tensor:
+        """Number of words before the new ones: of all rows, or of each, [B, 1]."""
+        if len(set(self._lengths)) == 1:
+            return self._lengths[0]
+        return torch.tensor(self._lengths, device=self.keys_LBHCK.device).unsqueeze(1)
 
-    def visible(self, number: int) -> Tensor:
+    def visible(self, number: int) -> Tensor | None:
         """[B, 1, T, S]: a row's own words up to each new one."""
-        self._places_BT = self.position + torch.arange(number, device=self._keys_LBHCK.device)
-        slots_S = torch.arange(max(self._lengths) + number, device=self._keys_LBHCK.device)
-        return (slots_S <= self._places_BT.unsqueeze(-1)).unsqueeze(1)
+        position, device = self.position, self.keys_LBHCK.device
+        if number == 1 and isinstance(position, int):
+            self._places_BT = None
+            return None
+        places_BT = position + torch.arange(number, device=device).expand(self.rows, -1)
+        slots_S = torch.arange(max(self._lengths) + number, device=device)
+        self._places_BT = places_BT
+        return (slots_S <= places_BT.unsqueeze(-1)).unsqueeze(1)
 
     def admit(self, hidden_BTD: Tensor) -> None:
         require_rows(hidden_BTD, self.rows)
@@ -262,8 +275,11 @@ class RaggedCache:
         rows, end = self.rows, max(self._lengths) + key_BHTK.shape[2]
         rows_B1 = torch.arange(rows, device=key_BHTK.device).unsqueeze(1)
         held = []
-        for buffer, new_BHTK in ((self._keys_LBHCK, key_BHTK), (self._values_LBHCK, value_BHTK)):
-            buffer[layer, rows_B1, :, self._places_BT] = new_BHTK.transpose(1, 2)
+        for buffer, new_BHTK in ((self.keys_LBHCK, key_BHTK), (self.values_LBHCK, value_BHTK)):
+            if self._places_BT is None:
+                buffer[layer, :rows, :, end - 1 : end] = new_BHTK
+            else:
+                buffer[layer, rows_B1, :, self._places_BT] = new_BHTK.transpose(1, 2)
             held.append(buffer[layer, :rows, :, :end])
         return held[0], held[1]
 
@@ -273,7 +289,7 @@ class RaggedCache:
     def _reserve(self, like: KeyValueCache, rows: int, capacity: int) -> None:
         """Room for so many rows of so many words. What is made anew is no longer than the rows that
         are there will be, whatever rows there were before."""
-        if rows <= self._keys_LBHCK.shape[1] and capacity <= self.capacity:
+        if rows <= self.keys_LBHCK.shape[1] and capacity <= self.capacity:
             return
         layers, _, heads, _, width = like.keys_LBHCK.shape
         rows = 1 << (rows - 1).bit_length()  # so that it is not made anew for every row
@@ -282,6 +298,6 @@ class RaggedCache:
         values = torch.zeros_like(keys)
         if self.rows:
             held = slice(self.rows), slice(None), slice(max(self._lengths))
-            for new, old in ((keys, self._keys_LBHCK), (values, self._values_LBHCK)):
+            for new, old in ((keys, self.keys_LBHCK), (values, self.values_LBHCK)):
                 new[:, *held] = old[:, *held]
-        self._keys_LBHCK, self._values_LBHCK = keys, values
+        self.keys_LBHCK, self.values_LBHCK = keys, values

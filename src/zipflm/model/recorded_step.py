@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zipflm.model.kv_cache import KeyValueCache
+from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.language_model import LanguageModel
 
 
@@ -24,27 +24,32 @@ class RecordedStep:
     computation runs as it stands.
     """
 
-    def __init__(self, model: LanguageModel, cache: KeyValueCache):
-        """The cache may be filled, or emptied and filled again, by others between two steps."""
+    def __init__(self, model: LanguageModel, cache: RaggedCache):
+        """Between two steps rows may leave the cache or be filled anew, as long as it `fits`."""
         self._model, self._cache = model, cache
         device = cache.keys_LBHCK.device
         self._words_N1 = torch.zeros(cache.rows, 1, dtype=torch.int64, device=device)
         self._past = _FixedPast(cache)
-        # What was never written may be anything; hidden or not, 0 times infinity is no number.
-        for buffer_LBHCK in (cache.keys_LBHCK, cache.values_LBHCK):
-            buffer_LBHCK[:, :, :, cache.length :].zero_()
         self._graph = self._record() if device.type == "cuda" else None
+
+    @property
+    def fits(self) -> bool:
+        """Whether what was recorded serves the cache as it is now, and most of it is needed."""
+        is_same = self._cache.keys_LBHCK is self._past.keys_LBHCK
+        recorded = len(self._words_N1)
+        return is_same and recorded < 2 * self._cache.rows <= 2 * recorded
 
     @torch.inference_mode()
     def __call__(self, words_N: Tensor) -> Tensor:
-        self._words_N1.copy_(words_N.unsqueeze(1))
-        self._past.position.fill_(self._cache.length)
+        rows = len(words_N)
+        self._words_N1[:rows, 0] = words_N
+        self._past.position[:rows] = self._cache.position
         if self._graph is None:
             self._hidden_ND = self._run()
         else:
             self._graph.replay()
         self._cache.advance(1)
-        return self._hidden_ND
+        return self._hidden_ND[:rows]
 
     def _run(self) -> Tensor:
         hidden_ND: Tensor = self._model(self._words_N1, self._past)[:, -1]
@@ -69,26 +74,26 @@ class RecordedStep:
 class _FixedPast:
     """A cache that shows all its places at every step, and hides those behind the new word."""
 
-    def __init__(self, cache: KeyValueCache):
-        self._keys_LBHCK, self._values_LBHCK = cache.keys_LBHCK, cache.values_LBHCK
+    def __init__(self, cache: RaggedCache):
+        self.keys_LBHCK, self.values_LBHCK = cache.keys_LBHCK, cache.values_LBHCK
         device = cache.keys_LBHCK.device
-        first = min(cache.length, cache.capacity - 1)
-        self.position = torch.tensor(first, device=device)
+        self.position = torch.zeros(cache.rows, 1, dtype=torch.int64, device=device)
+        self.position[:] = cache.position
+        self._rows_B1 = torch.arange(cache.rows, device=device).unsqueeze(1)
         self._places_C = torch.arange(cache.capacity, device=device)
 
     def visible(self, number: int) -> Tensor:
         assert number == 1
-        return (self._places_C <= self.position).unsqueeze(0)
+        return (self._places_C <= self.position).view(len(self.position), 1, 1, -1)
 
     def admit(self, hidden_BTD: Tensor) -> None:
         """Shapes were checked when the cache was made for this."""
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        keys_BHCK, values_BHCK = self._keys_LBHCK[layer], self._values_LBHCK[layer]
-        place = self.position.view(1)
-        keys_BHCK.index_copy_(2, place, key_BHTK)
-        values_BHCK.index_copy_(2, place, value_BHTK)
-        return keys_BHCK, values_BHCK
+        rows = len(self.position)
+        for buffer, new_BHTK in ((self.keys_LBHCK, key_BHTK), (self.values_LBHCK, value_BHTK)):
+            buffer[layer, self._rows_B1, :, self.position] = new_BHTK.transpose(1, 2)
+        return self.keys_LBHCK[layer, :rows], self.values_LBHCK[layer, :rows]
 
     def advance(self, number: int) -> None:
         """Counted by the cache, outside of what is recorded."""

@@ -18,9 +18,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
-Generators = torch.Generator | Sequence[torch.Generator] | None
-"""Source of random numbers: one generator for all rows, one per row, or torch's default."""
-
 _MOST_NUMBERS = 1 << 25
 """Log-probabilities in memory at once, 128 MiB."""
 _COLDEST = 1e-10
@@ -50,7 +47,7 @@ def draw(
     top_k: int = 0,
     top_p: float = 1.0,
     forbidden: Tensor | None = None,
-    generator: Generators = None,
+    uniform: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A random word for each row: ids [N] and log-probabilities [N], which are the model's own
     whatever the distribution that is drawn from.
@@ -58,7 +55,7 @@ def draw(
     That is p^(1/temperature), of the `top_k` most likely words if that is not 0, and of these the
     smallest set of most likely ones whose share reaches `top_p`. Temperature 0 takes the most
     likely word. `forbidden`, one bool for each word of the vocabulary, is True for words that never
-    come. With one generator per row, a row's word does not depend on the other rows.
+    come. `uniform` are random numbers in [0, 1), one per row; torch draws them if not given.
 
     >>> from zipflm import LanguageModel, preset
     >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
@@ -67,7 +64,10 @@ def draw(
     >>> ids.shape, log_probs.shape
     (torch.Size([1]), torch.Size([1]))
     """
-    all_uniform_N = _uniform(len(hidden_ND), generator, hidden_ND.device)
+    if uniform is None:
+        all_uniform_N = torch.rand(len(hidden_ND), dtype=torch.float64, device=hidden_ND.device)
+    else:
+        all_uniform_N = torch.tensor(uniform, dtype=torch.float64, device=hidden_ND.device)
     parts = (torch.split(x, _rows_at_once(output)) for x in (hidden_ND, all_uniform_N))
     drawn = []
     for rows_ND, uniform_N in zip(*parts, strict=True):
@@ -139,15 +139,3 @@ def _top(values_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _rows_at_once(output: FullSoftmax | AdaptiveSoftmax) -> int:
     return max(1, _MOST_NUMBERS // output.edges[-1])
-
-
-def _uniform(rows: int, generator: Generators, device: torch.device) -> Tensor:
-    """A random number in [0, 1) for each row, in float64."""
-    if isinstance(generator, Sequence):
-        # Each on its own device: a CPU's numbers are the same whatever the model runs on.
-        drawn = [
-            torch.rand(1, generator=each, device=each.device, dtype=torch.float64)
-            for each in generator
-        ]
-        return torch.cat(drawn).to(device)
-    return torch.rand(rows, generator=generator, device=device, dtype=torch.float64)

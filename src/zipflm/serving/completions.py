@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from zipflm.data.vocabulary import END, UNKNOWN
-from zipflm.serving.decoding import Choice, Continuation, Delta, Row, generator_of
+from zipflm.language.decoding import SEEDS, Delta, Likely, Row, SamplingOptions
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import Prompt, read_prompt, require_length
 from zipflm.serving.queue import Limits
@@ -27,7 +27,7 @@ from zipflm.serving.schemas import (
     bad_request,
 )
 from zipflm.serving.scores import MAX_LISTED
-from zipflm.serving.scoring import Document, DocumentScores, Likely
+from zipflm.serving.scoring import Document, DocumentScores
 
 
 class Completion:
@@ -36,6 +36,7 @@ class Completion:
     def __init__(self, asked: CompletionRequest, model: ServedModel, limits: Limits) -> None:
         """Refusal, naming the field, for a request that cannot be answered."""
         self._asked, self.model = asked, model
+        self._options = _sampling(asked)
         require_length("max_tokens", asked.max_tokens, limits)
         self._prompts = [read_prompt(model, prompt, limits) for prompt in asked.prompt]
         for prompt in self._prompts:
@@ -78,24 +79,14 @@ class Completion:
         asked, reader = self._asked, self.model.reader
         if not asked.max_tokens:
             return []
-        if asked.temperature == 0 or asked.top_p == 0:  # the most likely token alone
-            choice = Choice(0.0, 0, 1.0)
-        else:
-            choice = Choice(
-                asked.temperature, min(asked.top_k, len(reader.vocabulary)), asked.top_p
-            )
         return [
             Row(
+                reader,
                 prompt.ids,
-                choice,
-                generator_of(asked.seed, number),
-                Continuation(
-                    prompt.spelling(reader),
-                    max_tokens=asked.max_tokens,
-                    lines=asked.lines,
-                    stop=asked.stop,
-                ),
-                self._num_likely,
+                prompt.spelling(reader),
+                self._options,
+                number=number,
+                top=self._num_likely,
             )
             for prompt in self._prompts
             for number in range(asked.n)
@@ -190,6 +181,24 @@ class Completion:
             logprobs=logprobs,
             finish_reason=delta.finish_reason,
         )
+
+
+def _sampling(asked: CompletionRequest) -> SamplingOptions:
+    """As the library has it; Refusal where the library refuses."""
+    try:
+        return SamplingOptions(
+            max_words=None,
+            max_tokens=asked.max_tokens,
+            # As for OpenAI: with a nucleus of nothing, the most likely token alone.
+            temperature=asked.temperature if asked.top_p else 0.0,
+            top_k=asked.top_k,
+            top_p=asked.top_p or 1.0,
+            seed=None if asked.seed is None else asked.seed % SEEDS,
+            lines=asked.lines,
+            stop=asked.stop,
+        )
+    except ValueError as error:
+        raise bad_request(str(error).partition("=")[0], str(error)) from None
 
 
 class _LogprobLists:

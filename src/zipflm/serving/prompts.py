@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN
+from zipflm.language.decoding import Spelling, last_line
 from zipflm.language.text import EncodedText, Ids, TextReader
 from zipflm.messages import quoted
-from zipflm.serving.decoding import Spelling
 from zipflm.serving.models import ServedModel
 from zipflm.serving.queue import Limits
 from zipflm.serving.schemas import Refusal, bad_request
@@ -45,9 +45,7 @@ class Prompt:
 
     def spelling(self, reader: TextReader) -> Spelling:
         """For the continuation of this prompt."""
-        spelling = Spelling(reader, has_space=self.is_tight)
-        spelling.follow(self.words)
-        return spelling
+        return Spelling(reader, self.words, self.is_tight)
 
 
 def encode(
@@ -122,8 +120,7 @@ def _of_text(model: ServedModel, text: str, limits: Limits) -> Prompt:
     words: Sequence[str] = []
     if text[start:]:
         encoded = encode(model, "prompt", text[start:], limits)
-        line_ends = encoded.line_ends.tolist()
-        tokens, words = encoded.ids, encoded.words[line_ends[-1] + 1 if line_ends else 0 :]
+        tokens, words = encoded.ids, last_line(encoded)
         offsets = [start + place for place in _offsets(model.reader, encoded)]
     if start:
         tokens, offsets = np.append(END, tokens), [0, *offsets]

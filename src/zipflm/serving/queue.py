@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from zipflm.language.decoding import Delta
 from zipflm.language.next_words import LikelyWord
-from zipflm.serving.decoding import Delta
 from zipflm.serving.scoring import DocumentScores
 
 _T = TypeVar("_T")

@@ -103,10 +103,10 @@ class StreamOptions(BaseModel):
 
 class CompletionRequest(BaseRequest):
     prompt: Prompts
-    max_tokens: int = Field(16, ge=0)
-    temperature: float = Field(1.0, ge=0, le=100)
-    top_p: float = Field(1.0, ge=0, le=1)
-    top_k: int = Field(0, ge=0, description="Draw from the K most likely tokens; 0: from all.")
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = Field(0, description="Draw from the K most likely tokens; 0: from all.")
     n: int = Field(1, ge=1, le=MAX_TEXTS)
     seed: int | None = None
     stop: Stops = Field([])
@@ -114,7 +114,7 @@ class CompletionRequest(BaseRequest):
     stream_options: StreamOptions = StreamOptions()
     logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
     echo: bool = False
-    lines: int = Field(1, ge=0, description="End after this many lines; 0: at no line end.")
+    lines: int = Field(1, description="End after this many lines; 0: at no line end.")
     best_of: int | None = None
     suffix: str = ""
     frequency_penalty: float = 0.0

@@ -17,15 +17,13 @@ from torch import Tensor
 from zipflm.data.batches import batch_of
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.data.windows import Windows
+from zipflm.language.decoding import Likely
 from zipflm.language.engine import Engine, batched, diverged, document_windows
 from zipflm.language.text import Ids
 from zipflm.model.sampling import most_likely
 
 _MOST_NUMBERS = 1 << 24
 """Log-probabilities of all words in memory at once."""
-
-Likely = list[tuple[int, float]]
-"""Ids with their log-probabilities, most likely first."""
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from zipflm.language.decoding import Decoder, Delta, Row
+from zipflm.language.engine import Engine
 from zipflm.language.next_words import LikelyWord, most_likely_instead
-from zipflm.serving.decoding import Row, Steps
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel
 from zipflm.serving.queue import Limits, Scored, Ticket, Written
@@ -55,6 +56,23 @@ class _Writing:
     place: int
 
 
+class Places:
+    """How many rows fit beside each other: as many as the longest leaves room for."""
+
+    def __init__(self, engine: Engine, rows: Iterable[Row]) -> None:
+        self._engine = engine
+        rooms = [row.room(engine) for row in rows]
+        self._number, self._longest = len(rooms), max(rooms, default=0)
+
+    def take(self, row: Row) -> bool:
+        """Whether one more fits, which then has its place; the first one always does."""
+        number, longest = self._number + 1, max(self._longest, row.room(self._engine))
+        if number > 1 and number * longest > self._engine.batch_tokens:
+            return False
+        self._number, self._longest = number, longest
+        return True
+
+
 class Worker:
     """Computes for requests; made and asked in the event loop's thread."""
 
@@ -78,14 +96,14 @@ class Worker:
         self._is_closed = False
         # The model thread's alone.
         self._searches: deque[_Text] = deque()
-        self._steps = {model.name: self._new_steps(model) for model in models}
+        self._decoders = {model.name: self._new_decoder(model) for model in models}
         self._writings: dict[Row, _Writing] = {}
         self._told: list[tuple[Ticket[Any], Any]] = []
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
-    def _new_steps(self, model: ServedModel) -> Steps:
-        return Steps(self._engines[model.name], model.lm.reader)
+    def _new_decoder(self, model: ServedModel) -> Decoder:
+        return Decoder(self._engines[model.name], model.lm.reader)
 
     # --- In the event loop's thread. ---
 
@@ -190,11 +208,11 @@ class Worker:
                 self._deliver()
 
     def _turn(self) -> None:
-        for steps in self._steps.values():
-            left = [row for row in steps.rows if self._writings[row].ticket.is_left]
+        for decoder in self._decoders.values():
+            left = [row for row in decoder.rows if self._writings[row].ticket.is_left]
             for row in left:
                 del self._writings[row]
-            steps.leave(left)
+            decoder.leave(left)
         with self._work:
             batch = self._next_batch()
             joining = self._next_rows()
@@ -202,8 +220,8 @@ class Worker:
             self._score(batch)
         if self._searches:
             self._search(self._searches.popleft())
-        for name, steps in self._steps.items():
-            self._step(name, steps, joining.get(name, []))
+        for name, decoder in self._decoders.items():
+            self._step(name, decoder, joining.get(name, []))
 
     def _has_work(self) -> bool:
         waiting = self._scores or self._rows or self._searches or self._writings
@@ -240,7 +258,10 @@ class Worker:
         joining: dict[str, list[_Writing]] = defaultdict(list)
         others: list[_Writing] = []
         # Of the models that are not full: thousands may wait, and are not looked at every time.
-        places = {name: steps.places() for name, steps in self._steps.items()}
+        places = {
+            name: Places(self._engines[name], decoder.rows)
+            for name, decoder in self._decoders.items()
+        }
         while self._rows and places:
             writing = self._rows.popleft()
             name = writing.model.name
@@ -298,16 +319,16 @@ class Worker:
         else:
             self._tell_or_search(text)
 
-    def _step(self, name: str, steps: Steps, joining: list[_Writing]) -> None:
+    def _step(self, name: str, decoder: Decoder, joining: list[_Writing]) -> None:
         """New texts join, then all get one id more."""
         self._writings |= {writing.row: writing for writing in joining}
         try:
             if joining:
-                steps.join([writing.row for writing in joining])
-            if not steps.rows:
+                decoder.join([writing.row for writing in joining])
+            if not decoder.rows:
                 return
-            beside = list(steps.rows)
-            steps.step()
+            beside = list(decoder.rows)
+            decoder.step()
         except Exception as error:
             self._give_up(name, error)
             return
@@ -315,11 +336,11 @@ class Worker:
         self._metrics.words.labels("written").inc(len(beside))
         for row in beside:
             writing = self._writings[row]
-            is_complete = row.continuation.finish_reason is not None
+            is_complete = row.finish_reason is not None
             if is_complete:
                 del self._writings[row]
             if is_complete or writing.is_streamed:
-                self._tell(writing.ticket, Written(writing.place, row.continuation.take()))
+                self._tell(writing.ticket, Written(writing.place, _delta(row)))
 
     def _give_up(self, name: str, error: Exception) -> None:
         """All texts that a model is writing, and what it remembers of them."""
@@ -328,7 +349,7 @@ class Worker:
             if writing.model.name == name:
                 del self._writings[writing.row]
                 self._tell(writing.ticket, failure)
-        self._steps[name] = self._new_steps(self._models[name])
+        self._decoders[name] = self._new_decoder(self._models[name])
 
     def _tell(self, ticket: Ticket[Any], event: Any) -> None:
         self._told.append((ticket, event))
@@ -337,6 +358,14 @@ class Worker:
         told, self._told = self._told, []
         if told:
             self._loop.call_soon_threadsafe(_tell_all, told)
+
+
+def _delta(row: Row) -> Delta:
+    """What there is to show, without the line end that ends a text."""
+    delta = row.take()
+    if delta.finish_reason == "lines":
+        delta.text, delta.finish_reason = delta.text.removesuffix("\n"), "stop"
+    return delta
 
 
 def _tell_all(told: list[tuple[Ticket[Any], Any]]) -> None:
