@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from zipflm.data.vocabulary import END
+from zipflm.evaluation.scoring import Document, DocumentScores, Likely
 from zipflm.serving.decoding import Choice, Continuation, Delta, Row, generator_of
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import Prompt, read_prompt, require_length
@@ -27,7 +28,6 @@ from zipflm.serving.schemas import (
     bad_request,
 )
 from zipflm.serving.scores import MAX_LISTED
-from zipflm.serving.scoring import Document, DocumentScores, Likely
 
 
 class Completion:

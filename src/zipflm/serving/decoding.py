@@ -17,13 +17,13 @@ from torch import Tensor
 
 from zipflm.data.bpe import join
 from zipflm.data.vocabulary import CONTINUES, END, PAD
+from zipflm.evaluation.scoring import Likely
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.generation import never_written
 from zipflm.language.next_words import MOST_PIECES
 from zipflm.language.text import Ids, TextReader
 from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.sampling import draw, most_likely
-from zipflm.serving.scoring import Likely
 
 
 class Spelling:
