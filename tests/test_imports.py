@@ -39,7 +39,8 @@ ALLOWED = {
     "studies": {"training", "evaluation", "runs", "data", "config", "presets"}
     | {"messages", "settings", "storage", "units"},
     "studies.paper": set(),
-    "serving": {"language", "runs.records", "model", "data", "messages", "units"},
+    "serving": {"language", "evaluation.scoring", "runs.records", "model", "data"}
+    | {"messages", "units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe", "messages"},
     "interop.huggingface": {"runs", "model", "config", "data", "presets"}
     | {"messages", "settings", "storage"},

@@ -6,6 +6,7 @@ import torch
 from loaded_models import loaded
 
 from zipflm.data.vocabulary import END
+from zipflm.evaluation.scoring import Document
 
 
 @pytest.fixture(scope="module")
@@ -25,20 +26,21 @@ def test_the_vectors_after_prefixes_come_in_their_order(engine):
 
 @pytest.mark.parametrize("skip", [0, 3, 20])
 @pytest.mark.parametrize("length", [5, 16, 17, 30, 60])
-def test_the_vectors_before_places_are_those_that_scores_come_from(engine, length, skip):
+def test_what_is_read_before_places_is_what_scores_come_from(engine, length, skip):
     document = np.append(np.arange(4, 3 + skip + length) % 60 + 4, END)
-    places = skip + np.array([length - 1, 0, 2, length // 2])
-    expected = engine.nll([document], skip)[0][places - skip]
-    targets = torch.from_numpy(document[places])
-    with torch.no_grad():
-        nll = engine.model.output.nll(engine.hidden_before(document, places, skip), targets)
-        for place, inputs, wanted in zip(
-            places, engine.inputs_before(document, places, skip), expected, strict=True
-        ):
-            hidden = engine.model(torch.from_numpy(inputs)[None])[0, -1:]
-            alone = engine.model.output.nll(hidden, torch.from_numpy(document[[place]]))
-            assert alone.item() == pytest.approx(wanted, abs=1e-5)
-    np.testing.assert_allclose(nll.numpy(), expected, atol=1e-5)
+    places = skip + np.array([0, 2, length // 2, length - 1])
+    asked = Document(document, skip, places, top=3, ranks=True)
+    (scores,) = engine.start_scoring([asked])()
+    inputs = engine.inputs_before(document, places, skip)
+    for number, place in enumerate(places):
+        with torch.no_grad():
+            log_probs = engine.model.log_probs(torch.from_numpy(inputs[number])[None])[0, -1]
+        best, target = log_probs.topk(3), document[place]
+        assert -log_probs[target].item() == pytest.approx(scores.nll[place - skip], abs=1e-5)
+        assert [token for token, _ in scores.top[number]] == best.indices.tolist()
+        values = [value for _, value in scores.top[number]]
+        assert values == pytest.approx(best.values.tolist(), abs=1e-5)
+        assert scores.ranks[number] == (log_probs > log_probs[target]).sum() + 1
 
 
 def test_no_document_is_no_number(engine):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from loaded_models import loaded
 
+from zipflm.evaluation.scoring import Document
 from zipflm.language.engine import scored_documents
 
 
@@ -61,10 +62,10 @@ def test_starting_does_not_wait_for_the_device(word_data):
     torch.cuda._sleep(2_000_000_000)  # about a second
     asleep = torch.cuda.Event()
     asleep.record()
-    result = lm.engine.start_nll(documents)
+    result = lm.engine.start_scoring([Document(ids) for ids in documents])
     assert not asleep.query()
     for found, wanted in zip(result(), expected, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(found.nll, wanted)
 
 
 @pytest.mark.parametrize("bad", [0, 1, 5, 40, 99])

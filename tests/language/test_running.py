@@ -1,5 +1,7 @@
 """Lines scored while they come get the numbers that `evaluate` gives the whole text."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from loaded_models import loaded
@@ -9,8 +11,7 @@ from zipflm.config import Blocks
 from zipflm.data.batches import Batches
 from zipflm.data.token_file import TokenArray
 from zipflm.evaluation.scoring import score
-from zipflm.language import score_command
-from zipflm.language.score_command import RunningLines
+from zipflm.language.engine import scored_lines
 
 
 @pytest.fixture(scope="module")
@@ -18,48 +19,61 @@ def small(word_data):
     return loaded(word_data, batch_tokens=32)
 
 
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
 def lines_of(lm, number):
-    return [lm.reader.line(line).ids for line in sentences(9, number)]
+    return [lm.reader.line(line) for line in sentences(9, number)]
 
 
 @pytest.mark.parametrize("break_mode", ["none", "complete", "sentence"])
 @pytest.mark.parametrize(
-    ("block", "context", "batches"), [(16, 0, 3), (16, 5, 1), (9, 8, 1), (40, 20, 1000)]
+    ("block", "context", "batch_tokens"), [(16, 0, 32), (16, 5, 1), (9, 8, 9), (40, 20, 4000)]
 )
-def test_a_stream_is_scored_as_evaluate_scores_it(
-    small, monkeypatch, break_mode, block, context, batches
-):
-    monkeypatch.setattr(score_command, "_BATCHES", batches)
+def test_a_stream_is_scored_as_evaluate_scores_it(small, break_mode, block, context, batch_tokens):
     lines = lines_of(small, 40)
+    ids = [line.ids for line in lines]
     blocks = Blocks(break_mode=break_mode, block=block, context=context)
-    tokens = TokenArray(np.concatenate(lines), np.cumsum([0, *map(len, lines)]))
+    tokens = TokenArray(np.concatenate(ids), np.cumsum([0, *map(len, ids)]))
     plan = Batches(tokens, blocks, max_tokens=64, shuffle=False)
     ends_word = np.ones(len(small.vocabulary), dtype=bool)
     expected = score(small.model, plan, device="cpu", ends_word=ends_word).nll
-    stream = RunningLines(small.engine, blocks, np.zeros(0, dtype=np.int64))
+    engine, reading = replace(small.engine, batch_tokens=batch_tokens), iter(lines)
     found, held = [], 0
-    for number, ids in enumerate(lines, start=1):
-        found += list(stream.add(ids))
-        held = max(held, number - len(found))
-    found += list(stream.finish())
-    assert [len(nll) for nll in found] == [len(ids) for ids in lines]
-    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
-    assert batches > 1 or held < 20  # it does not wait for the end
+    for group in scored_lines(engine, reading, NOTHING, blocks):
+        held = max(held, len(lines) - reading.__length_hint__() - len(found))
+        found += group
+    assert all(one.text is line for one, line in zip(found, lines, strict=True))
+    assert [len(one.nll) for one in found] == [len(line.ids) for line in lines]
+    np.testing.assert_allclose(np.concatenate([one.nll for one in found]), expected, atol=1e-5)
+    assert batch_tokens > 9 or held < 20  # it does not wait for the end
 
 
 def test_a_prefix_stands_before_the_first_line(small):
+    first, second, _ = lines_of(small, 3)
+    blocks = Blocks(break_mode="none", block=64, context=32)
+    ((behind,),) = scored_lines(small.engine, [second], first.ids, blocks)
+    ((_, both),) = scored_lines(small.engine, [first, second], NOTHING, blocks)
+    np.testing.assert_allclose(behind.nll, both.nll, atol=1e-5)
+
+
+@pytest.mark.parametrize("break_mode", ["none", "complete", "sentence"])
+def test_no_line_is_no_score(small, break_mode):
+    blocks = Blocks(break_mode=break_mode, block=8)
+    assert [*scored_lines(small.engine, [], NOTHING, blocks)] == []
+
+
+def test_lines_before_one_that_cannot_be_read_are_given_out_first(small):
     lines = lines_of(small, 3)
-    blocks = Blocks(break_mode="none", block=64, context=0)
-    prefix = lines[0]
-    stream = RunningLines(small.engine, Blocks(break_mode="none", block=64, context=32), prefix)
-    behind = [*stream.add(lines[1]), *stream.finish()]
-    whole = RunningLines(small.engine, blocks, np.zeros(0, dtype=np.int64))
-    both = [*whole.add(prefix), *whole.add(lines[1]), *whole.finish()]
-    np.testing.assert_allclose(behind[0], both[1], atol=1e-5)
 
+    def reading():
+        yield from lines
+        raise ValueError("a line that is no text")
 
-def test_no_line_is_no_score(small):
-    stream = RunningLines(
-        small.engine, Blocks(break_mode="none", block=8), np.zeros(0, dtype=np.int64)
-    )
-    assert list(stream.finish()) == []
+    given = []
+    with pytest.raises(ValueError, match="no text"):
+        for group in scored_lines(
+            small.engine, reading(), NOTHING, Blocks(break_mode="none", block=8)
+        ):
+            given += group
+    assert len(given) == len(lines)

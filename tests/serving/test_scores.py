@@ -8,9 +8,9 @@ import pytest
 from loaded_models import loaded
 from serving.services import Running
 
-from zipflm.serving import worker
+from zipflm.evaluation.scoring import DocumentScores
+from zipflm.language.engine import Engine
 from zipflm.serving.models import served
-from zipflm.serving.scoring import DocumentScores
 
 
 @pytest.mark.parametrize("name", ["words", "pieces"])
@@ -65,12 +65,12 @@ def test_spans_count_characters(service):
 def test_numbers_are_finite_json(service, monkeypatch):
     def extreme(engine, documents):
         values = [np.resize(np.float32([0.0, 3e3]), len(each.ids)) for each in documents]
-        return [DocumentScores(nll, [], []) for nll in values]
+        return lambda: [DocumentScores(nll, [], []) for nll in values]
 
     def refuse(name):
         raise AssertionError(name)
 
-    monkeypatch.setattr(worker, "score_documents", extreme)
+    monkeypatch.setattr(Engine, "start_scoring", extreme)
     text = service.post("/score", text="ba be").text
     (found,) = json.loads(text, parse_constant=refuse)["texts"]
     assert found["perplexity"] is None or math.isfinite(found["perplexity"])

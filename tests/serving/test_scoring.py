@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from zipflm.serving.scoring import Document, score_documents
+from zipflm.evaluation.scoring import Document
 
 TEXTS = ["ba be", "bila boro bu ban", "ka\nke ki", "ba " * 40]
 
@@ -13,10 +13,14 @@ def ids_of(model, text):
     return model.reader.text(text).ids
 
 
+def scores_of(model, *documents):
+    return model.engine.start_scoring(documents)()
+
+
 @pytest.mark.parametrize("name", ["words", "pieces"])
 def test_scores_are_those_of_each_text_alone(models, name):
     model = models[name]
-    scores = score_documents(model.engine, [Document(ids_of(model, text)) for text in TEXTS])
+    scores = scores_of(model, *(Document(ids_of(model, text)) for text in TEXTS))
     for text, found in zip(TEXTS, scores, strict=True):
         expected = model.engine.nll([ids_of(model, text)])[0]
         np.testing.assert_allclose(found.nll, expected, atol=1e-5)
@@ -24,8 +28,8 @@ def test_scores_are_those_of_each_text_alone(models, name):
 
 def test_a_prefix_is_context_and_documents_may_end_in_any_word(words):
     ids = ids_of(words, "ba be bila boro")
-    whole, after, open_end = score_documents(
-        words.engine, [Document(ids), Document(ids, skip=2), Document(ids[:-1])]
+    whole, after, open_end = scores_of(
+        words, Document(ids), Document(ids, skip=2), Document(ids[:-1])
     )
     np.testing.assert_allclose(after.nll, whole.nll[2:], atol=1e-5)
     np.testing.assert_allclose(open_end.nll, whole.nll[:-1], atol=1e-5)
@@ -34,9 +38,8 @@ def test_a_prefix_is_context_and_documents_may_end_in_any_word(words):
 def test_alternatives_and_ranks_are_those_of_the_whole_distribution(words):
     ids = ids_of(words, TEXTS[1])
     asked = np.array([1, 3])
-    _, found = score_documents(
-        words.engine,
-        [Document(ids_of(words, "ba")), Document(ids, asked=asked, top=4, ranks=True)],
+    _, found = scores_of(
+        words, Document(ids_of(words, "ba")), Document(ids, asked=asked, top=4, ranks=True)
     )
     with torch.inference_mode():
         log_probs = words.engine.model.log_probs(torch.tensor([[2, *ids]]))[0]
@@ -49,13 +52,13 @@ def test_alternatives_and_ranks_are_those_of_the_whole_distribution(words):
 
 def test_nothing_to_score_is_no_error(words):
     nothing = np.zeros(0, dtype=np.int64)
-    empty, one = score_documents(words.engine, [Document(nothing), Document(ids_of(words, "ba"))])
+    empty, one = scores_of(words, Document(nothing), Document(ids_of(words, "ba")))
     assert len(empty.nll) == 0 and len(one.nll) == 2
-    assert len(score_documents(words.engine, [Document(nothing)])[0].nll) == 0
+    assert len(scores_of(words, Document(nothing))[0].nll) == 0
 
 
 def test_a_model_without_finite_numbers_gives_none(words, monkeypatch):
     output = words.engine.model.output
     monkeypatch.setattr(output, "nll", lambda hidden, targets: targets * torch.nan)
     with pytest.raises(ValueError, match="diverged"):
-        score_documents(words.engine, [Document(ids_of(words, "ba"))])
+        scores_of(words, Document(ids_of(words, "ba")))

@@ -8,14 +8,14 @@ import pytest
 from serving.services import Running, slowed
 
 from zipflm.language.decoding import Row
-from zipflm.serving import worker as module
+from zipflm.language.engine import Engine
 from zipflm.serving.queue import Limits
 
 
 @pytest.fixture
 def held(monkeypatch):
     """The model thread computes no scores before this is set."""
-    gate, score = threading.Event(), module.score_documents
+    gate, score = threading.Event(), Engine.start_scoring
     batches = []
 
     def wait_and_score(engine, documents):
@@ -23,7 +23,7 @@ def held(monkeypatch):
         batches.append([len(each.ids) for each in documents])
         return score(engine, documents)
 
-    monkeypatch.setattr(module, "score_documents", wait_and_score)
+    monkeypatch.setattr(Engine, "start_scoring", wait_and_score)
     gate.batches = batches
     yield gate
     gate.set()
@@ -118,14 +118,14 @@ def test_a_new_text_joins_at_the_next_step_and_leaves_before_the_long_one(models
 
 
 def test_one_failure_does_not_take_others_with_it(models, held, monkeypatch):
-    score = module.score_documents
+    score = Engine.start_scoring
 
     def fail_on_long(engine, documents):
         if any(len(each.ids) > 4 for each in documents):
             raise RuntimeError("out of memory")
         return score(engine, documents)
 
-    monkeypatch.setattr(module, "score_documents", fail_on_long)
+    monkeypatch.setattr(Engine, "start_scoring", fail_on_long)
     with Running(models) as service, ThreadPoolExecutor(4) as pool:
         texts = ["ba", "ba be", "ba be bu ban bi ka", "be"]
         posted = [pool.submit(service.post, "/score", text=text) for text in texts]

@@ -40,7 +40,7 @@ def run_each(arguments):
 _PLACES = {
     "train": ("zipflm.training.step", "update", 2),
     "read": ("zipflm.training.trainer", "_next_batches", 2),
-    "score": ("zipflm.evaluation.scoring", "score_windows", 0),
+    "score": ("zipflm.evaluation.scoring", "start_scoring", 0),
     "save": ("zipflm.runs.sharded.ShardWriter", "finish", 0),
 }
 """What is replaced, and in which of its calls it fails."""

@@ -74,6 +74,7 @@ def score(
     """Log-probability of every word, line or file, written while it reads."""
     from zipflm.data.prepare import progress_bar
     from zipflm.data.text import expand
+    from zipflm.evaluation.scoring import watched_by
     from zipflm.language.model import load
     from zipflm.language.score_command import ScoreOptions, score_files
     from zipflm.language.score_table import TableOptions
@@ -99,8 +100,8 @@ def score(
     lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
     # Rows and a bar on one terminal would write over each other.
     bar = nullcontext(lambda *_: None) if sys.stdout.isatty() else progress_bar()
-    with bar as report:
-        for rows in score_files(lm, names, options, report):
+    with bar as report, watched_by(report):
+        for rows in score_files(lm, names, options):
             _write_rows(rows)
 
 

@@ -7,7 +7,7 @@ Section 4.3 of the paper. Example: with `block=5, context=2` the parts of ten to
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from zipflm.data.token_file import Tokens
 
 _AT_ONCE = 1 << 14
 """As many sentences or windows as a processor's cache has room for."""
+_SMALL = 8
+"""Below this part of what fits, a batch leaves the device idle."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Windows:
     start: Positions
     end: Positions
 
-    def __getitem__(self, rows: slice) -> Windows:
+    def __getitem__(self, rows: slice | Positions) -> Windows:
         return Windows(self.first[rows], self.start[rows], self.end[rows])
 
 
@@ -74,7 +76,7 @@ def _even_rows(total: int, blocks: Blocks, sorts: bool) -> Rows:
     number = -(-total // size)
 
     def windows(parts: Positions) -> Windows:
-        return _with_context(parts * size, np.minimum((parts + 1) * size, total), blocks)
+        return with_context(parts * size, np.minimum((parts + 1) * size, total), blocks)
 
     # The first ones find less context before them, and the last may be shorter itself.
     num_first = min(-(-blocks.context // size), number - 1)
@@ -104,7 +106,7 @@ def _rows_between(bounds: NDArray[Any], blocks: Blocks, sorts: bool) -> Rows:
 
     def windows(parts: Positions) -> Windows:
         start, end = (bounds[at].astype(np.int64) for at in (parts, parts + 1))
-        return _with_context(start, end, blocks)
+        return with_context(start, end, blocks)
 
     if not sorts:
         return Rows(Runs.of(lengths), windows)
@@ -117,15 +119,54 @@ def _window_lengths(bounds: NDArray[Any], blocks: Blocks) -> NDArray[Any]:
     pieces = []
     for at in range(0, len(bounds) - 1, _AT_ONCE):
         near = bounds[at : at + _AT_ONCE + 1].astype(np.int64)
-        lengths = _lengths(_with_context(near[:-1], near[1:], blocks))
+        lengths = _lengths(with_context(near[:-1], near[1:], blocks))
         pieces.append(lengths.astype(np.uint16 if lengths.max() < 1 << 16 else np.int64))
     return np.concatenate(pieces)
 
 
-def _with_context(start: Positions, end: Positions, blocks: Blocks) -> Windows:
-    """As much of it as there is and as a block has room for."""
+def with_context(start: Positions, end: Positions, blocks: Blocks, begin: int = 0) -> Windows:
+    """Parts behind as much context as there is since `begin` and as a block has room for."""
     room = np.clip(blocks.block - (end - start), 0, blocks.context)
-    return Windows(start - np.minimum(room, start), start, end)
+    return Windows(np.maximum(start - room, begin), start, end)
+
+
+def document_windows(
+    begins: Positions, starts: Positions, ends: Positions, blocks: Blocks
+) -> Windows:
+    """Windows over documents of a stream that know nothing of each other.
+
+    Each is scored from its start on. One that fits into the block is seen whole, a longer one is
+    cut into parts of `block - context` tokens.
+    """
+    fits = ends - begins <= blocks.block
+    whole, size = fits & (starts < ends), blocks.block - blocks.context
+    parts = [Windows(begins[whole], starts[whole], ends[whole])]
+    for begin, start, end in zip(begins[~fits], starts[~fits], ends[~fits], strict=True):
+        first = np.arange(start, end, size)
+        parts.append(with_context(first, np.minimum(first + size, end), blocks, begin))
+    return Windows(
+        np.concatenate([part.first for part in parts]),
+        np.concatenate([part.start for part in parts]),
+        np.concatenate([part.end for part in parts]),
+    )
+
+
+def batched(windows: Windows, max_tokens: int) -> Iterator[Windows]:
+    """Windows of similar length together, at most `max_tokens` with their padding.
+
+    A batch that is large enough to keep the device busy is not made larger at the price of more
+    than a tenth of padding.
+    """
+    lengths = _lengths(windows)
+    order: Positions = np.argsort(lengths, kind="stable")
+    lengths, row = lengths[order], 0
+    while row < len(lengths):
+        some = lengths[row : row + max(1, max_tokens // int(lengths[row]))]
+        used, padded = np.cumsum(some), some * np.arange(1, len(some) + 1)
+        is_dense = (10 * padded <= 11 * used) | (used <= max_tokens // _SMALL)
+        number = max(1, int(np.argmin(np.append((padded <= max_tokens) & is_dense, False))))
+        yield windows[order[row : row + number]]
+        row += number
 
 
 def _lengths(windows: Windows) -> Positions:

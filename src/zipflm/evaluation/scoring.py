@@ -1,23 +1,24 @@
-"""Scoring batches with a model: every target once, whatever blocks and contexts they come in.
+"""Scoring with a model: every target once, whatever blocks and contexts it comes in.
 
-Batches hold several windows; only what is scored goes through the output layer, so that a window
-of context costs its pass through the decoder and no more. No table of tokens by words is built:
-memory is bounded by the batch, plus the nll of every token (and a byte for sub-words) in `score`.
-Results travel to the host as they come, so that the device is never waited for while it has work.
+`start_scoring` is the loop under everything that wants the nll of tokens: `score` gives it the
+batches of a split, `start_documents` texts that know nothing of each other. Batches hold several
+windows; only what is scored goes through the output layer, so that a window of context costs its
+pass through the decoder and no more. No table of tokens by words is built: memory is bounded by the
+batch, plus the nll of every token. Results travel to the host as they come, so that the device is
+never waited for while it has work.
 
-`score` keeps the nll of every token, `score_windows` that of any part of a stream, `start_scoring`
-without waiting for it. `score_sums`
-keeps sums only: training's pass over the valid set, in any order and on several processes. The unit
-of a perplexity is always the word: the pieces of a word add up to it, so BPE and word models
-compare.
+`score_sums` keeps sums only: training's pass over the valid set, in any order and on several
+processes. The unit of a perplexity is always the word: the pieces of a word add up to it, so BPE
+and word models compare.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -25,12 +26,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from zipflm.config import Blocks
 from zipflm.data.batches import Batch, Batches, batch_of
 from zipflm.data.vocabulary import END, UNKNOWN
-from zipflm.data.windows import Windows
+from zipflm.data.windows import Windows, batched, document_windows
 from zipflm.evaluation.protocol import ScoringProtocol, TokenScores, count_words
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
+from zipflm.model.sampling import most_likely
 from zipflm.runs.records import Sums
 
 
@@ -58,6 +61,7 @@ def usable_device(name: str | None) -> str:
 
 
 T = TypeVar("T")
+Ids = NDArray[np.int64]
 
 
 class Share(Protocol):
@@ -141,6 +145,8 @@ def tell(done: int, total: int | None) -> None:
 _PENDING = 32
 # Tokens whose results processes send each other at once.
 _PIECE = 1 << 24
+# Log-probabilities of all words in memory at once.
+_MOST_NUMBERS = 1 << 24
 
 
 def score(
@@ -163,14 +169,9 @@ def score(
     """
     ids = batches.tokens.ids
     nll, positions, scored = share.done_by_all(
-        lambda: score_windows(
-            model,
-            ids,
-            _planned(batches, share),
-            device=device,
-            precision=precision,
-            shares=share.world_size,
-        )
+        lambda: start_scoring(
+            model, ids, _planned(batches, share), device=device, precision=precision
+        )()
     )
     if share.world_size > 1:
         nll, positions, scored = _put_together(nll, positions, scored, device, share)
@@ -188,8 +189,11 @@ def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
 
 
 def _planned(batches: Batches, share: Share) -> Iterator[Windows]:
+    total = len(batches.tokens.ids) // share.world_size
     for index in range(share.rank, len(batches), share.world_size):
-        yield batches.windows(0, index)
+        windows = batches.windows(0, index)
+        tell(int((windows.end - windows.start).sum()), total)
+        yield windows
 
 
 def _put_together(
@@ -205,23 +209,123 @@ def _put_together(
     return nll, positions, scored
 
 
-def score_windows(
-    model: LanguageModel,
-    ids: NDArray[Any],
-    plan: Iterable[Windows],
-    *,
-    device: torch.device | str,
-    precision: Precision = "float32",
-    shares: int = 1,
-) -> tuple[NDArray[np.float32], int, int]:
-    """nll of the tokens of a stream that windows score, NaN for the others; how many positions
-    went through the model, and how many were scored.
+Likely = list[tuple[int, float]]
+"""Ids with their log-probabilities, most likely first."""
 
-    The model is put into evaluation mode and onto the device. Raises ValueError if a
-    log-probability is not finite. The windows are one of so many equal `shares` of the text, for
-    those who watch how far it is.
-    """
-    return start_scoring(model, ids, plan, device=device, precision=precision, shares=shares)()
+
+@dataclass(frozen=True)
+class Document:
+    """Ids that follow a `</s>`, which is not among them."""
+
+    ids: Ids
+    skip: int = 0
+    """So many of them are context, not scored."""
+    asked: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Places among the ids that are scored, rising, about which more is asked."""
+    top: int = 0
+    """How many of the most likely ids are wanted there."""
+    ranks: bool = False
+    """Whether the rank of the id that stands there is."""
+
+
+class DocumentScores(NamedTuple):
+    """What the model says of a document."""
+
+    nll: NDArray[np.float32]
+    """-log p of every id that is scored, in nats."""
+    top: Sequence[Likely] = ()
+    """Per place that was asked about; empty if none were wanted."""
+    ranks: Sequence[int] = ()
+    """The same; 1 is the most likely id."""
+
+
+def start_documents(
+    model: LanguageModel,
+    documents: Sequence[Document],
+    *,
+    blocks: Blocks,
+    batch_tokens: int,
+    device: torch.device | str,
+) -> Callable[[], list[DocumentScores]]:
+    """Score documents that know nothing of each other, as `start_scoring` does."""
+    if not documents:
+        return list
+    stream = np.concatenate([part for each in documents for part in ([END], each.ids)])
+    sizes = np.array([len(each.ids) for each in documents])
+    begins = np.cumsum(sizes + 1) - sizes
+    starts, ends = begins + [each.skip for each in documents], begins + sizes
+    plan = batched(document_windows(begins, starts, ends, blocks), batch_tokens)
+    extras = None
+    if any(each.top or each.ranks for each in documents):
+        extras = _Extras(documents, begins, len(stream))
+    scores = start_scoring(model, stream, plan, device=device, extras=extras)
+
+    def result() -> list[DocumentScores]:
+        nll = scores().nll
+        parts = [nll[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return [DocumentScores(part) for part in parts] if extras is None else extras.added(parts)
+
+    return result
+
+
+class _Extras:
+    """What else is asked about some places of a stream, from the vectors that predict them."""
+
+    def __init__(self, documents: Sequence[Document], begins: Ids, length: int) -> None:
+        self._documents = documents
+        self._places = [begin + each.asked for each, begin in zip(documents, begins, strict=True)]
+        self._wanted_top = np.zeros(length, dtype=np.int64)
+        self._wanted_ranks = np.zeros(length, dtype=np.bool_)
+        for each, places in zip(documents, self._places, strict=True):
+            self._wanted_top[places], self._wanted_ranks[places] = each.top, each.ranks
+        self._top: list[tuple[Ids, Tensor, Tensor]] = []
+        self._ranks: list[tuple[Ids, Tensor]] = []
+
+    def start(self, model: LanguageModel, hidden: Tensor, targets: Tensor, places: Ids) -> None:
+        """For a batch; the device is not waited for."""
+        wanted = self._wanted_top[places]
+        if len(rows := np.flatnonzero(wanted)):
+            k = min(int(wanted.max()), model.output.edges[-1])
+            (at,) = _on_device((torch.from_numpy(rows),), hidden.device)
+            self._top.append((places[rows], *most_likely(model.output, hidden[at], k)))
+        rows = np.flatnonzero(self._wanted_ranks[places])
+        size = max(1, _MOST_NUMBERS // model.output.edges[-1])
+        for low in range(0, len(rows), size):
+            some = rows[low : low + size]
+            (at,) = _on_device((torch.from_numpy(some),), hidden.device)
+            log_probs = model.output.log_probs(hidden[at])
+            predicted = targets[at].where(targets[at] < log_probs.shape[1], UNKNOWN)
+            own = log_probs.gather(1, predicted.unsqueeze(1))
+            # 1 and the number of ids that are more likely than the one that is there.
+            self._ranks.append((places[some], (log_probs > own).sum(1) + 1))
+
+    def added(self, nll: list[NDArray[np.float32]]) -> list[DocumentScores]:
+        """The scores of the documents with all that was asked."""
+        top: dict[int, Likely] = {}
+        for places, values, ids in self._top:
+            lists = map(list, map(zip, ids.tolist(), values.tolist()))
+            top |= zip(places.tolist(), lists, strict=True)
+        ranks: dict[int, int] = {}
+        for places, found in self._ranks:
+            ranks |= zip(places.tolist(), found.tolist(), strict=True)
+        return [
+            DocumentScores(
+                part,
+                [top[place][: each.top] for place in places.tolist()] if each.top else [],
+                [ranks[place] for place in places.tolist()] if each.ranks else [],
+            )
+            for each, places, part in zip(self._documents, self._places, nll, strict=True)
+        ]
+
+
+class StreamScores(NamedTuple):
+    """What the windows of a plan say of a stream."""
+
+    nll: NDArray[np.float32]
+    """-log p of the tokens that they score, in nats; NaN for the others."""
+    positions: int
+    """How many went through the model."""
+    scored: int
 
 
 @torch.inference_mode()
@@ -232,10 +336,14 @@ def start_scoring(
     *,
     device: torch.device | str,
     precision: Precision = "float32",
-    shares: int = 1,
-) -> Callable[[], tuple[NDArray[np.float32], int, int]]:
-    """What `score_windows` gives, once the device is done: a GPU works on while the caller does
-    something else, and only calling the result waits for it."""
+    extras: _Extras | None = None,
+) -> Callable[[], StreamScores]:
+    """Score the windows of a stream; the result is there once it is called for.
+
+    A GPU works on while the caller does something else, and only calling the result waits for it.
+    The model is put into evaluation mode and onto the device. Raises ValueError if a
+    log-probability is not finite.
+    """
     model = model.to(device).eval()
     ids = np.asarray(ids)  # a plain view of a mapped file, for which NumPy indexes without detours
     nll = np.full(len(ids), np.nan, dtype=np.float32)
@@ -243,21 +351,23 @@ def start_scoring(
     pending: deque[_Underway] = deque()
     for windows in plan:
         places = _scored_places(windows)
-        tell(len(places), len(ids) // shares)
         positions += int((windows.end - windows.first).sum())
         scored += len(places)
         with autocast(precision, torch.device(device)):
-            values = _scored_nll(model, batch_of(ids, windows), device)
+            hidden, targets = _predicting(model, batch_of(ids, windows), device)
+            values = model.output.nll(hidden, targets)
         pending.append(_Underway(places, *_on_host(values)))
+        if extras is not None:
+            extras.start(model, hidden, targets, places)
         if len(pending) > _PENDING:
             bad += _collect(pending.popleft(), nll)
 
-    def result() -> tuple[NDArray[np.float32], int, int]:
+    def result() -> StreamScores:
         nonlocal bad
         while pending:
             bad += _collect(pending.popleft(), nll)
         _require_finite(bad, scored)
-        return nll, positions, scored
+        return StreamScores(nll, positions, scored)
 
     return result
 
@@ -281,8 +391,10 @@ def _on_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     return there, arrival
 
 
-def _scored_nll(model: LanguageModel, batch: Batch, device: torch.device | str) -> Tensor:
-    """nll of the scored tokens of a batch, row by row, still on the device."""
+def _predicting(
+    model: LanguageModel, batch: Batch, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """The vectors from which the scored tokens of a batch are predicted, row by row, and these."""
     chosen = batch.scored.flatten().nonzero().squeeze(1)
     targets = batch.targets.flatten()[chosen]
     if model.config.input.spells_words:
@@ -290,8 +402,7 @@ def _scored_nll(model: LanguageModel, batch: Batch, device: torch.device | str) 
     inputs = batch.pin_memory() if torch.device(device).type == "cuda" else batch
     words = inputs.to(device, non_blocking=True).inputs
     targets, chosen = _on_device((targets, chosen), torch.device(device))
-    hidden = model(words).flatten(0, 1)[chosen]
-    return model.output.nll(hidden, targets)
+    return model(words).flatten(0, 1)[chosen], targets
 
 
 def _on_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:

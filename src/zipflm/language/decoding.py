@@ -20,6 +20,7 @@ from torch import Tensor
 
 from zipflm.data.bpe import join
 from zipflm.data.vocabulary import CONTINUES, END, FILLER, PAD, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.evaluation.scoring import Likely
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.next_words import MOST_PIECES
 from zipflm.language.text import EncodedText, Ids, TextReader
@@ -32,9 +33,6 @@ _STRIDE = 0x1E3779B97F4A7C15
 """Between the seeds of texts that are asked for together: odd, so that they all differ."""
 _NUMBERS = 64
 """Random numbers that a row takes from its generator at once."""
-
-Likely = list[tuple[int, float]]
-"""Ids with their log-probabilities, most likely first."""
 
 
 @dataclass(frozen=True, kw_only=True)

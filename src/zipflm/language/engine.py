@@ -16,52 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.config import Blocks, Unit
-from zipflm.data.batches import batch_of
+from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import END, PAD, UNKNOWN
-from zipflm.data.windows import Windows, group
+from zipflm.data.windows import Windows, batched, cut, document_windows, group, with_context
 from zipflm.evaluation.protocol import ScoringProtocol
-from zipflm.evaluation.scoring import predicted_ids, score_windows, start_scoring
+from zipflm.evaluation.scoring import (
+    Document,
+    DocumentScores,
+    Likely,
+    predicted_ids,
+    start_documents,
+    start_scoring,
+)
 from zipflm.language.text import EncodedText, Ids
 from zipflm.model.language_model import LanguageModel
-
-_SMALL = 8
-"""Below this part of what fits, a batch leaves the device idle."""
-
-
-def document_windows(lengths: Sequence[int], blocks: Blocks, skip: int = 0) -> Windows:
-    """Windows over texts that stand one behind the other in a stream, `lengths` tokens each.
-
-    The first `skip` tokens of every text are context only.
-    """
-    sizes = np.asarray(lengths, dtype=np.int64)
-    begins = np.cumsum(sizes) - sizes
-    fits = sizes <= blocks.block
-    first, start, end = ([part[fits]] for part in (begins, begins + skip, begins + sizes))
-    for begin, size in zip(begins[~fits], sizes[~fits], strict=True):
-        starts = np.arange(skip, size, blocks.block - blocks.context)
-        first.append(begin + np.maximum(starts - blocks.context, 0))
-        start.append(begin + starts)
-        end.append(begin + np.append(starts[1:], size))
-    return Windows(*map(np.concatenate, (first, start, end)))
-
-
-def batched(windows: Windows, max_tokens: int) -> Iterator[Windows]:
-    """Windows of similar length together, at most `max_tokens` with their padding.
-
-    A batch that is large enough to keep the device busy is not made larger at the price of more
-    than a tenth of padding.
-    """
-    lengths = windows.end - windows.first
-    order: NDArray[np.int64] = np.argsort(lengths, kind="stable")
-    lengths, row = lengths[order], 0
-    while row < len(lengths):
-        some = lengths[row : row + max(1, max_tokens // int(lengths[row]))]
-        used, padded = np.cumsum(some), some * np.arange(1, len(some) + 1)
-        is_dense = (10 * padded <= 11 * used) | (used <= max_tokens // _SMALL)
-        number = max(1, int(np.argmin(np.append((padded <= max_tokens) & is_dense, False))))
-        rows = order[row : row + number]
-        yield Windows(windows.first[rows], windows.start[rows], windows.end[rows])
-        row += number
 
 
 @dataclass(frozen=True)
@@ -87,50 +55,35 @@ class Engine:
     def nll(self, documents: Sequence[Ids], skip: int = 0) -> list[NDArray[np.float32]]:
         """-log p of the tokens of documents, in nats, each document after a `</s>` of its own.
 
-        Every document ends in `</s>`. The first `skip` tokens of each are context, not scored.
+        The first `skip` tokens of each are context, not scored.
         """
-        return self.start_nll(documents, skip)()
+        scores = self.start_scoring([Document(ids, skip) for ids in documents])()
+        return [each.nll for each in scores]
 
-    def start_nll(
-        self, documents: Sequence[Ids], skip: int = 0
-    ) -> Callable[[], list[NDArray[np.float32]]]:
-        """The same, once it is called for; until then a GPU works by itself."""
-        assert all(len(ids) > skip and ids[-1] == END for ids in documents)
-        if not documents:
-            return list
-        # Before each document stands the end of another, or nothing, which is read as an end.
-        stream = np.concatenate(documents)
-        windows = document_windows([len(ids) for ids in documents], self.blocks, skip)
-        plan = batched(windows, self.batch_tokens)
-        scores = start_scoring(self.scorer, stream, plan, device=self.device)
-        ends = np.cumsum([len(ids) for ids in documents])
-
-        def result() -> list[NDArray[np.float32]]:
-            nll, _, _ = scores()
-            return [part[skip:] for part in np.split(nll, ends[:-1])]
-
-        return result
-
-    def nll_of(self, stream: Ids, windows: Windows) -> NDArray[np.float32]:
-        """-log p of the tokens of a stream that the windows score, NaN elsewhere."""
-        plan = batched(windows, self.batch_tokens)
-        nll, _, _ = score_windows(self.scorer, stream, plan, device=self.device)
-        return nll
+    def start_scoring(self, documents: Sequence[Document]) -> Callable[[], list[DocumentScores]]:
+        """The scores of documents, once they are called for; until then a GPU works by itself."""
+        return start_documents(
+            self.scorer,
+            documents,
+            blocks=self.blocks,
+            batch_tokens=self.batch_tokens,
+            device=self.device,
+        )
 
     def protocol(self, ids: Ids, words: int, skip: int = 0) -> ScoringProtocol:
-        """How `nll` scores a document of these ids, which make up so many words."""
-        length = positions = len(ids)
-        ids = predicted_ids(ids, self.model.config.num_predicted)
-        if length > self.blocks.block:
-            windows = document_windows([length], self.blocks, skip)
+        """How ids, which make up so many words, are scored behind `skip` others."""
+        positions = skip + len(ids)
+        if positions > self.blocks.block:
+            windows = self._windows(positions, skip)
             positions = int((windows.end - windows.first).sum())
+        targets = predicted_ids(ids, self.model.config.num_predicted)
         return ScoringProtocol(
             unit=self.unit,
             blocks=self.blocks,
-            tokens=length - skip,
+            tokens=len(ids),
             words=words,
-            unk=int(np.count_nonzero(ids[skip:] == UNKNOWN)),
-            eos=int(np.count_nonzero(ids[skip:] == END)),
+            unk=int(np.count_nonzero(targets == UNKNOWN)),
+            eos=int(np.count_nonzero(targets == END)),
             positions=positions,
             precision=self.precision,
         )
@@ -149,27 +102,17 @@ class Engine:
         back = torch.from_numpy(np.argsort(order)).to(self.device)
         return torch.cat(parts)[back]
 
-    @torch.inference_mode()
-    def hidden_before(self, document: Ids, places: NDArray[np.int64], skip: int = 0) -> Tensor:
-        """The vectors [N, D] from which `nll` predicts the tokens at these places of a document."""
-        order, hidden = [], []
-        plan = document_windows([len(document)], self.blocks, skip)
-        for windows in batched(plan, self.batch_tokens):
-            batch = batch_of(document, windows)
-            reach = windows.first[:, None] + np.arange(batch.words.shape[1])
-            order.append(reach[batch.scored.numpy()])
-            of_window: Tensor = self.model(batch.words.to(self.device))
-            hidden.append(of_window[batch.scored.to(self.device)])
-        # Every place from `skip` on is in there once.
-        rows = np.argsort(np.concatenate(order))[places - skip]
-        return torch.cat(hidden)[torch.from_numpy(rows).to(self.device)]
-
     def inputs_before(self, document: Ids, places: NDArray[np.int64], skip: int = 0) -> list[Ids]:
-        """What the model reads for that, place by place."""
-        windows = document_windows([len(document)], self.blocks, skip)
+        """What the model reads to predict the tokens at these places of a document."""
+        windows = self._windows(len(document), skip)
         first = windows.first[np.searchsorted(windows.start, places, side="right") - 1]
         stream = np.append(END, document)
         return [stream[low : place + 1] for low, place in zip(first, places, strict=True)]
+
+    def _windows(self, length: int, skip: int) -> Windows:
+        """Those of one document."""
+        begin, start, end = np.array([[0], [skip], [length]])
+        return document_windows(begin, start, end, self.blocks)
 
     def inputs(self, prefix: Ids) -> Ids:
         """What the model reads to predict what follows: `</s>`, then the prefix, or its end."""
@@ -205,62 +148,124 @@ class ScoredDocument(NamedTuple):
     """A text as the model saw it."""
 
     text: EncodedText
-    ids: Ids
-    """Behind the prefix."""
     nll: NDArray[np.float32]
-    """Of the text's own tokens."""
+    """Of its tokens."""
+    top: Sequence[Likely] = ()
+    """The most likely ids at each of its words, where they were asked for."""
 
 
-class _Group(NamedTuple):
-    texts: list[EncodedText]
-    documents: list[Ids]
-    nll: Callable[[], list[NDArray[np.float32]]]
+_Result = Callable[[], list[ScoredDocument]]
 
 
 def scored_documents(
-    engine: Engine, texts: Iterable[EncodedText], prefix: Ids
+    engine: Engine, texts: Iterable[EncodedText], prefix: Ids, top: int = 0
 ) -> Iterator[list[ScoredDocument]]:
-    """Texts that know nothing of each other, each behind a `</s>` and the prefix, in order.
+    """Texts that know nothing of each other, each behind a `</s>` and the prefix, in order."""
+    skip = len(prefix)
 
-    Every list is what was scored together; the device has the next one when it is given out. If a
-    text cannot be read, those before it are given out first.
+    def document(text: EncodedText) -> Document:
+        ids = np.concatenate([prefix, text.ids])
+        return Document(ids, skip, skip + text.starts, top) if top else Document(ids, skip)
+
+    def start(together: list[EncodedText], is_last: bool) -> _Result:
+        scores = engine.start_scoring([document(text) for text in together])
+        return lambda: [
+            ScoredDocument(text, each.nll, each.top)
+            for text, each in zip(together, scores(), strict=True)
+        ]
+
+    return _reading_ahead(engine, texts, start, skip)
+
+
+def scored_lines(
+    engine: Engine, texts: Iterable[EncodedText], prefix: Ids, blocks: Blocks
+) -> Iterator[list[ScoredDocument]]:
+    """Lines that follow each other, cut as `evaluate` cuts a text; each is given out once the part
+    that it ends in is scored."""
+    return _reading_ahead(engine, texts, _Stream(engine, prefix, blocks).start)
+
+
+class _Stream:
+    """Lines that follow each other, as far as they are known."""
+
+    def __init__(self, engine: Engine, prefix: Ids, blocks: Blocks) -> None:
+        self._engine, self._blocks = engine, blocks
+        self._before = prefix
+        """The last tokens that went to the device: the context of the next part, and one more."""
+        self._ids, self._offsets = np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        """Those behind them, and where lines begin and end among them."""
+        self._texts: list[EncodedText] = []
+        """Lines that have not been given out."""
+        self._nll = np.zeros(0, dtype=np.float32)
+        """Of their tokens, as far as it is known."""
+
+    def start(self, together: list[EncodedText], is_last: bool) -> _Result:
+        """Some lines more; unless they are the last, others may join the part in which they end."""
+        self._texts += together
+        ids = np.concatenate([self._ids, *(text.ids for text in together)])
+        lengths = np.cumsum([len(text.ids) for text in together], dtype=np.int64)
+        offsets = np.append(self._offsets, self._offsets[-1] + lengths)
+        blocks, number = self._blocks, len(self._before)
+        bounds = cut(TokenArray(ids, offsets), blocks.break_mode, blocks.block - blocks.context)
+        bounds = bounds if is_last else bounds[:-1]
+        end = int(bounds[-1])
+        stream = np.concatenate([self._before, ids[:end]])
+        windows = with_context(number + bounds[:-1], number + bounds[1:], blocks)
+        plan = batched(windows, self._engine.batch_tokens)
+        scores = start_scoring(self._engine.scorer, stream, plan, device=self._engine.device)
+        self._before = stream[-(blocks.context + 1) :]
+        self._ids, self._offsets = ids[end:], np.append(0, offsets[offsets > end] - end)
+        return lambda: self._complete(scores().nll[number:])
+
+    def _complete(self, nll: NDArray[np.float32]) -> list[ScoredDocument]:
+        """The lines that are known with so many tokens more."""
+        known = np.concatenate([self._nll, nll])
+        ends = np.cumsum([len(text.ids) for text in self._texts], dtype=np.int64)
+        number = int(np.searchsorted(ends, len(known), side="right"))
+        *parts, self._nll = np.split(known, ends[:number])
+        texts, self._texts = self._texts[:number], self._texts[number:]
+        return [*map(ScoredDocument, texts, parts)]
+
+
+def _reading_ahead(
+    engine: Engine,
+    texts: Iterable[EncodedText],
+    start: Callable[[list[EncodedText], bool], _Result],
+    num_before: int = 0,
+) -> Iterator[list[ScoredDocument]]:
+    """Every list is what was scored together; the device has the next one when it is given out.
+
+    A text has `num_before` tokens before it. If one cannot be read, those before it are given out
+    first.
     """
     reading, room = iter(texts), engine.batch_tokens
-    before: _Group | None = None
-    error: Exception | None = None
-    while error is None:
-        together, error = _read(reading, room, len(prefix))
-        group = _started(engine, together, prefix) if together else None
-        if before is not None:
-            yield _scored(before)
-        before = group
-        if group is None:
-            break
-        room = _BATCHES * engine.batch_tokens
-    if before is not None:
-        yield _scored(before)
+    before: _Result = list
+    is_last, error = False, None
+    while not is_last:
+        together, is_last, error = _read(reading, room, num_before)
+        result = start(together, is_last)
+        if found := before():
+            yield found
+        before, room = result, _BATCHES * engine.batch_tokens
+    if found := before():
+        yield found
     if error is not None:
         raise error
 
 
 def _read(
     reading: Iterator[EncodedText], room: int, num_before: int
-) -> tuple[list[EncodedText], Exception | None]:
-    """As many texts as fill the room, or are left, and what prevented more from being read."""
+) -> tuple[list[EncodedText], bool, Exception | None]:
+    """As many texts as fill the room, or are left, and whether these are all there are; what
+    prevented more from being read."""
     together: list[EncodedText] = []
     try:
-        while room > 0 and (text := next(reading, None)) is not None:
+        while room > 0:
+            text = next(reading, None)
+            if text is None:
+                return together, True, None
             together.append(text)
             room -= num_before + len(text.ids)
     except Exception as error:
-        return together, error
-    return together, None
-
-
-def _started(engine: Engine, texts: list[EncodedText], prefix: Ids) -> _Group:
-    documents = [np.concatenate([prefix, text.ids]) for text in texts]
-    return _Group(texts, documents, engine.start_nll(documents, len(prefix)))
-
-
-def _scored(group: _Group) -> list[ScoredDocument]:
-    return [*map(ScoredDocument, group.texts, group.documents, group.nll())]
+        return together, True, error
+    return together, False, None

@@ -139,7 +139,9 @@ class TrainedModel:
                 document.text,
                 nll_per_word(document.text, document.nll),
                 self.facts,
-                self.engine.protocol(document.ids, len(document.text.starts), skip=len(before)),
+                self.engine.protocol(
+                    document.text.ids, len(document.text.starts), skip=len(before)
+                ),
             )
             for group in scored_documents(self.engine, encoded, before)
             for document in group

@@ -47,11 +47,9 @@ def most_likely_instead(
     k: int,
     skip: int = 0,
 ) -> list[list[LikelyWord]]:
-    """The `k` most likely words at these places of a document, seen as `Engine.nll` sees it."""
-    if engine.unit == "bpe":
-        before = engine.inputs_before(document, places, skip)
-        return [_in_pieces(engine, reader, inputs, k) for inputs in before]
-    return _of_hidden(engine, reader, engine.hidden_before(document, places, skip), k)
+    """The `k` most likely words in pieces at these places of a document, seen as it is scored."""
+    before = engine.inputs_before(document, places, skip)
+    return [_in_pieces(engine, reader, inputs, k) for inputs in before]
 
 
 def require_k(k: int, reader: TextReader, name: str = "k") -> None:

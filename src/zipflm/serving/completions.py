@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from zipflm.data.vocabulary import END, UNKNOWN
-from zipflm.language.decoding import SEEDS, Delta, Likely, Row, SamplingOptions
+from zipflm.evaluation.scoring import Document, DocumentScores, Likely
+from zipflm.language.decoding import SEEDS, Delta, Row, SamplingOptions
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import Prompt, read_prompt, require_length
 from zipflm.serving.queue import Limits
@@ -27,7 +28,6 @@ from zipflm.serving.schemas import (
     bad_request,
 )
 from zipflm.serving.scores import MAX_LISTED
-from zipflm.serving.scoring import Document, DocumentScores
 
 
 class Completion:

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from zipflm.evaluation.scoring import DocumentScores
 from zipflm.language.decoding import Delta
 from zipflm.language.next_words import LikelyWord
-from zipflm.serving.scoring import DocumentScores
 
 _T = TypeVar("_T")
 

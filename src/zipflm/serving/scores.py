@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from zipflm.evaluation.scoring import Document
 from zipflm.language.text import EncodedText, Ids, nll_per_word, scored_words
 from zipflm.messages import quoted
 from zipflm.serving.models import ServedModel
@@ -19,7 +20,6 @@ from zipflm.serving.schemas import (
     WordScore,
     bad_request,
 )
-from zipflm.serving.scoring import Document
 from zipflm.units import bits, perplexity
 
 MAX_LISTED = 100_000

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from zipflm.evaluation.scoring import Document, DocumentScores
 from zipflm.language.decoding import Decoder, Delta, Row
 from zipflm.language.engine import Engine
 from zipflm.language.next_words import LikelyWord, most_likely_instead
@@ -25,7 +26,6 @@ from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel
 from zipflm.serving.queue import Limits, Scored, Ticket, Written
 from zipflm.serving.schemas import Refusal
-from zipflm.serving.scoring import Document, DocumentScores, score_documents
 
 _log = logging.getLogger(__name__)
 
@@ -279,7 +279,7 @@ class Worker:
     def _score(self, batch: list[_Text]) -> None:
         engine = self._engines[batch[0].model.name]
         try:
-            scores = score_documents(engine, [text.document for text in batch])
+            scores = engine.start_scoring([text.document for text in batch])()
         except Exception as error:
             if len(batch) == 1:
                 self._tell(batch[0].ticket, _failure(error))
