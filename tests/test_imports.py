@@ -16,6 +16,7 @@ ALLOWED = {
     "__init__": {"__all__"},
     "__main__": {"cli"},
     "cli": {"__all__"},
+    "api": {"__all__"},
     "messages": set(),
     "storage": {"settings"},
     "settings": {"messages", "storage"},

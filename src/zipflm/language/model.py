@@ -4,6 +4,7 @@
     lm.score("the cat sat on the mat").perplexity
     lm.next_words("the cat sat on the", k=10)
     lm.generate("the cat", max_words=50, temperature=0.8, seed=1)
+    logprob, state = lm.advance(lm.start(), "the")
 
 Raw text is split as the run's training text was. A model sees at most `block` tokens at once;
 longer texts are slid over, with `context` tokens before each part.
@@ -11,21 +12,29 @@ longer texts are slid over, with `context` tokens before each part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from zipflm.config import Blocks
+from zipflm.data.bpe import join
 from zipflm.data.text_encoder import TextEncoder
-from zipflm.data.vocabulary import Vocabulary
+from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.language.engine import Engine, scored_documents
-from zipflm.language.generation import Generation, Sampling, Writer, WrittenWord
-from zipflm.language.next_words import LikelyWord, most_likely_words, require_numbers
+from zipflm.language.generation import Generation, Sampling, Writer, WrittenWord, never_written
+from zipflm.language.incremental import State, advance, start
+from zipflm.language.next_words import (
+    LikelyWord,
+    most_likely_words,
+    require_k,
+    require_numbers,
+)
 from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
 from zipflm.messages import quoted
 from zipflm.model.language_model import LanguageModel
@@ -144,6 +153,89 @@ class TrainedModel:
             for document in group
         ]
 
+    def perplexity(self, text: str) -> float:
+        """Per word of a text, line ends included."""
+        return self.score(text).perplexity
+
+    # --- Ids and vectors of words. ---
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; a line end is `</s>`, and the end of the text adds none."""
+        ids: list[int] = self.reader.prefix(text).tolist()
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text of ids; words that `encode` did not know are `<unk>`."""
+        names, splitter = self.vocabulary.words, self.reader.encoder.splitter
+        text, pieces, joiner = "", [], splitter.joiner()
+        known = [id if id < len(names) else UNKNOWN for id in ids]
+        for place, id in enumerate(known, start=1):
+            pieces.append(names[id])
+            if not self.reader.ends_word[id] and place < len(known):
+                continue
+            if pieces == [names[END]]:
+                text, joiner = text + "\n", splitter.joiner()
+            else:
+                text += joiner.add(join(pieces))
+            pieces = []
+        return text
+
+    @torch.inference_mode()
+    def embedding(self, word: str) -> Tensor:
+        """The vector [D] of a word in the input layer, where it enters the decoder; that of a word
+        in pieces is the sum over them. ValueError for an unknown word."""
+        ids = self.encode(word)
+        if not ids or (UNKNOWN in ids and word != SPECIALS[UNKNOWN]):
+            raise ValueError(f"word={quoted(word)}: not in the vocabulary of {self.run}")
+        vectors: Tensor = self.model.input(torch.tensor(ids, device=self.device))
+        return vectors.float().sum(0)
+
+    @torch.inference_mode()
+    def similar(self, word: str, k: int = 10) -> list[tuple[str, float]]:
+        """The `k` words of the vocabulary with the most similar vectors in the input layer, each
+        with its cosine, most similar first; of a model of sub-words, those that are one piece."""
+        require_k(k, self.reader)
+        vector, found = self.embedding(word), []
+        for ids in torch.arange(len(self.vocabulary), device=self.device).split(8192):
+            found.append(F.cosine_similarity(self.model.input(ids).float(), vector, dim=-1))
+        cosines = torch.cat(found).cpu()
+        cosines[never_written(self.vocabulary, forbid_unknown=True)] = -torch.inf
+        cosines[END] = -torch.inf
+        nearest: list[tuple[str, float]] = []
+        for id in cosines.argsort(descending=True).tolist():
+            name = self.vocabulary.words[id]
+            if len(nearest) == k or cosines[id] == -torch.inf:
+                break
+            if name != word and self.reader.is_spelt(name, (id,)):
+                nearest.append((name, float(cosines[id])))
+        return nearest
+
+    # --- Scores of text as it grows. ---
+
+    def start(self, prefix: str = "") -> State:
+        """The state of a text that begins here, or continues after a prefix."""
+        return start(self.engine, self.reader.prefix(prefix))
+
+    def advance(self, state: State, word: str) -> tuple[float, State]:
+        """log p(word | state) in nats, and the state after the word; "\\n" ends a line.
+
+        A state never changes: continue from it with any number of words. The decoder runs once per
+        state that is continued, whatever the number of words. Scores equal those of `score` while
+        the text fits the block; a longer one goes on after its last `context` tokens, as in
+        `generate`.
+        """
+        return self.advance_many([state], [word])[0]
+
+    def advance_many(
+        self, states: Sequence[State], words: Sequence[str]
+    ) -> list[tuple[float, State]]:
+        """The same for the hypotheses of a beam, computed together: each state with its word."""
+        ids = [self.encode(word) for word in words]
+        for word, of_word in zip(words, ids, strict=True):
+            if not of_word:
+                raise ValueError(f"word={quoted(word)}: empty; give a word")
+        return advance(self.engine, states, ids)
+
     def _encoded(self, text: str) -> EncodedText:
         encoded = self.reader.text(text)
         if len(encoded.words) == 1 and not text[slice(*encoded.spans[0])]:
@@ -186,25 +278,29 @@ class TrainedModel:
         self,
         prompt: str = "",
         *,
-        max_words: int = 50,
+        max_words: int | None = None,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int | None = None,
-        num: int = 1,
+        num: int | None = None,
         lines: int = 1,
         forbid_unknown: bool = True,
+        max_new_tokens: int | None = None,
+        num_return_sequences: int | None = None,
     ) -> list[Generation]:
-        """`num` continuations of a prompt.
+        """`num` continuations of a prompt, 1 by default.
 
         Words are drawn from the model's distribution: at `temperature` (0 takes the most likely
         one), among the `top_k` most likely (0: all), of which as many as make up `top_p` of their
-        mass. A text ends after `lines` line ends (0: no limit) or `max_words` words, line ends
-        included. Equal arguments with a `seed` give equal texts. The log-probabilities are the
-        model's own, whatever it was asked to draw from.
+        mass. A text ends after `lines` line ends (0: no limit) or `max_words` words (50 by
+        default), line ends included. `max_new_tokens` and `num_return_sequences` are other names of
+        `max_words` and `num`; a model of sub-words counts words, too. Equal arguments with a `seed`
+        give equal texts. The log-probabilities are the model's own, whatever it was asked to draw
+        from.
         """
         sampling = Sampling(
-            max_words=max_words,
+            max_words=_either("max_words", max_words, "max_new_tokens", max_new_tokens, 50),
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -212,11 +308,19 @@ class TrainedModel:
             lines=lines,
             forbid_unknown=forbid_unknown,
         )
-        return Writer(self.engine, self.reader, prompt, sampling, num).all()
+        number = _either("num", num, "num_return_sequences", num_return_sequences, 1)
+        return Writer(self.engine, self.reader, prompt, sampling, number).all()
 
     def stream(self, prompt: str = "", **options: Any) -> Iterator[WrittenWord]:
         """The words of one continuation as they come; options as for `generate`, without `num`."""
         yield from Writer(self.engine, self.reader, prompt, Sampling(**options), 1).words()
+
+
+def _either(name: str, value: int | None, other: str, same: int | None, default: int) -> int:
+    """The value of an argument that has two names."""
+    if value is not None and same is not None:
+        raise ValueError(f"{other}={same}: another name of {name}; give one of them")
+    return next((each for each in (value, same) if each is not None), default)
 
 
 def _engine(
