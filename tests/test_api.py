@@ -1,7 +1,10 @@
 """Python twins of the commands: `zipflm.prepare`, `train`, `evaluate`, `compare`."""
 
+import re
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ import zipflm
 from zipflm.evaluation.evaluate import evaluate as score
 from zipflm.runs.folder import RunFolder
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "tour.py"
 SHORT = [*SMALL, "training.max_updates=6"]
 
 
@@ -124,3 +128,25 @@ def test_another_model_cannot_take_the_weights(run, other, tmp_path):
         zipflm.train("tiny/SM", from_run=run, data=other, out=tmp_path / "run")
     with pytest.raises(ValueError, match="name a preset"):
         zipflm.train(data=other, out=tmp_path / "run")
+
+
+SENTENCES = """the cat sat on the mat
+the dog sat on the rug
+the cat ran after the mouse
+the dog ran after the cat
+"""
+
+
+def test_the_example_runs_on_the_public_names_alone(tmp_path, capsys, monkeypatch):
+    (tmp_path / "train.txt").write_text(SENTENCES * 50)
+    (tmp_path / "valid.txt").write_text(SENTENCES)
+    paths = [str(tmp_path / name) for name in ("train.txt", "valid.txt", "out")]
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *paths])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "perplexity " in printed
+    assert "heard: the cat sat on the mat\n" in printed
+    assert printed.count("generated: the dog") == 2
+    source = EXAMPLE.read_text()
+    assert set(re.findall(r"zipflm\.(\w+)", source)) <= set(zipflm.__all__)
+    assert len(source.splitlines()) <= 40

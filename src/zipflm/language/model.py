@@ -12,9 +12,12 @@ longer texts are slid over, with `context` tokens before each part.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -36,10 +39,12 @@ from zipflm.language.next_words import (
     require_numbers,
 )
 from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
-from zipflm.messages import quoted
+from zipflm.messages import quoted, read_file
 from zipflm.model.language_model import LanguageModel
+from zipflm.runs.checkpoint import is_checkpoint
 from zipflm.runs.folder import Choice, parse_choice
 from zipflm.runs.load import LoadedRun, UnseenWords, load_run
+from zipflm.settings import load_object
 
 # Words outside the vocabulary that a character CNN can read: 100 MB of spellings if all are used.
 _UNSEEN = 1 << 20
@@ -61,15 +66,36 @@ def load(
 ) -> TrainedModel:
     """The newest checkpoint of a run, or another one, ready for use.
 
-    `path` is a run folder or one of its checkpoints; `checkpoint` chooses among those of a run:
-    newest, best or a number of updates. `device` is a GPU where there is one. `dtype` is that of
-    weights and products; log-probabilities are float32 or better. `compile` makes long scoring jobs
-    faster. `block` and `context`, in tokens, are the run's own unless given.
+    `path` is a run folder or one of its checkpoints, a folder of `zipflm export`, or the id of such
+    a model on the Hugging Face Hub (the last two need the extra `hf`). `checkpoint` chooses among
+    those of a run: newest, best or a number of updates. `device` is a GPU where there is one.
+    `dtype` is that of weights and products; log-probabilities are float32 or better. `compile`
+    makes long scoring jobs faster. `block` and `context` are in tokens; the run's own by default.
     """
     choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
     options = ScoringOptions(block=block, context=context, device=device)
-    run = load_run(path, choice)
+    exported = _exported(path)
+    if exported is None:
+        run = load_run(path, choice)
+    elif choice is not None:
+        raise ValueError(f"--checkpoint {choice}: {exported} is one model; leave it out")
+    else:
+        from zipflm.interop.huggingface import exchange
+
+        is_here = os.path.isdir(exported)
+        run = exchange.load_exported(exported if is_here else exchange.download(exported))
     return TrainedModel(run, options, dtype=dtype, compile=compile)
+
+
+def _exported(path: str | PathLike[str]) -> str | None:
+    """The path if it is an exported folder or may be an id of the Hugging Face Hub."""
+    config = Path(path) / "config.json"
+    if config.is_file() and not is_checkpoint(Path(path)):
+        return os.fspath(path) if "model_type" in load_object(read_file(config)) else None
+    owner, slash, name = str(path).partition("/")
+    # A folder of that name was meant if there is one to look into, such as runs/.
+    is_id = bool(slash) and re.fullmatch(r"[\w.-]+", owner + name) and not os.path.exists(owner)
+    return str(path) if is_id else None
 
 
 class TrainedModel:
@@ -196,7 +222,9 @@ class TrainedModel:
         with its cosine, most similar first; of a model of sub-words, those that are one piece."""
         require_k(k, self.reader)
         vector, found = self.embedding(word), []
-        for ids in torch.arange(len(self.vocabulary), device=self.device).split(8192):
+        size, at_once = len(self.vocabulary), 8192
+        for first in range(0, size, at_once):
+            ids = torch.arange(first, min(first + at_once, size), device=self.device)
             found.append(F.cosine_similarity(self.model.input(ids).float(), vector, dim=-1))
         cosines = torch.cat(found).cpu()
         cosines[never_written(self.vocabulary, forbid_unknown=True)] = -torch.inf
