@@ -16,6 +16,7 @@ ALLOWED = {
     "__init__": {"__all__"},
     "__main__": {"cli"},
     "cli": {"__all__"},
+    "api": {"__all__"},
     "messages": set(),
     "storage": {"settings"},
     "settings": {"messages", "storage"},
@@ -33,7 +34,8 @@ ALLOWED = {
     "data.vocabulary": set(),
     "runs": {"model", "data", "config", "messages", "settings", "storage", "units"},
     "evaluation": {"runs", "model", "data", "config", "storage", "units"},
-    "language": {"evaluation", "runs", "model", "data", "config", "messages", "storage", "units"},
+    "language": {"evaluation", "runs", "model", "data", "config", "interop.huggingface"}
+    | {"messages", "settings", "storage", "units"},
     "training": {"evaluation", "runs", "model", "data", "config", "distinct_words"}
     | {"messages", "settings", "storage"},
     "studies": {"training", "evaluation", "runs", "data", "config", "presets"}

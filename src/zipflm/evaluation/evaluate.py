@@ -127,6 +127,11 @@ class Evaluation:
     """How the text became words."""
 
     @property
+    def perplexity(self) -> float:
+        """Per word."""
+        return self.scores.perplexity
+
+    @property
     def bits_per_byte(self) -> float | None:
         """None where the model does not encode the text, because it cannot be told from the words:
         `<unk>` says nothing of how a word is spelt, and a rule that splits punctuation off or

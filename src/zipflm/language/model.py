@@ -4,6 +4,7 @@
     lm.score("the cat sat on the mat").perplexity
     lm.next_words("the cat sat on the", k=10)
     lm.generate("the cat", max_words=50, temperature=0.8, seed=1)
+    logprob, state = lm.advance(lm.start(), "the")
 
 Raw text is split as the run's training text was. A model sees at most `block` tokens at once;
 longer texts are slid over, with `context` tokens before each part.
@@ -11,27 +12,40 @@ longer texts are slid over, with `context` tokens before each part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from zipflm.config import Blocks
+from zipflm.data.bpe import join
 from zipflm.data.text_encoder import TextEncoder
-from zipflm.data.vocabulary import Vocabulary
+from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.evaluate import ScoringOptions
-from zipflm.language.decoding import SamplingOptions, WrittenWord
+from zipflm.language.decoding import SamplingOptions, WrittenWord, never_written
 from zipflm.language.engine import Engine, scored_documents
 from zipflm.language.generation import Generation, Writer
-from zipflm.language.next_words import LikelyWord, most_likely_words, require_numbers
+from zipflm.language.incremental import State, advance, start
+from zipflm.language.next_words import (
+    LikelyWord,
+    most_likely_words,
+    require_k,
+    require_numbers,
+)
 from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
-from zipflm.messages import quoted
+from zipflm.messages import quoted, read_file
 from zipflm.model.language_model import LanguageModel
+from zipflm.runs.checkpoint import is_checkpoint
 from zipflm.runs.folder import Choice, parse_choice
 from zipflm.runs.load import LoadedRun, UnseenWords, load_run
+from zipflm.settings import load_object
 
 # Words outside the vocabulary that a character CNN can read: 100 MB of spellings if all are used.
 _UNSEEN = 1 << 20
@@ -53,15 +67,36 @@ def load(
 ) -> TrainedModel:
     """The newest checkpoint of a run, or another one, ready for use.
 
-    `path` is a run folder or one of its checkpoints; `checkpoint` chooses among those of a run:
-    newest, best or a number of updates. `device` is a GPU where there is one. `dtype` is that of
-    weights and products; log-probabilities are float32 or better. `compile` makes long scoring jobs
-    faster. `block` and `context`, in tokens, are the run's own unless given.
+    `path` is a run folder or one of its checkpoints, a folder of `zipflm export`, or the id of such
+    a model on the Hugging Face Hub (the last two need the extra `hf`). `checkpoint` chooses among
+    those of a run: newest, best or a number of updates. `device` is a GPU where there is one.
+    `dtype` is that of weights and products; log-probabilities are float32 or better. `compile`
+    makes long scoring jobs faster. `block` and `context` are in tokens; the run's own by default.
     """
     choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
     options = ScoringOptions(block=block, context=context, device=device)
-    run = load_run(path, choice)
+    exported = _exported(path)
+    if exported is None:
+        run = load_run(path, choice)
+    elif choice is not None:
+        raise ValueError(f"--checkpoint {choice}: {exported} is one model; leave it out")
+    else:
+        from zipflm.interop.huggingface import exchange
+
+        is_here = os.path.isdir(exported)
+        run = exchange.load_exported(exported if is_here else exchange.download(exported))
     return TrainedModel(run, options, dtype=dtype, compile=compile)
+
+
+def _exported(path: str | PathLike[str]) -> str | None:
+    """The path if it is an exported folder or may be an id of the Hugging Face Hub."""
+    config = Path(path) / "config.json"
+    if config.is_file() and not is_checkpoint(Path(path)):
+        return os.fspath(path) if "model_type" in load_object(read_file(config)) else None
+    owner, slash, name = str(path).partition("/")
+    # A folder of that name was meant if there is one to look into, such as runs/.
+    is_id = bool(slash) and re.fullmatch(r"[\w.-]+", owner + name) and not os.path.exists(owner)
+    return str(path) if is_id else None
 
 
 class TrainedModel:
@@ -147,6 +182,91 @@ class TrainedModel:
             for document in group
         ]
 
+    def perplexity(self, text: str) -> float:
+        """Per word of a text, line ends included."""
+        return self.score(text).perplexity
+
+    # --- Ids and vectors of words. ---
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; a line end is `</s>`, and the end of the text adds none."""
+        ids: list[int] = self.reader.prefix(text).tolist()
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text of ids; words that `encode` did not know are `<unk>`."""
+        names, splitter = self.vocabulary.words, self.reader.encoder.splitter
+        text, pieces, joiner = "", [], splitter.joiner()
+        known = [id if id < len(names) else UNKNOWN for id in ids]
+        for place, id in enumerate(known, start=1):
+            pieces.append(names[id])
+            if not self.reader.ends_word[id] and place < len(known):
+                continue
+            if pieces == [names[END]]:
+                text, joiner = text + "\n", splitter.joiner()
+            else:
+                text += joiner.add(join(pieces))
+            pieces = []
+        return text
+
+    @torch.inference_mode()
+    def embedding(self, word: str) -> Tensor:
+        """The vector [D] of a word in the input layer, where it enters the decoder; that of a word
+        in pieces is the sum over them. ValueError for an unknown word."""
+        ids = self.encode(word)
+        if not ids or (UNKNOWN in ids and word != SPECIALS[UNKNOWN]):
+            raise ValueError(f"word={quoted(word)}: not in the vocabulary of {self.run}")
+        vectors: Tensor = self.model.input(torch.tensor(ids, device=self.device))
+        return vectors.float().sum(0)
+
+    @torch.inference_mode()
+    def similar(self, word: str, k: int = 10) -> list[tuple[str, float]]:
+        """The `k` words of the vocabulary with the most similar vectors in the input layer, each
+        with its cosine, most similar first; of a model of sub-words, those that are one piece."""
+        require_k(k, self.reader)
+        vector, found = self.embedding(word), []
+        size, at_once = len(self.vocabulary), 8192
+        for first in range(0, size, at_once):
+            ids = torch.arange(first, min(first + at_once, size), device=self.device)
+            found.append(F.cosine_similarity(self.model.input(ids).float(), vector, dim=-1))
+        cosines = torch.cat(found).cpu()
+        cosines[never_written(self.vocabulary, forbid_unknown=True)] = -torch.inf
+        cosines[END] = -torch.inf
+        nearest: list[tuple[str, float]] = []
+        for id in cosines.argsort(descending=True).tolist():
+            name = self.vocabulary.words[id]
+            if len(nearest) == k or cosines[id] == -torch.inf:
+                break
+            if name != word and self.reader.is_spelt(name, (id,)):
+                nearest.append((name, float(cosines[id])))
+        return nearest
+
+    # --- Scores of text as it grows. ---
+
+    def start(self, prefix: str = "") -> State:
+        """The state of a text that begins here, or continues after a prefix."""
+        return start(self.engine, self.reader.prefix(prefix))
+
+    def advance(self, state: State, word: str) -> tuple[float, State]:
+        """log p(word | state) in nats, and the state after the word; "\\n" ends a line.
+
+        A state never changes: continue from it with any number of words. The decoder runs once per
+        state that is continued, whatever the number of words. Scores equal those of `score` while
+        the text fits the block; a longer one goes on after its last `context` tokens, as in
+        `generate`.
+        """
+        return self.advance_many([state], [word])[0]
+
+    def advance_many(
+        self, states: Sequence[State], words: Sequence[str]
+    ) -> list[tuple[float, State]]:
+        """The same for the hypotheses of a beam, computed together: each state with its word."""
+        ids = [self.encode(word) for word in words]
+        for word, of_word in zip(words, ids, strict=True):
+            if not of_word:
+                raise ValueError(f"word={quoted(word)}: empty; give a word")
+        return advance(self.engine, states, ids)
+
     def _encoded(self, text: str) -> EncodedText:
         encoded = self.reader.text(text)
         if len(encoded.words) == 1 and not text[slice(*encoded.spans[0])]:
@@ -189,26 +309,30 @@ class TrainedModel:
         self,
         prompt: str = "",
         *,
-        max_words: int = 50,
+        max_words: int | None = None,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int | None = None,
-        num: int = 1,
+        num: int | None = None,
         lines: int = 1,
         stop: Sequence[str] = (),
         forbid_unknown: bool = True,
+        max_new_tokens: int | None = None,
+        num_return_sequences: int | None = None,
     ) -> list[Generation]:
-        """`num` continuations of a prompt.
+        """`num` continuations of a prompt, 1 by default.
 
         Words are drawn from the model's distribution: at `temperature` (0 takes the most likely
         one), among the `top_k` most likely (0: all), of which as many as make up `top_p` of their
-        mass. A text ends after `lines` line ends (0: no limit) or `max_words` words, line ends
-        included, or before a text of `stop`. Equal arguments with a `seed` give equal texts. The
-        log-probabilities are the model's own, whatever it was asked to draw from.
+        mass. A text ends after `lines` line ends (0: no limit) or `max_words` words (50 by
+        default), line ends included, or before a text of `stop`. `max_new_tokens` and
+        `num_return_sequences` are other names of `max_words` and `num`; a model of sub-words counts
+        words, too. Equal arguments with a `seed` give equal texts. The log-probabilities are the
+        model's own, whatever it was asked to draw from.
         """
         sampling = SamplingOptions(
-            max_words=max_words,
+            max_words=_either("max_words", max_words, "max_new_tokens", max_new_tokens, 50),
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -217,11 +341,19 @@ class TrainedModel:
             stop=stop,
             forbid_unknown=forbid_unknown,
         )
-        return Writer(self.engine, self.reader, prompt, sampling, num).all()
+        number = _either("num", num, "num_return_sequences", num_return_sequences, 1)
+        return Writer(self.engine, self.reader, prompt, sampling, number).all()
 
     def stream(self, prompt: str = "", **options: Any) -> Iterator[WrittenWord]:
         """The words of one continuation as they come; options as for `generate`, without `num`."""
         yield from Writer(self.engine, self.reader, prompt, SamplingOptions(**options), 1).words()
+
+
+def _either(name: str, value: int | None, other: str, same: int | None, default: int) -> int:
+    """The value of an argument that has two names."""
+    if value is not None and same is not None:
+        raise ValueError(f"{other}={same}: another name of {name}; give one of them")
+    return next((each for each in (value, same) if each is not None), default)
 
 
 def _engine(

@@ -228,6 +228,14 @@ class RaggedCache:
         for row in rows:
             self._lengths[row] = 0
 
+    def row(self, index: int) -> KeyValueCache:
+        """A copy of one row, without room for more words."""
+        copied, end = object.__new__(KeyValueCache), self._lengths[index]
+        copied._length = end
+        copied.keys_LBHCK = self._keys_LBHCK[:, index : index + 1, :, :end].clone()
+        copied.values_LBHCK = self._values_LBHCK[:, index : index + 1, :, :end].clone()
+        return copied
+
     def drop(self, rows: Collection[int]) -> list[int]:
         """Forget these rows; which of the old ones stand in the places that are left, in order.
 

@@ -16,7 +16,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.messages import read_file
 from zipflm.runs.checkpoint import Checkpoint, Contents, has_checkpoint_name, is_checkpoint, save
 from zipflm.runs.provenance import provenance
-from zipflm.runs.records import LogLine, Resumption, TrainingState, Validation, Versions
+from zipflm.runs.records import LogLine, Origin, Resumption, TrainingState, Validation, Versions
 from zipflm.settings import as_json, load_object, parse, read_record, write_record
 from zipflm.storage import new_folder, sole_writer, write_whole
 
@@ -76,6 +76,9 @@ class RunFolder:
         self.checkpoints_path: Path = path / "checkpoints"
         self._config_path = path / "config.json"
         self._versions_path = path / "versions.json"
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     # --- What is there. ---
 
@@ -181,15 +184,22 @@ class RunFolder:
                 self._clean()
             yield
 
-    def open(self, config: Config, data: DataFolder, update: int, device: str = "") -> None:
+    def open(
+        self,
+        config: Config,
+        data: DataFolder,
+        update: int,
+        device: str = "",
+        origin: Origin | None = None,
+    ) -> None:
         """Write what identifies the run, and drop what a killed process logged after `update`,
-        from which the run is resumed; 0 for one that starts."""
+        from which the run is resumed; 0 for one that starts, with the weights of `origin`."""
         self.path.mkdir(parents=True, exist_ok=True)
         trim(self.log_path, update)
         now = provenance(data, device)
         first = self.versions() if update > 0 else None
         if first is None:
-            versions = Versions(**vars(now))
+            versions = Versions(**vars(now), origin=origin)
         else:
             # What the run was started with stays where it was.
             resumed = (*first.resumed, Resumption(**vars(now), update=update))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from zipflm import __version__
 from zipflm.data.folder import DataFolder
-from zipflm.runs.records import Provenance
+from zipflm.runs.checkpoint import Checkpoint
+from zipflm.runs.records import Origin, Provenance
 
 _PACKAGE = Path(__file__).parents[1] / "__init__.py"
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "triton")
@@ -27,6 +28,12 @@ def provenance(data: DataFolder, device: str = "") -> Provenance:
         data=str(data.path.resolve()),
         device=device,
     )
+
+
+def origin_of(checkpoint: Checkpoint) -> Origin:
+    """Of a run that starts with the weights of this checkpoint."""
+    run = checkpoint.path.resolve().parent.parent
+    return Origin(run=str(run), checkpoint=checkpoint.name, weights=checkpoint.weights_hash)
 
 
 def _versions() -> list[tuple[str, str]]:

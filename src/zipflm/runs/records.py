@@ -206,9 +206,22 @@ class Resumption(Provenance):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The checkpoint of another run from which a run took its first weights."""
+
+    run: str
+    checkpoint: str
+    """Name of its folder."""
+    weights: str
+    """Their hash."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Versions(Provenance):
     """All of `versions.json`: how the run was started, and each time it was resumed."""
 
+    origin: Origin | None = None
+    """None for a run that started from random weights."""
     resumed: tuple[Resumption, ...] = ()
 
     @property

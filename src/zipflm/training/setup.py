@@ -16,7 +16,7 @@ from torch import Tensor
 from zipflm import __version__
 from zipflm.config import Config, require
 from zipflm.data.batches import Batches
-from zipflm.data.folder import DataFolder
+from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE, DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint
@@ -107,6 +107,25 @@ def check_data(config: Config, data: DataFolder) -> None:
         config.training.patience,
         f"{data.path} has no valid set to watch; prepare it with one (--valid)",
     )
+
+
+def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None:
+    """ValueError unless a run with this config can start on the folder with these weights."""
+    codes, splitting = initial.codes(), initial.splitting()
+    is_same = (
+        initial.vocabulary().hash == data.vocabulary.hash
+        and (codes and codes.hash) == (data.codes and data.codes.hash)
+        and splitting == data.splitting
+    )
+    if not is_same:
+        options = [f"--vocabulary {initial.path / VOCABULARY_FILE}"]
+        if codes is not None:
+            options.append(f"--bpe-codes {initial.path / CODES_FILE}")
+        raise ValueError(
+            f"{data.path}: not prepared with the vocabulary of {initial.path}; prepare the text "
+            f"again: zipflm prepare {' '.join(options)} {splitting}"
+        )
+    _require_weights_of(empty_model(config, data.vocabulary), initial)
 
 
 def in_updates(config: Config, data: DataFolder) -> Config:
@@ -291,13 +310,16 @@ def begin(
     process: Process,
     log: Log,
     found: Checkpoint | None,
+    initial: Checkpoint | None = None,
 ) -> Run:
-    """The run, ready for its next update."""
+    """The run, ready for its next update: after that of `found`, or the first one, with the weights
+    of `initial` or random ones."""
     model = empty_model(config, data.vocabulary)
-    if found is None:
+    weights = found or initial
+    if weights is None:
         fill = partial(parallel.fill, model, first_values(model, config.training.seed))
     else:
-        fill = partial(_load_weights, model, found)
+        fill = partial(_load_weights, model, weights)
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
     learner = build_learner(config, model, process, ends_word, fill)
     counts_cpu = process.device.type == "cpu" and process.world_size == 1
@@ -318,16 +340,20 @@ def begin(
 
 
 def _load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
-    """Fill the model from a checkpoint; ValueError if its weights are those of another model."""
-    stored, weights = checkpoint.stored_weights(), model.state_dict()
-    needed = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    _require_weights_of(model, checkpoint)
+    checkpoint.stored_weights().load_into(model.state_dict())
+
+
+def _require_weights_of(model: LanguageModel, checkpoint: Checkpoint) -> None:
+    """ValueError if the weights of a checkpoint are those of another model."""
+    stored = checkpoint.stored_weights()
+    needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted(needed.keys() | stored.shapes.keys()):
         if needed.get(name) != stored.shapes.get(name):
             raise ValueError(
                 f"{checkpoint.path}: its {name} is {stored.shapes.get(name, 'missing')}, and the "
-                f"model's {needed.get(name, 'none')}; resume from a checkpoint of this run"
+                f"model's {needed.get(name, 'none')}; use a checkpoint of the same model"
             )
-    stored.load_into(weights)
 
 
 def _tally(state: TrainingState, counts_cpu: bool) -> Tally:

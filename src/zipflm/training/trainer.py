@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from zipflm.evaluation.scoring import watched_by
 from zipflm.runs import resume as resuming
 from zipflm.runs.checkpoint import Checkpoint, checkpoint_path
 from zipflm.runs.folder import RunFolder
+from zipflm.runs.provenance import origin_of
 from zipflm.runs.records import Report, TrainingState, Validation
 from zipflm.storage import written_whole
 from zipflm.training import STALL_SECONDS, advice, distributed, metrics, optimizers, setup, step
@@ -33,6 +35,7 @@ from zipflm.training.setup import (
     Run,
     accumulation,
     check_data,
+    check_initial,
     check_processes,
     in_updates,
     inputs,
@@ -54,6 +57,7 @@ def train(
     other_text: bool = False,
     stall_seconds: float = STALL_SECONDS,
     whole_validation: bool = True,
+    initial: Checkpoint | None = None,
 ) -> bool:
     """Train until `config.training` says it is over; False if a signal ended it before.
 
@@ -61,9 +65,13 @@ def train(
     newest good checkpoint, with `other_text` also on another training text. `keep` checkpoints are
     kept besides the best one, all if 0. Several processes end if one of them does not answer for
     `stall_seconds`. Without `whole_validation` only the part of the valid set for the learning
-    curve is scored, as a study does, which scores the result itself. ValueError or OSError if the
+    curve is scored, as a study does, which scores the result itself. A run that starts takes its
+    weights from the checkpoint `initial` of another run; optimizer and schedule begin anew.
+    ValueError or OSError if the
     input does not allow it; nothing saved before is lost by that.
     """
+    if initial is not None:
+        check_initial(initial, config, data)
     check_data(config, data)
     config = in_updates(config, data)
     folder = RunFolder(out)
@@ -93,12 +101,17 @@ def train(
             if process.is_first:
                 folder.tidy()
             return True
+        origin = None
+        if initial is not None and found is None:
+            origin = origin_of(initial)
+            distributed.require_same({"the initial weights": origin.weights}, process, same)
+            distributed.let_first(partial(initial.verify, optimizer=False), process)
         used = ["train"] + (["valid"] if "valid" in data.splits else [])
         distributed.let_first(lambda: data.verify(*used), process)
         distributed.require_shared(folder.path, process)
 
         def open_folder() -> None:
-            folder.open(config, data, done or 0, metrics.device_name(process.device))
+            folder.open(config, data, done or 0, metrics.device_name(process.device), origin)
             for path in folder.set_aside(done) if done is not None else ():
                 log.say(f"the damaged checkpoint was moved out of the way, to {path}")
 
@@ -108,8 +121,10 @@ def train(
                 log.say(line)
             for line in _warnings(config, data, process, done or 0, held):
                 log.say(f"warning: {line}")
+            if origin is not None:
+                log.say(f"starting with the weights of {origin.checkpoint} of {origin.run}")
             with advice.model_explained(config, process):
-                run = setup.begin(config, data, folder, process, log, found)
+                run = setup.begin(config, data, folder, process, log, found, initial)
             run.whole_validation = whole_validation
             saver = Saver(run, keep)
             try:

@@ -4,6 +4,7 @@ recorded.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +24,13 @@ from zipflm.interop.huggingface.config import TextFacts, ZipfConfig, parsed
 from zipflm.interop.huggingface.modeling import ZipfForCausalLM
 from zipflm.interop.huggingface.tokenizer import ZipfTokenizer
 from zipflm.messages import quoted, unquoted
-from zipflm.runs.checkpoint import Contents
-from zipflm.runs.folder import Choice, write_imported
+from zipflm.model.language_model import LanguageModel
+from zipflm.runs.checkpoint import Checkpoint, Contents, checkpoint_path
+from zipflm.runs.folder import Choice, RunFolder, write_imported
 from zipflm.runs.load import LoadedRun, load_run, model_with
 from zipflm.runs.records import ImportedState, State, Validation, Versions
 from zipflm.settings import load_object, to_dict
-from zipflm.storage import CHECKSUMS, new_folder, read_checksums, require_unchanged, seal
+from zipflm.storage import CHECKSUMS, file_hash, new_folder, read_checksums, require_unchanged, seal
 
 _HEAD = """---
 library_name: transformers
@@ -242,7 +244,43 @@ def import_run(path: str | PathLike[str], out: Path) -> Config:
     OSError, naming the file, for what is missing, damaged or does not fit, and FileExistsError if
     `out` is taken.
     """
+    contents, _ = _read(Path(path))
+    write_imported(out, contents)
+    return contents.config
+
+
+def load_exported(path: str | PathLike[str]) -> LoadedRun:
+    """The model of an exported folder as a run in memory; errors as for `import_run`."""
     folder = Path(path)
+    contents, model = _read(folder)
+    sums = [file_hash(file) for file in sorted(folder.glob("*.safetensors"))]
+    return LoadedRun(
+        folder=RunFolder(folder),
+        checkpoint=Checkpoint(checkpoint_path(folder, contents.state.update)),
+        model=model,
+        config=contents.config,
+        vocabulary=contents.vocabulary,
+        codes=contents.codes,
+        splitting=contents.splitting,
+        weights_hash=hashlib.sha256(" ".join(sums).encode()).hexdigest(),
+    )
+
+
+def download(repository: str) -> Path:
+    """A folder with the files of a model on the Hugging Face Hub, kept in its cache."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository))
+    except Exception as error:  # of several libraries
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{repository}: not a folder here, and not found on the Hugging Face Hub ({reason}); "
+            "give a run folder, a checkpoint, an exported folder or the id of a model"
+        ) from None
+
+
+def _read(folder: Path) -> tuple[Contents, LanguageModel]:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no folder; give the --out of `zipflm export-hf`")
     _require_whole(folder)
@@ -259,7 +297,7 @@ def import_run(path: str | PathLike[str], out: Path) -> Config:
             facts.require(encoder)
         weights = model.model.state_dict()
         weights.pop(_SPELLINGS, None)  # they follow from the vocabulary
-        model_with(weights, config, encoder.vocabulary)
+        built = model_with(weights, config, encoder.vocabulary)
     except SafetensorError as error:
         raise ValueError(f"{folder}: its weights are cut short or damaged: {error}") from None
     except Exception as error:  # transformers raises many kinds for files that it cannot read
@@ -267,14 +305,13 @@ def import_run(path: str | PathLike[str], out: Path) -> Config:
     contents = Contents(
         weights=weights,
         optimizer={},
-        state=ImportedState(update=model.config.updates, imported_from=str(path)),
+        state=ImportedState(update=model.config.updates, imported_from=str(folder)),
         config=config,
         vocabulary=encoder.vocabulary,
         codes=encoder.codes,
         splitting=encoder.splitter.splitting,
     )
-    write_imported(out, contents)
-    return config
+    return contents, built
 
 
 def _never_written(vocabulary: Vocabulary) -> list[int]:

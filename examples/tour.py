@@ -1,0 +1,40 @@
+"""Prepare a text, train on it, evaluate, score, decode with a language model, and generate.
+
+python examples/tour.py train.txt valid.txt out
+"""
+
+import sys
+from pathlib import Path
+
+import zipflm
+
+
+def best_sentence(lm: zipflm.TrainedModel, lattice: list[dict[str, float]], beam: int = 4) -> str:
+    """Shallow fusion: log p of each word is added to a recogniser's scores, in a beam search."""
+    beams = [(0.0, "", lm.start())]
+    for scores in lattice:
+        pairs = [(each, word) for each in beams for word in scores]
+        advanced = lm.advance_many([state for (_, _, state), _ in pairs], [w for _, w in pairs])
+        beams = [
+            (total + scores[word] + logprob, f"{text} {word}".strip(), state)
+            for ((total, text, _), word), (logprob, state) in zip(pairs, advanced, strict=True)
+        ]
+        beams = sorted(beams, key=lambda each: each[0], reverse=True)[:beam]
+    return max(beams, key=lambda each: each[0] + lm.advance(each[2], "\n")[0])[1]
+
+
+def main(train: str, valid: str, out: str) -> None:
+    data = zipflm.prepare(train, valid=valid, min_count=1, out=Path(out) / "data")
+    run = zipflm.train("toy/ADP-T", data=data, out=Path(out) / "run", device="cpu")
+    print(f"perplexity {zipflm.evaluate(run, data=data, split='valid').perplexity:.2f} per word")
+    lm = zipflm.load(run)
+    print(*(f"{word.word} {word.logprob:.2f}" for word in lm.score("the cat sat on it").words))
+    pairs = zip("the cat sat on the mat".split(), "a mat rat in a cat".split(), strict=True)
+    heard = [{word: -0.7, sound: -0.6} for word, sound in pairs]
+    print("heard:", best_sentence(lm, heard))
+    for text in lm.generate("the dog", max_new_tokens=20, num_return_sequences=2, seed=1):
+        print("generated:", text.text.rstrip())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,381 @@
+"""Python twins of the commands: `zipflm.prepare`, `train`, `evaluate` and `compare`.
+
+    data = zipflm.prepare("train.txt", valid="valid.txt", out="data/words")
+    run = zipflm.train("tiny/ADP-T", {"training.max_updates": 500}, data=data, out="runs/first")
+    print(zipflm.evaluate(run, data=data, split="valid").perplexity)
+
+Arguments have the names and defaults of the commands' options. Overrides are a list of `key=value`
+or a dict. Heavy imports are inside the functions, as in the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from zipflm.training import STALL_SECONDS
+
+if TYPE_CHECKING:
+    from zipflm.config import Config, Splitting
+    from zipflm.data.folder import DataFolder
+    from zipflm.evaluation.evaluate import Evaluation
+    from zipflm.runs.checkpoint import Checkpoint
+    from zipflm.runs.folder import Choice, RunFolder
+    from zipflm.runs.load import LoadedRun
+    from zipflm.studies.compare import FinishedStudy
+
+Source = str | PathLike[str]
+Sources = Source | Sequence[Source] | None
+Overrides = Sequence[str] | Mapping[str, Any]
+
+
+def prepare(
+    texts: Sources = None,
+    *,
+    out: Source,
+    corpus: str | None = None,
+    valid: Sources = None,
+    test: Sources = None,
+    ids: Sources = None,
+    names: Source | None = None,
+    min_count: int | None = None,
+    max_size: int | None = None,
+    vocabulary: Source | None = None,
+    bpe: int | None = None,
+    bpe_codes: Source | None = None,
+    words: str | None = None,
+    lowercase: bool = False,
+    errors: str = "strict",
+    encoding: str = "utf-8",
+    processes: int = 1,
+    engine: str = "processes",
+    scheduler: str | None = None,
+    cache: Source | None = None,
+    report: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+) -> DataFolder:
+    """Make a data folder from text, from a corpus by name, or from sequences of integers.
+
+    `texts`, `valid`, `test` and `ids` are one file, glob or URL, or a list of them. `words` is the
+    rule that splits raw text: whitespace, words or wikitext. `vocabulary` may also be a run, a
+    checkpoint or a data folder: text is then split into words and sub-words as it was there. More
+    than one process needs a script with `if __name__ == "__main__":`. `report` is called with the
+    current task, the bytes just done, and their total if it is known.
+    """
+    from zipflm.data.prepare import Options, prepare_by_name
+    from zipflm.data.prepare import prepare as make
+
+    training = _sources(texts)
+    if ids and training:
+        raise ValueError(f"{training[0]}: text or ids, not both; give several files as a list")
+    if vocabulary is not None and Path(vocabulary).is_dir():
+        vocabulary, own_codes = _files_of(Path(vocabulary))
+        bpe_codes = own_codes if bpe_codes is None else bpe_codes
+    options = Options(
+        min_count=min_count,
+        max_size=max_size,
+        vocabulary=vocabulary,
+        bpe=bpe,
+        bpe_codes=bpe_codes,
+        splitting=splitting_of(words, lowercase, vocabulary, bpe_codes),
+        errors=errors,  # type: ignore[arg-type]  # checked there
+        encoding=encoding,
+        ids=bool(ids),
+        names=names,
+    )
+    splits = {
+        "train": _sources(ids) or training,
+        "valid": _sources(valid),
+        "test": _sources(test),
+    }
+    means: dict[str, Any] = {
+        "processes": processes,
+        "scheduler": _scheduler(engine, scheduler),
+        "report": report,
+    }
+    if corpus is None:
+        return make(out, splits, options, **means)
+    if any(splits.values()):
+        raise ValueError(f"corpus={corpus}: brings its own texts; leave out the others")
+    return prepare_by_name(out, corpus, options, cache=cache, **means)
+
+
+def splitting_of(
+    words: str | None,
+    lowercase: bool,
+    vocabulary: Source | None = None,
+    bpe_codes: Source | None = None,
+) -> Splitting:
+    """The rule that was asked for, or that of the data folder or checkpoint of a vocabulary."""
+    from zipflm.config import PLAIN, Rule, Splitting
+    from zipflm.data.folder import CODES_FILE, FACTS_FILE, SPLITTING_FILE, read_facts
+    from zipflm.settings import read_record
+
+    if words is not None and words not in get_args(Rule):
+        raise ValueError(f"words={words}: choose from {', '.join(get_args(Rule))}")
+    kept, folder = PLAIN, Path(vocabulary or "").parent
+    if vocabulary is not None and (folder / FACTS_FILE).is_file():
+        facts = read_facts(folder)
+        kept = facts.splitting
+        if facts.bpe is not None and bpe_codes is None:
+            raise ValueError(
+                f"vocabulary={fspath(vocabulary)}: holds sub-words; add --bpe-codes "
+                f"{folder / CODES_FILE}"
+            )
+    elif vocabulary is not None and (folder / SPLITTING_FILE).is_file():
+        kept = read_record(Splitting, folder / SPLITTING_FILE)
+    return Splitting(words or kept.rule, lowercase or kept.lowercase)  # type: ignore[arg-type]
+
+
+def train(
+    preset: str | None = None,
+    overrides: Overrides = (),
+    *,
+    data: DataFolder | Source,
+    out: Source,
+    recipe: str = "paper",
+    from_run: RunFolder | Source | None = None,
+    checkpoint: Choice | str | None = None,
+    resume: bool = False,
+    resume_if_any: bool = False,
+    keep: int = 3,
+    other_text: bool = False,
+    device: str | None = None,
+    stall_seconds: float = STALL_SECONDS,
+) -> RunFolder:
+    """Train a model and return its run, for `load` and `evaluate`.
+
+    Instead of a preset, `from_run` continues with the config, vocabulary and weights of another
+    run, or of one of its checkpoints, on other text: `out` is a new run, whose optimizer and
+    schedule start from the beginning. `data` must be prepared with the vocabulary of that run.
+
+    Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt; `resume=True` continues.
+    """
+    from zipflm.runs.folder import RunFolder
+    from zipflm.training import distributed
+    from zipflm.training.trainer import train as run
+
+    place = RunFolder(Path(out))
+    continues = (resume or resume_if_any) and place.holds_a_run
+
+    def read() -> tuple[DataFolder, Config, Checkpoint | None]:
+        if resume and not resume_if_any and not place.holds_a_run:
+            raise ValueError(
+                f"--resume: there is no run in {place.path}; check --out, or start one without "
+                "--resume (or with --resume-if-any, which does either)"
+            )
+        folder = _opened(data)
+        config, initial = _planned(
+            preset,
+            recipe,
+            assignments(overrides),
+            folder,
+            from_run,
+            checkpoint,
+            on_cpu=process.device.type == "cpu",
+            held=place.config() if continues else None,
+        )
+        return folder, config, initial
+
+    with distributed.started(device, stall_seconds) as process:
+        folder, config, initial = distributed.done_by_all(read, process)
+        is_finished = run(
+            config,
+            folder,
+            place.path,
+            resume=resume or resume_if_any,
+            keep=keep,
+            device=device,
+            other_text=other_text,
+            initial=initial,
+        )
+    if not is_finished:
+        raise KeyboardInterrupt
+    return place
+
+
+def _planned(
+    preset: str | None,
+    recipe: str,
+    overrides: list[str],
+    data: DataFolder,
+    from_run: RunFolder | Source | None,
+    checkpoint: Choice | str | None,
+    *,
+    on_cpu: bool,
+    held: Config | None,
+) -> tuple[Config, Checkpoint | None]:
+    """The config of a run, and the checkpoint of another one with its first weights."""
+    from dataclasses import replace
+
+    from zipflm.presets.recipes import resolve
+    from zipflm.runs.folder import locate
+    from zipflm.settings import override
+
+    if from_run is None:
+        if preset is None:
+            raise ValueError("name a preset, such as tiny/ADP-T, or a run to start from (--from)")
+        if checkpoint is not None:
+            raise ValueError(f"checkpoint={checkpoint}: of the run to start from (--from)")
+        size = len(data.vocabulary)
+        return resolve(preset, recipe, overrides, size, on_cpu=on_cpu, held=held), None
+    if preset is not None or recipe != "paper":
+        raise ValueError(
+            f"{preset or recipe}: a run that starts from {fspath(from_run)} has its model and "
+            "recipe; leave it out, and change settings with overrides"
+        )
+    _, initial = locate(Path(from_run), _choice(checkpoint))
+    config = initial.config()
+    if on_cpu or held is not None:
+        precision = "float32" if held is None else held.training.precision
+        config = replace(config, training=replace(config.training, precision=precision))
+    return override(config, overrides), initial
+
+
+def evaluate(
+    run: LoadedRun | RunFolder | Source,
+    *,
+    data: DataFolder | Source | None = None,
+    split: str | None = None,
+    text: Source | None = None,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    block: int | None = None,
+    context: int | None = None,
+    break_mode: str | None = None,
+    batch_tokens: int | None = None,
+    device: str | None = None,
+    dtype: str = "float32",
+    checkpoint: Choice | str | None = None,
+) -> Evaluation:
+    """Perplexity of a run on a split (test by default) or a text, with any block and context.
+
+    With torchrun, each process scores a share of the text and all get the result.
+    """
+    from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.evaluation.evaluate import evaluate as score
+    from zipflm.training import distributed
+
+    options = ScoringOptions(
+        block=block,
+        context=context,
+        break_mode=break_mode,  # type: ignore[arg-type]  # checked there
+        batch_tokens=batch_tokens,
+        device=device,
+        precision=dtype,  # type: ignore[arg-type]  # checked there
+    )
+    with distributed.started(device) as process:
+        return score(
+            run,
+            data=data,
+            split=split,
+            text=text,
+            checkpoint=_choice(checkpoint),
+            options=options,
+            encoding=encoding,
+            errors=errors,  # type: ignore[arg-type]  # checked there
+            share=process,
+        )
+
+
+def compare(
+    overrides: Overrides = (),
+    *,
+    data: DataFolder | Source,
+    preset: str,
+    out: Source,
+    factorizations: Sequence[str] = (),
+    seeds: int = 1,
+    recipe: str = "paper",
+    bands: Sequence[str] = (),
+    tail_dropout: Sequence[float] = (),
+    equal: str = "updates",
+    grid: Sequence[str] = (),
+    device: str | None = None,
+    stall_seconds: float = STALL_SECONDS,
+) -> FinishedStudy:
+    """Train factorizations (all eight by default) on the same text and report where each one wins.
+
+    `grid` lists fields with values, `training.optimizer.lr=1e-3,3e-3`; every member takes the
+    best on the valid set. The result has the study, the path of its page and what went wrong.
+    """
+    from zipflm.presets import FACTORIZATIONS
+    from zipflm.studies.compare import compare as run
+    from zipflm.studies.plan import Request
+    from zipflm.training import distributed
+
+    request = Request(
+        data=_opened(data).path,
+        preset=preset,
+        out=Path(out),
+        factorizations=tuple(factorizations)
+        or (("ADP-T",) if bands or tail_dropout else FACTORIZATIONS),
+        seeds=seeds,
+        recipe=recipe,
+        overrides=tuple(assignments(overrides)),
+        bands=tuple(bands),
+        tail_dropout=tuple(tail_dropout),
+        equal=equal,
+        tune=tuple(grid),
+    )
+    with distributed.started(device, stall_seconds):
+        return run(request, device=device)
+
+
+def assignments(overrides: Overrides) -> list[str]:
+    """Overrides as the command line has them, `key=value`.
+
+    >>> assignments({"training.max_updates": 100, "input.cutoffs": [2000, 8000]})
+    ['training.max_updates=100', 'input.cutoffs=2000,8000']
+    """
+    from zipflm.settings import as_override
+
+    if isinstance(overrides, str):
+        raise ValueError(f"overrides={overrides}: one text; give a list of them, or a dict")
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    return [f"{key}={as_override(_frozen(value))}" for key, value in overrides.items()]
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _sources(given: Sources) -> list[Source]:
+    if given is None:
+        return []
+    return [given] if isinstance(given, str | PathLike) else list(given)
+
+
+def _opened(data: DataFolder | Source) -> DataFolder:
+    from zipflm.data.folder import DataFolder
+
+    return data if isinstance(data, DataFolder) else DataFolder.open(data)
+
+
+def _choice(checkpoint: Choice | str | None) -> Choice | None:
+    from zipflm.runs.folder import parse_choice
+
+    return checkpoint if isinstance(checkpoint, int) else parse_choice(checkpoint)
+
+
+def _files_of(folder: Path) -> tuple[Path, Path | None]:
+    """The vocabulary of a data folder, a run or a checkpoint, and its byte-pair codes."""
+    from zipflm.data.folder import CODES_FILE, FACTS_FILE, VOCABULARY_FILE
+
+    if not (folder / FACTS_FILE).is_file():
+        from zipflm.runs.folder import locate
+
+        folder = locate(folder, None)[1].path
+    codes = folder / CODES_FILE
+    return folder / VOCABULARY_FILE, codes if codes.is_file() else None
+
+
+def _scheduler(engine: str, scheduler: str | None) -> str | None:
+    """The scheduler that reads the texts, if local processes do not."""
+    if engine not in ("processes", "dask"):
+        raise ValueError(f"engine={engine}: choose from processes, dask")
+    if engine == "processes" and scheduler is not None:
+        raise ValueError(f"scheduler={scheduler}: needs engine=dask")
+    return None if engine == "processes" else scheduler or "local"

@@ -1,0 +1,130 @@
+"""States of `TrainedModel.start` and `advance`, and ids and vectors of words."""
+
+import numpy as np
+import pytest
+import torch
+from loaded_models import loaded
+
+TEXT = "ba de ba fila\nsoro ba\n"
+STEPS = ["ba", "de", "ba", "fila", "\n", "soro", "ba", "\n"]
+
+
+def follow(lm, state, words):
+    logprobs = []
+    for word in words:
+        logprob, state = lm.advance(state, word)
+        logprobs.append(logprob)
+    return logprobs, state
+
+
+def test_words_one_by_one_have_the_scores_of_the_whole_text(lm):
+    logprobs, _ = follow(lm, lm.start(), STEPS)
+    assert logprobs == pytest.approx((-lm.score(TEXT).nll).tolist(), abs=1e-4)
+
+
+def test_a_state_continues_after_a_prefix(lm):
+    logprobs, _ = follow(lm, lm.start("ba de\nsoro"), ["ba", "\n"])
+    expected = -lm.score("ba\n", prefix="ba de\nsoro").nll
+    assert logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_any_number_of_texts_continue_from_a_state(lm):
+    _, state = follow(lm, lm.start(), ["ba", "de"])
+    for end in ("fila", "soro ba", "qqqq", "fila"):
+        logprob, after = lm.advance(state, end)
+        ends, _ = lm.advance(after, "\n")
+        assert logprob + ends == pytest.approx(lm.score(end, prefix="ba de").logprob, abs=1e-4)
+
+
+def test_a_beam_is_scored_together_as_each_alone(lm):
+    texts = ["ba", "de ba", "ba de ba fila", ""]
+    states = [lm.start(text) for text in texts]
+    words = ["fila", "soro", "qqqq", "ba"]
+    for _ in range(2):
+        together = lm.advance_many(states, words)
+        alone = [lm.advance(state, word)[0] for state, word in zip(states, words, strict=True)]
+        assert [logprob for logprob, _ in together] == pytest.approx(alone, abs=1e-4)
+        states = [state for _, state in together]
+    assert lm.advance_many([], []) == []
+
+
+def test_the_decoder_reads_a_state_once(adp, monkeypatch):
+    _, state = adp.advance(adp.start(), "ba")
+    adp.advance(state, "de")
+    monkeypatch.setattr(type(adp.model), "forward", None)
+    assert adp.advance(state, "soro")[0] < 0
+
+
+def test_a_text_longer_than_the_block_slides(adp):
+    words = ["ba", "de", "fila"] * 10
+    block, context = adp.engine.blocks.block, adp.engine.blocks.context
+    logprobs, state = follow(adp, adp.start(), words)
+    assert len(state.inputs) <= block
+    expected = -adp.score(" ".join(words[:block]), prefix="").nll
+    assert logprobs[: block - 1] == pytest.approx(expected[: block - 1].tolist(), abs=1e-4)
+    seen = " ".join(words[block - context : block])
+    ids = torch.tensor([adp.encode(seen)])
+    with torch.no_grad():
+        after = adp.model.log_probs(ids)[0, -1]
+    assert logprobs[block] == pytest.approx(float(after[adp.encode(words[block])[0]]), abs=1e-4)
+
+
+def test_empty_words_are_refused(adp):
+    with pytest.raises(ValueError, match="word='': empty"):
+        adp.advance(adp.start(), "")
+
+
+def test_ids_and_text_are_each_others_inverse(lm):
+    ids = lm.encode(TEXT)
+    assert ids == lm.reader.text(TEXT).ids.tolist()
+    assert lm.decode(ids) == TEXT
+    assert lm.decode(lm.encode("ba  de")) == "ba de"
+    assert lm.encode("") == []
+    assert lm.decode([]) == ""
+
+
+def test_the_perplexity_of_a_text_is_that_of_its_scores(lm):
+    assert lm.perplexity(TEXT) == lm.score(TEXT).perplexity
+
+
+def test_vectors_are_those_of_the_input_layer(lm):
+    ids = torch.tensor(lm.encode("fila"))
+    with torch.no_grad():
+        expected = lm.model.input(ids).sum(0)
+    torch.testing.assert_close(lm.embedding("fila"), expected)
+
+
+def test_similar_words_have_the_highest_cosines(lm):
+    found = lm.similar("ba", k=5)
+    assert len(found) == 5
+    assert "ba" not in dict(found)
+    cosines = [cosine for _, cosine in found]
+    assert cosines == sorted(cosines, reverse=True)
+    for word, cosine in found:
+        pair = lm.embedding("ba"), lm.embedding(word)
+        assert cosine == pytest.approx(float(torch.cosine_similarity(*pair, dim=0)), abs=1e-5)
+    everything = dict(lm.similar("ba", k=len(lm.vocabulary)))
+    assert not {"</s>", "<unk>", "<pad>", "<s>"} & set(everything)
+    assert cosines[0] == max(everything.values())
+
+
+def test_unknown_words_have_no_vector(adp):
+    with pytest.raises(ValueError, match="word='qqqq': not in the vocabulary"):
+        adp.embedding("qqqq")
+    assert adp.embedding("<unk>").shape == (adp.run.config.decoder.dim,)
+
+
+def test_a_character_model_has_vectors_of_unseen_words(word_data):
+    lm = loaded(word_data, "CNN", ["input.predicted_words=64", "output.cutoffs=8,32"])
+    assert not np.allclose(lm.embedding("qqqq"), lm.embedding("rrrr"))
+    logprobs, _ = follow(lm, lm.start(), ["qqqq", "\n"])
+    assert sum(logprobs) == pytest.approx(lm.score("qqqq").logprob, abs=1e-4)
+
+
+def test_generate_takes_the_names_of_transformers(adp):
+    ours = adp.generate("ba", max_words=4, num=2, seed=1, lines=0)
+    theirs = adp.generate("ba", max_new_tokens=4, num_return_sequences=2, seed=1, lines=0)
+    assert [text.text for text in ours] == [text.text for text in theirs]
+    assert len(ours) == 2
+    with pytest.raises(ValueError, match="max_new_tokens=4: another name of max_words"):
+        adp.generate("ba", max_words=4, max_new_tokens=4)

@@ -1,0 +1,152 @@
+"""Python twins of the commands: `zipflm.prepare`, `train`, `evaluate`, `compare`."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import training_runs
+from small_data import sentences
+from training_runs import SMALL, assert_same, weights
+
+import zipflm
+from zipflm.evaluation.evaluate import evaluate as score
+from zipflm.runs.folder import RunFolder
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "tour.py"
+SHORT = [*SMALL, "training.max_updates=6"]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    root = tmp_path_factory.mktemp("texts")
+    for name, seed in (("train", 0), ("valid", 1), ("test", 2), ("other", 3)):
+        (root / f"{name}.txt").write_text("\n".join(sentences(seed)) + "\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def data(texts):
+    train, valid, test = (texts / f"{name}.txt" for name in ("train", "valid", "test"))
+    return zipflm.prepare(train, valid=valid, test=[test], min_count=1, out=texts / "data")
+
+
+@pytest.fixture(scope="module")
+def run(data, texts):
+    return zipflm.train("tiny/ADP-T", SHORT, data=data, out=texts / "run", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def other(run, texts):
+    """Other text, prepared for the run."""
+    files = {"valid": str(texts / "valid.txt"), "vocabulary": run}
+    return zipflm.prepare(str(texts / "other.txt"), **files, out=str(texts / "other"))
+
+
+def test_importing_the_package_imports_no_torch():
+    code = "import sys, zipflm; zipflm.prepare, zipflm.train; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+def test_twins_give_the_numbers_of_what_they_call(data, run, texts, tmp_path):
+    out = tmp_path / "run"
+    training_runs.run(data, out, *SHORT)
+    assert_same(weights(out), weights(run.path))
+    found = zipflm.evaluate(run, data=data, split="valid", device="cpu")
+    assert found.perplexity == score(out, data=data, split="valid").scores.perplexity
+    assert zipflm.evaluate(str(out), data=str(data.path)).scores.protocol.words > 0
+    assert zipflm.evaluate(run, text=texts / "valid.txt", checkpoint="newest").perplexity > 1
+
+
+def test_overrides_are_a_list_or_a_dict(data, run, tmp_path):
+    changes = dict(change.split("=") for change in SMALL) | {"training.max_updates": 6}
+    again = zipflm.train("tiny/ADP-T", changes, data=str(data.path), out=tmp_path / "run")
+    assert again.config() == run.config()
+    with pytest.raises(ValueError, match="overrides=a=1: one text"):
+        zipflm.train("tiny/ADP-T", "a=1", data=data, out=tmp_path / "none")
+
+
+def test_compare_returns_the_study(data, tmp_path):
+    finished = zipflm.compare(
+        SHORT, data=data, preset="tiny", out=tmp_path, factorizations=["ADP-T"], device="cpu"
+    )
+    assert [row.label for row in finished.study.rows] == ["ADP-T"]
+    assert finished.page.is_file()
+    assert not finished.failures
+
+
+def test_training_continues_on_other_text(run, other, tmp_path):
+    adapted = zipflm.train(from_run=run, data=other, out=tmp_path / "adapted", device="cpu")
+    assert adapted.config() == run.config()
+    before, after = (zipflm.evaluate(each, data=other, split="train") for each in (run, adapted))
+    assert after.perplexity < before.perplexity
+    origin = adapted.versions().origin
+    assert origin.run == str(run.path.resolve())
+    assert origin.checkpoint == "update-00000006"
+    assert origin.weights == run.choose("newest").weights_hash
+    assert adapted.versions().data == str(other.path.resolve())
+
+
+def test_the_new_run_starts_with_the_weights_of_the_old(run, other, tmp_path):
+    zipflm.train(
+        overrides={"training.max_updates": 1, "training.schedule.warmup_updates": 1000},
+        from_run=run.path,
+        data=other.path,
+        out=tmp_path / "near",
+    )
+    old, new = weights(run.path), weights(tmp_path / "near")
+    names = zipflm.load(run).model.state_dict()
+    for name in names:
+        torch.testing.assert_close(new[name], old[name], atol=0.01, rtol=0)
+
+
+def test_an_adapted_run_can_be_resumed(run, other, tmp_path):
+    start = {"from_run": run, "data": other, "device": "cpu"}
+    whole = zipflm.train(**start, out=tmp_path / "whole")
+    part = RunFolder(tmp_path / "part")
+    zipflm.train(**start, out=part, overrides={"training.max_updates": 3})
+    zipflm.train(**start, out=part, overrides={"training.max_updates": 6}, resume=True)
+    assert part.versions().origin == whole.versions().origin
+    assert_same(weights(part.path), weights(whole.path))
+
+
+def test_other_text_must_be_prepared_with_the_vocabulary_of_the_run(run, texts, tmp_path):
+    data = zipflm.prepare(texts / "other.txt", min_count=1, max_size=20, out=tmp_path / "data")
+    remedy = r"zipflm prepare --vocabulary \S+/checkpoints/update-00000006/vocabulary.txt"
+    with pytest.raises(ValueError, match=remedy):
+        zipflm.train(from_run=run, data=data, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_model_cannot_take_the_weights(run, other, tmp_path):
+    with pytest.raises(ValueError, match="use a checkpoint of the same model"):
+        zipflm.train(None, ["decoder.ffn_dim=8"], from_run=run, data=other, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="tiny/SM: a run that starts from"):
+        zipflm.train("tiny/SM", from_run=run, data=other, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="name a preset"):
+        zipflm.train(data=other, out=tmp_path / "run")
+
+
+SENTENCES = """the cat sat on the mat
+the dog sat on the rug
+the cat ran after the mouse
+the dog ran after the cat
+"""
+
+
+def test_the_example_runs_on_the_public_names_alone(tmp_path, capsys, monkeypatch):
+    (tmp_path / "train.txt").write_text(SENTENCES * 50)
+    (tmp_path / "valid.txt").write_text(SENTENCES)
+    paths = [str(tmp_path / name) for name in ("train.txt", "valid.txt", "out")]
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *paths])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "perplexity " in printed
+    assert "heard: the cat sat on the mat\n" in printed
+    assert printed.count("generated: the dog") == 2
+    source = EXAMPLE.read_text()
+    assert set(re.findall(r"zipflm\.(\w+)", source)) <= set(zipflm.__all__)
+    assert len(source.splitlines()) <= 40
