@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from zipflm.data.text import shown
 from zipflm.data.vocabulary import END, PAD
@@ -150,10 +151,8 @@ def _sums(model: LanguageModel, hidden_NWD: Tensor, targets_NW: Tensor) -> Tenso
 
 def _padded(rows: Sequence[Ids], padding: int) -> Tensor:
     """Ids of different length as one table, padded on the right."""
-    table = np.full((len(rows), max(map(len, rows))), padding, dtype=np.int64)
-    for place, row in enumerate(rows):
-        table[place, : len(row)] = row
-    return torch.from_numpy(table)
+    tensors = [torch.from_numpy(row) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=padding)
 
 
 def _common_length(rows: Sequence[Ids]) -> int:
