@@ -230,7 +230,7 @@ class TrainedModel:
             ids = torch.arange(first, min(first + at_once, size), device=self.device)
             found.append(F.cosine_similarity(self.model.input(ids).float(), vector, dim=-1))
         cosines = torch.cat(found).cpu()
-        cosines[never_written(self.vocabulary, forbid_unknown=True)] = -torch.inf
+        cosines[never_written(self.vocabulary)] = -torch.inf
         cosines[END] = -torch.inf
         nearest: list[tuple[str, float]] = []
         for id in cosines.argsort(descending=True).tolist():

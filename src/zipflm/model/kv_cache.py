@@ -232,8 +232,8 @@ class RaggedCache:
         """A copy of one row, without room for more words."""
         copied, end = object.__new__(KeyValueCache), self._lengths[index]
         copied._length = end
-        copied.keys_LBHCK = self._keys_LBHCK[:, index : index + 1, :, :end].clone()
-        copied.values_LBHCK = self._values_LBHCK[:, index : index + 1, :, :end].clone()
+        copied.keys_LBHCK = self.keys_LBHCK[:, index : index + 1, :, :end].clone()
+        copied.values_LBHCK = self.values_LBHCK[:, index : index + 1, :, :end].clone()
         return copied
 
     def drop(self, rows: Collection[int]) -> list[int]:
