@@ -56,16 +56,16 @@ score runs/b sentences.txt > b.tsv
 ensemble a.tsv b.tsv
 compare --data data/words --preset toy --factorizations SM,ADP-T,BPE --out study --device cpu
 compare --data data/words --preset toy --factorizations SM,ADP-T,BPE --out study --dry-run
-analyse study --data data/words --out drawn
-analyse runs/a --data data/words --out contexts --context-sizes 0,4
-plot runs/a runs/b --out curves.png
-presets
-config toy/ADP-T
-params toy/ADP-T
-bands data/words --dim 32
-export-hf runs/a --out hf
-import-hf hf --out runs/back
-import-fairseq {OLDEST} --dict {DICT} --out runs/fairseq
+report study --data data/words --out drawn
+report runs/a --data data/words --out contexts --context-sizes 0,4
+report runs/a runs/b --curves curves.png
+info
+info toy/ADP-T
+info toy
+info --data data/words --dim 32
+export runs/a hf
+import hf runs/back
+import {OLDEST} runs/fairseq --dict {DICT}
 evaluate runs/none --data data/words
 train toy/ADPT --data data/words --out runs/x
 score runs/a missing.txt

@@ -1,4 +1,4 @@
-"""`zipflm bands`: bands suggested for a text, beside the paper's proportions."""
+"""Bands suggested for a text, beside the paper's proportions."""
 
 from __future__ import annotations
 

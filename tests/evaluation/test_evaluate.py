@@ -28,7 +28,7 @@ def refused(*arguments):
 
 
 def test_import_and_evaluate_from_the_command_line(data, tmp_path):
-    result = invoke("import-fairseq", OLDEST, "--dict", DICT, "--out", tmp_path / "run")
+    result = invoke("import", OLDEST, tmp_path / "run", "--dict", DICT)
     assert "transformer_lm_wiki103" in result.stdout
     done = invoke(
         *("evaluate", tmp_path / "run", "--data", data, "--split", "valid"),
@@ -113,7 +113,7 @@ def test_a_text_is_scored_like_the_split_made_from_it(run, data):
 def split_run(tmp_path_factory):
     """The imported model, for raw prose."""
     out = tmp_path_factory.mktemp("split") / "run"
-    arguments = ["import-fairseq", NEWEST, "--dict", DICT, "--out", out]
+    arguments = ["import", NEWEST, out, "--dict", DICT]
     arguments += ["--split", "words", "--lowercase"]
     CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
     return out
@@ -160,7 +160,7 @@ def pieces(tmp_path_factory):
     words = [line.split(" ")[0] for line in marked]
     text = "\n".join(" ".join([*words[n : n + 7], words[1]]) for n in range(0, 200, 7))
     (folder / "text.txt").write_text(text + "\n", encoding="utf-8")
-    arguments = ["import-fairseq", NEWEST, "--dict", folder / "dict.txt", "--out", folder / "run"]
+    arguments = ["import", NEWEST, folder / "run", "--dict", folder / "dict.txt"]
     result = CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
     assert "unit bpe" in result.stdout
     return folder
@@ -212,7 +212,7 @@ def test_whole_words_are_refused_for_a_sub_word_model_without_codes(pieces, tmp_
 
 def test_pieces_are_refused_for_a_run_that_splits_words_itself(pieces, tmp_path):
     (tmp_path / "codes").write_text("#version: 0.2\nt h\n", encoding="utf-8")
-    imported = ("import-fairseq", NEWEST, "--dict", pieces / "dict.txt", "--out", tmp_path / "run")
+    imported = ("import", NEWEST, tmp_path / "run", "--dict", pieces / "dict.txt")
     codes = ("--bpe-codes", tmp_path / "codes")
     CliRunner().invoke(zipflm.cli.app, [*map(str, imported + codes)], catch_exceptions=False)
     message = refused("evaluate", tmp_path / "run", "--text", pieces / "text.txt")
@@ -296,7 +296,7 @@ def test_bad_input_is_one_line_and_status_2(data, tmp_path, monkeypatch, capsys)
         ("cut.pt", "cut short, damaged"),
         ("names.pt", r"unknown weights: 'decoder.a\nb\x1b[2J"),
     ):
-        arguments = ["import-fairseq", tmp_path / name, "--dict", DICT, "--out", tmp_path / "run"]
+        arguments = ["import", tmp_path / name, tmp_path / "run", "--dict", DICT]
         monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit:
             zipflm.cli.main()

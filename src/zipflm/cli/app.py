@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from zipflm.messages import lines, one_line, unquoted
 from zipflm.training import STALL_SECONDS as STALL_SECONDS
@@ -25,7 +25,31 @@ from zipflm.training import STALL_SECONDS as STALL_SECONDS
 _RESUMABLE = ("compare",)
 """Commands that continue when they are given again."""
 
+_RENAMED = {
+    "presets": "zipflm info",
+    "config": "zipflm info PRESET",
+    "params": "zipflm info PRESET, or zipflm info --paper",
+    "bands": "zipflm info --data DATA",
+    "analyse": "zipflm report",
+    "plot": "zipflm report RUNS --curves FILE",
+    "export-hf": "zipflm export RUN OUT",
+    "import-hf": "zipflm import FOLDER OUT",
+    "import-fairseq": "zipflm import FILE OUT --dict DICT",
+    "export --out": "zipflm export RUN OUT",
+    "import --out": "zipflm import SOURCE OUT",
+}
+"""Commands and options of before."""
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Commands(TyperGroup):
+    """All commands of zipflm."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in _RENAMED:
+            raise ValueError(f"zipflm {args[0]}: is {_RENAMED[args[0]]} now")
+        return super().resolve_command(ctx, args)
 
 
 class Command(TyperCommand):
@@ -85,6 +109,9 @@ class Command(TyperCommand):
         # Of -prompt, click names -p.
         name = next(arg for arg in args if arg.startswith(error.option_name)).partition("=")[0]
         said = f"{unquoted(name)}: zipflm {ctx.info_name} has no such option"
+        new = _RENAMED.get(f"{ctx.info_name} {name}")
+        if new is not None:
+            return f"{said}; write {new}"
         options = [option for param in self.get_params(ctx) for option in _names(param)]
         close = get_close_matches(name, options, n=1, cutoff=0.6)
         if any(param.name == "overrides" for param in self.params):
@@ -121,10 +148,11 @@ CLOSED_PIPE = 141
 """What a shell makes of a program that writes to `| head` when that has read enough."""
 
 app: typer.Typer = typer.Typer(
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Word-level and large-vocabulary language models. `zipflm presets` lists what to train.",
+    help="Word-level and large-vocabulary language models. `zipflm info` lists what to train.",
 )
 
 
@@ -238,7 +266,7 @@ def expanded(overrides: Iterable[str] | None) -> list[str]:
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Changes to it, e.g. decoder.num_layers=8, or @file with such lines (zipflm config)."
+        help="Changes to it, e.g. decoder.num_layers=8, or @file with such lines (zipflm info)."
     ),
 ]
 Run = Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")]
@@ -269,6 +297,7 @@ Encoding = Annotated[
     str,
     typer.Option(help="Of the text: utf-8, latin-1, cp1252, utf-16 or another that Python has."),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
 Split = Annotated[
     str | None,
     typer.Option(

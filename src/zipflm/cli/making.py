@@ -1,4 +1,4 @@
-"""Commands that make things: data folders, runs, and pictures of them."""
+"""Commands that make things: data folders and runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _HeldOutTextsAreNamedOneByOne(Command):
         return super().parse_args(ctx, args)
 
 
-def _splitting(
+def splitting_of(
     split: str | None, lowercase: bool, vocabulary: str | None = None, codes: str | None = None
 ) -> Splitting:
     """The rule that was asked for; as far as none was, that of a vocabulary's data folder."""
@@ -167,7 +167,7 @@ def prepare(
         vocabulary=vocabulary,
         bpe=bpe,
         bpe_codes=bpe_codes,
-        splitting=_splitting(split, lowercase, vocabulary, bpe_codes),
+        splitting=splitting_of(split, lowercase, vocabulary, bpe_codes),
         errors=errors,  # type: ignore[arg-type]  # checked there
         encoding=encoding,
         ids=bool(ids),
@@ -198,7 +198,7 @@ def prepare(
 )
 def train(
     preset: Annotated[
-        str, typer.Argument(help="What to train, e.g. tiny/ADP-T; zipflm presets lists them.")
+        str, typer.Argument(help="What to train, e.g. tiny/ADP-T; zipflm info lists them.")
     ],
     overrides: Overrides = None,
     *,
@@ -269,48 +269,3 @@ def train(
         )
     if not is_finished:
         raise typer.Exit(INTERRUPTED)
-
-
-@command(
-    "zipflm plot runs/first",
-    "zipflm plot runs/first runs/second --x seconds --out curves.svg",
-)
-def plot(
-    runs: Annotated[list[str], typer.Argument(help="Run folders.")],
-    *,
-    out: Annotated[str, typer.Option(help="The picture: .png, .svg or .pdf.")] = "curves.png",
-    x: Annotated[str, typer.Option(help="update, seconds or epoch.")] = "update",
-) -> None:
-    """Draw the curves of several runs into one picture."""
-    from zipflm.training.curves import plot as draw
-
-    draw([Path(run) for run in runs], Path(out), x)
-    say(out)
-
-
-@command(
-    "zipflm import-fairseq model.pt --dict dict.txt --out runs/published",
-    name="import-fairseq",
-)
-def import_fairseq(
-    checkpoint: Annotated[str, typer.Argument(help="A fairseq language model, *.pt.")],
-    *,
-    dictionary: Annotated[
-        str, typer.Option("--dict", help="The dict.txt of the data it was trained on.")
-    ],
-    out: Annotated[str, typer.Option(help="The run folder to make.")],
-    bpe_codes: Annotated[
-        str | None, typer.Option(help="subword-nmt codes of a sub-word model, to score raw text.")
-    ] = None,
-    split: Split = None,
-    lowercase: Lowercase = False,
-) -> None:
-    """Make a run folder from a model that fairseq trained."""
-    from zipflm.interop.fairseq import import_run
-
-    splitting = _splitting(split, lowercase)
-    model = import_run(checkpoint, dictionary, Path(out), bpe_codes=bpe_codes, splitting=splitting)
-    say(
-        f"{out}: {model.config.name}, {model.config.num_params():,} parameters, "
-        f"{model.config.vocab_size:,} entries of unit {model.config.batches.unit}"
-    )

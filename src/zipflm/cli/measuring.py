@@ -1,8 +1,7 @@
-"""Commands that measure: sizes, perplexities, comparisons."""
+"""Commands that measure: perplexities, comparisons, reports."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +15,7 @@ from zipflm.cli.app import (
     Device,
     Encoding,
     Errors,
-    Overrides,
+    Json,
     Run,
     StallSeconds,
     command,
@@ -32,35 +31,6 @@ from zipflm.cli.app import (
 
 if TYPE_CHECKING:
     from zipflm.studies.compare import FinishedStudy
-
-
-@command(
-    "zipflm params", "zipflm params tiny/ADP-T", "zipflm params tiny/ADP-T decoder.num_layers=8"
-)
-def params(
-    preset: Annotated[
-        str | None,
-        typer.Argument(help="One model to break down, e.g. tiny/ADP-T; all unless given."),
-    ] = None,
-    overrides: Overrides = None,
-) -> None:
-    """Count parameters: every row of the paper, or one model part by part."""
-    from rich.console import Console
-
-    from zipflm.presets import from_name
-    from zipflm.settings import override
-    from zipflm.sizes import paper_sizes, parts_table, sizes_table
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    if preset is not None:
-        console.print(parts_table(override(from_name(preset), expanded(overrides))))
-        return
-    rows = paper_sizes()
-    console.print(sizes_table(rows))
-    off = sum(not row.matches for row in rows)
-    console.print(f"{len(rows) - off} of {len(rows)} rows match the paper")
-    if off:
-        raise typer.Exit(1)
 
 
 @command(
@@ -102,7 +72,7 @@ def evaluate(
     device: Device = None,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     checkpoint: Checkpoint = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Perplexity of a run on a split or a text, with any block and context.
 
@@ -227,10 +197,12 @@ def compare(
 
 
 @command(
-    "zipflm analyse runs/a runs/b --data data/words --out report",
-    "zipflm analyse runs/a --data data/words --out contexts --context-sizes 0,256",
+    "zipflm report runs/a runs/b --data data/words --out report",
+    "zipflm report runs/a --data data/words --out contexts --context-sizes 0,256",
+    "zipflm report study --data data/words --out drawn-again",
+    "zipflm report runs/a runs/b --curves curves.svg --x seconds",
 )
-def analyse(
+def report(
     runs: Annotated[
         list[str],
         typer.Argument(
@@ -238,14 +210,22 @@ def analyse(
         ),
     ],
     *,
-    data: Annotated[str, typer.Option(help="The data folder; sub-words are in its bpe/.")],
-    out: Annotated[str, typer.Option(help="Where to write the report.")],
+    data: Annotated[
+        str | None, typer.Option(help="The data folder; sub-words are in its bpe/.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Where to write the report.")] = None,
+    curves: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw the runs' training curves into this picture, .png, .svg or .pdf; needs "
+            "neither --data nor --out."
+        ),
+    ] = None,
+    x: Annotated[str, typer.Option(help="Of the curves: update, seconds or epoch.")] = "update",
     context_sizes: Annotated[
         list[str] | None, typer.Option(help="Also score with so much context, e.g. 0,480.")
     ] = None,
-    block: Annotated[
-        int | None, typer.Option(help="Tokens seen at once; the run's own unless given.")
-    ] = None,
+    block: Block = None,
     bands: Annotated[
         list[str] | None,
         typer.Option(help="Train the run's model with these words per band as well."),
@@ -254,15 +234,24 @@ def analyse(
         list[str] | None, typer.Option(help="Train it with these dropouts in the tail as well.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of every such setting.")] = 1,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(help="Of every run: newest (if not given), best or a number of updates."),
-    ] = None,
+    checkpoint: Checkpoint = None,
     device: Device = None,
 ) -> None:
-    """Losses by word frequency, figures and word lists of any runs."""
+    """Losses by word frequency, figures and word lists of any runs; their training curves."""
     from pathlib import Path
 
+    if curves is not None:
+        from zipflm.training.curves import plot
+
+        if is_first_process():
+            plot([Path(run) for run in runs], Path(curves), x)
+            say(curves)
+        if data is None and out is None:
+            return
+    if data is None or out is None:
+        raise ValueError(
+            "a report needs --data and --out; training curves alone, --curves with a file"
+        )
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.runs.folder import parse_choice
     from zipflm.studies import analyse as library

@@ -16,6 +16,7 @@ from zipflm.cli.app import (
     Device,
     Dtype,
     Encoding,
+    Json,
     Run,
     command,
     numbers,
@@ -162,7 +163,7 @@ def ensemble(
         str | None,
         typer.Option(help="Write the averaged scores too, in the format of the first file."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Perplexity of several runs as one: their probabilities averaged word by word."""
     from zipflm.data.text import STDIN
