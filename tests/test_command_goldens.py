@@ -46,11 +46,11 @@ evaluate runs/a --text sentences.txt
 score runs/a sentences.txt
 score runs/a sentences.txt --per line --log10
 score runs/b sentences.txt --per total
-score runs/a sentences.txt --format jsonl --top 2
+score runs/a sentences.txt --json --top 2
 generate runs/a --prompt "the cat" --temperature 0 --max-words 8
-generate runs/a --prompt "the cat" --seed 3 --num 2 --jsonl
+generate runs/a --prompt "the cat" --seed 3 --num 2 --json
 rescore runs/a nbest.tsv --out rescored.tsv --weights lm=0.7,words=-0.2
-rescore runs/a nbest.tsv --out tuned.tsv --tune references.txt
+rescore runs/a nbest.tsv --out tuned.tsv --reference references.txt
 score runs/a sentences.txt > a.tsv
 score runs/b sentences.txt > b.tsv
 ensemble a.tsv b.tsv

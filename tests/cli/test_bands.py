@@ -27,7 +27,7 @@ def test_a_plain_table_when_piped_and_numbers_for_programs(word_data):
 def test_bad_input_is_one_line_and_status_2(tmp_path, word_data, monkeypatch, capsys):
     for arguments, message in [
         ((tmp_path / "none",), "no data folder"),
-        ((word_data.path, "--budget", "much"), "--budget 'much': write a number"),
+        ((word_data.path, "--budget", "much"), "much: write a number"),
         ((word_data.path, "--budget", "10"), "--budget 10"),
         ((word_data.path, "--tails", "9"), "--tails 9"),
         ((word_data.path, "--dim", "0"), "--dim 0"),

@@ -59,8 +59,9 @@ def test_every_option_says_what_happens_without_it():
 
 NEED_NO_DEFAULT = {
     *("corpus", "names", "max_size", "vocabulary", "bpe", "bpe_codes", "test", "valid"),  # nothing
-    *("prefix", "prompt", "bands", "tail_dropout", "context_sizes", "data", "tune", "scores"),
-    *("costs", "scores_out", "out", "context", "format", "tune_names", "curves", "dictionary"),
+    *("prefix", "prompt", "bands", "tail_dropout", "context_sizes", "data", "grid", "reference"),
+    *("scores", "costs", "scores_out", "out", "context", "format", "tune_names", "curves"),
+    "dictionary",
 }
 """Without these nothing is done that they would do, or what is done is said in other words."""
 
@@ -94,6 +95,10 @@ def test_wrong_usage_is_answered_in_one_line(arguments, said):
         ("bands data/words", "is zipflm info --data DATA now"),
         ("analyse runs/a --data d --out o", "is zipflm report now"),
         ("import-fairseq model.pt --dict d --out o", "is zipflm import FILE OUT --dict DICT now"),
+        ("prepare text --split words --out d", "has no such option; write --words"),
+        ("evaluate run --precision float16", "write --dtype"),
+        ("rescore run list --tune refs", "write --reference"),
+        ("compare --data d --preset tiny --out o --tune a=1", "write --grid"),
         ("export run --out hf", "no such option; write zipflm export RUN OUT"),
     ],
 )

@@ -1,5 +1,6 @@
 """`zipflm export` and `zipflm import` as a user meets them."""
 
+import json
 import subprocess
 import sys
 
@@ -27,6 +28,8 @@ def test_out_and_back(run, tmp_path):
     assert said.startswith(f"{tmp_path / 'hf'}: tiny/ADP-T, update-00000004, ")
     said = zipflm_command("import", tmp_path / "hf", tmp_path / "back").output
     assert said.startswith(f"{tmp_path / 'back'}: tiny/ADP-T, ")
+    facts = json.loads(zipflm_command("export", run, tmp_path / "again", "--json").output)
+    assert facts["name"] == "tiny/ADP-T" and facts["checkpoint"] == "update-00000004"
     assert load_run(tmp_path / "back").weights_hash == load_run(run).weights_hash
 
 

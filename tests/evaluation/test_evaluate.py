@@ -114,7 +114,7 @@ def split_run(tmp_path_factory):
     """The imported model, for raw prose."""
     out = tmp_path_factory.mktemp("split") / "run"
     arguments = ["import", NEWEST, out, "--dict", DICT]
-    arguments += ["--split", "words", "--lowercase"]
+    arguments += ["--words", "words", "--lowercase"]
     CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
     return out
 
@@ -136,18 +136,18 @@ def test_bits_per_byte_are_not_defined_where_words_do_not_tell_the_text(split_ru
     (tmp_path / "x.txt").write_text("<unk> <unk>\n")
     found = evaluate(split_run, text=tmp_path / "x.txt")
     assert found.out_of_vocabulary == 0 and found.bits_per_byte is None
-    assert "not defined: words made with --split words --lowercase do not" in found.as_text()
+    assert "not defined: words made with --words words --lowercase do not" in found.as_text()
     assert found.report()["bits_per_byte"] is None
 
 
 def test_a_folder_that_was_split_otherwise_is_refused_with_both_rules(run, split_run, data):
     message = refused("evaluate", split_run, "--data", data)
-    assert "--split words --lowercase, but" in message and "with --split whitespace;" in message
-    assert "vocabulary.txt --split words --lowercase" in message
+    assert "--words words --lowercase, but" in message and "with --words whitespace;" in message
+    assert "vocabulary.txt --words words --lowercase" in message
     options = Options(vocabulary=DICT, splitting=Splitting("words", lowercase=True))
     other = prepare(split_run.parent / "d", {"test": [TEXTS / "test.txt"]}, options)
     evaluate(split_run, data=other)
-    assert "--split whitespace, but" in refused("evaluate", run, "--data", other.path)
+    assert "--words whitespace, but" in refused("evaluate", run, "--data", other.path)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_score_counts_words_as_evaluate_does(pieces, tmp_path, line):
     assert report["words"] == len(text.split()) + 4 - continued
     done = invoke(
         *("score", pieces / "run", tmp_path / "text.txt", "--per", "total", "--lines", "running"),
-        *("--format", "jsonl", "--device", "cpu"),
+        *("--json", "--device", "cpu"),
     )
     total = json.loads(done.stdout.splitlines()[1])
     assert total["words"] == report["words"]
@@ -269,7 +269,7 @@ def test_a_text_without_words_is_refused(run, tmp_path):
         ((), "give either --data, a data folder, or --text"),
         (("--text", "x", "--data", "y"), "give either --data"),
         (("--text", "x", "--break", "eos"), "--break eos: choose from none, complete, sentence"),
-        (("--text", "x", "--precision", "int8"), "--precision int8: choose from"),
+        (("--text", "x", "--dtype", "int8"), "--dtype int8: choose from"),
         (("--text", "x", "--batch-tokens", "0"), "--batch-tokens 0: must be at least 1"),
         (("--text", "x", "--batch-tokens", "10"), "--batch-tokens 10: must hold at least one"),
         (("--text", "x", "--block", "0"), "--block=0: must be at least 1"),

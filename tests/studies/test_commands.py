@@ -164,7 +164,7 @@ def test_a_dry_run_counts_what_tuning_trains_and_gives_equal_seconds(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zipflm.training.advice.cpu_speed", lambda: 4e9)
-    options = ("--tune", "decoder.dropout=0,0.1", "--seeds", "2", "--equal", "seconds")
+    options = ("--grid", "decoder.dropout=0,0.1", "--seeds", "2", "--equal", "seconds")
     said = dry_run(data, tmp_path, "--factorizations", "SM,ADP-T", *options)
     assert "6 trainings" in said and "SM dropout=0.1" in said
     seconds = [float(line.split()[-2]) for line in said.splitlines()[1:-1]]

@@ -33,12 +33,15 @@ def test_the_report_comes_out_the_same_without_a_model(
     assert (tmp_path / "drawn" / "report.html").is_file()
 
 
-def test_analyse_draws_a_study_that_it_is_given(
+def test_report_draws_a_study_that_it_is_given(
     without_weights: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [str(without_weights), "--data", str(data), "--out", str(tmp_path / "drawn")]
     app(["report", *arguments], standalone_mode=False)
     assert "report.html" in capsys.readouterr().out
+    app(["report", *arguments, "--json"], standalone_mode=False)
+    table = json.loads((tmp_path / "drawn" / "table.json").read_text())
+    assert json.loads(capsys.readouterr().out) == table
     with pytest.raises(ValueError, match="drawn again from its kept scores"):
         app(["report", *arguments, "--block", "32"], standalone_mode=False)
 

@@ -16,13 +16,13 @@ import time
 from typing import TextIO
 
 # Importing a module of commands registers them with the app.
+from zipflm.cli import data as data
+from zipflm.cli import evaluate as evaluate
 from zipflm.cli import info as info
 from zipflm.cli import interop as interop
-from zipflm.cli import making as making
-from zipflm.cli import measuring as measuring
-from zipflm.cli import rescoring as rescoring
-from zipflm.cli import serving as serving
-from zipflm.cli import using as using
+from zipflm.cli import language as language
+from zipflm.cli import serve as serve
+from zipflm.cli import train as train
 from zipflm.cli.app import CLOSED_PIPE, app, complain
 from zipflm.messages import in_words
 

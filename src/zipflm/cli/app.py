@@ -5,6 +5,7 @@ commands share.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -37,6 +38,12 @@ _RENAMED = {
     "import-fairseq": "zipflm import FILE OUT --dict DICT",
     "export --out": "zipflm export RUN OUT",
     "import --out": "zipflm import SOURCE OUT",
+    "import --split": "--words",
+    "prepare --split": "--words",
+    "evaluate --precision": "--dtype",
+    "generate --jsonl": "--json",
+    "rescore --tune": "--reference",
+    "compare --tune": "--grid",
 }
 """Commands and options of before."""
 
@@ -263,6 +270,37 @@ def expanded(overrides: Iterable[str] | None) -> list[str]:
     return found
 
 
+def _device(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?|mps", name):
+        raise ValueError(f"--device {unquoted(name)}: choose cpu, cuda, cuda:N or mps")
+    return name
+
+
+def _dtype(name: str) -> str:
+    known = ("float32", "bfloat16", "float16")
+    if name not in known:
+        raise ValueError(f"--dtype {unquoted(name)}: choose from {', '.join(known)}")
+    return name
+
+
+def _size(text: str) -> int:
+    """A number as people write it.
+
+    >>> _size("2.5M"), _size("40_000")
+    (2500000, 40000)
+    """
+    found = re.fullmatch(r"([0-9_,]{1,20}(?:\.[0-9]{1,9})?)([kmb]?)", str(text).strip().lower())
+    digits = "" if found is None else found[1].replace("_", "").replace(",", "")
+    if found is None or digits[:1] in ("", "."):
+        raise typer.BadParameter(f"{unquoted(text)}: write a number, e.g. 5000000, 5M or 500k")
+    return round(float(digits) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[found[2]])
+
+
+def Size(help: str) -> Any:
+    """An option for a number that may be written 500k or 5M."""
+    return typer.Option(help=help, parser=_size, metavar="SIZE")
+
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -283,13 +321,18 @@ Context = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option(help="cpu, cuda, cuda:N or mps; unless given, a CUDA GPU if there is one."),
+    typer.Option(
+        help="cpu, cuda, cuda:N or mps; unless given, a CUDA GPU if there is one.", callback=_device
+    ),
 ]
 StallSeconds = Annotated[
     float,
     typer.Option(min=1, help="Stop all processes if one does not answer for this many seconds."),
 ]
-Dtype = Annotated[str, typer.Option(help="Of weights and products: float32, bfloat16 or float16.")]
+Dtype = Annotated[
+    str, typer.Option(help="To compute in: float32, bfloat16 or float16.", callback=_dtype)
+]
+Seeds = Annotated[int, typer.Option(help="Runs of everything trained, with different seeds.")]
 Errors = Annotated[
     str, typer.Option(help="On NUL or bytes that are no text: strict (stop) or replace.")
 ]
@@ -298,7 +341,7 @@ Encoding = Annotated[
     typer.Option(help="Of the text: utf-8, latin-1, cp1252, utf-16 or another that Python has."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
-Split = Annotated[
+Words = Annotated[
     str | None,
     typer.Option(
         help="How raw text becomes words: whitespace, words (punctuation split off) or wikitext "

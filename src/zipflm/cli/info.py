@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zipflm.cli.app import Json, Overrides, command, expanded, say
+from zipflm.cli.app import Device, Json, Overrides, Size, command, expanded, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,8 +63,8 @@ def info(
         typer.Option(help="By how much each band is narrower than the one before; 4 unless given."),
     ] = None,
     budget: Annotated[
-        str | None,
-        typer.Option(help="Parameters at most, e.g. 40M; as the paper's proportions unless given."),
+        int | None,
+        Size("Parameters at most, e.g. 40M; as the paper's proportions unless given."),
     ] = None,
     tails: Annotated[
         int | None, typer.Option(help="Number of tails; the best of 0 to 3 unless given.")
@@ -73,44 +73,37 @@ def info(
         float | None,
         typer.Option(help="Share of the text that the head must hold, 0 to 1; 0 unless given."),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose measured speeds to count with: h200 (for any GPU) or cpu; unless given, "
-            "h200 if there is a GPU here."
-        ),
-    ] = None,
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """What can be trained, every setting and size of a model, and bands that suit a text.
 
     The settings of a preset are lines for train; its parameters follow as remarks.
     """
-    from zipflm.band_report import parse_count
     from zipflm.presets import DATASETS
 
     of_bands = {
         "dim": dim,
         "factor": factor,
-        "budget": None if budget is None else parse_count("--budget", budget),
+        "budget": budget,
         "tails": tails,
         "coverage": coverage,
         "device": device,
     }
     given = {name: value for name, value in of_bands.items() if value is not None}
-    is_one_model = preset is not None and "/" in preset
+    model = preset if preset and "/" in preset else None
     if preset is not None and preset.partition("/")[0] not in DATASETS and os.path.exists(preset):
         raise ValueError(f"{preset}: no preset; for bands that suit a text write --data {preset}")
     if paper and (preset or data):
         raise ValueError("--paper: stands alone; leave out the preset and --data")
     if given and (preset or not data):
         raise ValueError(f"--{next(iter(given))}: of bands; give --data, and no preset")
-    if not is_one_model and (overrides or recipe or (preset and data)):
+    if model is None and (overrides or recipe or (preset and data)):
         raise ValueError("settings, --recipe: of one model; name it, e.g. tiny/ADP-T")
     if paper:
         _show_paper(as_json)
-    elif is_one_model:
-        config = _resolved(preset, recipe or "paper", expanded(overrides), data)
+    elif model is not None:
+        config = _resolved(model, recipe or "paper", expanded(overrides), data)
         _show_model(config, as_json)
     elif data:
         _show_bands(data, given, as_json)
@@ -168,7 +161,9 @@ def _show_paper(as_json: bool) -> None:
 def _show_bands(data: str, options: dict[str, Any], as_json: bool) -> None:
     from zipflm.band_report import band_report
 
-    report = band_report(data, **{"dim": 1024, "device": _device_at_hand(), **options})
+    device = options.pop("device", None) or _device_at_hand()
+    speeds = "cpu" if device == "cpu" else "h200"
+    report = band_report(data, **{"dim": 1024, "speeds": speeds, **options})
     if as_json:
         say(report.as_json())
         return
@@ -177,10 +172,9 @@ def _show_bands(data: str, options: dict[str, Any], as_json: bool) -> None:
 
 
 def _device_at_hand() -> str:
-    """Of the devices whose speeds were measured, the one that this machine is most like."""
     import torch
 
-    return "h200" if torch.cuda.is_available() else "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _console() -> Console:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +13,15 @@ import typer
 
 from zipflm.cli.app import (
     Checkpoint,
+    Json,
     Lowercase,
     Run,
-    Split,
+    Words,
     command,
     removing_what_is_unfinished,
     say,
 )
-from zipflm.cli.making import splitting_of
+from zipflm.cli.data import splitting_of
 
 if TYPE_CHECKING:
     from zipflm.config import Config
@@ -47,6 +49,7 @@ def export(
     max_shard_size: Annotated[
         str, typer.Option(help="Of a file of weights, e.g. 500MB; larger models have several.")
     ] = "5GB",
+    as_json: Json = False,
 ) -> None:
     """Write a model, tokenizer and model card for transformers."""
     if format != "hf":
@@ -59,11 +62,7 @@ def export(
         exported = export_run(
             run, Path(out), checkpoint=parse_choice(checkpoint), max_shard_size=max_shard_size
         )
-    say(
-        f"{out}: {exported.config.name}, {exported.checkpoint.name}, "
-        f"{exported.config.num_params():,} parameters, {len(exported.vocabulary):,} entries of "
-        f"unit {exported.config.batches.unit}"
-    )
+    _show(exported.config, out, as_json, checkpoint=exported.checkpoint.name)
 
 
 @command(
@@ -96,8 +95,9 @@ def import_(
         str | None,
         typer.Option(help="Of fairseq: subword-nmt codes of a sub-word model, to score raw text."),
     ] = None,
-    split: Split = None,
+    words: Words = None,
     lowercase: Lowercase = False,
+    as_json: Json = False,
 ) -> None:
     """Make a run folder from a model that transformers or fairseq saved."""
     if format not in (None, "hf", "fairseq"):
@@ -108,7 +108,7 @@ def import_(
         for option, value in (
             ("--dict", dictionary),
             ("--bpe-codes", bpe_codes),
-            ("--split", split),
+            ("--words", words),
             ("--lowercase", lowercase),
         ):
             if value:
@@ -124,12 +124,26 @@ def import_(
             dictionary,
             Path(out),
             bpe_codes=bpe_codes,
-            splitting=splitting_of(split, lowercase),
+            splitting=splitting_of(words, lowercase),
         ).config
-    say(
-        f"{out}: {config.name}, {config.num_params():,} parameters, "
-        f"{config.vocab_size:,} entries of unit {config.batches.unit}"
-    )
+    _show(config, out, as_json)
+
+
+def _show(config: Config, out: str, as_json: bool, *, checkpoint: str | None = None) -> None:
+    parameters, unit = config.num_params(), config.batches.unit
+    if as_json:
+        facts = {
+            "out": out,
+            "name": config.name,
+            "checkpoint": checkpoint,
+            "parameters": parameters,
+            "vocabulary": config.vocab_size,
+            "unit": unit,
+        }
+        say(json.dumps(facts, indent=1))
+        return
+    name = config.name if checkpoint is None else f"{config.name}, {checkpoint}"
+    say(f"{out}: {name}, {parameters:,} parameters, {config.vocab_size:,} entries of unit {unit}")
 
 
 def _import_hf(folder: str, out: Path) -> Config:
