@@ -7,7 +7,7 @@ dictionary look-up per word, line by line in one process. They take turns, sever
 process of its own, and the best time of each counts, since other work on the machine can only slow
 them down. Measures the first file and all files, to show that time is linear and memory is not.
 
-Splitting punctuation off (`--split words` and `wikitext`) is measured in the same turns, and shown
+Splitting punctuation off (`--words words` and `wikitext`) is measured in the same turns, and shown
 as a share of the rate of `prepare` by white space on the same text: give raw prose to see that.
 
 A local Dask cluster, which makes the same folder, takes part. It is measured once more on a text of

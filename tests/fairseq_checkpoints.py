@@ -171,6 +171,6 @@ def _joined(layer):
 
 
 def import_run(checkpoint, out):
-    """A run folder, as `zipflm import-fairseq` makes it."""
+    """A run folder, as `zipflm import` makes it."""
     fairseq.import_run(checkpoint, DICT, out)
     return out

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from zipflm.band_report import band_report, parse_count
+from zipflm.band_report import band_report
 from zipflm.data.vocabulary import END, UNKNOWN
 
 
 def test_counts_are_those_of_the_training_text_with_line_ends_and_unknown_words(word_data):
-    report = band_report(str(word_data.path), dim=32, device="cpu")
+    report = band_report(str(word_data.path), dim=32, speeds="cpu")
     tokens = word_data.tokens("train").ids
     counts = np.bincount(tokens, minlength=len(word_data.vocabulary))
     assert counts[END] > 0 and counts[UNKNOWN] >= 0
@@ -22,7 +22,7 @@ def test_counts_are_those_of_the_training_text_with_line_ends_and_unknown_words(
 
 
 def test_the_table_has_a_row_for_each_and_json_the_same_numbers(word_data):
-    report = band_report(str(word_data.path), dim=32, device="cpu", tails=1)
+    report = band_report(str(word_data.path), dim=32, speeds="cpu", tails=1)
     console = Console(width=160, force_terminal=False)
     with console.capture() as capture:
         console.print(report.table())
@@ -42,20 +42,6 @@ def test_a_file_of_words_and_counts_will_do(tmp_path):
     assert band_report(str(path), dim=64).suggested.bands.vocab_size == 304
 
 
-def test_an_unknown_device_is_refused(word_data):
-    with pytest.raises(ValueError, match="--device 'abacus': choose from h200, cpu"):
-        band_report(str(word_data.path), dim=32, device="abacus")
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("5M", 5_000_000), ("0.5k", 500), ("1_000", 1000), ("2,500,000", 2_500_000)],
-)
-def test_numbers_as_people_write_them(text, number):
-    assert parse_count("--budget", text) == number
-
-
-@pytest.mark.parametrize("text", ["", "M", "x", "-5", "5 MB", ".5", "_", "1e9"])
-def test_what_is_no_number_is_refused(text):
-    with pytest.raises(ValueError, match="--budget .*: write a number"):
-        parse_count("--budget", text)
+def test_an_unknown_machine_is_refused(word_data):
+    with pytest.raises(ValueError, match="speeds='abacus': choose from h200, cpu"):
+        band_report(str(word_data.path), dim=32, speeds="abacus")

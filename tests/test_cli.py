@@ -15,8 +15,8 @@ def run(*arguments):
     )
 
 
-def test_params_prints_every_row_of_the_paper_and_all_match():
-    result = run("params")
+def test_info_prints_every_row_of_the_paper_and_all_match():
+    result = run("info", "--paper")
     assert result.returncode == 0
     rows = [line for line in result.stdout.splitlines() if line.startswith("Table ")]
     assert len(rows) == 34 and all(row.rstrip().endswith("yes") for row in rows)
@@ -25,16 +25,16 @@ def test_params_prints_every_row_of_the_paper_and_all_match():
         assert exact in result.stdout
 
 
-def test_params_exits_1_if_a_row_is_off(monkeypatch):
+def test_info_exits_1_if_a_row_is_off(monkeypatch):
     wrong = PaperModel("Table 0", "made up", "wikitext-103/ADP-T", "247.0")
     monkeypatch.setattr(zipflm.sizes, "MODELS", (wrong,))
-    result = CliRunner().invoke(zipflm.cli.app, ["params"])
+    result = CliRunner().invoke(zipflm.cli.app, ["info", "--paper"])
     assert result.exit_code == 1
     assert "NO" in result.stdout
 
 
-def test_params_breaks_one_model_down():
-    result = run("params", "wikitext-103/ADP-T", "decoder.num_layers=8")
+def test_info_breaks_one_model_down():
+    result = run("info", "wikitext-103/ADP-T", "decoder.num_layers=8")
     assert result.returncode == 0
     assert "input.embedding.band2" in result.stdout
     assert "100,769,792" in result.stdout  # eight layers
@@ -42,7 +42,7 @@ def test_params_breaks_one_model_down():
 
 
 def test_bad_input_is_one_line_and_status_2():
-    result = run("params", "tiny/ADP-T", "decoder.num_layer=1")
+    result = run("info", "tiny/ADP-T", "decoder.num_layer=1")
     assert result.returncode == 2
     assert "did you mean decoder.num_layers?" in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -46,26 +46,26 @@ evaluate runs/a --text sentences.txt
 score runs/a sentences.txt
 score runs/a sentences.txt --per line --log10
 score runs/b sentences.txt --per total
-score runs/a sentences.txt --format jsonl --top 2
+score runs/a sentences.txt --json --top 2
 generate runs/a --prompt "the cat" --temperature 0 --max-words 8
-generate runs/a --prompt "the cat" --seed 3 --num 2 --jsonl
+generate runs/a --prompt "the cat" --seed 3 --num 2 --json
 rescore runs/a nbest.tsv --out rescored.tsv --weights lm=0.7,words=-0.2
-rescore runs/a nbest.tsv --out tuned.tsv --tune references.txt
+rescore runs/a nbest.tsv --out tuned.tsv --reference references.txt
 score runs/a sentences.txt > a.tsv
 score runs/b sentences.txt > b.tsv
 ensemble a.tsv b.tsv
 compare --data data/words --preset toy --factorizations SM,ADP-T,BPE --out study --device cpu
 compare --data data/words --preset toy --factorizations SM,ADP-T,BPE --out study --dry-run
-analyse study --data data/words --out drawn
-analyse runs/a --data data/words --out contexts --context-sizes 0,4
-plot runs/a runs/b --out curves.png
-presets
-config toy/ADP-T
-params toy/ADP-T
-bands data/words --dim 32
-export-hf runs/a --out hf
-import-hf hf --out runs/back
-import-fairseq {OLDEST} --dict {DICT} --out runs/fairseq
+report study --data data/words --out drawn
+report runs/a --data data/words --out contexts --context-sizes 0,4
+report runs/a runs/b --curves curves.png
+info
+info toy/ADP-T
+info toy
+info --data data/words --dim 32
+export runs/a hf
+import hf runs/back
+import {OLDEST} runs/fairseq --dict {DICT}
 evaluate runs/none --data data/words
 train toy/ADPT --data data/words --out runs/x
 score runs/a missing.txt

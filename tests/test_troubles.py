@@ -62,9 +62,9 @@ def places(word_data, imported_run, tmp_path):
         ("evaluate {run} --text {tmp}/folder", "folder"),
         ("score {run} {tmp}/LONG", "LONG"),
         ("rescore {run} {tmp}/none --format tsv", "no such file"),
-        ("plot {tmp}/none", "none"),
-        ("bands {tmp}/folder", "folder"),
-        ("import-fairseq {tmp}/none --dict {tmp}/file --out {tmp}/new", "there is no such file"),
+        ("report {tmp}/none --curves x.png", "none"),
+        ("info --data {tmp}/folder", "folder"),
+        ("import {tmp}/none {tmp}/new --dict {tmp}/file", "there is no such file"),
     ],
 )
 def test_every_command_says_what_it_cannot_read_or_write(

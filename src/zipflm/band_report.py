@@ -1,9 +1,8 @@
-"""`zipflm bands`: bands suggested for a text, beside the paper's proportions."""
+"""Bands suggested for a text, beside the paper's proportions."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 from zipflm.messages import quoted
 from zipflm.model.band_search import DEVICES, WeighedBands, paper_bands, suggest, weigh
 
-_SCALE = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
-
 
 @dataclass(frozen=True)
 class BandReport:
@@ -26,7 +23,7 @@ class BandReport:
 
     suggested: WeighedBands
     paper: WeighedBands
-    device: str
+    speeds: str
 
     def table(self) -> Table:
         """A row each; the cost is also shown relative to the paper's proportions."""
@@ -51,7 +48,7 @@ class BandReport:
         cutoffs = ",".join(map(str, self.suggested.bands.cutoffs))
         return (
             "mean width: geometric, over the running text; cost: time of the output layer for one "
-            f"token,\nin products of a wide layer ({self.device}); parameters: of a tied pair\n"
+            f"token,\nin products of a wide layer ({self.speeds}); parameters: of a tied pair\n"
             f"zipflm train ... input.cutoffs={cutoffs} output.cutoffs={cutoffs}"
         )
 
@@ -59,7 +56,7 @@ class BandReport:
         """All numbers, for programs."""
         rows = {"suggested": self.suggested, "paper": self.paper}
         values = {name: _plain(row) for name, row in rows.items()}
-        return json.dumps({"device": self.device} | values, indent=1)
+        return json.dumps({"speeds": self.speeds} | values, indent=1)
 
 
 def band_report(
@@ -70,30 +67,20 @@ def band_report(
     budget: int | None = None,
     tails: int | None = None,
     coverage: float = 0.0,
-    device: str = "h200",
+    speeds: str = "h200",
 ) -> BandReport:
-    """Bands for a data folder, or for a file of words and counts (vocabulary.txt, dict.txt)."""
-    if device not in DEVICES:
-        raise ValueError(f"--device {quoted(device)}: choose from {', '.join(DEVICES)}")
-    counts, costs = _counts(Path(data)), DEVICES[device]
+    """Bands for a data folder, or for a file of words and counts (vocabulary.txt, dict.txt).
+
+    `speeds` are those measured on an H200, for any GPU, or on a cpu.
+    """
+    if speeds not in DEVICES:
+        raise ValueError(f"speeds={quoted(speeds)}: choose from {', '.join(DEVICES)}")
+    counts, costs = _counts(Path(data)), DEVICES[speeds]
     suggested = suggest(
         counts, dim=dim, factor=factor, budget=budget, tails=tails, coverage=coverage, costs=costs
     )
     paper = weigh(paper_bands(len(counts), dim, factor), counts, costs)
-    return BandReport(suggested, paper, device)
-
-
-def parse_count(option: str, text: str) -> int:
-    """A number as people write it.
-
-    >>> parse_count("--budget", "2.5M"), parse_count("--budget", "40_000")
-    (2500000, 40000)
-    """
-    found = re.fullmatch(r"([0-9_,]{1,20}(?:\.[0-9]{1,9})?)([kmb]?)", text.strip().lower())
-    digits = "" if found is None else found[1].replace("_", "").replace(",", "")
-    if found is None or digits[:1] in ("", "."):
-        raise ValueError(f"{option} {quoted(text)}: write a number, e.g. 5000000, 5M or 500k")
-    return round(float(digits) * _SCALE[found[2]])
+    return BandReport(suggested, paper, speeds)
 
 
 def _counts(path: Path) -> NDArray[np.int64]:

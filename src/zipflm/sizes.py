@@ -1,8 +1,9 @@
-"""`zipflm params`: our parameter counts beside the paper's, and one model part by part."""
+"""Our parameter counts beside the paper's, and one model part by part."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.table import Table
 
@@ -21,6 +22,10 @@ class SizeRow:
     @property
     def matches(self) -> bool:
         return self.paper.matches(self.num_params)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {**asdict(self.paper), "parameters": self.num_params, "match": self.matches}
 
 
 def paper_sizes() -> list[SizeRow]:

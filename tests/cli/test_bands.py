@@ -1,4 +1,4 @@
-"""`zipflm bands` as a user meets it."""
+"""`zipflm info --data` as a user meets it."""
 
 import json
 import subprocess
@@ -15,11 +15,11 @@ def zipflm(*arguments):
 
 
 def test_a_plain_table_when_piped_and_numbers_for_programs(word_data):
-    table = zipflm("bands", word_data.path, "--dim", 32, "--device", "cpu")
+    table = zipflm("info", "--data", word_data.path, "--dim", 32, "--device", "cpu")
     assert table.returncode == 0, table.stderr
     assert table.stdout.startswith("bands") and "\x1b" not in table.stdout
     assert "the paper's proportions" in table.stdout
-    numbers = zipflm("bands", word_data.path, "--dim", 32, "--device", "cpu", "--json")
+    numbers = zipflm("info", "--data", word_data.path, "--dim", 32, "--device", "cpu", "--json")
     cutoffs = ",".join(map(str, json.loads(numbers.stdout)["suggested"]["cutoffs"]))
     assert f"input.cutoffs={cutoffs} " in table.stdout
 
@@ -27,12 +27,12 @@ def test_a_plain_table_when_piped_and_numbers_for_programs(word_data):
 def test_bad_input_is_one_line_and_status_2(tmp_path, word_data, monkeypatch, capsys):
     for arguments, message in [
         ((tmp_path / "none",), "no data folder"),
-        ((word_data.path, "--budget", "much"), "--budget 'much': write a number"),
+        ((word_data.path, "--budget", "much"), "much: write a number"),
         ((word_data.path, "--budget", "10"), "--budget 10"),
         ((word_data.path, "--tails", "9"), "--tails 9"),
         ((word_data.path, "--dim", "0"), "--dim 0"),
     ]:
-        monkeypatch.setattr("sys.argv", ["zipflm", "bands", *map(str, arguments)])
+        monkeypatch.setattr("sys.argv", ["zipflm", "info", "--data", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit:
             main()
         said = capsys.readouterr()

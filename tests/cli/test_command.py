@@ -59,8 +59,9 @@ def test_every_option_says_what_happens_without_it():
 
 NEED_NO_DEFAULT = {
     *("corpus", "names", "max_size", "vocabulary", "bpe", "bpe_codes", "test", "valid"),  # nothing
-    *("prefix", "prompt", "bands", "tail_dropout", "context_sizes", "data", "tune", "scores"),
-    *("costs", "scores_out", "out", "context", "format", "tune_names"),
+    *("prefix", "prompt", "bands", "tail_dropout", "context_sizes", "data", "grid", "reference"),
+    *("scores", "costs", "scores_out", "out", "context", "format", "tune_names", "curves"),
+    "dictionary",
 }
 """Without these nothing is done that they would do, or what is done is said in other words."""
 
@@ -77,7 +78,7 @@ NEED_NO_DEFAULT = {
         ("generate run some words", "some words.*; a text to continue follows --prompt"),
         ("train tiny/ADP-T --data d --out o --keep x", "--keep x: .*; see zipflm train --help"),
         ("train tiny/ADP-T --lr 3", "--lr: .* without dashes: training.schedule.max_lr=VALUE or "),
-        ("train tiny/ADP-T --batch-size 3", "; see zipflm train --help, and zipflm config PRESET"),
+        ("train tiny/ADP-T --batch-size 3", "; see zipflm train --help, and zipflm info PRESET"),
         ("train tiny/ADP-T --data d --out o --out p", "--out: given twice"),
         ("score run --per=line --per word", "--per: given twice"),
         ("generate run --allow-unknown --forbid-unknown", "--allow-unknown: given twice"),
@@ -89,15 +90,34 @@ def test_wrong_usage_is_answered_in_one_line(arguments, said):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("presets tiny", "zipflm presets: is zipflm info now"),
+        ("bands data/words", "is zipflm info --data DATA now"),
+        ("analyse runs/a --data d --out o", "is zipflm report now"),
+        ("import-fairseq model.pt --dict d --out o", "is zipflm import FILE OUT --dict DICT now"),
+        ("prepare text --split words --out d", "has no such option; write --words"),
+        ("evaluate run --precision float16", "write --dtype"),
+        ("rescore run list --tune refs", "write --reference"),
+        ("compare --data d --preset tiny --out o --tune a=1", "write --grid"),
+        ("export run --out hf", "no such option; write zipflm export RUN OUT"),
+    ],
+)
+def test_what_was_renamed_is_answered_with_its_new_name(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        CliRunner().invoke(zipflm.cli.app, arguments.split(), catch_exceptions=False)
+
+
 def test_a_flag_may_be_repeated():
-    assert CliRunner().invoke(zipflm.cli.app, ["presets", "--json", "--json"]).exit_code == 0
+    assert CliRunner().invoke(zipflm.cli.app, ["info", "--json", "--json"]).exit_code == 0
 
 
 def test_commands_are_listed_in_the_order_of_work():
     assert [*COMMANDS][:4] == ["prepare", "train", "evaluate", "score"]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["config", "tiny/SM", "--json"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["info", "tiny/SM", "--json"]])
 def test_a_pipe_that_is_closed_early_ends_a_command_with_141(arguments):
     reader, writer = os.pipe()
     os.close(reader)

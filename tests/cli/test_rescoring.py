@@ -8,7 +8,7 @@ from language.toy_models import Bigrams
 from training_runs import command, environment
 
 import zipflm.cli
-from zipflm.cli import rescoring
+from zipflm.cli import language
 
 LIST = "id\ttext\tac\nu1\tthe rat sat\t-1\nu1\tthe cat sat\t-1.5\nu2\tthe dog ran\t-2\n"
 MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran")
@@ -17,7 +17,7 @@ MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran")
 @pytest.fixture(autouse=True)
 def model(monkeypatch, tmp_path):
     """In place of a run."""
-    monkeypatch.setattr(rescoring, "_scorer", lambda *_: MODEL)
+    monkeypatch.setattr(language, "_scorer", lambda *_: MODEL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.tsv").write_text(LIST)
     (tmp_path / "refs").write_text("u1 the cat sat\nu2 the dog ran\n")
@@ -77,7 +77,7 @@ def test_files_of_scores_and_weights_may_be_given_one_by_one(call, tmp_path):
 
 
 def test_tuning_tells_its_table_beside_the_list_and_uses_what_it_found(call):
-    status, out, err = call("rescore", "run", "list.tsv", "--tune", "refs", "--one-best")
+    status, out, err = call("rescore", "run", "list.tsv", "--reference", "refs", "--one-best")
     assert (status, out) == (0, "u1 the cat sat\nu2 the dog ran\n")
     *table, option = err.splitlines()
     assert table[0] == "scores of the list: ac"
@@ -96,12 +96,12 @@ def test_tuning_tells_its_table_beside_the_list_and_uses_what_it_found(call):
         ("refs", "refs: of what --format is it: choose from kaldi"),
         ("list.tsv --format jsonl", "list.tsv: line 1: is not a JSON object"),
         ("absent.tsv", "absent.tsv: no such file"),
-        ("list.tsv --tune-names lm", "--tune-names: needs --tune"),
+        ("list.tsv --tune-names lm", "--tune-names: needs --reference"),
         ("list.tsv --scores ac=ac.txt", "--format tsv holds its scores itself"),
         ("list.tsv --scores ac", "--scores ac: write a name, = and a file"),
         ("list.tsv --format kaldi --scores a=-,b=-", "standard input can be read once only"),
         ("list.tsv --scores-out file", "--scores-out: a list of --format tsv holds its scores"),
-        ("list.tsv --tune refs --out refs", "--out refs: is read, and would be lost"),
+        ("list.tsv --reference refs --out refs", "--out refs: is read, and would be lost"),
         ("list.tsv --costs ac=a --costs ac=b", "--costs ac=b: write a name, = and a file"),
     ],
 )
@@ -117,8 +117,8 @@ def test_what_is_wrong_with_a_list_is_told_before_a_model_is_loaded(call, monkey
     def load(*_):
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(rescoring, "_scorer", load)
-    for arguments in (["--weights", "am=1"], ["--tune", "list.tsv", "--weights", "am=1"]):
+    monkeypatch.setattr(language, "_scorer", load)
+    for arguments in (["--weights", "am=1"], ["--reference", "list.tsv", "--weights", "am=1"]):
         assert call("rescore", "run", "list.tsv", *arguments)[0] == 2
 
 

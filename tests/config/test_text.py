@@ -21,8 +21,8 @@ def test_white_space_alone_is_the_default():
 
 
 def test_it_reads_as_options_of_prepare():
-    assert str(Splitting("wikitext", lowercase=True)) == "--split wikitext --lowercase"
-    assert str(PLAIN) == "--split whitespace"
+    assert str(Splitting("wikitext", lowercase=True)) == "--words wikitext --lowercase"
+    assert str(PLAIN) == "--words whitespace"
 
 
 def test_an_unknown_rule_is_refused_with_those_there_are():

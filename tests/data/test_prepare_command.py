@@ -1,6 +1,7 @@
 """`zipflm prepare` as a user meets it: in a process of its own."""
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -46,13 +47,14 @@ def test_summary_names_sizes(tmp_path):
 def test_prose_is_split_as_asked_for_and_the_summary_says_so(tmp_path):
     (tmp_path / "x.txt").write_text('"Yes," he said, "it\'s so."\n' * 3)
     arguments = ("prepare", tmp_path / "x.txt", "--out", tmp_path / "d")
-    done = zipflm(*arguments, "--split", "words", "--lowercase")
+    done = zipflm(*arguments, "--words", "words", "--lowercase")
     assert done.returncode == 0, done.stderr
-    assert "16 ids (word, --split words --lowercase)" in done.stdout
+    assert "16 ids (word, --words words --lowercase)" in done.stdout
     folder = DataFolder.open(tmp_path / "d")
     assert folder.vocabulary.words[4:7] == ['"', ",", "."]
     taken = ("--vocabulary", tmp_path / "d" / "vocabulary.txt", "--out", tmp_path / "again")
-    assert zipflm("prepare", tmp_path / "x.txt", *taken).returncode == 0
+    again = zipflm("prepare", tmp_path / "x.txt", *taken, "--json")
+    assert again.returncode == 0 and json.loads(again.stdout)["splits"]["train"]["sentences"] == 3
     assert DataFolder.open(tmp_path / "again").splitting == folder.splitting
 
 
@@ -126,7 +128,7 @@ def bad_lines():
         (["{train}", "--valid", "{empty}"], "empty: empty"),
         (["{train}", "--errors", "ignore"], "--errors ignore: choose from strict, replace"),
         (["{train}", "--processes", "0"], "--processes 0"),
-        (["{train}", "--split", "nonsense"], "--split nonsense: choose from whitespace, words"),
+        (["{train}", "--words", "nonsense"], "--words nonsense: choose from whitespace, words"),
         (["{train}", "--engine", "spark"], "--engine spark: choose from processes, dask"),
         (["{train}", "--scheduler", "local"], "--scheduler local: goes with --engine dask"),
         (["nonsense://x"], "nonsense://x: .*texts are files, or URLs such as s3://"),

@@ -28,7 +28,7 @@ def refused(*arguments):
 
 
 def test_import_and_evaluate_from_the_command_line(data, tmp_path):
-    result = invoke("import-fairseq", OLDEST, "--dict", DICT, "--out", tmp_path / "run")
+    result = invoke("import", OLDEST, tmp_path / "run", "--dict", DICT)
     assert "transformer_lm_wiki103" in result.stdout
     done = invoke(
         *("evaluate", tmp_path / "run", "--data", data, "--split", "valid"),
@@ -113,8 +113,8 @@ def test_a_text_is_scored_like_the_split_made_from_it(run, data):
 def split_run(tmp_path_factory):
     """The imported model, for raw prose."""
     out = tmp_path_factory.mktemp("split") / "run"
-    arguments = ["import-fairseq", NEWEST, "--dict", DICT, "--out", out]
-    arguments += ["--split", "words", "--lowercase"]
+    arguments = ["import", NEWEST, out, "--dict", DICT]
+    arguments += ["--words", "words", "--lowercase"]
     CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
     return out
 
@@ -136,18 +136,18 @@ def test_bits_per_byte_are_not_defined_where_words_do_not_tell_the_text(split_ru
     (tmp_path / "x.txt").write_text("<unk> <unk>\n")
     found = evaluate(split_run, text=tmp_path / "x.txt")
     assert found.out_of_vocabulary == 0 and found.bits_per_byte is None
-    assert "not defined: words made with --split words --lowercase do not" in found.as_text()
+    assert "not defined: words made with --words words --lowercase do not" in found.as_text()
     assert found.report()["bits_per_byte"] is None
 
 
 def test_a_folder_that_was_split_otherwise_is_refused_with_both_rules(run, split_run, data):
     message = refused("evaluate", split_run, "--data", data)
-    assert "--split words --lowercase, but" in message and "with --split whitespace;" in message
-    assert "vocabulary.txt --split words --lowercase" in message
+    assert "--words words --lowercase, but" in message and "with --words whitespace;" in message
+    assert "vocabulary.txt --words words --lowercase" in message
     options = Options(vocabulary=DICT, splitting=Splitting("words", lowercase=True))
     other = prepare(split_run.parent / "d", {"test": [TEXTS / "test.txt"]}, options)
     evaluate(split_run, data=other)
-    assert "--split whitespace, but" in refused("evaluate", run, "--data", other.path)
+    assert "--words whitespace, but" in refused("evaluate", run, "--data", other.path)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def pieces(tmp_path_factory):
     words = [line.split(" ")[0] for line in marked]
     text = "\n".join(" ".join([*words[n : n + 7], words[1]]) for n in range(0, 200, 7))
     (folder / "text.txt").write_text(text + "\n", encoding="utf-8")
-    arguments = ["import-fairseq", NEWEST, "--dict", folder / "dict.txt", "--out", folder / "run"]
+    arguments = ["import", NEWEST, folder / "run", "--dict", folder / "dict.txt"]
     result = CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
     assert "unit bpe" in result.stdout
     return folder
@@ -193,7 +193,7 @@ def test_score_counts_words_as_evaluate_does(pieces, tmp_path, line):
     assert report["words"] == len(text.split()) + 4 - continued
     done = invoke(
         *("score", pieces / "run", tmp_path / "text.txt", "--per", "total", "--lines", "running"),
-        *("--format", "jsonl", "--device", "cpu"),
+        *("--json", "--device", "cpu"),
     )
     total = json.loads(done.stdout.splitlines()[1])
     assert total["words"] == report["words"]
@@ -212,7 +212,7 @@ def test_whole_words_are_refused_for_a_sub_word_model_without_codes(pieces, tmp_
 
 def test_pieces_are_refused_for_a_run_that_splits_words_itself(pieces, tmp_path):
     (tmp_path / "codes").write_text("#version: 0.2\nt h\n", encoding="utf-8")
-    imported = ("import-fairseq", NEWEST, "--dict", pieces / "dict.txt", "--out", tmp_path / "run")
+    imported = ("import", NEWEST, tmp_path / "run", "--dict", pieces / "dict.txt")
     codes = ("--bpe-codes", tmp_path / "codes")
     CliRunner().invoke(zipflm.cli.app, [*map(str, imported + codes)], catch_exceptions=False)
     message = refused("evaluate", tmp_path / "run", "--text", pieces / "text.txt")
@@ -269,7 +269,7 @@ def test_a_text_without_words_is_refused(run, tmp_path):
         ((), "give either --data, a data folder, or --text"),
         (("--text", "x", "--data", "y"), "give either --data"),
         (("--text", "x", "--break", "eos"), "--break eos: choose from none, complete, sentence"),
-        (("--text", "x", "--precision", "int8"), "--precision int8: choose from"),
+        (("--text", "x", "--dtype", "int8"), "--dtype int8: choose from"),
         (("--text", "x", "--batch-tokens", "0"), "--batch-tokens 0: must be at least 1"),
         (("--text", "x", "--batch-tokens", "10"), "--batch-tokens 10: must hold at least one"),
         (("--text", "x", "--block", "0"), "--block=0: must be at least 1"),
@@ -296,7 +296,7 @@ def test_bad_input_is_one_line_and_status_2(data, tmp_path, monkeypatch, capsys)
         ("cut.pt", "cut short, damaged"),
         ("names.pt", r"unknown weights: 'decoder.a\nb\x1b[2J"),
     ):
-        arguments = ["import-fairseq", tmp_path / name, "--dict", DICT, "--out", tmp_path / "run"]
+        arguments = ["import", tmp_path / name, tmp_path / "run", "--dict", DICT]
         monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit:
             zipflm.cli.main()

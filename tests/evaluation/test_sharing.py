@@ -128,16 +128,16 @@ def test_other_weights_in_one_process_are_refused(trained, word_data, tmp_path):
 
 
 def test_a_report_of_two_processes_is_that_of_one(trained, word_data, tmp_path):
-    """`analyse` scores without keeping; the first process alone writes and prints."""
+    """`report` scores without keeping; the first process alone writes and prints."""
     options = ["--data", str(word_data.path), "--context-sizes", "0,4", "--device", "cpu"]
     together, alone = tmp_path / "together", tmp_path / "alone"
     ended = run_together(
-        tmp_path / "two", 2, command, "analyse", str(trained), *options, "--out", str(together)
+        tmp_path / "two", 2, command, "report", str(trained), *options, "--out", str(together)
     )
     assert [each.status for each in ended] == [0, 0], ended
     assert "report: " in ended[0].stdout and ended[1].stdout == ""
     ended = run_together(
-        tmp_path / "one", 1, command, "analyse", str(trained), *options, "--out", str(alone)
+        tmp_path / "one", 1, command, "report", str(trained), *options, "--out", str(alone)
     )
     assert [each.status for each in ended] == [0], ended
     assert (together / "table.json").read_text() == (alone / "table.json").read_text()

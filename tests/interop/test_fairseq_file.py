@@ -133,7 +133,7 @@ def test_what_is_hostile_damaged_or_foreign_is_refused_in_a_line(
 ):
     proof, out = tmp_path / "ran", tmp_path / "run"
     save(tmp_path / "m.pt", proof)
-    command = ["zipflm", "import-fairseq", tmp_path / "m.pt", "--dict", DICT, "--out", out]
+    command = ["zipflm", "import", tmp_path / "m.pt", out, "--dict", DICT]
     monkeypatch.setattr(sys, "argv", [*map(str, command)])
     with pytest.raises(SystemExit) as exit:
         zipflm.cli.main()

@@ -261,13 +261,13 @@ def test_standard_input_is_read_where_no_file_is_named(run):
 
 
 def test_on_a_terminal_words_cannot_move_the_cursor(monkeypatch):
-    from zipflm.cli import using
+    from zipflm.cli import language
 
     out = io.StringIO()
-    monkeypatch.setattr(using.sys, "stdout", SimpleNamespace(
+    monkeypatch.setattr(language.sys, "stdout", SimpleNamespace(
         isatty=lambda: True, writelines=out.writelines, flush=lambda: None
     ))  # fmt: skip
-    using._write_rows(["1\t\x1b[2Jba"])
+    language._write_rows(["1\t\x1b[2Jba"])
     assert out.getvalue() == "1\t\\x1b[2Jba\n"
 
 
@@ -340,7 +340,7 @@ def test_a_closed_pipe_ends_it_quietly(process):
         (["generate", "RUN", "--num", "0"], "--num 0"),
         (["generate", "RUN", "the cat"], "follows --prompt"),
         (["score", "RUN", __file__, "--top", "1000"], "--top 1000"),
-        (["score", "RUN", "-", "--dtype", "half"], "--dtype 'half'"),
+        (["score", "RUN", "-", "--dtype", "half"], "--dtype half: choose"),
         (["score", __file__, "RUN"], f"{__file__}: a file, where a run is expected"),
     ],
 )
@@ -358,7 +358,7 @@ def test_a_text_is_written_on_from_its_prompt(run):
     options = ["--prompt", "ba de", "--seed", "3", "--max-words", "5", "--lines", "0"]
     one = invoke("generate", run, "--device", "cpu", *options)
     assert one.exit_code == 0 and one.stdout.startswith("ba de ") and one.stdout.endswith("\n")
-    lines = invoke("generate", run, "--device", "cpu", *options, "--num", "2", "--jsonl")
+    lines = invoke("generate", run, "--device", "cpu", *options, "--num", "2", "--json")
     texts = [json.loads(line) for line in lines.stdout.splitlines()]
     assert len(texts) == 2 and len(texts[0]["words"]) >= 5
     assert texts[0]["logprob"] == pytest.approx(sum(w["logprob"] for w in texts[0]["words"]))

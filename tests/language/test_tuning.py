@@ -216,5 +216,5 @@ def test_an_utterance_without_a_reference_is_refused_and_the_other_way_told(tmp_
 def test_without_rapidfuzz_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rapidfuzz.distance", None)
     nbest, references = toy(tmp_path)
-    with pytest.raises(ValueError, match="--tune: needs rapidfuzz: pip install rapidfuzz"):
+    with pytest.raises(ValueError, match="--reference: needs rapidfuzz: pip install rapidfuzz"):
         read_development(nbest, {}, references)

@@ -140,7 +140,7 @@ def test_text_that_was_split_otherwise_is_refused_even_on_purpose(copy, word_dat
     texts["train"][0].write_text("ba ba\n")
     options = Options(vocabulary=word_data.vocabulary, splitting=Splitting("words", lowercase=True))
     other = prepare(tmp_path / "d", texts, options)
-    with pytest.raises(ValueError, match="--split whitespace, but .*--split words --lowercase"):
+    with pytest.raises(ValueError, match="--words whitespace, but .*--words words --lowercase"):
         check(copy, config_of(word_data), other, resume=True, other_text=True)
 
 

@@ -52,6 +52,6 @@ def test_every_path_and_option_is_on_the_page(service):
     page = PAGE.read_text(encoding="utf-8")
     for path in service.client.get("/openapi.json").json()["paths"]:
         assert f"{path.replace('{name}', 'NAME')}`" in page, path
-    for name in inspect.signature(zipflm.cli.serving.serve).parameters:
+    for name in inspect.signature(zipflm.cli.serve.serve).parameters:
         option = "--" + name.replace("_", "-")
         assert name == "runs" or option in page, option

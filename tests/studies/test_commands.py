@@ -1,4 +1,4 @@
-"""`compare` and `analyse` on the command line; every command of its page at toy size."""
+"""`compare` and `report` on the command line; every command of its page at toy size."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ from zipflm.studies.plan import Request
 from zipflm.training import advice
 
 PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^zipflm ((?:compare|analyse) .*)$", PAGE, re.M)
+COMMANDS = re.findall(r"^zipflm ((?:compare|report) .*)$", PAGE, re.M)
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +63,13 @@ def test_the_pages_commands_run(command: str, place: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("analyse runs/a --context-sizes 0,x", "--context-sizes 0,x: write numbers"),
-        ("analyse runs/a runs/b --bands 4/8", "start from one run"),
-        ("analyse runs/none", "runs/none"),
-        ("analyse runs/a --bands 4/8 --seeds 0", "--seeds 0"),
-        ("analyse runs/a --context-sizes 0,16", "--context-sizes 16: .* give 0 to 15"),
+        ("report runs/a --context-sizes 0,x", "--context-sizes 0,x: write numbers"),
+        ("report runs/a runs/b --bands 4/8", "start from one run"),
+        ("report runs/none", "runs/none"),
+        ("report runs/a --bands 4/8 --seeds 0", "--seeds 0"),
+        ("report runs/a --context-sizes 0,16", "--context-sizes 16: .* give 0 to 15"),
         ("compare --preset tiny --factorizations ,", "name at least one"),
-        ("analyse runs/a --seeds 3", "--seeds 3: nothing is trained"),
+        ("report runs/a --seeds 3", "--seeds 3: nothing is trained"),
         ("compare --preset tiny --tail-dropout 0.1 --tail-dropout x", "--tail-dropout 0.1,x"),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_report_is_not_written_into_what_it_is_about(
     monkeypatch.chdir(place)
     before = sorted(Path(out).iterdir())
     with pytest.raises(ValueError, match=f"--out {out}: holds"):
-        command = ["analyse", "runs/a", "--data", "data/words", "--out", out]
+        command = ["report", "runs/a", "--data", "data/words", "--out", out]
         CliRunner().invoke(app, command, catch_exceptions=False)
     assert sorted(Path(out).iterdir()) == before
 
@@ -164,7 +164,7 @@ def test_a_dry_run_counts_what_tuning_trains_and_gives_equal_seconds(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zipflm.training.advice.cpu_speed", lambda: 4e9)
-    options = ("--tune", "decoder.dropout=0,0.1", "--seeds", "2", "--equal", "seconds")
+    options = ("--grid", "decoder.dropout=0,0.1", "--seeds", "2", "--equal", "seconds")
     said = dry_run(data, tmp_path, "--factorizations", "SM,ADP-T", *options)
     assert "6 trainings" in said and "SM dropout=0.1" in said
     seconds = [float(line.split()[-2]) for line in said.splitlines()[1:-1]]

@@ -158,7 +158,7 @@ def test_a_twin_that_was_split_otherwise_is_refused_with_both_rules(tmp_path: Pa
     data = make_data(tmp_path, twin=False)
     texts = {split: [tmp_path / f"{split}.txt"] for split in ("train", "valid", "test")}
     prepare(data / "bpe", texts, Options(bpe=5, splitting=Splitting("words")))
-    with pytest.raises(ValueError, match=r"bpe: .*--split words, but .*data with --split whitesp"):
+    with pytest.raises(ValueError, match=r"bpe: .*--words words, but .*data with --words whitesp"):
         plans_for(Request(data=data, preset="tiny", out=Path("s")))
 
 

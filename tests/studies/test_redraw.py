@@ -33,14 +33,17 @@ def test_the_report_comes_out_the_same_without_a_model(
     assert (tmp_path / "drawn" / "report.html").is_file()
 
 
-def test_analyse_draws_a_study_that_it_is_given(
+def test_report_draws_a_study_that_it_is_given(
     without_weights: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [str(without_weights), "--data", str(data), "--out", str(tmp_path / "drawn")]
-    app(["analyse", *arguments], standalone_mode=False)
+    app(["report", *arguments], standalone_mode=False)
     assert "report.html" in capsys.readouterr().out
+    app(["report", *arguments, "--json"], standalone_mode=False)
+    table = json.loads((tmp_path / "drawn" / "table.json").read_text())
+    assert json.loads(capsys.readouterr().out) == table
     with pytest.raises(ValueError, match="drawn again from its kept scores"):
-        app(["analyse", *arguments, "--block", "32"], standalone_mode=False)
+        app(["report", *arguments, "--block", "32"], standalone_mode=False)
 
 
 def test_a_study_is_not_overwritten_by_its_own_drawing(whole_study: WholeStudy, data: Path) -> None:

@@ -100,8 +100,8 @@ def test_what_a_member_cannot_take_is_refused_before_anything_is_trained(
 ) -> None:
     trainer = Tuned()
     for tune, message in (
-        ("output.tail_dropout=0,0.1", "--tune: SM has no such field"),
-        ("decoder.dropout=0,7", "--tune decoder.dropout=7: SM: "),
+        ("output.tail_dropout=0,0.1", "--grid: SM has no such field"),
+        ("decoder.dropout=0,7", "--grid decoder.dropout=7: SM: "),
     ):
         with pytest.raises(ValueError, match=message):
             run(data, tmp_path / "study", trainer, tune=(tune,))

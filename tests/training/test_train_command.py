@@ -1,4 +1,4 @@
-"""`zipflm train` and `zipflm plot` as a user meets them, bad input included."""
+"""`zipflm train` and `zipflm report --curves` as a user meets them, bad input included."""
 
 import json
 import math
@@ -163,12 +163,12 @@ def test_another_run_in_the_folder_is_named(word_data, tmp_path, monkeypatch, ca
     assert code == 2 and "tiny/ADP-T" in error
 
 
-def test_plot_draws_several_runs_into_one_picture(word_data, tmp_path):
+def test_report_draws_several_runs_into_one_picture(word_data, tmp_path):
     run(word_data, tmp_path / "a", "training.max_updates=6", "training.validate_every=3")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     picture = tmp_path / "curves.svg"
     runs = [str(tmp_path / name) for name in ("a", "b")]
-    result = RUNNER.invoke(cli.app, ["plot", *runs, "--out", str(picture), "--x", "epoch"])
+    result = RUNNER.invoke(cli.app, ["report", *runs, "--curves", str(picture), "--x", "epoch"])
     assert result.exit_code == 0 and result.output == f"{picture}\n"
     assert "<svg" in picture.read_text()
 

@@ -16,20 +16,19 @@ import time
 from typing import TextIO
 
 # Importing a module of commands registers them with the app.
-from zipflm.cli import discovery as discovery
-from zipflm.cli import exchange as exchange
-from zipflm.cli import making as making
-from zipflm.cli import measuring as measuring
-from zipflm.cli import rescoring as rescoring
-from zipflm.cli import serving as serving
-from zipflm.cli import using as using
+from zipflm.cli import data as data
+from zipflm.cli import evaluate as evaluate
+from zipflm.cli import info as info
+from zipflm.cli import interop as interop
+from zipflm.cli import language as language
+from zipflm.cli import serve as serve
+from zipflm.cli import train as train
 from zipflm.cli.app import CLOSED_PIPE, app, complain
 from zipflm.messages import in_words
 
 _IN_ORDER_OF_WORK = (
     *("prepare", "train", "evaluate", "score", "generate", "rescore", "ensemble", "serve"),
-    *("compare", "analyse", "plot", "presets", "config", "params", "bands"),
-    *("export-hf", "import-hf", "import-fairseq"),
+    *("compare", "report", "info", "export", "import"),
 )
 app.registered_commands.sort(
     key=lambda each: _IN_ORDER_OF_WORK.index(each.name or each.callback.__name__)  # type: ignore[union-attr]

@@ -5,6 +5,7 @@ commands share.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ from types import FrameType
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from zipflm.messages import lines, one_line, unquoted
 from zipflm.training import STALL_SECONDS as STALL_SECONDS
@@ -25,7 +26,37 @@ from zipflm.training import STALL_SECONDS as STALL_SECONDS
 _RESUMABLE = ("compare",)
 """Commands that continue when they are given again."""
 
+_RENAMED = {
+    "presets": "zipflm info",
+    "config": "zipflm info PRESET",
+    "params": "zipflm info PRESET, or zipflm info --paper",
+    "bands": "zipflm info --data DATA",
+    "analyse": "zipflm report",
+    "plot": "zipflm report RUNS --curves FILE",
+    "export-hf": "zipflm export RUN OUT",
+    "import-hf": "zipflm import FOLDER OUT",
+    "import-fairseq": "zipflm import FILE OUT --dict DICT",
+    "export --out": "zipflm export RUN OUT",
+    "import --out": "zipflm import SOURCE OUT",
+    "import --split": "--words",
+    "prepare --split": "--words",
+    "evaluate --precision": "--dtype",
+    "generate --jsonl": "--json",
+    "rescore --tune": "--reference",
+    "compare --tune": "--grid",
+}
+"""Commands and options of before."""
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Commands(TyperGroup):
+    """All commands of zipflm."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in _RENAMED:
+            raise ValueError(f"zipflm {args[0]}: is {_RENAMED[args[0]]} now")
+        return super().resolve_command(ctx, args)
 
 
 class Command(TyperCommand):
@@ -90,6 +121,9 @@ class Command(TyperCommand):
         # Of -prompt, click names -p.
         name = next(arg for arg in args if arg.startswith(error.option_name)).partition("=")[0]
         said = f"{unquoted(name)}: zipflm {ctx.info_name} has no such option"
+        new = _RENAMED.get(f"{ctx.info_name} {name}")
+        if new is not None:
+            return f"{said}; write {new}"
         options = [option for param in self.get_params(ctx) for option in _names(param)]
         names = {option.lstrip("-"): option for option in options if option != "--help"}
         close = get_close_matches(name.lstrip("-"), names, n=1, cutoff=0.6)
@@ -103,7 +137,7 @@ class Command(TyperCommand):
             if found:
                 settings = " or ".join(f"{key}=VALUE" for key in found)
                 return f"{said}; settings are written without dashes: {settings}"
-            remedy += ", and zipflm config PRESET for settings"
+            remedy += ", and zipflm info PRESET for settings"
         if close:
             remedy = f"did you mean {names[close[0]]}?"
         return f"{said}; {remedy}"
@@ -131,10 +165,11 @@ CLOSED_PIPE = 141
 """What a shell makes of a program that writes to `| head` when that has read enough."""
 
 app: typer.Typer = typer.Typer(
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Word-level and large-vocabulary language models. `zipflm presets` lists what to train.",
+    help="Word-level and large-vocabulary language models. `zipflm info` lists what to train.",
 )
 
 
@@ -245,10 +280,41 @@ def expanded(overrides: Iterable[str] | None) -> list[str]:
     return found
 
 
+def _device(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?|mps", name):
+        raise ValueError(f"--device {unquoted(name)}: choose cpu, cuda, cuda:N or mps")
+    return name
+
+
+def _dtype(name: str) -> str:
+    known = ("float32", "bfloat16", "float16")
+    if name not in known:
+        raise ValueError(f"--dtype {unquoted(name)}: choose from {', '.join(known)}")
+    return name
+
+
+def _size(text: str) -> int:
+    """A number as people write it.
+
+    >>> _size("2.5M"), _size("40_000")
+    (2500000, 40000)
+    """
+    found = re.fullmatch(r"([0-9_,]{1,20}(?:\.[0-9]{1,9})?)([kmb]?)", str(text).strip().lower())
+    digits = "" if found is None else found[1].replace("_", "").replace(",", "")
+    if found is None or digits[:1] in ("", "."):
+        raise typer.BadParameter(f"{unquoted(text)}: write a number, e.g. 5000000, 5M or 500k")
+    return round(float(digits) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[found[2]])
+
+
+def Size(help: str) -> Any:
+    """An option for a number that may be written 500k or 5M."""
+    return typer.Option(help=help, parser=_size, metavar="SIZE")
+
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Changes to it, e.g. decoder.num_layers=8, or @file with such lines (zipflm config)."
+        help="Changes to it, e.g. decoder.num_layers=8, or @file with such lines (zipflm info)."
     ),
 ]
 Run = Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")]
@@ -265,13 +331,18 @@ Context = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option(help="cpu, cuda, cuda:N or mps; unless given, a CUDA GPU if there is one."),
+    typer.Option(
+        help="cpu, cuda, cuda:N or mps; unless given, a CUDA GPU if there is one.", callback=_device
+    ),
 ]
 StallSeconds = Annotated[
     float,
     typer.Option(min=1, help="Stop all processes if one does not answer for this many seconds."),
 ]
-Dtype = Annotated[str, typer.Option(help="Of weights and products: float32, bfloat16 or float16.")]
+Dtype = Annotated[
+    str, typer.Option(help="To compute in: float32, bfloat16 or float16.", callback=_dtype)
+]
+Seeds = Annotated[int, typer.Option(help="Runs of everything trained, with different seeds.")]
 Errors = Annotated[
     str, typer.Option(help="On NUL or bytes that are no text: strict (stop) or replace.")
 ]
@@ -279,7 +350,8 @@ Encoding = Annotated[
     str,
     typer.Option(help="Of the text: utf-8, latin-1, cp1252, utf-16 or another that Python has."),
 ]
-Split = Annotated[
+Json = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
+Words = Annotated[
     str | None,
     typer.Option(
         help="How raw text becomes words: whitespace, words (punctuation split off) or wikitext "

@@ -61,7 +61,7 @@ class Splitting:
 
     def __str__(self) -> str:
         """As options of `zipflm prepare`."""
-        return f"--split {self.rule}" + (" --lowercase" if self.lowercase else "")
+        return f"--words {self.rule}" + (" --lowercase" if self.lowercase else "")
 
 
 PLAIN = Splitting()

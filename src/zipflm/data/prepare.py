@@ -113,7 +113,7 @@ def summary(folder: DataFolder) -> str:
         )
     if facts.splitting.is_plain and not facts.options.ids:
         lines.append(
-            "  words are what spaces separate (--split words splits punctuation off as well)"
+            "  words are what spaces separate (--words words splits punctuation off as well)"
         )
     asked, learned = facts.options.bpe, facts.bpe.merges if facts.bpe else 0
     if asked is not None and learned < asked:
@@ -189,7 +189,7 @@ class Options:
             raise ValueError("--names are those of --ids; text has words already")
         if self.ids and (self.unit == "bpe" or not self.splitting.is_plain):
             raise ValueError("--ids are not split any further: leave out --bpe, --bpe-codes, "
-                             "--split and --lowercase")  # fmt: skip
+                             "--words and --lowercase")  # fmt: skip
         for name, least in (("min_count", 1), ("max_size", len(SPECIALS) + 1), ("bpe", 1)):
             value = getattr(self, name)
             if value is not None and value < least:

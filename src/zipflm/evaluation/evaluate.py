@@ -63,7 +63,7 @@ class ScoringOptions:
             )
         if self.precision not in get_args(Precision):
             raise ValueError(
-                f"--precision {self.precision}: choose from {', '.join(get_args(Precision))}"
+                f"--dtype {self.precision}: choose from {', '.join(get_args(Precision))}"
             )
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ValueError(f"--batch-tokens {self.batch_tokens}: must be at least 1")

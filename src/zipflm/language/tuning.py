@@ -67,7 +67,7 @@ def levenshtein() -> ModuleType:
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError:
-        raise ValueError("--tune: needs rapidfuzz: pip install rapidfuzz") from None
+        raise ValueError("--reference: needs rapidfuzz: pip install rapidfuzz") from None
     return Levenshtein
 
 
@@ -117,7 +117,7 @@ class DevelopmentSet:
         """References without a hypothesis."""
         self.reference_words: int = sum(map(len, self.references))
         if not self.reference_words:
-            raise ValueError("--tune: the references of these utterances hold no words")
+            raise ValueError("--reference: the references of these utterances hold no words")
         lengths = [len(utterance) for utterance in utterances]
         self._utterance_of = np.repeat(np.arange(len(lengths)), lengths)
         self._starts: NDArray[np.int64] = np.cumsum(lengths, dtype=np.int64) - lengths
@@ -253,7 +253,7 @@ def read_development(
     for entries in utterances:
         if entries[0].utterance not in said:
             raise ValueError(
-                f"--tune {references}: no reference for utterance "
+                f"--reference {references}: no reference for utterance "
                 f"{unquoted(entries[0].utterance)}; a line has an id and the words, or for lists "
                 "of Moses's, which count from 0, the words alone"
             )
@@ -348,7 +348,7 @@ def _search(
 def check_names(names: Sequence[str], given: Mapping[str, float]) -> None:
     """ValueError for what cannot be tuned."""
     if not names:
-        raise ValueError("--tune: all weights are given, so that there is nothing to choose")
+        raise ValueError("--reference: all weights are given, so that there is nothing to choose")
     if not len(names) <= MOST_NAMES or len(set(names)) != len(names):
         raise ValueError(
             f"--tune-names {','.join(names)}: give one to {MOST_NAMES} different names"

@@ -110,8 +110,8 @@ class RunFolder:
         found = self.checkpoints()
         if not found:
             raise ValueError(
-                f"{self.path}: no run with a checkpoint; give the --out of zipflm train or "
-                "import-fairseq, or one folder of its checkpoints/"
+                f"{self.path}: no run with a checkpoint; give one from zipflm train or "
+                "zipflm import, or one folder of its checkpoints/"
             )
         if choice == "newest":
             return found[0]

@@ -1,4 +1,4 @@
-"""`zipflm analyse` and `plot`: a report from runs that exist, or again from what a study keeps.
+"""`zipflm report`: a report from runs that exist, or again from what a study keeps.
 
 To write a report again no model is loaded: it takes `table.json` and the config, log and scores of
 every member, so a study trained on one machine can be reported on another.

@@ -257,7 +257,7 @@ def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan]
     equal, grid = require_known(request.equal), parse_grid(request.tune)
     plans = make_plans(request, words, on_cpu=process.device.type == "cpu")
     if grid and "valid" not in words.splits:
-        raise ValueError(f"--tune: {words.path} has no valid set to decide on; prepare it with one")
+        raise ValueError(f"--grid: {words.path} has no valid set to decide on; prepare it with one")
     return words, with_same_text(plans) if equal == "text" else plans
 
 

@@ -1,4 +1,4 @@
-"""`--tune FIELD=a,b,c`: the same small grid for every member, decided on the valid set.
+"""`--grid FIELD=a,b,c`: the same small grid for every member, decided on the valid set.
 
 Every setting is an ordinary run with the first seed, in a folder of its own below its member's; the
 chosen one needs no second training. So a study that is interrupted while it tunes goes on like any
@@ -50,14 +50,14 @@ def parse_grid(options: Sequence[str]) -> list[Setting]:
         values = [value.strip() for value in text.split(",") if value.strip()]
         if not field or not equals or not values:
             raise ValueError(
-                f"--tune {quoted(option)}: write a field and the values to try, e.g. "
+                f"--grid {quoted(option)}: write a field and the values to try, e.g. "
                 "training.optimizer.lr=1e-3,3e-3"
             )
         if field in fields or len(set(values)) < len(values):
-            raise ValueError(f"--tune {quoted(option)}: name every field and every value once")
+            raise ValueError(f"--grid {quoted(option)}: name every field and every value once")
         if field in _DECIDED_ALREADY:
             raise ValueError(
-                f"--tune {quoted(option)}: {field} is held equal between members; see --equal and "
+                f"--grid {quoted(option)}: {field} is held equal between members; see --equal and "
                 "--seeds"
             )
         fields.append(field)
@@ -111,11 +111,11 @@ def _with(plan: Plan, setting: Setting) -> Plan:
         config = override(plan.config, setting.overrides)
     except UnknownKey as error:
         raise ValueError(
-            f"--tune: {plan.label} has no such field ({error}); tune what all members have, or "
+            f"--grid: {plan.label} has no such field ({error}); tune what all members have, or "
             "choose members that have it with --factorizations"
         ) from None
     except ValueError as error:
-        raise ValueError(f"--tune {' '.join(setting.overrides)}: {plan.label}: {error}") from None
+        raise ValueError(f"--grid {' '.join(setting.overrides)}: {plan.label}: {error}") from None
     folder = re.sub(r"[^A-Za-z0-9.-]+", "-", "-".join(setting.overrides))
     path = plan.run.path.parent / folder / plan.run.path.name
     return replace(plan, config=config, run=RunFolder(path), setting=setting.name)

@@ -29,7 +29,7 @@ def test_measured_numbers_come_with_their_protocol(run):
     assert f"| blocks | {valid.blocks.block} tokens, {valid.blocks.context} of them" in text
     assert run.vocabulary.hash in text and run.weights_hash in text
     assert f"{run.config.num_params():,}" in text
-    assert "--split whitespace" in text
+    assert "--words whitespace" in text
 
 
 def test_it_begins_with_what_a_hub_reads(run):

@@ -215,7 +215,7 @@ def test_an_exported_folder_knows_when_any_byte_of_it_changed(name, exported, tm
 
 
 def test_what_is_no_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no folder; give the --out of `zipflm export-hf`"):
+    with pytest.raises(ValueError, match="no folder; give one from `zipflm export`"):
         import_run(tmp_path / "none", tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-"""`zipflm export-hf` and `import-hf`, and the model card, which holds only what the run
+"""Export and import of folders of `transformers`, and the model card, which holds only what the run
 recorded.
 """
 
@@ -56,7 +56,7 @@ tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
 model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
 ```
 
-`zipflm import-hf path/to/this/folder --out RUN` makes a run of `zipflm` of it again, with the same
+`zipflm import path/to/this/folder RUN` makes a run of `zipflm` of it again, with the same
 weights bit for bit.
 
 - A text begins with `</s>`, which the tokenizer puts in front: its first word is predicted from it.
@@ -282,7 +282,7 @@ def download(repository: str) -> Path:
 
 def _read(folder: Path) -> tuple[Contents, LanguageModel]:
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no folder; give the --out of `zipflm export-hf`")
+        raise ValueError(f"{folder}: no folder; give one from `zipflm export`")
     _require_whole(folder)
     _require_ours(folder)
     try:
@@ -356,7 +356,7 @@ def _require_ours(folder: Path) -> None:
     """Of other models transformers would make ours all the same, with a warning."""
     path, vocabulary = folder / _CONFIG, folder / VOCABULARY_FILE
     if not path.is_file():
-        raise ValueError(f"{path}: missing; give the --out of `zipflm export-hf`")
+        raise ValueError(f"{path}: missing; give one from `zipflm export`")
     try:
         values = load_object(path.read_bytes())
     except ValueError as error:
@@ -364,7 +364,7 @@ def _require_ours(folder: Path) -> None:
     kind = values.get("model_type")
     if kind != ZipfConfig.model_type or "zipflm" not in values:
         raise ValueError(
-            f"{path}: model_type={quoted(kind)}: not a model that `zipflm export-hf` or "
+            f"{path}: model_type={quoted(kind)}: not a model that `zipflm export` or "
             "ZipfForCausalLM.save_pretrained wrote"
         )
     if not vocabulary.is_file():

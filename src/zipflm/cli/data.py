@@ -1,4 +1,4 @@
-"""Commands that make things: data folders, runs, and pictures of them."""
+"""The command that makes a data folder."""
 
 from __future__ import annotations
 
@@ -8,26 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from zipflm.cli.app import (
-    INTERRUPTED,
-    STALL_SECONDS,
     Command,
-    Device,
     Encoding,
     Errors,
+    Json,
     Lowercase,
-    Overrides,
-    Split,
-    StallSeconds,
+    Size,
+    Words,
     command,
     complain,
-    expanded,
     removing_what_is_unfinished,
     say,
 )
 
 if TYPE_CHECKING:
-    from zipflm.config import Config, Splitting
-    from zipflm.data.folder import DataFolder
+    from zipflm.config import Splitting
 
 
 class _HeldOutTextsAreNamedOneByOne(Command):
@@ -46,15 +41,15 @@ class _HeldOutTextsAreNamedOneByOne(Command):
         return super().parse_args(ctx, args)
 
 
-def _splitting(
-    split: str | None, lowercase: bool, vocabulary: str | None = None, codes: str | None = None
+def splitting_of(
+    words: str | None, lowercase: bool, vocabulary: str | None = None, codes: str | None = None
 ) -> Splitting:
     """The rule that was asked for; as far as none was, that of a vocabulary's data folder."""
     from zipflm.config import PLAIN, Rule, Splitting
     from zipflm.data.folder import CODES_FILE, FACTS_FILE, read_facts
 
-    if split is not None and split not in get_args(Rule):
-        raise ValueError(f"--split {split}: choose from {', '.join(get_args(Rule))}")
+    if words is not None and words not in get_args(Rule):
+        raise ValueError(f"--words {words}: choose from {', '.join(get_args(Rule))}")
     kept, folder = PLAIN, Path(vocabulary or "").parent
     if vocabulary is not None and (folder / FACTS_FILE).is_file():
         facts = read_facts(folder)
@@ -63,7 +58,7 @@ def _splitting(
             raise ValueError(
                 f"--vocabulary {vocabulary}: holds sub-words; add --bpe-codes {folder / CODES_FILE}"
             )
-    return Splitting(split or kept.rule, lowercase or kept.lowercase)  # type: ignore[arg-type]
+    return Splitting(words or kept.rule, lowercase or kept.lowercase)  # type: ignore[arg-type]
 
 
 def _scheduler(engine: str, scheduler: str | None) -> str | None:
@@ -83,7 +78,7 @@ def _training_text(texts: list[str] | None, ids: list[str] | None) -> list[str]:
 
 @command(
     "zipflm prepare train.txt --valid valid.txt --test test.txt --out data/words",
-    "zipflm prepare 'articles/*.txt.gz' --valid held-out.txt --split words --out data/prose",
+    "zipflm prepare 'articles/*.txt.gz' --valid held-out.txt --words words --out data/prose",
     "zipflm prepare --corpus state-of-the-union --out data/union",
     "zipflm prepare old.txt --encoding latin-1 --out data/old",
     "zipflm prepare 's3://bucket/*.txt' --engine dask --scheduler tcp://10.0.0.1:8786 --out ...",
@@ -122,19 +117,19 @@ def prepare(
         typer.Option(help="Rarer words are unknown; 3 unless given, 1 for sub-words and ids."),
     ] = None,
     max_size: Annotated[
-        int | None, typer.Option(help="Ids at most, specials included, before padding to 8.")
+        int | None, Size("Ids at most, specials included, before padding to 8.")
     ] = None,
     vocabulary: Annotated[
         str | None,
         typer.Option(
-            help="Take this vocabulary.txt, with its data folder's --split, or fairseq's dict.txt."
+            help="Take this vocabulary.txt, with its data folder's --words, or fairseq's dict.txt."
         ),
     ] = None,
-    bpe: Annotated[int | None, typer.Option(help="Learn so many byte-pair merges.")] = None,
+    bpe: Annotated[int | None, Size("Learn so many byte-pair merges, e.g. 32k.")] = None,
     bpe_codes: Annotated[
         str | None, typer.Option(help="Split words with these subword-nmt codes.")
     ] = None,
-    split: Split = None,
+    words: Words = None,
     lowercase: Lowercase = False,
     errors: Errors = "strict",
     encoding: Encoding = "utf-8",
@@ -155,8 +150,10 @@ def prepare(
         str | None,
         typer.Option(help="Where downloads are kept; .cache/zipflm at home unless given."),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Make a data folder from text, from a corpus by name, or from sequences of integers."""
+    from zipflm.data.folder import FACTS_FILE
     from zipflm.data.prepare import Options, doubts, prepare_by_name, progress_bar, summary
     from zipflm.data.prepare import prepare as make
     from zipflm.data.scan import default_processes
@@ -167,7 +164,7 @@ def prepare(
         vocabulary=vocabulary,
         bpe=bpe,
         bpe_codes=bpe_codes,
-        splitting=_splitting(split, lowercase, vocabulary, bpe_codes),
+        splitting=splitting_of(words, lowercase, vocabulary, bpe_codes),
         errors=errors,  # type: ignore[arg-type]  # checked there
         encoding=encoding,
         ids=bool(ids),
@@ -185,132 +182,6 @@ def prepare(
             raise ValueError("--corpus brings its own texts: leave out the others")
         else:
             folder = prepare_by_name(out, corpus, options, cache=cache, report=report, **means)
-    say(summary(folder))
+    say((folder.path / FACTS_FILE).read_text(encoding="utf-8") if as_json else summary(folder))
     for doubt in doubts(folder):
         complain(f"warning: {doubt}")
-
-
-@command(
-    "zipflm train tiny/ADP-T --data data/words --out runs/first",
-    "zipflm train demo/ADP-T --data data/words --out runs/short training.max_updates=100",
-    "zipflm train tiny/ADP-T --data data/words --out runs/first --resume",
-    "torchrun --nproc-per-node 8 -m zipflm train wikitext-103/ADP-T --data ... --out ...",
-)
-def train(
-    preset: Annotated[
-        str, typer.Argument(help="What to train, e.g. tiny/ADP-T; zipflm presets lists them.")
-    ],
-    overrides: Overrides = None,
-    *,
-    data: Annotated[str, typer.Option(help="The data folder, from `zipflm prepare`.")],
-    out: Annotated[str, typer.Option(help="The run folder to make, or to continue.")],
-    recipe: Annotated[
-        str, typer.Option(help="paper (as published) or modern (Muon, bfloat16, rotary ...).")
-    ] = "paper",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run in --out.")
-    ] = False,
-    resume_if_any: Annotated[
-        bool,
-        typer.Option(
-            "--resume-if-any",
-            help="The same, and start where there is no run yet: for torchrun --max-restarts, and "
-            "queues that give a command again.",
-        ),
-    ] = False,
-    keep: Annotated[
-        int, typer.Option(min=0, help="Checkpoints to keep besides the best; 0 keeps all.")
-    ] = 3,
-    other_text: Annotated[
-        bool,
-        typer.Option("--other-text", help="With --resume: go on with another training text."),
-    ] = False,
-    device: Device = None,
-    stall_seconds: StallSeconds = STALL_SECONDS,
-) -> None:
-    """Train a model; with torchrun, on many devices.
-
-    Ctrl-C or SIGTERM saves and stops it: exit status 130. A second one leaves at once, and so does
-    the first while there is nothing to save.
-    """
-    from zipflm.data.folder import DataFolder
-    from zipflm.presets.recipes import resolve
-    from zipflm.runs.folder import RunFolder
-    from zipflm.training import distributed
-    from zipflm.training.trainer import train as run
-
-    def read() -> tuple[DataFolder, Config]:
-        place = RunFolder(Path(out))
-        if resume and not resume_if_any and not place.holds_a_run:
-            raise ValueError(
-                f"--resume: there is no run in {out}; check --out, or start one without --resume "
-                "(or with --resume-if-any, which does either)"
-            )
-        folder = DataFolder.open(data)
-        return folder, resolve(
-            preset,
-            recipe,
-            expanded(overrides),
-            len(folder.vocabulary),
-            on_cpu=process.device.type == "cpu",
-            held=place.config() if (resume or resume_if_any) and place.holds_a_run else None,
-        )
-
-    with distributed.started(device, stall_seconds) as process:
-        folder, config = distributed.done_by_all(read, process)
-        is_finished = run(
-            config,
-            folder,
-            Path(out),
-            resume=resume or resume_if_any,
-            keep=keep,
-            device=device,
-            other_text=other_text,
-        )
-    if not is_finished:
-        raise typer.Exit(INTERRUPTED)
-
-
-@command(
-    "zipflm plot runs/first",
-    "zipflm plot runs/first runs/second --x seconds --out curves.svg",
-)
-def plot(
-    runs: Annotated[list[str], typer.Argument(help="Run folders.")],
-    *,
-    out: Annotated[str, typer.Option(help="The picture: .png, .svg or .pdf.")] = "curves.png",
-    x: Annotated[str, typer.Option(help="update, seconds or epoch.")] = "update",
-) -> None:
-    """Draw the curves of several runs into one picture."""
-    from zipflm.training.curves import plot as draw
-
-    draw([Path(run) for run in runs], Path(out), x)
-    say(out)
-
-
-@command(
-    "zipflm import-fairseq model.pt --dict dict.txt --out runs/published",
-    name="import-fairseq",
-)
-def import_fairseq(
-    checkpoint: Annotated[str, typer.Argument(help="A fairseq language model, *.pt.")],
-    *,
-    dictionary: Annotated[
-        str, typer.Option("--dict", help="The dict.txt of the data it was trained on.")
-    ],
-    out: Annotated[str, typer.Option(help="The run folder to make.")],
-    bpe_codes: Annotated[
-        str | None, typer.Option(help="subword-nmt codes of a sub-word model, to score raw text.")
-    ] = None,
-    split: Split = None,
-    lowercase: Lowercase = False,
-) -> None:
-    """Make a run folder from a model that fairseq trained."""
-    from zipflm.interop.fairseq import import_run
-
-    splitting = _splitting(split, lowercase)
-    model = import_run(checkpoint, dictionary, Path(out), bpe_codes=bpe_codes, splitting=splitting)
-    say(
-        f"{out}: {model.config.name}, {model.config.num_params():,} parameters, "
-        f"{model.config.vocab_size:,} entries of unit {model.config.batches.unit}"
-    )

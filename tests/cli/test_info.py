@@ -18,7 +18,7 @@ def run(*arguments):
 
 
 def test_every_dataset_is_listed_with_its_size_and_purpose():
-    shown = run("presets")
+    shown = run("info")
     for name, dataset in DATASETS.items():
         (line,) = [line for line in shown.splitlines() if line.startswith(f"{name}/ADP-T ")]
         assert dataset.purpose and dataset.purpose in line
@@ -28,7 +28,7 @@ def test_every_dataset_is_listed_with_its_size_and_purpose():
 
 @pytest.mark.parametrize("arguments", [[], ["tiny"], ["wikitext-103"], ["billion-word"]])
 def test_every_preset_that_is_listed_can_be_trained(arguments):
-    rows = json.loads(run("presets", *arguments, "--json"))
+    rows = json.loads(run("info", *arguments, "--json"))
     assert len(rows) >= 8
     for row in rows:
         config = from_name(row["preset"])
@@ -38,17 +38,17 @@ def test_every_preset_that_is_listed_can_be_trained(arguments):
 def test_the_lines_of_a_config_are_a_file_of_overrides(tmp_path):
     """Of another preset, and with changes."""
     path = tmp_path / "my.cfg"
-    path.write_text(run("config", "demo/SM", "decoder.num_layers=3"), encoding="utf-8")
+    path.write_text(run("info", "demo/SM", "decoder.num_layers=3"), encoding="utf-8")
     lines = path.read_text().splitlines()
-    assert all(" # " in line for line in lines)
+    assert all(" # " in f" {line}" for line in lines)
     assert lines[0].startswith("# vocab_size=15984 ")
-    again = run("config", "demo/SM", f"@{path}")
+    again = run("info", "demo/SM", f"@{path}")
     assert again.splitlines() == lines
     assert "decoder.num_layers=3 " in again
 
 
 def test_json_has_key_value_type_and_help():
-    shown = json.loads(run("config", "tiny/ADP-T", "--recipe", "modern", "--json"))
+    shown = json.loads(run("info", "tiny/ADP-T", "--recipe", "modern", "--json"))["settings"]
     by_key = {field["key"]: field for field in shown}
     field = by_key["training.max_updates"]
     assert (field["value"], field["type"]) == (200, "a whole number") and field["help"]
@@ -56,8 +56,40 @@ def test_json_has_key_value_type_and_help():
     assert config == resolve("tiny/ADP-T", "modern", [], 4000)
 
 
+def test_a_model_ends_with_its_parameters_by_part():
+    config = override(from_name("tiny/ADP-T"), ["decoder.num_layers=3"])
+    shown = run("info", "tiny/ADP-T", "decoder.num_layers=3")
+    for part, count in config.params_by_part().items():
+        assert any(line.split()[:3] == ["#", part, f"{count:,}"] for line in shown.splitlines())
+    total = json.loads(run("info", "tiny/ADP-T", "decoder.num_layers=3", "--json"))["parameters"]
+    assert total == {**config.params_by_part(), "total": config.num_params()}
+
+
+def test_the_papers_counts_for_programs():
+    rows = json.loads(run("info", "--paper", "--json"))
+    assert len(rows) == 34 and all(row["match"] for row in rows)
+    assert {"table", "row", "preset", "params", "parameters"} <= rows[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("tiny/ADP-T --dim 8", "--dim: of bands; give --data"),
+        ("--tails 2", "--tails: of bands; give --data"),
+        ("--paper tiny", "--paper: stands alone"),
+        ("tiny decoder.dim=8", "of one model; name it, e.g. tiny/ADP-T"),
+        ("--recipe modern", "of one model; name it"),
+        ("tini/SM", "did you mean tiny"),
+        ("/tmp", "/tmp: no preset; .* write --data /tmp"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        run("info", *arguments.split())
+
+
 def test_a_config_follows_the_data_folder(word_data):
-    shown = run("config", "tiny/ADP-T", "--data", str(word_data.path))
+    shown = run("info", "tiny/ADP-T", "--data", str(word_data.path))
     config = resolve("tiny/ADP-T", "paper", [], len(word_data.vocabulary))
     assert f"# vocab_size={len(word_data.vocabulary)} " in shown
     assert f"input.cutoffs={','.join(map(str, config.input.cutoffs))} " in shown

@@ -1,4 +1,4 @@
-"""Commands that put scores together: of hypotheses with a run's, and of several runs."""
+"""Commands that use a trained model: score text, write, rescore lists, average runs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zipflm.cli.app import (
+    Block,
     Checkpoint,
+    Context,
     Device,
     Dtype,
     Encoding,
+    Errors,
+    Json,
     Run,
     command,
+    complain,
     numbers,
     parts,
     removing_what_is_unfinished,
     run_comes_first,
     say,
 )
-from zipflm.messages import lines
+from zipflm.messages import lines as printable_lines
+from zipflm.messages import one_line
 
 if TYPE_CHECKING:
     from zipflm.language.nbest import Entry
@@ -32,8 +38,165 @@ if TYPE_CHECKING:
 
 
 @command(
+    "zipflm score runs/first article.txt > scores.tsv",
+    "zipflm score runs/first 'articles/*.txt' --per document",
+    "echo the state of the union | zipflm score runs/first --format surprisal --bits",
+)
+def score(
+    run: Run,
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files, quoted globs or -, also .gz .bz2 .xz .zst; stdin if none."),
+    ] = None,
+    *,
+    per: Annotated[str, typer.Option(help="A row per word, line, document (file) or total.")] = (
+        "word"
+    ),
+    output_format: Annotated[
+        str, typer.Option("--format", help="tsv, or surprisal (for psycholinguists).")
+    ] = "tsv",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A line of JSON per row instead of --format.")
+    ] = False,
+    in_bits: Annotated[
+        bool, typer.Option("--bits", help="Surprisal in bits instead of natural logarithms.")
+    ] = False,
+    log10: Annotated[
+        bool, typer.Option("--log10", help="Logarithms to base 10, as KenLM's, instead.")
+    ] = False,
+    top: Annotated[
+        int, typer.Option(help="With every word, the so many most likely in its place.")
+    ] = 0,
+    prefix: Annotated[
+        str, typer.Option(help="Text before every line, or file where lines are running.")
+    ] = "",
+    lines: Annotated[
+        str, typer.Option(help="independent, or running: a line knows those before it.")
+    ] = "independent",
+    ends: Annotated[
+        bool, typer.Option("--ends/--no-ends", help="Rows for line ends, which are scored too.")
+    ] = True,
+    errors: Errors = "strict",
+    encoding: Encoding = "utf-8",
+    block: Block = None,
+    context: Context = None,
+    checkpoint: Checkpoint = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Natural log-probability of every word, line or file, written while it reads.
+
+    With --log10 logarithms are to base 10, as KenLM's.
+    """
+    from zipflm.data.prepare import progress_bar
+    from zipflm.data.text import expand
+    from zipflm.evaluation.scoring import watched_by
+    from zipflm.language.model import load
+    from zipflm.language.score_command import ScoreOptions, score_files
+    from zipflm.language.score_table import TableOptions
+
+    run_comes_first(run, texts or ())
+    if output_format == "jsonl":
+        raise ValueError("--format jsonl: is --json now")
+    names = expand(texts or ["-"])
+    table = TableOptions(
+        per=per,  # type: ignore[arg-type]  # checked there
+        format="jsonl" if as_json else output_format,  # type: ignore[arg-type]  # checked there
+        bits=in_bits,
+        log10=log10,
+        ends=ends,
+        names_files=len(names) > 1,
+    )
+    options = ScoreOptions(
+        table=table,
+        lines=lines,  # type: ignore[arg-type]  # checked there
+        prefix=prefix,
+        top=top,
+        errors=errors,  # type: ignore[arg-type]  # checked there
+        encoding=encoding,
+    )
+    lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
+    # Rows and a bar on one terminal would write over each other.
+    bar = nullcontext(lambda *_: None) if sys.stdout.isatty() else progress_bar()
+    with bar as report, watched_by(report):
+        for rows in score_files(lm, names, options):
+            _write_rows(rows)
+
+
+@command(
+    'zipflm generate runs/first --prompt "the state of" --temperature 0.8',
+    "zipflm generate runs/first --num 5 --seed 1 --top-p 0.95 --json",
+)
+def generate(
+    run: Run,
+    *,
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    max_words: Annotated[int, typer.Option(help="Words to write at most.")] = 50,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the most likely word, 1 draws as the model has it.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw among so many most likely words; 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw among the most likely words that make up this mass.")
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed, the same texts; others unless given.")
+    ] = None,
+    num: Annotated[int, typer.Option(help="Texts to write.")] = 1,
+    lines: Annotated[int, typer.Option(help="Lines after which a text ends; 0: no limit.")] = 1,
+    forbid_unknown: Annotated[
+        bool, typer.Option("--forbid-unknown/--allow-unknown", help="Never write <unk>.")
+    ] = True,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="A line of JSON per text, with every word's natural log-probability."
+        ),
+    ] = False,
+    block: Block = None,
+    context: Context = None,
+    checkpoint: Checkpoint = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
+) -> None:
+    """Write on from a prompt; one text appears word by word, several one after the other."""
+    import json
+
+    from zipflm.language.decoding import SamplingOptions
+    from zipflm.language.generation import Writer
+    from zipflm.language.model import load
+
+    sampling = SamplingOptions(
+        max_words=max_words,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        lines=lines,
+        forbid_unknown=forbid_unknown,
+    )
+    lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
+    writer = Writer(lm.engine, lm.reader, prompt, sampling, num)
+    if writer.unknown_in_prompt:
+        complain(f"unknown to this run, and read as <unk>: {' '.join(writer.unknown_in_prompt)}")
+    if as_json:
+        for text in writer.all():
+            typer.echo(json.dumps(text.as_dict(), ensure_ascii=False))
+    elif num > 1:
+        for text in writer.all():
+            say(text.text.rstrip("\n"))
+    else:
+        _show_as_it_comes(prompt, (word.text for word in writer.words()))
+    if writer.has_slid:
+        complain(
+            f"longer than the block of {lm.engine.blocks.block} tokens: the later words were "
+            f"written with the last {lm.engine.blocks.context} or more before them in view"
+        )
+
+
+@command(
     "zipflm rescore runs/first nbest.tsv --weights lm=0.7,words=-0.2 --out rescored.tsv",
-    "zipflm rescore runs/first nbest.jsonl --tune references.txt --out tuned.jsonl",
+    "zipflm rescore runs/first nbest.jsonl --reference references.txt --out tuned.jsonl",
     "zipflm rescore runs/first nbest.txt --format kaldi --costs ac=1.acwts --one-best",
 )
 def rescore(
@@ -49,12 +212,12 @@ def rescore(
     weights: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of the run's score, the list's scores and the number of words, e.g. "
-            "lm=0.7,words=-0.2. Unless given: lm=1, words=0; total=1 if the list has a total, "
-            "else 1 for each of its scores."
+            help="Of the run's score (natural logarithms), the list's scores and the number of "
+            "words, e.g. lm=0.7,words=-0.2. Unless given: lm=1, words=0; total=1 if the list has "
+            "a total, else 1 for each of its scores."
         ),
     ] = None,
-    tune: Annotated[
+    reference: Annotated[
         str | None,
         typer.Option(help="What was really said: choose the weights by word error rate on it."),
     ] = None,
@@ -87,7 +250,7 @@ def rescore(
 ) -> None:
     """Add a run's score to n-best lists and sort them anew, best hypothesis first.
 
-    With --tune the weights are chosen on these lists, and told on stderr.
+    With --reference the weights are chosen on these lists, and told on stderr.
     """
     from zipflm.data.prepare import progress_bar
     from zipflm.language.files import check_destination
@@ -106,12 +269,12 @@ def rescore(
     # All that can be refused without the model comes first: loading it takes a while.
     tables = _files("--scores", scores), _files("--costs", costs)
     run_comes_first(run, [nbest])
-    read = [nbest, tune, *tables[0].values(), *tables[1].values()]
+    read = [nbest, reference, *tables[0].values(), *tables[1].values()]
     _read_stdin_once(read)
     source = NBest(nbest, format, scores=tables[0], costs=tables[1], encoding=encoding)
     given = parse_weights(",".join(weights)) if weights else {}
     check_name(name)
-    names = _names_to_tune(tune, tune_names, given)
+    names = _names_to_tune(reference, tune_names, given)
     if scores_out is not None and source.format_name != "kaldi":
         raise ValueError(f"--scores-out: a list of --format {source.format_name} holds its scores")
     for option, place in (("--out", out), ("--scores-out", scores_out)):
@@ -121,7 +284,7 @@ def rescore(
     to_terminal = out in (None, "-") and sys.stdout.isatty()
     bar = nullcontext(_say_nothing) if to_terminal else progress_bar("hypotheses")
     with removing_what_is_unfinished(), bar as report:
-        if tune is None:
+        if reference is None:
             lists = open_lists(source, given, name)
             scorer = _scorer(run, checkpoint, device, dtype)
             _tell(f"{_scores_of(lists)}; weights {written_weights(lists.weights)}")
@@ -129,7 +292,7 @@ def rescore(
             watched = _counted(lists.utterances, lambda number: report("rescoring", number, total))
             rescore_lists(replace(lists, utterances=watched), scorer, results)
             return
-        development = read_development(source, given, tune, names, lm=name)
+        development = read_development(source, given, reference, names, lm=name)
         scorer = _scorer(run, checkpoint, device, dtype)
         _tell(_scores_of(development.lists))
         total = sum(map(len, development.utterances))
@@ -162,7 +325,7 @@ def ensemble(
         str | None,
         typer.Option(help="Write the averaged scores too, in the format of the first file."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Perplexity of several runs as one: their probabilities averaged word by word."""
     from zipflm.data.text import STDIN
@@ -217,15 +380,15 @@ def _scorer(run: str, checkpoint: str | None, device: str | None, dtype: str) ->
 
 
 def _names_to_tune(
-    tune: str | None, tune_names: list[str] | None, given: Mapping[str, float]
+    reference: str | None, tune_names: list[str] | None, given: Mapping[str, float]
 ) -> tuple[str, ...] | None:
     """The weights that are to be chosen; None where the library decides which."""
     from zipflm.language.tuning import check_names
 
     if not tune_names:
         return None
-    if tune is None:
-        raise ValueError("--tune-names: needs --tune with what was really said")
+    if reference is None:
+        raise ValueError("--tune-names: needs --reference with what was really said")
     names = parts(tune_names)
     check_names(names, given)
     return names
@@ -251,4 +414,24 @@ def _files(option: str, texts: list[str] | None) -> dict[str, str]:
 
 def _tell(text: str) -> None:
     """Lines for people, where the output is for programs."""
-    print(lines(text), file=sys.stderr)
+    print(printable_lines(text), file=sys.stderr)
+
+
+def _show_as_it_comes(prompt: str, texts: Iterable[str]) -> None:
+    """Print a text in parts; its last line end, if it has one, is printed anyway."""
+    printed = prompt
+    typer.echo(printable_lines(prompt), nl=False)
+    for text in texts:
+        typer.echo(printable_lines(text), nl=False)
+        sys.stdout.flush()
+        printed = text or printed
+    if not printed.endswith("\n"):
+        typer.echo()
+
+
+def _write_rows(rows: Iterable[str]) -> None:
+    """Now, not when a buffer is full: whoever reads them may be waiting."""
+    if sys.stdout.isatty():
+        rows = ("\t".join(map(one_line, row.split("\t"))) for row in rows)
+    sys.stdout.writelines(f"{row}\n" for row in rows)
+    sys.stdout.flush()

@@ -1,5 +1,6 @@
-"""`zipflm export-hf` and `import-hf` as a user meets them."""
+"""`zipflm export` and `zipflm import` as a user meets them."""
 
+import json
 import subprocess
 import sys
 
@@ -23,29 +24,37 @@ def run(word_data, tmp_path_factory):
 
 
 def test_out_and_back(run, tmp_path):
-    said = zipflm_command("export-hf", run, "--out", tmp_path / "hf").output
+    said = zipflm_command("export", run, tmp_path / "hf").output
     assert said.startswith(f"{tmp_path / 'hf'}: tiny/ADP-T, update-00000004, ")
-    said = zipflm_command("import-hf", tmp_path / "hf", "--out", tmp_path / "back").output
+    said = zipflm_command("import", tmp_path / "hf", tmp_path / "back").output
     assert said.startswith(f"{tmp_path / 'back'}: tiny/ADP-T, ")
+    facts = json.loads(zipflm_command("export", run, tmp_path / "again", "--json").output)
+    assert facts["name"] == "tiny/ADP-T" and facts["checkpoint"] == "update-00000004"
     assert load_run(tmp_path / "back").weights_hash == load_run(run).weights_hash
 
 
 def test_a_checkpoint_and_the_size_of_files_can_be_chosen(run, tmp_path):
     options = ["--checkpoint", 2, "--max-shard-size", "5KB"]
-    zipflm_command("export-hf", run, "--out", tmp_path / "hf", *options)
+    zipflm_command("export", run, tmp_path / "hf", *options)
     assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 1
-    zipflm_command("import-hf", tmp_path / "hf", "--out", tmp_path / "back")
+    zipflm_command("import", tmp_path / "hf", tmp_path / "back")
     assert load_run(tmp_path / "back").weights_hash == load_run(run, 2).weights_hash
     assert load_run(tmp_path / "back").checkpoint.update == 2
 
 
 def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("a\n")
     for arguments, message in [
-        (("import-hf", tmp_path / "empty", "--out", tmp_path / "x"), "config.json: missing"),
-        (("export-hf", tmp_path / "none", "--out", tmp_path / "x"), "no run with a checkpoint"),
-        (("export-hf", run, "--out", tmp_path / "x", "--checkpoint", "3"), "--checkpoint 3"),
-        (("export-hf", run, "--out", tmp_path / "x", "--max-shard-size", "big"), "big"),
+        (("import", tmp_path / "empty", tmp_path / "x"), "config.json: missing"),
+        (("import", tmp_path / "none", tmp_path / "x"), "there is no such file or folder"),
+        (("import", tmp_path / "file", tmp_path / "x"), "--dict: missing; name the dict.txt"),
+        (("import", tmp_path / "empty", tmp_path / "x", "--dict", "d"), "--dict: of fairseq"),
+        (("import", tmp_path / "empty", tmp_path / "x", "--format", "gpt"), "choose from hf, fair"),
+        (("export", run, tmp_path / "x", "--format", "onnx"), "--format onnx: choose from hf"),
+        (("export", tmp_path / "none", tmp_path / "x"), "no run with a checkpoint"),
+        (("export", run, tmp_path / "x", "--checkpoint", "3"), "--checkpoint 3"),
+        (("export", run, tmp_path / "x", "--max-shard-size", "big"), "big"),
     ]:
         monkeypatch.setattr(sys, "argv", ["zipflm", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit:
@@ -59,7 +68,7 @@ def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, capsys):
 def test_without_transformers_the_remedy_is_named(run, tmp_path):
     code = (
         "import sys; sys.modules['transformers'] = None\n"
-        f"sys.argv[1:] = ['export-hf', {str(run)!r}, '--out', {str(tmp_path / 'x')!r}]\n"
+        f"sys.argv[1:] = ['export', {str(run)!r}, {str(tmp_path / 'x')!r}]\n"
         "import zipflm.cli; zipflm.cli.main()"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -1,8 +1,10 @@
-"""Commands that measure: sizes, perplexities, comparisons."""
+"""Commands that measure: perplexities, comparisons, reports."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,10 +16,13 @@ from zipflm.cli.app import (
     Block,
     Checkpoint,
     Device,
+    Dtype,
     Encoding,
     Errors,
-    Overrides,
+    Json,
     Run,
+    Seeds,
+    Size,
     StallSeconds,
     command,
     complain,
@@ -32,35 +37,7 @@ from zipflm.cli.app import (
 
 if TYPE_CHECKING:
     from zipflm.studies.compare import FinishedStudy
-
-
-@command(
-    "zipflm params", "zipflm params tiny/ADP-T", "zipflm params tiny/ADP-T decoder.num_layers=8"
-)
-def params(
-    preset: Annotated[
-        str | None,
-        typer.Argument(help="One model to break down, e.g. tiny/ADP-T; all unless given."),
-    ] = None,
-    overrides: Overrides = None,
-) -> None:
-    """Count parameters: every row of the paper, or one model part by part."""
-    from rich.console import Console
-
-    from zipflm.presets import from_name
-    from zipflm.settings import override
-    from zipflm.sizes import paper_sizes, parts_table, sizes_table
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    if preset is not None:
-        console.print(parts_table(override(from_name(preset), expanded(overrides))))
-        return
-    rows = paper_sizes()
-    console.print(sizes_table(rows))
-    off = sum(not row.matches for row in rows)
-    console.print(f"{len(rows) - off} of {len(rows)} rows match the paper")
-    if off:
-        raise typer.Exit(1)
+    from zipflm.studies.study import Study
 
 
 @command(
@@ -97,12 +74,12 @@ def evaluate(
     ] = None,
     batch_tokens: Annotated[
         int | None,
-        typer.Option(help="Tokens in one pass; bounds the memory; what suits it unless given."),
+        Size("Tokens in one pass; bounds the memory; what suits it unless given."),
     ] = None,
     device: Device = None,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Dtype = "float32",
     checkpoint: Checkpoint = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Perplexity of a run on a split or a text, with any block and context.
 
@@ -119,7 +96,7 @@ def evaluate(
         break_mode=break_mode,  # type: ignore[arg-type]  # checked there
         batch_tokens=batch_tokens,
         device=device,
-        precision=precision,  # type: ignore[arg-type]  # checked there
+        precision=dtype,  # type: ignore[arg-type]  # checked there
     )
     choice = parse_choice(checkpoint)
     with (
@@ -158,7 +135,7 @@ def compare(
     factorizations: Annotated[
         list[str] | None, typer.Option(help="Some of the eight, e.g. ADP-T,SM; all unless given.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of every member, with different seeds.")] = 1,
+    seeds: Seeds = 1,
     recipe: Annotated[str, typer.Option(help="paper or modern, as for train.")] = "paper",
     bands: Annotated[
         list[str] | None,
@@ -173,7 +150,7 @@ def compare(
             help="What every member gets as much of: updates (as the paper), text or seconds."
         ),
     ] = "updates",
-    tune: Annotated[
+    grid: Annotated[
         list[str] | None,
         typer.Option(
             help="A field and values, e.g. training.optimizer.lr=1e-3,3e-3: every member takes the "
@@ -186,13 +163,12 @@ def compare(
     ] = False,
     device: Device = None,
     stall_seconds: StallSeconds = STALL_SECONDS,
+    as_json: Json = False,
 ) -> None:
     """Train the paper's factorizations on your text and report where each one wins.
 
     Exit status 1 if a member has no result, 130 if a signal stopped it.
     """
-    from pathlib import Path
-
     from zipflm.presets import FACTORIZATIONS
     from zipflm.studies.compare import compare as run
     from zipflm.studies.compare import dry_run as show
@@ -215,22 +191,25 @@ def compare(
         bands=parts(bands),
         tail_dropout=numbers("--tail-dropout", tail_dropout, float),
         equal=equal,
-        tune=tuple(tune or ()),
+        tune=tuple(grid or ()),
     )
     # Whatever one of several processes finds wrong with what it sees, all of them know.
     with distributed.started(device, stall_seconds):
         if dry_run:
             show(request, device=device)
             return
-        finished = run(request, device=device)
-    _conclude(finished)
+        with _progress_aside(as_json):
+            finished = run(request, device=device)
+    _conclude(finished, as_json)
 
 
 @command(
-    "zipflm analyse runs/a runs/b --data data/words --out report",
-    "zipflm analyse runs/a --data data/words --out contexts --context-sizes 0,256",
+    "zipflm report runs/a runs/b --data data/words --out report",
+    "zipflm report runs/a --data data/words --out contexts --context-sizes 0,256",
+    "zipflm report study --data data/words --out drawn-again",
+    "zipflm report runs/a runs/b --curves curves.svg --x seconds",
 )
-def analyse(
+def report(
     runs: Annotated[
         list[str],
         typer.Argument(
@@ -238,14 +217,22 @@ def analyse(
         ),
     ],
     *,
-    data: Annotated[str, typer.Option(help="The data folder; sub-words are in its bpe/.")],
-    out: Annotated[str, typer.Option(help="Where to write the report.")],
+    data: Annotated[
+        str | None, typer.Option(help="The data folder; sub-words are in its bpe/.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Where to write the report.")] = None,
+    curves: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw the runs' training curves into this picture, .png, .svg or .pdf; needs "
+            "neither --data nor --out."
+        ),
+    ] = None,
+    x: Annotated[str, typer.Option(help="Of the curves: update, seconds or epoch.")] = "update",
     context_sizes: Annotated[
         list[str] | None, typer.Option(help="Also score with so much context, e.g. 0,480.")
     ] = None,
-    block: Annotated[
-        int | None, typer.Option(help="Tokens seen at once; the run's own unless given.")
-    ] = None,
+    block: Block = None,
     bands: Annotated[
         list[str] | None,
         typer.Option(help="Train the run's model with these words per band as well."),
@@ -253,21 +240,28 @@ def analyse(
     tail_dropout: Annotated[
         list[str] | None, typer.Option(help="Train it with these dropouts in the tail as well.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of every such setting.")] = 1,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(help="Of every run: newest (if not given), best or a number of updates."),
-    ] = None,
+    seeds: Seeds = 1,
+    checkpoint: Checkpoint = None,
     device: Device = None,
+    as_json: Json = False,
 ) -> None:
-    """Losses by word frequency, figures and word lists of any runs."""
-    from pathlib import Path
+    """Losses by word frequency, figures and word lists of any runs; their training curves."""
+    if curves is not None:
+        from zipflm.training.curves import plot
 
+        if is_first_process():
+            plot([Path(run) for run in runs], Path(curves), x)
+            say(curves)
+        if data is None and out is None:
+            return
+    if data is None or out is None:
+        raise ValueError(
+            "a report needs --data and --out; training curves alone, --curves with a file"
+        )
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.runs.folder import parse_choice
     from zipflm.studies import analyse as library
     from zipflm.studies.analyse import is_study, redraw
-    from zipflm.studies.progress import print_table
 
     paths, choice = [Path(run) for run in runs], parse_choice(checkpoint)
     if seeds != 1 and not (bands or tail_dropout):
@@ -279,8 +273,7 @@ def analyse(
                 "other contexts, blocks or checkpoints give the runs in its members/"
             )
         if is_first_process():
-            print_table(redraw(paths[0], Path(data), Path(out)))
-            say(f"report: {Path(out) / 'report.html'}")
+            _show(redraw(paths[0], Path(data), Path(out)), Path(out) / "report.html", as_json)
         return
     if bands or tail_dropout:
         if len(paths) != 1 or context_sizes or block is not None:
@@ -288,8 +281,8 @@ def analyse(
                 "--bands, --tail-dropout: start from one run, without --context-sizes and --block"
             )
         rates = numbers("--tail-dropout", tail_dropout, float)
-        _conclude(
-            library.ablate(
+        with _progress_aside(as_json):
+            finished = library.ablate(
                 paths[0],
                 Path(data),
                 Path(out),
@@ -299,7 +292,7 @@ def analyse(
                 seeds=seeds,
                 device=device,
             )
-        )
+        _conclude(finished, as_json)
         return
     with showing_progress():
         study = library.analyse(
@@ -311,20 +304,34 @@ def analyse(
             options=ScoringOptions(block=block, device=device),
         )
     if is_first_process():
-        print_table(study)
-        say(f"report: {Path(out) / 'report.html'}")
+        _show(study, Path(out) / "report.html", as_json)
 
 
-def _conclude(finished: FinishedStudy) -> None:
-    """The end of a study on the terminal; under torchrun the first process alone speaks."""
+def _progress_aside(as_json: bool) -> AbstractContextManager[object]:
+    """Standard output is for the result alone where a program reads it."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def _show(study: Study, page: Path | None, as_json: bool) -> None:
     from zipflm.studies.progress import print_table
+    from zipflm.studies.report import TABLE
 
+    if not as_json:
+        print_table(study)
+        if page is not None:
+            say(f"report: {page}")
+    elif page is not None:
+        say((page.parent / TABLE).read_text(encoding="utf-8"))
+
+
+def _conclude(finished: FinishedStudy, as_json: bool) -> None:
+    """The end of a study on the terminal; under torchrun the first process alone speaks."""
     if is_first_process():
-        print_table(finished.study)
-        if finished.page is not None:
-            say(f"report: {finished.page}")
+        _show(finished.study, finished.page, as_json)
         if finished.stopped:
-            say("stopped before the end; the same command goes on where it was")
+            (complain if as_json else say)(
+                "stopped before the end; the same command goes on where it was"
+            )
         elif finished.failures:
             reasons = "; ".join(f"{label}: {why}" for label, why in finished.failures.items())
             complain(f"without a result: {reasons}")
