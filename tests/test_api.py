@@ -13,6 +13,7 @@ from small_data import sentences
 from training_runs import SMALL, assert_same, weights
 
 import zipflm
+import zipflm.cli
 from zipflm.evaluation.evaluate import evaluate as score
 from zipflm.runs.folder import RunFolder
 
@@ -88,6 +89,17 @@ def test_training_continues_on_other_text(run, other, tmp_path):
     assert origin.checkpoint == "update-00000006"
     assert origin.weights == run.choose("newest").weights_hash
     assert adapted.versions().data == str(other.path.resolve())
+
+
+def test_the_command_continues_on_other_text_too(run, other, tmp_path, monkeypatch):
+    arguments = ["train", "--from", run.path, "--data", other.path, "--out", tmp_path / "adapted"]
+    arguments += ["training.max_updates=2", "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit:
+        zipflm.cli.main()
+    adapted = RunFolder(tmp_path / "adapted")
+    assert not exit.value.code and adapted.config().training.max_updates == 2
+    assert adapted.versions().origin.run == str(run.path.resolve())
 
 
 def test_the_new_run_starts_with_the_weights_of_the_old(run, other, tmp_path):

@@ -153,6 +153,45 @@ def train(
     Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt; `resume=True` continues.
     """
     from zipflm.runs.folder import RunFolder
+
+    is_finished = run_training(
+        preset,
+        assignments(overrides),
+        data=data,
+        out=out,
+        recipe=recipe,
+        from_run=from_run,
+        checkpoint=checkpoint,
+        resume=resume,
+        resume_if_any=resume_if_any,
+        keep=keep,
+        other_text=other_text,
+        device=device,
+        stall_seconds=stall_seconds,
+    )
+    if not is_finished:
+        raise KeyboardInterrupt
+    return RunFolder(Path(out))
+
+
+def run_training(
+    preset: str | None,
+    overrides: list[str],
+    *,
+    data: DataFolder | Source,
+    out: Source,
+    recipe: str,
+    from_run: RunFolder | Source | None,
+    checkpoint: Choice | str | None,
+    resume: bool,
+    resume_if_any: bool,
+    keep: int,
+    other_text: bool,
+    device: str | None,
+    stall_seconds: float,
+) -> bool:
+    """Train as `train` and the command do; False if a signal stopped it after a checkpoint."""
+    from zipflm.runs.folder import RunFolder
     from zipflm.training import distributed
     from zipflm.training.trainer import train as run
 
@@ -169,7 +208,7 @@ def train(
         config, initial = _planned(
             preset,
             recipe,
-            assignments(overrides),
+            overrides,
             folder,
             from_run,
             checkpoint,
@@ -180,7 +219,7 @@ def train(
 
     with distributed.started(device, stall_seconds) as process:
         folder, config, initial = distributed.done_by_all(read, process)
-        is_finished = run(
+        return run(
             config,
             folder,
             place.path,
@@ -190,9 +229,6 @@ def train(
             other_text=other_text,
             initial=initial,
         )
-    if not is_finished:
-        raise KeyboardInterrupt
-    return place
 
 
 def _planned(

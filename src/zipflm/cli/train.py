@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,25 +16,30 @@ from zipflm.cli.app import (
     expanded,
 )
 
-if TYPE_CHECKING:
-    from zipflm.config import Config
-    from zipflm.data.folder import DataFolder
-
 
 @command(
     "zipflm train tiny/ADP-T --data data/words --out runs/first",
     "zipflm train demo/ADP-T --data data/words --out runs/short training.max_updates=100",
     "zipflm train tiny/ADP-T --data data/words --out runs/first --resume",
+    "zipflm train --from runs/first --data data/other --out runs/adapted",
     "torchrun --nproc-per-node 8 -m zipflm train wikitext-103/ADP-T --data ... --out ...",
 )
 def train(
     preset: Annotated[
-        str, typer.Argument(help="What to train, e.g. tiny/ADP-T; zipflm info lists them.")
-    ],
+        str | None, typer.Argument(help="What to train, e.g. tiny/ADP-T; zipflm info lists them.")
+    ] = None,
     overrides: Overrides = None,
     *,
     data: Annotated[str, typer.Option(help="The data folder, from `zipflm prepare`.")],
     out: Annotated[str, typer.Option(help="The run folder to make, or to continue.")],
+    from_run: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="A run or checkpoint whose model and weights to start from instead of a preset, "
+            "on data prepared with its vocabulary.",
+        ),
+    ] = None,
     recipe: Annotated[
         str, typer.Option(help="paper (as published) or modern (Muon, bfloat16, rotary ...).")
     ] = "paper",
@@ -65,39 +69,24 @@ def train(
     Ctrl-C or SIGTERM saves and stops it: exit status 130. A second one leaves at once, and so does
     the first while there is nothing to save.
     """
-    from zipflm.data.folder import DataFolder
-    from zipflm.presets.recipes import resolve
-    from zipflm.runs.folder import RunFolder
-    from zipflm.training import distributed
-    from zipflm.training.trainer import train as run
+    from zipflm.api import run_training
 
-    def read() -> tuple[DataFolder, Config]:
-        place = RunFolder(Path(out))
-        if resume and not resume_if_any and not place.holds_a_run:
-            raise ValueError(
-                f"--resume: there is no run in {out}; check --out, or start one without --resume "
-                "(or with --resume-if-any, which does either)"
-            )
-        folder = DataFolder.open(data)
-        return folder, resolve(
-            preset,
-            recipe,
-            expanded(overrides),
-            len(folder.vocabulary),
-            on_cpu=process.device.type == "cpu",
-            held=place.config() if (resume or resume_if_any) and place.holds_a_run else None,
-        )
-
-    with distributed.started(device, stall_seconds) as process:
-        folder, config = distributed.done_by_all(read, process)
-        is_finished = run(
-            config,
-            folder,
-            Path(out),
-            resume=resume or resume_if_any,
-            keep=keep,
-            device=device,
-            other_text=other_text,
-        )
+    if from_run is not None and preset is not None and "=" in preset:
+        overrides, preset = [preset, *(overrides or [])], None
+    is_finished = run_training(
+        preset,
+        expanded(overrides),
+        data=data,
+        out=out,
+        recipe=recipe,
+        from_run=from_run,
+        checkpoint=None,
+        resume=resume,
+        resume_if_any=resume_if_any,
+        keep=keep,
+        other_text=other_text,
+        device=device,
+        stall_seconds=stall_seconds,
+    )
     if not is_finished:
         raise typer.Exit(INTERRUPTED)
