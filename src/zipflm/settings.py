@@ -490,7 +490,9 @@ def _either(options: Any) -> str:
 def field_docs(cls: type) -> dict[str, str]:
     """The docstring below each field that has one, on one line; inherited fields included."""
     found: dict[str, str] = {}
-    for base in filter(is_dataclass, reversed(cls.__mro__)):
+    for base in reversed(cls.__mro__):
+        if not is_dataclass(base):
+            continue
         try:
             (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         except OSError:  # installed without sources

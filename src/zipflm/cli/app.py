@@ -87,11 +87,12 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:
             # Newer releases of typer have a copy of click, so there is no common class to name.
-            if not hasattr(error, "format_message"):
+            message = getattr(error, "format_message", None)
+            if message is None:
                 raise
             if hasattr(error, "possibilities"):
                 raise ValueError(self._unknown(ctx, error, args)) from None
-            said, remedy = error.format_message().rstrip("."), f"see zipflm {ctx.info_name} --help"
+            said, remedy = message().rstrip("."), f"see zipflm {ctx.info_name} --help"
             refused: Any = getattr(error, "param", None)
             if refused is not None and refused.name in given:
                 reason = said.partition(": ")[2].replace("Input should be", "must be")

@@ -253,7 +253,7 @@ def start_documents(
     stream = np.concatenate([part for each in documents for part in ([END], each.ids)])
     sizes = np.array([len(each.ids) for each in documents])
     begins = np.cumsum(sizes + 1) - sizes
-    starts, ends = begins + [each.skip for each in documents], begins + sizes
+    starts, ends = begins + np.array([each.skip for each in documents]), begins + sizes
     plan = batched(document_windows(begins, starts, ends, blocks), batch_tokens)
     extras = None
     if any(each.top or each.ranks for each in documents):

@@ -129,7 +129,7 @@ class Middleware:
         working = asyncio.ensure_future(self._app(scope, replay, send))
         leaving = asyncio.ensure_future(_left(receive))
         try:
-            done: set[asyncio.Future[None]] = set()
+            done: set[asyncio.Task[None]] = set()
             while not done and not send.is_stuck:
                 done, _ = await asyncio.wait(
                     (working, leaving), timeout=SEND_SECONDS, return_when=asyncio.FIRST_COMPLETED
