@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq_checkpoints import NEWEST, import_run
+from hypothesis import HealthCheck, settings
 from small_data import make_folder
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which nobody has yet
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile(
+    "busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("busy machine")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: no test uses a network
 

@@ -41,7 +41,7 @@ def test_specials_stay_whole():
     assert Codes.learn(COUNTS, 5).split(["<unk>", "</s>"]) == [["<unk>"], ["</s>"]]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(WORDS, max_size=8), st.integers(1, 30))
 def test_pieces_join_back_and_only_the_last_ends_the_word(words, merges):
     codes = Codes.learn(dict.fromkeys(words, 3) | COUNTS | {"@@": 9, "x@@": 9}, merges)
@@ -101,7 +101,7 @@ def test_a_word_of_any_length_is_learned_and_split_in_no_time(kind):
     assert len(pieces) < len(word) / 1.5
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(WORDS, max_size=4), st.integers(1, 30), st.integers(2, 9))
 def test_long_words_join_back_and_only_the_last_piece_ends_them(words, merges, longest):
     """With stretches this short, most words have several."""

@@ -68,7 +68,7 @@ def test_every_form_gives_the_folder_of_the_same_text(tmp_path, form):
     assert found.facts.options.ids and found.facts.options.min_count == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.integers(0, 40), max_size=5), min_size=1, max_size=8).filter(any),
     st.integers(1, 6),

@@ -45,7 +45,7 @@ def running_words(result):
     return [words[n] for numbers, places in result.chunks() for n in numbers[places].tolist()]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(PARTS, min_size=1).map("".join))
 def test_scan_agrees_with_a_plain_loop(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("scan")
@@ -112,7 +112,7 @@ def test_byte_order_mark_is_no_part_of_the_first_word():
     assert clean(chunk(data, 5), data, "strict").decode() == "\ufeffa \ufeffb\n"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     text=st.lists(PARTS | st.sampled_from(["It's", "O'B.", "(x-y)"]), min_size=1).map("".join),
     rule=st.sampled_from(["whitespace", "words", "wikitext"]),

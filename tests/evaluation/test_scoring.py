@@ -80,7 +80,7 @@ def test_a_window_sees_exactly_its_context(model):
         np.testing.assert_allclose(scores.nll[start : start + 4], nll, atol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(0, 20), min_size=1, max_size=12),
     break_mode=st.sampled_from(["none", "complete", "sentence"]),

@@ -53,7 +53,7 @@ def every_cut(vocab_size, dim, numbers, counts, budget, costs):
                 yield weighed
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(4, 22), st.integers(0, 2**32 - 1), st.floats(0.2, 1.1), st.data())
 def test_no_cut_of_a_small_vocabulary_is_better(vocab_size, seed, part, data):
     random = np.random.default_rng(seed)

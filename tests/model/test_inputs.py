@@ -41,7 +41,7 @@ def look_up_one(layer, word):
     return projection @ table[word - layer.bands.edges[band]]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=12))
 def test_equals_looking_words_up_one_by_one(words):
     layer = AdaptiveEmbedding(BANDS, 24).double()
@@ -206,7 +206,7 @@ def sparse_and_dense(kind, words):
     return layers
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 99), max_size=30), st.sampled_from(list(SPARSE)))
 def test_sparse_gradients_hold_the_rows_of_dense_ones_and_no_others(words, kind):
     sparse, dense = sparse_and_dense(kind, torch.tensor([words], dtype=torch.int64))

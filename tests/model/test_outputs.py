@@ -90,7 +90,7 @@ def test_probabilities_sum_to_one_and_agree_with_nll(tie):
     assert_close(-everything, softmax.log_probs(hidden)[0], 1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 99), min_size=1, max_size=20), st.sampled_from(TIES), st.integers(0, 99)
 )

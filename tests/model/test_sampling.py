@@ -49,7 +49,7 @@ def sorted_log_probs(output, hidden, forbidden=None):
     return log_probs.sort(dim=1, descending=True, stable=True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sets(st.integers(1, 39), max_size=4),
     st.sampled_from([0, 0.1, 1, 3]),
@@ -154,7 +154,7 @@ def test_the_fit_notices_a_wrong_distribution():
     assert chance_of_a_worse_fit(ids.bincount(minlength=40).double(), 4000 * right) < 1e-4
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.sets(st.integers(1, 39), max_size=4),
     st.sampled_from([0.01, 0.5, 1.0, 1.3, 50.0]),

@@ -31,7 +31,7 @@ def test_a_word_in_pieces_is_shown_when_it_is_complete_or_the_text_ends(pieces):
     assert text.finish_reason == "length" and word.startswith(text.text) and text.text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from(["ba", "be", "bu", "ban"]), min_size=1, max_size=8),
     st.lists(st.text("baenu ", min_size=1, max_size=6), max_size=3),

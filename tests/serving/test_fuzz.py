@@ -60,22 +60,22 @@ def require_answer(answer):
     ids=["completions", "score", "tokenize", "detokenize"],
 )
 def test_every_object_gets_an_answer_or_a_reason(service, path, requests):
-    @settings(
-        max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None
-    )
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck), database=None)
     @given(requests)
     def ask(request):
         body = json.dumps(request)  # escapes what has no UTF-8
         require_answer(service.client.post(path, content=body))
 
     ask()
-    assert service.score("ba")["texts"] and service.worker.num_unanswered == 0
+    assert service.score("ba")["texts"]
+    # A client has its answer a moment before the request is struck off.
+    service.until(lambda: service.worker.num_unanswered == 0)
 
 
 def test_every_body_gets_an_answer_or_a_reason(service):
     good = json.dumps({"prompt": "ba", "max_tokens": 2, "text": "ba", "tokens": [4]}).encode()
 
-    @settings(max_examples=60, deadline=None, database=None)
+    @settings(max_examples=60, database=None)
     @given(
         st.sampled_from(["/score", "/v1/completions", "/tokenize", "/v1/models", "/%00/\u00e9"]),
         st.integers(0, len(good)),

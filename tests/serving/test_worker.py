@@ -96,10 +96,7 @@ def test_a_text_whose_reader_left_is_written_no_further(models, monkeypatch, str
             service.until(lambda: service.worker.num_writing == 3)
             if stream:
                 assert connection.recv(10) == b"HTTP/1.1 2"
-        service.until(
-            lambda: service.worker.num_writing == 0,
-        )
-        assert service.worker.num_unanswered == 0
+        service.until(lambda: service.worker.num_writing == service.worker.num_unanswered == 0)
         assert service.complete("ba", max_tokens=2)["choices"]
 
 

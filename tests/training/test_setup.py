@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from training_runs import config_of
 
@@ -41,7 +41,6 @@ def configs(draw):
     return replace(config, batches=batches, training=training)
 
 
-@settings(deadline=None)
 @given(configs(), st.integers(1, 4))
 def test_updates_are_whole_or_the_number_it_suggests_makes_them_so(config, world_size):
     process = processes(world_size)

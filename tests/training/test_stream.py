@@ -39,7 +39,7 @@ def assert_equal(one, other):
 STEPS = st.lists(st.tuples(st.sampled_from([4, 7, 16]), st.integers(0, 25)), max_size=4)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(STEPS, st.sampled_from([4, 7, 16]), st.sampled_from([1, 2, 3]))
 def test_a_place_leads_to_the_batch_that_would_have_come(steps, block, world_size):
     """Also after changes of the block length, across epochs, and with another one to follow."""
@@ -58,7 +58,7 @@ def test_a_place_leads_to_the_batch_that_would_have_come(steps, block, world_siz
             assert other.place == going.place
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.integers(1, 4), st.sampled_from(["none", "complete", "sentence"]))
 def test_processes_take_turns_in_one_sequence(world_size, break_mode):
     config = make_config(break_mode=break_mode)
@@ -106,7 +106,6 @@ def test_a_compiled_model_meets_one_shape(block):
             assert torch.equal(batch.words[batch.scored], expected.words[expected.scored])
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 20), max_size=3, unique=True), st.booleans(), st.integers(1, 60))
 def test_stages_follow_each_other_and_end_in_the_block(ends, is_throughout, max_updates):
     fractions = [end / 20 for end in sorted(ends)]

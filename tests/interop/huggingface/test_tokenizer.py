@@ -66,7 +66,7 @@ TEXTS = st.lists(PARTS, min_size=1, max_size=25).map("".join).filter(bool)
 
 @pytest.mark.parametrize("unit", ["word", "bpe"])
 @pytest.mark.parametrize("splitting", RULES, ids=str)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(text=TEXTS)
 @example(text=PROSE)
 @example(text="\ufeffcat\ufeff\r\r\n\ncat</s>cat <pad> <PAD>")
