@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from zipflm.config import DecoderConfig
-from zipflm.model.decoder import Decoder
+from zipflm.model.decoders.transformer import Transformer
 
 SMALL = DecoderConfig(dim=32, num_layers=3, num_heads=4, ffn_dim=48)
 
@@ -41,7 +41,7 @@ def test_impossible_decoders_fail_when_written(make, message):
 )
 def test_counts_what_the_built_decoder_has(fields):
     config = replace(SMALL, **fields)
-    built = sum(parameter.numel() for parameter in Decoder(config).parameters())
+    built = sum(parameter.numel() for parameter in Transformer(config).parameters())
     assert sum(config.params().values()) == built
     assert 0 not in config.params().values()
 
@@ -50,7 +50,7 @@ def test_products_are_those_of_the_built_decoder():
     block = 20
     config = replace(SMALL, bias=False, norm="rms")
     with FlopCounterMode(display=False) as counter:
-        Decoder(config)(torch.randn(1, block, 32))
+        Transformer(config)(torch.randn(1, block, 32))
     products = counter.get_total_flops() / 2 / block
     # The counter takes attention for one over the whole block; causality spares half of it.
     attention = config.num_layers * 2 * block * 32

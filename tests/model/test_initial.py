@@ -8,7 +8,7 @@ import torch
 from zipflm import AdaptiveEmbedding, AdaptiveSoftmax, Bands, LanguageModel, preset
 from zipflm.config import DecoderConfig
 from zipflm.model import initialization
-from zipflm.model.decoder import DecoderLayer
+from zipflm.model.decoders.transformer import DecoderLayer
 from zipflm.presets import FACTORIZATIONS
 
 BANDS = Bands(vocab_size=100, cutoffs=(10, 40), dim=16, factor=2)

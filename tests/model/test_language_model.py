@@ -137,7 +137,7 @@ def test_autocast_gives_every_factorization_the_same_precision(factorization):
     model, seen = tiny(factorization), []
     for layer in model.decoder.layers:
         layer.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
-    model.decoder.register_forward_hook(lambda _, inputs, output: seen.append(output))
+    model.decoder.register_forward_hook(lambda _, inputs, output: seen.append(output[0]))
     with torch.autocast("cpu", torch.bfloat16):
         model.nll(*torch.randint(1000, (2, 2, 12))).sum().backward()
     assert len(seen) == 5

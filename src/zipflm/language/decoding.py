@@ -2,8 +2,8 @@
 
 New texts join before any step and finished ones leave after it. Each draws with a random generator
 of its own, so it does not depend on those beside it. Every token passes the decoder once; what came
-before it is in a cache. When that is as long as the block, the model goes on behind the last
-`context` tokens, as scoring does when it slides over a text.
+before it is in a cache. When a Transformer's is as long as the block, the model goes on behind the
+last `context` tokens, as scoring does when it slides over a text; other decoders never forget.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zipflm.data.bpe import join
-from zipflm.data.vocabulary import CONTINUES, END, FILLER, PAD, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import CONTINUES, END, FILLER, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.scoring import Likely
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.next_words import MOST_PIECES
 from zipflm.language.text import EncodedText, Ids, TextReader
-from zipflm.model.kv_cache import KeyValueCache, RaggedCache
+from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.recorded_step import RecordedStep
 from zipflm.model.sampling import draw, most_likely
 
@@ -310,9 +310,10 @@ class Decoder:
         self._forbidden = {True: forbidden, False: forbidden.clone()}
         self._forbidden[False][UNKNOWN] = False
         self.rows: list[Row] = []
-        self._cache = RaggedCache()
+        self._cache: Any = engine.model.new_ragged_cache()
         self._hidden_ND = torch.zeros(0)
-        self._is_recorded = is_recorded and engine.device.type == "cuda"
+        is_ragged = isinstance(self._cache, RaggedCache)
+        self._is_recorded = is_recorded and is_ragged and engine.device.type == "cuda"
         self._recorded: RecordedStep | None = None
 
     @torch.inference_mode()
@@ -320,7 +321,7 @@ class Decoder:
         """They are part of the next step."""
         inputs = [self._engine.inputs(row.prompt) for row in rows]
         for row in rows:
-            row.has_slid = len(row.prompt) + 1 > self._engine.blocks.block
+            row.has_slid = len(row.prompt) + 1 > self._engine.longest
         hidden_ND, cache = self._read(inputs)
         capacity = max(row.room(self._engine) for row in rows)
         self._cache.join(cache, [len(ids) for ids in inputs], capacity)
@@ -390,9 +391,9 @@ class Decoder:
 
     def _advance(self) -> None:
         """The model reads the ids that were written last."""
-        lengths, block = self._cache.lengths, self._engine.blocks.block
-        full = [place for place, length in enumerate(lengths) if length >= block]
-        self._cache.empty(full)
+        full = self._cache.full(self._engine.blocks.block)
+        if full:
+            self._cache.empty(full)
         if len(full) < len(self.rows):
             self._hidden_ND = self._next(self._tensor([row.ids[-1] for row in self.rows]))
         if full:  # whatever was computed for them
@@ -418,21 +419,16 @@ class Decoder:
         for row in rows:
             row.has_slid = True
 
-    def _read(self, inputs: Sequence[Ids]) -> tuple[Tensor, KeyValueCache]:
+    def _read(self, inputs: Sequence[Ids]) -> tuple[Tensor, Any]:
         """The vectors after these ids, and what the model keeps of them; equal ones it reads
         once."""
         different = {ids.tobytes(): ids for ids in inputs}
         place_of = {key: place for place, key in enumerate(different)}
-        words = torch.full((len(different), max(map(len, inputs))), PAD)
-        for place, ids in enumerate(different.values()):
-            words[place, : len(ids)] = torch.from_numpy(ids)
-        cache = self._engine.model.new_cache(*words.shape)
-        hidden_BTD: Tensor = self._engine.model(words.to(self._engine.device), cache)
-        places = self._tensor([place_of[ids.tobytes()] for ids in inputs])
-        ends = self._tensor([len(ids) - 1 for ids in inputs])
+        hidden_ND, cache = self._engine.model.read([*map(torch.from_numpy, different.values())])
         if len(different) < len(inputs):
-            cache = cache.select(places)
-        return hidden_BTD[places, ends], cache
+            places = self._tensor([place_of[ids.tobytes()] for ids in inputs])
+            hidden_ND, cache = hidden_ND[places], cache.select(places)
+        return hidden_ND, cache
 
 
 def never_written(vocabulary: Vocabulary) -> Tensor:

@@ -6,6 +6,7 @@ A text that fits the block is seen whole. A longer one is cut as `evaluate` cuts
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -47,6 +48,12 @@ class Engine:
     """What a model sees at once, and how much context a part of a longer text has before it."""
     batch_tokens: int
     unit: Unit
+
+    @property
+    def longest(self) -> int:
+        """Tokens after which a growing text loses its beginning."""
+        is_endless = self.model.config.decoder.has_constant_state
+        return sys.maxsize if is_endless else self.blocks.block
 
     @property
     def precision(self) -> str:
@@ -92,7 +99,7 @@ class Engine:
     def hidden_after(self, prefixes: Sequence[Ids]) -> Tensor:
         """The vectors [N, D] from which the word after each prefix is predicted.
 
-        Of a prefix longer than the block, the last tokens are seen.
+        Of a prefix that is too long, the last tokens are seen.
         """
         inputs = [self.inputs(ids) for ids in prefixes]
         lengths = np.array([len(ids) for ids in inputs])
@@ -116,7 +123,7 @@ class Engine:
 
     def inputs(self, prefix: Ids) -> Ids:
         """What the model reads to predict what follows: `</s>`, then the prefix, or its end."""
-        return np.concatenate([[END], prefix]).astype(np.int64)[-self.blocks.block :]
+        return np.concatenate([[END], prefix]).astype(np.int64)[-self.longest :]
 
     def _last(self, inputs: Sequence[Ids], rows: NDArray[np.int64]) -> Tensor:
         lengths = torch.tensor([len(inputs[row]) for row in rows])

@@ -8,6 +8,7 @@ word that nothing follows costs only its score.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.text import Ids
-from zipflm.model.kv_cache import KeyValueCache, RaggedCache
+from zipflm.model.decoders.constant_state import RowStates
+from zipflm.model.kv_cache import KeyValueCache
 
 
 class State:
@@ -23,7 +25,7 @@ class State:
 
     __slots__ = ("_cache", "_hidden", "inputs")
 
-    def __init__(self, inputs: tuple[int, ...], cache: KeyValueCache | None) -> None:
+    def __init__(self, inputs: tuple[int, ...], cache: KeyValueCache | RowStates | None) -> None:
         self.inputs: tuple[int, ...] = inputs
         """Ids that the model sees: `</s>` and the text, or its end."""
         # Of all inputs but the last; with the last, once `_hidden` [D] is there, which predicts
@@ -61,7 +63,7 @@ def advance(
 
 def _after(engine: Engine, state: State, token: int) -> State:
     inputs = (*state.inputs, token)
-    if len(inputs) <= engine.blocks.block:
+    if len(inputs) <= engine.longest:
         return State(inputs, state._cache)
     return State(inputs[-max(engine.blocks.context, 1) :], None)
 
@@ -84,10 +86,9 @@ def _read_all(engine: Engine, state: State) -> None:
 
 
 def _read_last(engine: Engine, states: Sequence[State]) -> None:
-    together = RaggedCache()
+    together: Any = engine.model.new_ragged_cache()
     for state in states:
-        assert state._cache is not None
-        together.join(state._cache, [state._cache.length], len(state.inputs))
+        together.join(state._cache, [len(state.inputs) - 1], len(state.inputs))
     words = torch.tensor([[state.inputs[-1]] for state in states], device=engine.device)
     hidden = engine.model(words, together)[:, -1]
     for row, state in enumerate(states):

@@ -134,14 +134,14 @@ class _Pieces:
         with torch.inference_mode():
             self._cache = engine.model.new_cache(1, len(inputs) + MOST_PIECES)
             self._first = engine.model(words[None], self._cache)[0, -1]
-        self._length = len(inputs)
+        self._before: Any = self._cache.snapshot()
 
     @torch.inference_mode()
     def after(self, pieces: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[np.int32]]:
         """Of all pieces, in falling order, and their ids; small, because thousands may be kept."""
         hidden = self._first
         if pieces:
-            self._cache.truncate(self._length)
+            self._cache.restore(self._before)
             words = torch.tensor([pieces], device=self._engine.device)
             hidden = self._engine.model(words, self._cache)[0, -1]
         log_probs = require_numbers(self._engine.model.output.log_probs(hidden))

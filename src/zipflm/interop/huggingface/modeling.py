@@ -273,7 +273,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         with attention or nullcontext():
             embedded_BTD = self.model.input(inputs) if inputs_embeds is None else inputs
             past = view if is_eager or not view.is_plain else None
-            hidden_BTD: Tensor = self.model.decoder(
+            hidden_BTD, _ = self.model.decoder(
                 embedded_BTD, past, states if output_hidden_states else None
             )
         loss = None
