@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from zipflm.config import Config, require
 from zipflm.config.model import BY_LABEL
-from zipflm.presets import paper, small
+from zipflm.presets import paper, rivals, small
 from zipflm.presets.paper import SIZES as SIZES
 from zipflm.presets.small import MODERN_DECODER as MODERN_DECODER
 from zipflm.presets.variants import variants_of
@@ -63,7 +63,10 @@ def preset(
     (`variants` lists them).
     """
     is_of_the_paper = _choose("dataset", dataset, DATASETS).is_of_the_paper
-    _choose("factorization", factorization, BY_LABEL)
+    published = rivals.MODELS.get(dataset, {})
+    if factorization in published and size == "base" and variant is None:
+        return published[factorization]
+    _choose("factorization", factorization, {**BY_LABEL, **published})
     name = f"{dataset}/{factorization}" + ("" if size == "base" else f"/{size}")
     if is_of_the_paper:
         _choose("size", size, dict.fromkeys(SIZES))

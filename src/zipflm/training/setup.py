@@ -25,6 +25,7 @@ from zipflm.runs.load import empty_model, first_values
 from zipflm.runs.records import Place, TrainingState
 from zipflm.settings import to_dict
 from zipflm.training import distributed, optimizers, parallel, step
+from zipflm.training.carried_state import carried_state
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.metrics import Log, Tally
@@ -137,7 +138,13 @@ def in_updates(config: Config, data: DataFolder) -> Config:
     for end, block in (*training.stages, (1.0, config.batches.block)):
         blocks = replace(config.batches.blocks, block=block)
         tokens = data.tokens("train")
-        text = Batches(tokens, blocks, max_tokens=config.batches.tokens, shuffle=True)
+        text = Batches(
+            tokens,
+            blocks,
+            max_tokens=config.batches.tokens,
+            shuffle=True,
+            streams=training.tokens_per_update // block,
+        )
         batches = training.tokens_per_update / tokens_per_batch(config, block)
         epochs_per_update += (end - start) * batches / text.num_batches
         start = end
@@ -194,7 +201,7 @@ def check_processes(config: Config, process: Process) -> None:
 def tokens_per_batch(config: Config, block: int) -> int:
     """Tokens that go through a device at once: whole blocks, or an upper limit for sentences."""
     tokens = config.batches.tokens
-    return tokens // block * block if config.batches.break_mode == "none" else tokens
+    return tokens // block * block if config.batches.blocks.has_one_length else tokens
 
 
 def _batch(config: Config, block: int) -> str:
@@ -221,7 +228,7 @@ def overview(config: Config, process: Process) -> Iterator[str]:
 def _update_line(config: Config, process: Process, block: int) -> str:
     tokens = tokens_per_batch(config, block)
     number = f"{config.training.tokens_per_update:,} tokens per update"
-    if config.batches.break_mode != "none":
+    if not config.batches.blocks.has_one_length:
         number = f"at most {number}, padding included,"
     blocks = f" ({tokens // block} x {block})" if tokens != config.batches.tokens else ""
     return (
@@ -248,14 +255,14 @@ def build_learner(
     tables = parallel.share_tables(model, process, training.tables)
     scorer = step.Scorer(model)
     compilation = None
-    if training.compile:
+    if training.compile and config.decoder.is_compilable:
         # FSDP gathers the weights of one layer at a time, between layers, and tokens come to
         # sharded tables before the first and behind the last: not inside compiled code. Nor can
         # that return a sparse gradient.
         shards = parallel.shards(process, training.parallel) or bool(tables)
         by_layer = shards or config.input.has_sparse_gradients
         compilation = Compilation(
-            model.decoder.layers if by_layer else [scorer], config.batches.break_mode == "none"
+            model.decoder.layers if by_layer else [scorer], config.batches.blocks.has_one_length
         )
     accumulates = max(accumulation(config, process, block) for block in blocks_of(config)) > 1
 
@@ -279,6 +286,7 @@ def build_learner(
         ends_word=None if ends_word is None else ends_word.to(process.device),
         compilation=compilation,
         tables=[model.get_parameter(name) for name in tables],
+        carried=carried_state(config, model, process, config.batches.block),
     )
 
 
@@ -333,6 +341,9 @@ def begin(
         update, place, tally = state.update, state.place, _tally(state, counts_cpu)
         log.say(f"resuming after update {update}")
     stream = Stream(config, data.tokens("train"), process, place, block_at(config, update))
+    learner.carried = carried_state(config, model, process, stream.block)
+    if found is not None and learner.carried is not None:
+        learner.carried.load(found.stored_optimizer())
     run = Run(config, data, folder, process, learner, stream, tally, log, update)
     if isinstance(state, TrainingState):
         run.best_loss, run.since_best = state.best_loss, state.since_best

@@ -65,6 +65,11 @@ class Stream:
         return Place(*divmod(self._consumed, self._total), self._total)
 
     @property
+    def is_at_start(self) -> bool:
+        """Whether the next batch is the first of an epoch."""
+        return self._consumed % self._total == 0
+
+    @property
     def epochs(self) -> float:
         """Passes over the data so far."""
         return self._consumed / self._total
@@ -97,10 +102,11 @@ class _Share(Batches):
             max_tokens=config.batches.tokens,
             seed=config.training.seed,
             shuffle=True,
+            streams=config.training.tokens_per_update // block,
         )
         self._offset, self._stride = process.rank, process.world_size
         self._num_rows = config.batches.tokens // block
-        self._is_filled_up = config.training.compile and config.batches.break_mode == "none"
+        self._is_filled_up = config.training.compile and config.batches.blocks.has_one_length
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Without end; `start` counts the batches of all processes from the start of `epoch`."""

@@ -122,7 +122,8 @@ class RowStates:
     def drop(self, rows: Collection[int]) -> list[int]:
         """Forget these rows; the ones that are left, in order."""
         kept = [row for row in range(self.rows) if row not in rows]
-        self.tensors = self.select(torch.tensor(kept, device=self.tensors[0].device)).tensors
+        places = torch.tensor(kept, dtype=torch.int64, device=self.tensors[0].device)
+        self.tensors = self.select(places).tensors
         return kept
 
     def full(self, length: int) -> list[int]:
