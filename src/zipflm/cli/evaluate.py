@@ -68,8 +68,8 @@ def evaluate(
         str | None,
         typer.Option(
             "--break",
-            help="Cut at: none, complete (whole lines) or sentence (lines); the run's own unless "
-            "given.",
+            help="Cut at: none, complete (whole lines), sentence (lines) or stream (none, and "
+            "recurrent decoders carry their state on); the run's own unless given.",
         ),
     ] = None,
     batch_tokens: Annotated[

@@ -271,7 +271,7 @@ def score_split(
         _require_same_splitting(run, folder)
         _require_same_pieces(run, folder, split)
         folder.verify(split)
-        return _batches(folder, split, chosen)
+        return _batches(folder, split, chosen, share)
 
     chosen = options.resolved(run.config)
     batches = share.done_by_all(checked)
@@ -304,11 +304,13 @@ def score_split(
     )
 
 
-def _batches(folder: DataFolder, split: str, options: ResolvedOptions) -> Batches:
+def _batches(folder: DataFolder, split: str, options: ResolvedOptions, share: Share) -> Batches:
     tokens = folder.tokens(split)
     if len(tokens) == 0:
         raise ValueError(f"{folder.path}: the split {split} has no tokens; prepare it again")
-    return Batches(tokens, options.blocks, max_tokens=options.batch_tokens, shuffle=False)
+    size = options.batch_tokens
+    streams = size // options.blocks.block * share.world_size
+    return Batches(tokens, options.blocks, max_tokens=size, shuffle=False, streams=streams)
 
 
 def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, share: Share) -> None:
