@@ -1,6 +1,6 @@
 import numpy as np
 
-from zipflm.data.text_encoder import spellings
+from zipflm.data.encoding import spellings
 from zipflm.data.vocabulary import SPECIALS, Vocabulary
 
 

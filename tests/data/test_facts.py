@@ -19,18 +19,6 @@ def test_facts_survive_their_file(facts, tmp_path):
     assert facts.format == FORMAT and (facts.bpe is None) == (facts.unit == "word")
 
 
-def test_facts_of_the_time_of_shards_are_read_if_there_is_one(word_data, tmp_path):
-    values = to_dict(word_data.facts)
-    for split in values["splits"].values():
-        split |= {"shards": 1, "files_sha256": ""}
-    (tmp_path / "data.json").write_text(json.dumps(values))
-    assert read_facts(tmp_path) == word_data.facts
-    values["splits"]["train"]["shards"] = 2
-    (tmp_path / "data.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="splits.train.shards"):
-        read_facts(tmp_path)
-
-
 def test_a_folder_without_facts_is_no_data_folder(tmp_path):
     with pytest.raises(ValueError, match=f"^{tmp_path}: no data folder .*make one: zipflm prepare"):
         read_facts(tmp_path)

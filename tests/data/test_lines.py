@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from zipflm.config import Splitting
-from zipflm.data import text_encoder as module
+from zipflm.data import encoding as module
 from zipflm.data.bpe import Codes
 from zipflm.data.corpora import addresses
+from zipflm.data.encoding import EncodedWord, TextEncoder
 from zipflm.data.prepare import Options, prepare
-from zipflm.data.text_encoder import EncodedWord, TextEncoder
 from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 
 ODD = [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zipflm.config import Blocks
 from zipflm.data import token_file as module
 from zipflm.data.batches import Batches
-from zipflm.data.token_file import TokenArray, TokenFile, TokenWriter, smallest_type
+from zipflm.data.token_file import TokenArray, TokenFile, TokenWriter
 
 HASH = "ab" * 32
 
@@ -37,7 +37,6 @@ def test_what_is_written_is_read(tmp_path_factory, sentences):
     [(256, np.uint8), (257, np.uint16), (1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)],
 )
 def test_type_is_the_smallest_that_holds_every_id(tmp_path, size, dtype):
-    assert smallest_type(size) is dtype
     tokens = TokenFile(write(tmp_path / "x.tokens", [([size - 1], [1])], size))
     assert tokens.ids.dtype == dtype
     assert tokens.ids[0] == size - 1
@@ -73,13 +72,6 @@ def test_foreign_and_future_files_are_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(ValueError, match="version 9"):
         TokenFile(path)
-
-
-def test_other_vocabulary_is_refused_with_both_hashes(tmp_path):
-    tokens = TokenFile(write(tmp_path / "x.tokens", [([5, 2], [2])]))
-    tokens.require_vocabulary(HASH)
-    with pytest.raises(ValueError, match=f"{HASH}.*{'cd' * 32}"):
-        tokens.require_vocabulary("cd" * 32)
 
 
 def test_an_interrupted_writer_leaves_no_readable_file(tmp_path):

@@ -23,7 +23,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.scan import LINE_END, Progress, Rename, Scan, ScannedChunk, place_type
+from zipflm.data.scan import LINE_END, Progress, Rename, Scan, ScannedChunk
 from zipflm.data.text import chunks, is_stored, shown
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.messages import quoted
@@ -229,7 +229,7 @@ def _scan_stretch(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
     line_ends = ends + np.arange(len(ends))
     is_id = np.ones(len(ids) + len(ends), dtype=np.bool_)
     is_id[line_ends] = False
-    places = np.zeros(len(is_id), dtype=place_type(len(distinct) + 1))
+    places = np.zeros(len(is_id), dtype=np.min_scalar_type(len(distinct)))
     places[is_id] = numbers + 1
     words = " ".join([LINE_END, *map(str, distinct.tolist())])
     counts = np.bincount(places, minlength=len(distinct) + 1)

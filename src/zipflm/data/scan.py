@@ -31,7 +31,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import PLAIN, Splitting
-from zipflm.data.encoding import concatenated
 from zipflm.data.splitting import Splitter
 from zipflm.data.text import CHUNK_BYTES, UTF_8, Chunk, chunks, encoding_hint
 
@@ -55,7 +54,7 @@ class ScannedChunk:
     """The chunk's words, the end of a line first, joined by spaces."""
     counts: NDArray[np.int64]
     places: NDArray[Any]
-    """The chunk as places among its words, in 2 or 4 bytes each."""
+    """The chunk as places among its words, in the smallest integer type."""
     num_unsplit: int
     """Tokens and line ends as white space alone separates them."""
 
@@ -131,7 +130,7 @@ def scan(
     encoding: str = UTF_8,
     splitting: Splitting = PLAIN,
     chunk_bytes: int = CHUNK_BYTES,
-    progress: Progress = lambda stored_bytes: None,
+    progress: Progress = lambda consumed: None,
 ) -> None:
     """Scan sources in order."""
     task = partial(scan_chunk, errors=errors, splitting=splitting)
@@ -159,12 +158,8 @@ def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> Sc
     if not splitting.is_plain:
         joined, numbers = _split_tokens(joined.split(" "), numbers, _splitter(splitting))
     counts = np.bincount(numbers)
-    return ScannedChunk(joined, counts, numbers.astype(place_type(len(counts))), num_unsplit)
-
-
-def place_type(num_words: int) -> type[np.unsignedinteger[Any]]:
-    """The integer type for places among this many words."""
-    return np.uint16 if num_words <= 1 << 16 else np.uint32
+    places = numbers.astype(np.min_scalar_type(len(counts)))
+    return ScannedChunk(joined, counts, places, num_unsplit)
 
 
 def _numbering(first: _Word) -> defaultdict[_Word, int]:
@@ -198,6 +193,15 @@ def _split_tokens(
     starts = np.cumsum(spans) - spans
     split, _ = concatenated(np.array(flat, np.uint32), starts[numbers], spans[numbers])
     return " ".join(table), split
+
+
+def concatenated(
+    flat: NDArray[np.uint32], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Stretches of `flat` one behind the other, and the position behind each."""
+    ends = np.cumsum(lengths)
+    first = np.repeat(starts - (ends - lengths), lengths)
+    return flat[first + np.arange(len(first))], ends
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,7 @@ import pytest
 
 from zipflm.config import PLAIN, Splitting
 from zipflm.data.bpe import Codes
-from zipflm.data.text_encoder import TextEncoder
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.interop.huggingface.config import TextFacts, parsed
 from zipflm.settings import to_dict

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from zipflm.config import Splitting
 from zipflm.data.bpe import Codes
-from zipflm.data.text_encoder import TextEncoder
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.interop.huggingface import ZipfTokenizer
 from zipflm.language.text import TextReader

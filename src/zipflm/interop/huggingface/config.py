@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig
 
 from zipflm.config import Config, Splitting
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
-from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import END, PAD
 from zipflm.messages import quoted
 from zipflm.presets import preset

@@ -17,8 +17,8 @@ from transformers.utils import logging
 
 from zipflm import __version__
 from zipflm.config import Config
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import VOCABULARY_FILE
-from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import END, FILLER, SPECIALS, Vocabulary
 from zipflm.interop.huggingface.config import TextFacts, ZipfConfig, parsed
 from zipflm.interop.huggingface.modeling import ZipfForCausalLM

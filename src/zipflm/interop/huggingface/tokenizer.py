@@ -32,8 +32,8 @@ from transformers import PreTrainedTokenizerFast
 
 from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data.bpe import Codes, join
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
-from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import BEGIN, CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.interop.huggingface.config import TextFacts, parsed
 from zipflm.messages import quoted, require_file

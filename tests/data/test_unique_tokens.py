@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.distinct_words import distinct_words
+from zipflm.data.batches import unique_tokens
 
 
 @given(
@@ -12,7 +12,7 @@ from zipflm.distinct_words import distinct_words
 )
 def test_every_word_is_found_at_its_place(words, least):
     text = torch.tensor([words])
-    found = distinct_words(text, least)
+    found = unique_tokens(text, least)
     assert torch.equal(found.ids_U[found.places_BT], text)
     assert found.shape == text.shape
     number = len(set(words))
@@ -23,8 +23,8 @@ def test_every_word_is_found_at_its_place(words, least):
 @pytest.mark.parametrize(("distinct", "size"), [(1, 64), (56, 64), (57, 128), (1000, 1152)])
 def test_sizes_are_sixteenths_of_the_text_with_some_room(distinct, size):
     words = torch.arange(1024).clamp(max=distinct - 1).view(4, 256)
-    assert len(distinct_words(words).ids_U) == size
+    assert len(unique_tokens(words).ids_U) == size
 
 
 def test_a_size_that_was_needed_once_is_kept():
-    assert len(distinct_words(torch.zeros(4, 256, dtype=torch.int64), least=192).ids_U) == 192
+    assert len(unique_tokens(torch.zeros(4, 256, dtype=torch.int64), least=192).ids_U) == 192
