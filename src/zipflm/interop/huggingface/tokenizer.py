@@ -107,7 +107,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
                     f"{' or '.join(choices)}; leave it out"
                 )
         super().__init__(**(kwargs | fixed))
-        self._read_as_the_run_does()
+        self._attach()
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -142,7 +142,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
             ids = words[:-1] if words[-1:] == [END] else words
             ids = ids if goes_on else ids[1:]
         names = [self.vocabulary.words[id] for id in ids]
-        return "".join(self._writing.parts(names, goes_on=goes_on))
+        return "".join(self._detokenizer.parts(names, goes_on=goes_on))
 
     def _save_pretrained(
         self,
@@ -188,18 +188,18 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.add_special_tokens([SPECIALS[i] for i in (END, PAD, UNKNOWN)])
         self.update_post_processor()
-        self._read_as_the_run_does()
+        self._attach()
 
-    def _read_as_the_run_does(self) -> None:
-        self._tokenizer.pre_tokenizer = PreTokenizer.custom(_Reading(self.text_encoder))
-        self._tokenizer.decoder = Decoder.custom(self._writing)
+    def _attach(self) -> None:
+        self._tokenizer.pre_tokenizer = PreTokenizer.custom(_PreTokenizer(self.text_encoder))
+        self._tokenizer.decoder = Decoder.custom(self._detokenizer)
 
     @property
-    def _writing(self) -> _Writing:
-        return _Writing(self.text_encoder, self.unit)
+    def _detokenizer(self) -> _Detokenizer:
+        return _Detokenizer(self.text_encoder, self.unit)
 
 
-class _Reading:
+class _PreTokenizer:
     """Cuts a text into what has one id each, under the names of the vocabulary.
 
     Into lines, then at white space, which the library does fast, and only then into words: these
@@ -253,7 +253,7 @@ def _slice(text: NormalizedString, start: int, end: int) -> NormalizedString:
     return part
 
 
-class _Writing:
+class _Detokenizer:
     """Makes readable text of the names of ids."""
 
     def __init__(self, encoder: TextEncoder, unit: Unit) -> None:
