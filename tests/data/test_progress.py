@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from zipflm.config import Splitting
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, doubts, prepare, progress_bar, summary
 
@@ -34,22 +33,6 @@ def test_a_terminal_shows_each_task_with_its_share(monkeypatch):
 
 def test_elsewhere_nothing_is_shown(monkeypatch):
     assert shown(monkeypatch, io.StringIO()) == ""
-
-
-def test_the_summary_has_every_split_with_its_counts(word_data):
-    head, train, valid, words = summary(word_data).splitlines()
-    assert "words are what spaces separate" in words
-    facts = word_data.facts
-    assert head == (
-        f"{word_data.path}: {facts.vocabulary.size} ids (word), hash {facts.vocabulary.hash[:16]}"
-    )
-    for line, name in ((train, "train"), (valid, "valid")):
-        split = word_data.split(name)
-        assert line.split() == [
-            *(name, "1", "file", f"{split.tokens:,}", "tokens", str(split.sentences), "sentences"),
-            *(str(split.types), "types", f"{100 * split.unknown / split.tokens:.2f}", "%"),
-            "unknown",
-        ]
 
 
 @pytest.mark.parametrize(("asked", "said"), [(40, False), (41, True)])
@@ -99,8 +82,3 @@ def test_a_line_as_long_as_a_library_is_doubtful(tmp_path, monkeypatch):
 def _new(folder):
     (folder / "new").mkdir()
     return folder / "new"
-
-
-def test_only_words_between_spaces_are_explained(tmp_path):
-    made = folder_of(tmp_path, "a\n", splitting=Splitting("words"))
-    assert "spaces separate" not in summary(made)

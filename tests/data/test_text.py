@@ -235,15 +235,6 @@ def test_globs_are_expanded_and_sorted(tmp_path, store):
         expand(["memory://part"])
 
 
-def test_a_folder_from_urls_is_that_from_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("zipflm.data.prepare.CHUNK_BYTES", 1000)
-    (tmp_path / "x.txt").write_bytes(TEXT.encode())
-    prepare(tmp_path / "ours", {"train": [f"file://{tmp_path}/x.txt"]}, processes=2)
-    prepare(tmp_path / "theirs", {"train": [tmp_path / "x.txt"]})
-    for path in (tmp_path / "theirs").iterdir():
-        assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes()
-
-
 def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(ValueError, match="^s3://bucket/x.txt: Install s3fs"):

@@ -4,14 +4,25 @@ import io
 import tarfile
 import threading
 import zipfile
+from collections import Counter
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zipflm.config import Splitting
 from zipflm.data import corpora
-from zipflm.data.corpora import CORPORA, Address, corpus_texts, fetch
+from zipflm.data.corpora import (
+    CORPORA,
+    Address,
+    addresses,
+    corpus_texts,
+    fetch,
+    sentences,
+    split_of,
+)
 from zipflm.data.prepare import Options, prepare_by_name
 
 
@@ -117,11 +128,6 @@ def test_damaged_archive_is_named(offline, tmp_path, data):
         prepare_by_name(tmp_path / "d", "wikitext-2", cache=cache)
 
 
-def test_unknown_corpus_is_refused_with_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match="state-of-the-union, wikitext-2, wikitext-103"):
-        prepare_by_name(tmp_path / "d", "wikitext-3", cache=tmp_path)
-
-
 def test_embedded_corpus_has_the_tokens_that_results_refer_to(tmp_path):
     """The rules for tokens and sentences are part of what results on this corpus mean."""
     folder = prepare_by_name(tmp_path / "d", "state-of-the-union")
@@ -202,3 +208,54 @@ def test_a_wrong_file_put_there_by_hand_is_refused(tmp_path):
     (tmp_path / "x.zip").write_bytes(b"?")
     with pytest.raises(ValueError, match=f"expected {DIGEST}"):
         fetch(tmp_path / "x.zip", [], DIGEST)
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return list(addresses())
+
+
+def test_every_address_is_there_in_the_order_of_time(everything):
+    assert len(everything) == 233
+    years = [address.year for address in everything]
+    assert (years[0], years[-1]) == (1790, 2021) and years == sorted(years)
+    assert everything[0].speaker == "George Washington"
+    assert all(address.text.strip() and address.speaker for address in everything)
+    assert not any("&quot;" in address.text or "&mdash;" in address.text for address in everything)
+
+
+def test_each_split_has_addresses_of_all_times():
+    splits = [split_of(number) for number in range(233)]
+    assert Counter(splits) == {"train": 210, "valid": 12, "test": 11}
+    for held_out in ("valid", "test"):
+        places = [number for number, split in enumerate(splits) if split == held_out]
+        assert {later - earlier for earlier, later in zip(places, places[1:], strict=False)} == {20}
+
+
+def without_spaces(text):
+    return "".join(text.split())
+
+
+@given(st.lists(st.sampled_from(["Mr.", "U.S.", " ", "a", "I", ".", '"', ")", "1,2", "\u2014"])))
+def test_no_character_of_any_text_is_lost_and_no_sentence_is_empty(parts):
+    found = list(sentences("".join(parts)))
+    assert without_spaces("".join(found)) == without_spaces("".join(parts))
+    assert all(sentence == " ".join(sentence.split()) != "" for sentence in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("Mr. J. Q. Adams spoke. So did I.", ["Mr. J. Q. Adams spoke .", "So did I ."]),
+        ('He said: "Go!" They went.', ['He said : " Go ! "', "They went ."]),
+        (
+            "In the U.S. Senate, e.g., it rose 1,234.5 percent.",
+            ["In the U.S. Senate , e . g . , it rose 1,234.5 percent ."],
+        ),
+        ("It's well-known\u2014isn't it?", ["It's well-known \u2014 isn't it ?"]),
+        ("No end", ["No end"]),
+        ("", []),
+    ],
+)
+def test_sentences_end_where_a_reader_ends_them(text, wanted):
+    assert list(sentences(text)) == wanted
