@@ -16,7 +16,6 @@ from zipflm.config import Splitting
 from zipflm.data import corpora
 from zipflm.data.corpora import (
     CORPORA,
-    Address,
     addresses,
     corpus_texts,
     fetch,
@@ -77,8 +76,7 @@ def test_full_temporary_disk_is_named(tmp_path, monkeypatch):
     def write_text(self, *arguments, **keywords):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    address = Address(1790, "Washington", "Fellow citizens.")
-    monkeypatch.setattr(corpora, "addresses", lambda: [address] * 20)
+    monkeypatch.setattr(corpora, "addresses", lambda: ["Fellow citizens."] * 20)
     monkeypatch.setattr("pathlib.Path.write_text", write_text)
     with pytest.raises(OSError, match=r"zipflm-\w+: No space left on device .* TMPDIR"):
         prepare_by_name(tmp_path / "d", "state-of-the-union")
@@ -210,18 +208,10 @@ def test_a_wrong_file_put_there_by_hand_is_refused(tmp_path):
         fetch(tmp_path / "x.zip", [], DIGEST)
 
 
-@pytest.fixture(scope="module")
-def everything():
-    return list(addresses())
-
-
-def test_every_address_is_there_in_the_order_of_time(everything):
-    assert len(everything) == 233
-    years = [address.year for address in everything]
-    assert (years[0], years[-1]) == (1790, 2021) and years == sorted(years)
-    assert everything[0].speaker == "George Washington"
-    assert all(address.text.strip() and address.speaker for address in everything)
-    assert not any("&quot;" in address.text or "&mdash;" in address.text for address in everything)
+def test_every_address_is_there():
+    everything = list(addresses())
+    assert len(everything) == 233 and all(map(str.strip, everything))
+    assert not any("&quot;" in address or "&mdash;" in address for address in everything)
 
 
 def test_each_split_has_addresses_of_all_times():

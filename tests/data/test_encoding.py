@@ -88,7 +88,7 @@ ODD = [
 
 def text_lines():
     for address in islice(addresses(), 0, 233, 20):
-        words = address.text.split()
+        words = address.split()
         yield from (" ".join(words[i : i + 60]) for i in range(0, len(words), 60))
     yield from ODD
 

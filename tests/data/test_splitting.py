@@ -45,7 +45,7 @@ def split(rule, text, lowercase=False):
 def spoken():
     """Sentences of every fourth of the embedded addresses, roughly, as they were written."""
     for address in islice(addresses(), 0, None, 4):
-        for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", address.text):
+        for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", address):
             yield " ".join(sentence.split())
 
 

@@ -79,14 +79,6 @@ def test_ids_are_those_of_the_run(splitting, unit, text):
     assert tokenizer(text, add_special_tokens=False).input_ids == expected
 
 
-def test_a_last_line_end_ends_the_text_as_a_line_that_is_scored():
-    reader = TextReader(ENCODERS[RULES[0], "word"], "word")
-    for text in ("The cat's on", "The\ncat's"):
-        whole = TOKENIZERS[RULES[0], "word"](text + "\n").input_ids
-        assert whole == [2, *reader.text(text).ids.tolist()]
-    assert TOKENIZERS[RULES[0], "word"]("").input_ids == [2]
-
-
 @pytest.mark.parametrize("unit", ["word", "bpe"])
 @pytest.mark.parametrize("splitting", RULES, ids=str)
 def test_offsets_are_the_places_of_words_and_of_their_pieces(splitting, unit):
