@@ -209,11 +209,6 @@ def test_text_and_arrays_do_not_mix_in_a_split(tmp_path):
         prepare(tmp_path / "d", {"train": both}, Options(ids=True))
 
 
-def test_arrays_are_no_text(tmp_path):
-    with pytest.raises(ValueError, match="an array, not text; .* --ids"):
-        prepare(tmp_path / "d", {"train": [as_rows(tmp_path / "b.npy", [[1]])]})
-
-
 def zipflm(*arguments):
     command = [sys.executable, "-m", "zipflm", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -230,10 +225,3 @@ def test_the_command_takes_ids_with_names_and_held_out_files(tmp_path):
     data = DataFolder.open(tmp_path / "d")
     assert sequences_of(data) == [["one", "two"], ["two", "zero"]]
     assert sequences_of(data, "valid") == [["two", "two"]]
-
-
-def test_the_command_refuses_text_beside_ids(tmp_path):
-    files = as_rows(tmp_path / "a.npy", [[1]]), as_rows(tmp_path / "b.npy", [[2]])
-    done = zipflm("prepare", "--ids", *files, "--out", tmp_path / "d")
-    assert done.returncode == 2 and "b.npy: text or --ids, not both" in done.stderr
-    assert len(done.stderr.splitlines()) == 1

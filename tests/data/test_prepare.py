@@ -1,5 +1,7 @@
 import gzip
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ from zipflm.config import Splitting
 from zipflm.data import prepare as module
 from zipflm.data.bpe import join
 from zipflm.data.folder import DataFolder
-from zipflm.data.prepare import Options, prepare
+from zipflm.data.prepare import Options, doubts, prepare, progress_bar, summary
 from zipflm.data.vocabulary import Vocabulary
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
@@ -161,13 +163,6 @@ def test_given_vocabulary_may_be_compressed(tmp_path):
     assert folder.vocabulary == Vocabulary.load(GOLDEN / "dict.txt")
 
 
-def test_given_vocabulary_is_read_before_the_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_read", lambda *arguments: pytest.fail("text was read"))
-    (tmp_path / "v.txt").write_text("a 1\nb 2\n")
-    with pytest.raises(ValueError, match="line 2"):
-        prepare(tmp_path / "d", TEXTS, Options(vocabulary=tmp_path / "v.txt"))
-
-
 def test_the_folder_one_is_in_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "_read", lambda *arguments: pytest.fail("text was read"))
@@ -237,3 +232,61 @@ def test_a_vocabulary_with_an_unk_of_its_own_counts_what_it_lacks(tmp_path):
     options = Options(vocabulary=tmp_path / "dict.txt")
     facts = prepare(tmp_path / "d", {"test": [tmp_path / "test.txt"]}, options).facts.splits["test"]
     assert (facts.unknown, facts.out_of_vocabulary) == (1, 1)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("asked", "said"), [(40, False), (41, True)])
+def test_fewer_merges_than_asked_for_are_said(bpe_data, asked, said):
+    assert bpe_data.facts.bpe.merges == 40
+    facts = replace(bpe_data.facts, options=replace(bpe_data.facts.options, bpe=asked))
+    text = summary(DataFolder(bpe_data.path, facts, bpe_data.vocabulary))
+    assert ("merges learned" in text) == said
+    assert ("40 merges learned of 41: no other pair occurs twice" in text) == said
+
+
+@pytest.mark.parametrize("kind", [Terminal, io.StringIO])
+def test_a_terminal_shows_rates_and_a_bar_for_each_task_and_a_file_nothing(monkeypatch, kind):
+    stream = kind()
+    monkeypatch.setattr("sys.stderr", stream)
+    for name, value in {"COLUMNS": "100", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    with progress_bar("tokens") as report:
+        for done in (5, 5, 3):
+            report("scoring test", done, 10)
+    if kind is io.StringIO:
+        assert stream.getvalue() == ""
+        return
+    last = stream.getvalue()[stream.getvalue().rindex("\x1b[2K") :]
+    assert "tokens/s" in last and "100 %" in stream.getvalue() and " 30 %" in last
+
+
+def folder_of(tmp_path, valid, **options):
+    (tmp_path / "train.txt").write_text("a b c\n" * 20)
+    (tmp_path / "valid.txt").write_text(valid)
+    splits = {"train": [tmp_path / "train.txt"], "valid": [tmp_path / "valid.txt"]}
+    return prepare(tmp_path / "data", splits, Options(**options))
+
+
+@pytest.mark.parametrize(("strange", "is_said"), [(0, False), (5, False), (6, True)])
+def test_a_held_out_text_of_unknown_words_is_doubtful(tmp_path, strange, is_said):
+    """Of a hundred words and line ends."""
+    line = " ".join(["a"] * (99 - strange) + ["x"] * strange)
+    said = list(doubts(folder_of(tmp_path, f"{line}\n")))
+    assert len(said) == is_said
+    assert not is_said or said[0].startswith("6.0% of the words of the valid text are unknown")
+
+
+def test_a_line_as_long_as_a_library_is_doubtful(tmp_path, monkeypatch):
+    monkeypatch.setattr("zipflm.data.prepare._LONGEST_LINE", 50)
+    assert list(doubts(folder_of(tmp_path, "a " * 49))) == []
+    (said,) = doubts(folder_of(_new(tmp_path), "a " * 50))
+    assert said.startswith("the valid text has a line of 51 words") and "line ends missing" in said
+
+
+def _new(folder):
+    (folder / "new").mkdir()
+    return folder / "new"

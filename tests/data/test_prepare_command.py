@@ -111,6 +111,7 @@ def bad_lines():
         "vocabulary": b"a 1\nb 2\n",
         "duplicate": b"b 2\nb 2\n",
         "codes": b"a b c\n",
+        "array.npy": b"\x93NUMPY",
     }
 
 
@@ -134,6 +135,8 @@ def bad_lines():
         (["{train}", "--scheduler", "local"], "--scheduler local: goes with --engine dask"),
         (["nonsense://x"], "nonsense://x: .*texts are files, or URLs such as s3://"),
         (["{train}", "--corpus", "wikitext-2"], "leave out the others"),
+        (["{train}", "--ids", "x.npy"], "train.txt: text or --ids, not both"),
+        (["{array.npy}"], "array.npy: an array, not text; .* --ids"),
         (["--corpus", "wikitext-4"], "choose from state-of-the-union"),
         ([], "no training text"),
     ],
@@ -141,13 +144,13 @@ def bad_lines():
 def test_bad_input_is_one_clear_line_and_status_2(
     tmp_path, monkeypatch, capsys, arguments, message
 ):
-    names = {"train": str(TEXT / "train.txt")}
+    names = {"{train}": str(TEXT / "train.txt")}
     for name, data in bad_lines().items():
-        names[name] = str(tmp_path / name)
+        names[f"{{{name}}}"] = str(tmp_path / name)
         if f"{{{name}}}" in arguments:
-            Path(names[name]).write_bytes(data)
+            (tmp_path / name).write_bytes(data)
     before = sorted(tmp_path.rglob("*"))
-    filled = [argument.format(**names) for argument in arguments]
+    filled = [names.get(argument, argument) for argument in arguments]
     command = ["zipflm", "prepare", *filled, "--out", str(tmp_path / "new" / "d")]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as ended:

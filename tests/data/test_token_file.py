@@ -87,34 +87,14 @@ def batches(tokens, mode="none"):
     return Batches(tokens, Blocks(break_mode=mode, block=4), max_tokens=8, shuffle=False)
 
 
-OFFSETS = {
-    "does not start at 0": [1, 2, 5, 6],
-    "ends too early": [0, 2, 5, 5],
-    "ends too late": [0, 2, 5, 7],
-    "falls": [0, 5, 2, 6],
-}
-
-
-@pytest.mark.parametrize("mode", ["complete", "sentence"])
-@pytest.mark.parametrize("fault", OFFSETS)
-def test_wrong_offsets_are_refused_before_they_ask_for_a_batch(tmp_path, fault, mode):
-    path = write(tmp_path / "x.tokens", [([7, 2, 8, 9, 2, 2], [2, 5, 6])])
-    assert len(batches(TokenFile(path), mode)) > 0
-    data = path.read_bytes()
-    path.write_bytes(data[:-32] + np.array(OFFSETS[fault], dtype="<u8").tobytes())
-    with pytest.raises(ValueError, match=rf"^{path}: damaged: its sentences do not follow"):
-        batches(TokenFile(path), mode)
-    assert len(batches(TokenFile(path))) > 0  # blocks do not need them
-
-
-@pytest.mark.parametrize("wrong", range(1, 7))
+@pytest.mark.parametrize("wrong", range(8))
 def test_a_wrong_offset_is_found_wherever_it_stands(tmp_path, monkeypatch, wrong):
     """Also where it is compared with one of another piece."""
     monkeypatch.setattr(module, "_COMPARED", 2)
     path = write(tmp_path / "x.tokens", [([7, 2] * 7, [2, 4, 6, 8, 10, 12, 14])])
     assert TokenFile(path).offsets.tolist() == list(range(0, 15, 2))
     data = bytearray(path.read_bytes())
-    data[-8 * (8 - wrong)] -= 2
+    data[-8 * (8 - wrong)] ^= 254
     path.write_bytes(data)
     with pytest.raises(ValueError, match="damaged"):
         _ = TokenFile(path).offsets

@@ -18,7 +18,6 @@ from interop.fairseq_models import MODELS, SIZE, build, require_same
 from zipflm.config import PLAIN, Splitting
 from zipflm.data.bpe import Codes
 from zipflm.interop.fairseq import import_run, model_weights, read_model
-from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import load_run
 from zipflm.runs.records import ImportedState
 
@@ -204,20 +203,12 @@ def test_the_run_holds_the_model_that_was_read(checkpoint, tmp_path):
     expected = read_model(checkpoint, DICT)
     loaded = load_run(tmp_path / "run")
     assert loaded.config == model.config == expected.config
+    state = ImportedState(update=60, imported_from=str(checkpoint))  # which cannot be resumed
+    assert loaded.checkpoint.state() == state
     assert loaded.vocabulary == expected.vocabulary and loaded.codes is None
     weights = loaded.model.state_dict()
     assert weights.keys() == expected.weights.keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.weights.items())
-
-
-def test_it_says_where_it_came_from_and_cannot_be_resumed(tmp_path):
-    model = import_run(NEWEST, DICT, tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
-    (checkpoint,) = run.checkpoints()
-    assert checkpoint.state() == ImportedState(update=60, imported_from=str(NEWEST))
-    assert checkpoint.update == model.updates == 60
-    assert run.config() == model.config and run.versions() is None and run.log() == []
-    checkpoint.verify()
 
 
 def test_codes_make_it_a_model_of_sub_words_that_can_split_a_text(tmp_path):

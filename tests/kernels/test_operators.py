@@ -9,12 +9,12 @@ from zipflm.kernels import checked_ids, linear_nll, linear_nll_chunked
 from zipflm.kernels.operators import can_skip_dispatch
 
 
-def test_values_alone_are_nobodys_to_look_at():
+def test_plain_values_can_skip_dispatch():
     assert can_skip_dispatch(torch.zeros(2), torch.tensor([1]))
     assert can_skip_dispatch()
 
 
-def test_a_gradient_looks_unless_none_is_wanted():
+def test_a_gradient_needs_dispatch_unless_none_is_wanted():
     weight = nn.Parameter(torch.zeros(2))
     assert not can_skip_dispatch(torch.zeros(2), weight)
     with torch.no_grad():
@@ -23,7 +23,7 @@ def test_a_gradient_looks_unless_none_is_wanted():
         assert can_skip_dispatch(weight)
 
 
-def test_compilers_and_tensors_without_values_look():
+def test_compilers_and_tensors_without_values_need_dispatch():
     look = torch.compile(lambda x: x + int(can_skip_dispatch(x)), backend="eager", fullgraph=True)
     assert look(torch.zeros(1)).item() == 0
     with FakeTensorMode():
@@ -43,7 +43,7 @@ def test_with_and_without_a_gradient_the_loss_is_the_same(dtype):
     assert torch.equal(seen, unseen)
 
 
-def test_ids_that_can_skip_dispatch_at_are_a_copy_too():
+def test_checked_ids_are_a_copy():
     ids = torch.tensor([1, 2])
     checked_ids("words", ids, 3)[0] = 0
     assert ids.tolist() == [1, 2]

@@ -138,18 +138,20 @@ def scan_arrays(sources: Iterable[str], into: Scan, progress: Progress) -> None:
 
 
 def _load(source: str) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]:
-    """The array of a file, or ids and offsets, of integers; nothing in the file is executed."""
+    """The rows of a file, or its ids and offsets, of integers; nothing in the file is executed."""
     if source.endswith(".npy"):
         with _by_numpy(source):
             array = np.lib.format.open_memmap(source, mode="r")
-        return _integers(source, array)
+        _require_integers(source, array)
+        return array if array.ndim == 2 else (array, np.array([0, len(array)]))
     needed = ("ids", "offsets")
     with _by_numpy(source), open(source, "rb") as file, np.load(file, allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in needed if name in stored}
     missing = set(needed) - set(arrays)
     if missing:
         raise ValueError(f"{source}: no array {min(missing)!r}; save ids and offsets")
-    ids, offsets = (_integers(source, arrays[name]) for name in needed)
+    ids, offsets = (arrays[name] for name in needed)
+    _require_integers(source, ids, offsets)
     _require_offsets(source, ids, offsets)
     return ids, offsets
 
@@ -165,16 +167,16 @@ def _by_numpy(source: str) -> Iterator[None]:
         ) from None
 
 
-def _integers(source: str, array: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype.kind not in "iu":
-        raise ValueError(
-            f"{source}: numbers of type {array.dtype}; {_WHOLE}: save array.astype(numpy.int64)"
-        )
-    if array.ndim not in (1, 2):
-        raise ValueError(f"{source}: an array of {array.ndim} dimensions; give one or two")
-    if not array.size:
-        raise ValueError(f"{source}: empty")
-    return array
+def _require_integers(source: str, *arrays: NDArray[Any]) -> None:
+    for array in arrays:
+        if array.dtype.kind not in "iu":
+            raise ValueError(
+                f"{source}: numbers of type {array.dtype}; {_WHOLE}: save array.astype(numpy.int64)"
+            )
+        if array.ndim not in (1, 2):
+            raise ValueError(f"{source}: an array of {array.ndim} dimensions; give one or two")
+        if not array.size:
+            raise ValueError(f"{source}: empty")
 
 
 def _require_offsets(source: str, ids: NDArray[Any], offsets: NDArray[Any]) -> None:
@@ -203,9 +205,6 @@ def _stretches(
             _require_positive(source, stretch, int(start))
             yield stretch, ends[first:last] - start
             first = last
-    elif loaded.ndim == 1:
-        _require_positive(source, loaded, 0)
-        yield loaded, np.array([len(loaded)])
     else:
         rows = max(1, _CHUNK_IDS // loaded.shape[1])
         for first in range(0, len(loaded), rows):

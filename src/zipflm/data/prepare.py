@@ -237,8 +237,8 @@ def prepare(
             _check_sizes(scans, expected or {})
             if options.bpe is not None:
                 report("learning sub-words", 0, None)
-                codes = Codes.learn(_counts(scans["train"]), options.bpe)
-            vocabulary = given or _vocabulary(options, codes, _counts(scans["train"]))
+                codes = Codes.learn(scans["train"].word_counts(), options.bpe)
+            vocabulary = given or _vocabulary(options, codes, scans["train"].word_counts())
             split_facts = {
                 split: _write_split(folder, split, texts, scans[split], vocabulary, codes, report)
                 for split, texts in sources.items()
@@ -373,11 +373,6 @@ def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None
             )
 
 
-def _counts(scanned: Scan) -> dict[str, int]:
-    """The different words and their counts, line ends left out."""
-    return dict(zip(scanned.words[1:], scanned.counts[1:].tolist(), strict=True))
-
-
 def _vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:
     if codes is not None:
         counts = _piece_counts(codes, counts)
@@ -422,7 +417,7 @@ def _write_split(
             blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
             report(f"writing {split}", 4 * len(places), 4 * num_words)
     letters = continued = spelt_unknown = 0
-    for word, count in zip(words[1:], scanned.counts[1:].tolist(), strict=True):
+    for word, count in scanned.word_counts().items():
         letters += count * (len(word) if word.isascii() else len(word.encode()))
         if word.endswith(CONTINUES):
             continued += count
@@ -472,7 +467,9 @@ def _facts(
             ids=options.ids,
             names=_name(options.names),
         ),
-        bpe=None if codes is None else _codes_facts(codes),
+        bpe=None
+        if codes is None
+        else CodesFacts(file=CODES_FILE, merges=len(codes.merges), hash=codes.hash),
     )
 
 
@@ -480,7 +477,3 @@ def _name(source: Text | Vocabulary | Codes | None) -> str | None:
     if isinstance(source, Vocabulary | Codes):
         return f"loaded, hash {source.hash}"
     return None if source is None else str(source)
-
-
-def _codes_facts(codes: Codes) -> CodesFacts:
-    return CodesFacts(file=CODES_FILE, merges=len(codes.merges), hash=codes.hash)

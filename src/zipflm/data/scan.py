@@ -102,6 +102,10 @@ class Scan:
     def counts(self) -> NDArray[np.int64]:
         return self._counts[: len(self._index)]
 
+    def word_counts(self) -> dict[str, int]:
+        """The different words and their counts, without line ends."""
+        return dict(zip(self.words[1:], self.counts[1:].tolist(), strict=True))
+
     @property
     def num_tokens(self) -> int:
         return int(self.counts.sum())

@@ -49,8 +49,9 @@ _WHEN_ABSENT: dict[str, Any] = {
     "character_embeddings": False,
     "share_decoder_input_output_embed": False,
 }
-_SIZES = ("decoder_embed_dim", "decoder_layers")
-_SIZES += ("decoder_attention_heads", "decoder_ffn_embed_dim")
+_SIZES = (
+    *("decoder_embed_dim", "decoder_layers", "decoder_attention_heads", "decoder_ffn_embed_dim"),
+)
 _REQUIRED = (*_SIZES, "dropout", "attention_dropout")
 _REQUIRED_BY_CHARACTERS = (
     "character_filters",

@@ -39,8 +39,11 @@ _SPELLINGS = "input.spellings_VC"
 def model_card(run: LoadedRun, state: State, versions: Versions | None) -> str:
     """The README.md of an exported run: what the run recorded of these very weights."""
     config = run.config
-    is_imported = isinstance(state, ImportedState)
-    valid = None if isinstance(state, ImportedState) else state.valid
+    imported, valid = None, None
+    if isinstance(state, ImportedState):
+        imported = Path(state.imported_from).name  # the path would tell of a disk, not of the model
+    else:
+        valid = state.valid
     is_measured = valid is not None and None not in (valid.perplexity, valid.nats_per_word)
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
@@ -56,8 +59,7 @@ def model_card(run: LoadedRun, state: State, versions: Versions | None) -> str:
         training=config.training,
         batches=config.batches,
         state=state,
-        # Not the whole path, which says more of a disk than of the model.
-        imported_from=Path(state.imported_from).name if is_imported else None,
+        imported_from=imported,
         versions=None if versions is None else versions.latest,
         valid=valid if is_measured else None,
     )
