@@ -282,7 +282,8 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         logits = None
         if return_logits is None:
             return_logits = self.config.return_logits
-        if loss is None or return_logits or not _is_zero(logits_to_keep):
+        keeps_some = not isinstance(logits_to_keep, int) or logits_to_keep != 0
+        if loss is None or return_logits or keeps_some:
             logits = self._logits(hidden_BTD, view.mask_BT, logits_to_keep)
         # Any: declared as FloatTensor there, which is the type of no tensor.
         fields: dict[str, Any] = dict(
@@ -390,7 +391,3 @@ def _checked_inputs(words: Tensor | None, vectors: Tensor | None, width: int) ->
             "least one, the </s> that a text begins with"
         )
     return words
-
-
-def _is_zero(logits_to_keep: int | Tensor) -> bool:
-    return isinstance(logits_to_keep, int) and logits_to_keep == 0

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,19 +114,6 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         """Words, or pieces of words, by id."""
         return self.text_encoder.vocabulary
 
-    def save_files(self, folder: Path) -> tuple[str, ...]:
-        """Write the files that a checkpoint has too; their paths."""
-        encoder = self.text_encoder
-        paths = [folder / VOCABULARY_FILE]
-        encoder.vocabulary.save(paths[0])
-        if encoder.codes is not None:
-            paths.append(folder / CODES_FILE)
-            encoder.codes.save(paths[-1])
-        if not encoder.splitter.splitting.is_plain:
-            paths.append(folder / SPLITTING_FILE)
-            write_record(paths[-1], encoder.splitter.splitting)
-        return tuple(map(str, paths))
-
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **_: Any
     ) -> str:
@@ -151,7 +138,17 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         legacy_format: bool | None = None,
         filename_prefix: str | None = None,
     ) -> tuple[str, ...]:
-        return file_names + self.save_files(Path(save_directory))
+        """Write the files that a checkpoint has too; their paths."""
+        folder, encoder = Path(save_directory), self.text_encoder
+        paths = [folder / VOCABULARY_FILE]
+        encoder.vocabulary.save(paths[0])
+        if encoder.codes is not None:
+            paths.append(folder / CODES_FILE)
+            encoder.codes.save(paths[-1])
+        if not encoder.splitter.splitting.is_plain:
+            paths.append(folder / SPLITTING_FILE)
+            write_record(paths[-1], encoder.splitter.splitting)
+        return *file_names, *map(str, paths)
 
     def _add_tokens(self, new_tokens: Iterable[Any], special_tokens: bool = False) -> int:
         tokens = list(new_tokens)
@@ -299,10 +296,8 @@ def _renamed(part: NormalizedString, name: str) -> NormalizedString:
     if text == name:
         return part
     if len(text) > len(name):
-        kept = chain(range(len(name) - 1), [len(text) - 1])
-        is_kept = set(kept)
-        places = iter(range(len(text)))
-        part.filter(lambda _: next(places) in is_kept)
+        kept, places = {*range(len(name) - 1), len(text) - 1}, count()
+        part.filter(lambda _: next(places) in kept)
     letters = iter(name)
     part.map(lambda _: next(letters))
     part.append("".join(letters))
