@@ -107,7 +107,7 @@ class Batch:
 
     @property
     def inputs(self) -> Tensor | UniqueTokens:
-        """What a model is given."""
+        """The input of a model."""
         return self.words if self.unique is None else self.unique
 
     def with_unique_tokens(self, least: int = 0) -> Batch:

@@ -91,7 +91,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def _is_over(sentence: list[str], following: str) -> bool:
-    """A period, perhaps with quotes behind it, unless lower case or a comma follows."""
+    """A period, perhaps followed by quotes, unless lower case or a comma follows."""
     closed = len(sentence)
     while closed > 1 and sentence[closed - 1] in _CLOSES:
         closed -= 1
@@ -116,7 +116,7 @@ class Corpus:
     archive: str
     mirrors: Sequence[str]
     sha256: str
-    """Of the archive, as several independent public recipes state it."""
+    """Hash of the archive, as several independent public recipes state it."""
     members: Mapping[str, str]
     """The files of every split inside the archive, as patterns."""
     tokens: Mapping[str, int]

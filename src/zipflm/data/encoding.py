@@ -53,7 +53,7 @@ class Encoding:
     def apply(
         self, numbers: NDArray[Any], places: NDArray[Any]
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """The ids of the words `numbers[places]`, and the positions just behind their line ends.
+        """The ids of the words `numbers[places]`, and the positions just after their line ends.
 
         `numbers` lists the words that a text has, the end of a line first; going through the list
         keeps the look-up per token in the processor's cache.
@@ -101,7 +101,7 @@ class TextEncoder:
         self._unseen_ids = unseen_ids
         self._seen: dict[str, tuple[int, ...]] = {}
         self._num_characters = 0
-        """Of the words seen."""
+        """Total length of the words seen."""
 
     def line(self, text: str) -> list[EncodedWord]:
         """The words of a line, without the `</s>` that ends it.

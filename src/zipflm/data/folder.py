@@ -55,16 +55,16 @@ class SplitFacts:
     out_of_vocabulary: int
     """Words that became `<unk>` although the text spells them otherwise."""
     bytes: int
-    """Of the text in plain dress: one space between two words, one line end per line. Where a
+    """Size of the text with one space between two words and one line end per line. Where a
     rule splits further than white space does, or lowercases, of the words that it makes."""
     continued: int
     """Words that end in `@@`, because the text was split into pieces before."""
     types: int
     """Different words, `</s>` included."""
     sha256: str
-    """Of the token file."""
+    """Hash of the token file."""
     words_sha256: str
-    """Of the words and line ends in order, whatever ids they became: two folders hold the same
+    """Hash of words and line ends in order, whatever their ids: two folders hold the same
     text where this is equal."""
     sources: tuple[str, ...]
     """Names of the files the text came from."""
@@ -85,7 +85,7 @@ class CodesFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class OptionFacts:
-    """What `zipflm prepare` was asked for."""
+    """Options of `zipflm prepare`."""
 
     min_count: int | None
     max_size: int | None
@@ -216,7 +216,7 @@ class DataFolder:
         return codes
 
     def split(self, split: str) -> SplitFacts:
-        """What data.json says of a split; ValueError if the folder has no such."""
+        """The facts of a split; ValueError if the folder does not have it."""
         if split not in SPLITS:
             raise ValueError(f"split {split!r}: choose from {', '.join(SPLITS)}")
         if split not in self.facts.splits:

@@ -1,7 +1,7 @@
 """Sequences of integers instead of text: a catalogue, tokens of code, any symbols with a number.
 
 What comes out is a scan, as of a text whose words are the numbers and whose lines are the
-sequences, so that the vocabulary, encoding and everything behind them are the same for both.
+sequences, so that the vocabulary, encoding and everything after them are the same for both.
 
 A file is one of:
 
@@ -29,7 +29,7 @@ from zipflm.data.vocabulary import SPECIALS
 from zipflm.messages import quoted
 
 Sequences = tuple[NDArray[Any], NDArray[np.int64]]
-"""Ids, and the position behind each of the sequences that they are."""
+"""Ids, and the position after each of their sequences."""
 
 ARRAYS = (".npy", ".npz")
 _CHUNK_IDS = 1 << 22
@@ -56,9 +56,9 @@ def are_arrays(sources: Sequence[str]) -> bool:
 
 
 def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
-    """What the ids of these files are called: `names[i]`, or as they are.
+    """A function that names the ids of these files: `names[i]`, or the id itself.
 
-    Raises ValueError, naming file and line, for a word of a text that is no id.
+    Raises ValueError, naming file and line, for a word that is not an id.
     """
     checks = not are_arrays(sources)
 
@@ -125,7 +125,7 @@ def _place(word: str, sources: Sequence[str]) -> str:
                 number += 1
                 if word.encode() in line.split():
                     return f"{source}: line {number}"
-            number -= 1  # what stands behind the last line end of a chunk is no line
+            number -= 1  # after the last line end of a chunk there is no line
     return ", ".join(sources)
 
 

@@ -38,7 +38,7 @@ Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
 
 Rename = Callable[[list[str]], list[str]]
-"""What the words of a chunk are called, where that is not what the text has."""
+"""Gives the words of a chunk other names than the text has."""
 
 # The word that stands for the end of a line; NUL cannot come from a text, which is refused with it.
 LINE_END = "\0"
@@ -48,7 +48,7 @@ _Word = TypeVar("_Word", str, bytes)
 
 @dataclass(frozen=True)
 class ScannedChunk:
-    """What a worker sends back."""
+    """The result of a worker."""
 
     words: str
     """The chunk's words, the end of a line first, joined by spaces."""
@@ -202,7 +202,7 @@ def _split_tokens(
 def concatenated(
     flat: NDArray[np.uint32], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Stretches of `flat` one behind the other, and the position behind each."""
+    """Stretches of `flat` one after the other, and the position after each."""
     ends = np.cumsum(lengths)
     first = np.repeat(starts - (ends - lengths), lengths)
     return flat[first + np.arange(len(first))], ends
@@ -220,7 +220,7 @@ def _plain_spaces(data: bytes) -> bytes:
 
 
 def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
-    """The text with `\\n` behind every line, the last one too, and no byte order mark.
+    """The text with `\\n` after every line, the last one too, and no byte order mark.
 
     Raises ValueError, naming source and byte, for a NUL; `errors="replace"` puts U+FFFD in place of
     it and of what is not UTF-8.

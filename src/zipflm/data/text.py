@@ -40,8 +40,8 @@ Counted from the end of a chunk, so that a line that begins inside one may have 
 STDIN = "-"
 UTF_8 = "utf-8"
 _STORED_BYTES = 1 << 12
-"""Of a .zst file, taken at once: a block of four bytes may stand for 128 KiB, so that this is
-what bounds the memory that a file made on purpose can ask for."""
+"""Bytes of a .zst file decompressed at once. A block of four bytes may stand for 128 KiB, so this
+bounds the memory that a hostile file can ask for."""
 _READ_BYTES = 1 << 20
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _URL = re.compile(r"[a-z][a-z0-9+]+://.")  # one letter is a drive
@@ -368,7 +368,7 @@ def _zstd(name: str, raw: IO[bytes]) -> Iterator[bytes]:
 
 
 def encoding_hint(data: bytes) -> str:
-    """What to try for text that is not UTF-8, by how it begins."""
+    """A suggestion for text that is not UTF-8, by how it begins."""
     # Windows writes UTF-16 with a mark in front; without one, every other byte of most text is 0.
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "it begins as UTF-16 does: give --encoding utf-16"
@@ -379,5 +379,5 @@ def encoding_hint(data: bytes) -> str:
 
 
 def shown(name: str) -> str:
-    """What a user knows a source as."""
+    """The name of a source in messages."""
     return "standard input" if name == STDIN else name

@@ -36,7 +36,7 @@ Ids = NDArray[np.unsignedinteger[Any]]
 
 
 class Tokens(Protocol):
-    """What batches are cut from: a stream of ids and where its sentences start."""
+    """Source of batches: a stream of ids and where its sentences start."""
 
     @property
     def ids(self) -> NDArray[Any]: ...
@@ -78,7 +78,7 @@ class TokenFile:
     vocabulary_size: int
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Open a token file; ValueError if it is none, of another version, or cut short."""
+        """Open a token file; ValueError if it is another file, of another version, or cut short."""
         self.path: str = os.fspath(path)
         require_file(path)
         with open(path, "rb") as file:
@@ -128,7 +128,7 @@ class TokenFile:
     def require_whole(self) -> None:
         """ValueError if the file has been cut or added to since it was opened.
 
-        The system ends a process that reads a mapped file behind its end, without a word.
+        The system ends a process that reads a mapped file past its end.
         """
         size = self._map.size()
         if size != self._size:
@@ -153,7 +153,7 @@ class TokenWriter:
         self._file.write(b"\0" * _HEADER_SIZE)
 
     def write(self, ids: NDArray[Any], ends: NDArray[Any]) -> None:
-        """Append ids; `ends` are the positions just behind each sentence that ends in them."""
+        """Append ids; `ends` are the positions just after each sentence that ends in them."""
         self._file.write(ids.astype(self.dtype).tobytes())
         self._waiting.write((ends.astype(np.uint64) + np.uint64(self.num_tokens)).tobytes())
         self.num_tokens += len(ids)

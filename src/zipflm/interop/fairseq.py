@@ -46,7 +46,7 @@ from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import write_imported
 from zipflm.runs.records import ImportedState
 
-# What Python raises for a text that is no literal, or not the expected one.
+# Raised for a text that is not a literal, or not the expected one.
 _NO_LITERAL = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 # Of a layer, band or convolution, as a part of a weight's name.
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
@@ -59,7 +59,7 @@ _NAMES: dict[str, str | None] = {
     "adaptive_softmax.head._float_tensor": None,
     "embed_tokens._float_tensor": None,
     "embed_positions._float_tensor": None,
-    "embed_positions.weights": None,  # sinusoids, computed anew
+    "embed_positions.weights": None,  # sinusoids, computed again
     "embed_tokens.weight": "input.table",
     "project_in_dim.weight": "input.projection.weight",
     "embed_tokens.embeddings.{}.0.weight": "input.embeddings.{}",
@@ -267,7 +267,7 @@ _SHARE_OF_PIECES = 0.05
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """What a run folder is made of."""
+    """The parts of a run folder."""
 
     config: Config
     weights: dict[str, Tensor]

@@ -250,7 +250,7 @@ def _require_whole(folder: Path) -> None:
 
 
 def _require_ours(folder: Path) -> None:
-    """Of other models transformers would make ours all the same, with a warning."""
+    """Refuse other models, of which transformers would make ours with a warning."""
     path, vocabulary = folder / _CONFIG, folder / VOCABULARY_FILE
     if not path.is_file():
         raise ValueError(f"{path}: missing; give one from `zipflm export`")

@@ -42,7 +42,7 @@ class View:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model sees the same words at the same places if it is told nothing."""
+        """Whether the model sees the same words at the same places without a mask and a cache."""
         return self._cache is None and self._is_padded_on_the_right
 
     @property
@@ -104,7 +104,7 @@ class View:
             return True
         if torch.compiler.is_compiling():  # no branch may depend on values
             return False
-        # Nothing but padding behind padding.
+        # Only padding follows padding.
         return bool((self._mask_BS[:, 1:] <= self._mask_BS[:, :-1]).all())
 
 
@@ -142,7 +142,7 @@ class EagerAttention(TorchFunctionMode):
 
 
 def after_last_word(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Hidden vectors in which padding behind a word has the word's own, so that what follows a row
+    """Hidden vectors in which padding after a word has the word's own, so that what follows a row
     is predicted at its end, padded or not."""
     places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_BT = torch.where(mask_BT, places_T, 0).cummax(1).values
@@ -206,7 +206,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         **kwargs: Any,
     ) -> Any:
         """As everywhere in `transformers`, except that weights which are missing are an error:
-        nobody wants random numbers in their place."""
+        they would be random numbers."""
         name = pretrained_model_name_or_path
         loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         model, info = loaded

@@ -257,7 +257,7 @@ class _Detokenizer:
         self._splitter, self._unit = encoder.splitter, unit
 
     def decode_chain(self, names: list[str]) -> list[str]:
-        """What the library asks for."""
+        """Called by the library."""
         return self.parts(names)
 
     def parts(self, names: list[str], *, goes_on: bool = False) -> list[str]:
