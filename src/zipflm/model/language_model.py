@@ -23,11 +23,10 @@ from zipflm.config import (
     ModelConfig,
     Tie,
 )
-from zipflm.distinct_words import DistinctWords
 from zipflm.kernels import Impl
 from zipflm.model.decoders import Decoder, build_decoder
 from zipflm.model.decoders.constant_state import RowStates
-from zipflm.model.inputs import AdaptiveEmbedding, CharacterEmbedding, FixedEmbedding
+from zipflm.model.inputs import AdaptiveEmbedding, CharacterEmbedding, FixedEmbedding, UniqueTokens
 from zipflm.model.kv_cache import KeyValueCache, Past, RaggedCache
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
@@ -53,7 +52,7 @@ class LanguageModel(nn.Module):
         self, config: ModelConfig, spellings: Tensor | None = None, *, impl: Impl = "auto"
     ):
         """`spellings` [V, max_bytes] is needed by character input alone: byte + 1 of each word,
-        0 behind its end (`zipflm.data.text_encoder` makes it from a vocabulary)."""
+        0 behind its end (`zipflm.data.encoding` makes it from a vocabulary)."""
         super().__init__()
         self.config = config
         self.input: InputLayer = _input_layer(config, spellings)
@@ -63,7 +62,7 @@ class LanguageModel(nn.Module):
             self.output.unknown_id = UNKNOWN
 
     def forward(
-        self, words_BT: Tensor | DistinctWords, cache: Past | RowStates | None = None
+        self, words_BT: Tensor | UniqueTokens, cache: Past | RowStates | None = None
     ) -> Tensor:
         """Hidden vectors [B, T, D], from which the output layer predicts the next word.
 
@@ -112,7 +111,7 @@ class LanguageModel(nn.Module):
 
     def nll(
         self,
-        words_BT: Tensor | DistinctWords,
+        words_BT: Tensor | UniqueTokens,
         targets_BT: Tensor,
         scored_BT: Tensor | None = None,
     ) -> Tensor:
@@ -121,7 +120,7 @@ class LanguageModel(nn.Module):
 
     def nll_sum(
         self,
-        words_BT: Tensor | DistinctWords,
+        words_BT: Tensor | UniqueTokens,
         targets_BT: Tensor,
         scored_BT: Tensor | None = None,
     ) -> Tensor:
@@ -195,7 +194,7 @@ def _checked_spellings(
             return torch.empty(shape, dtype=torch.int16)
         raise ValueError(
             "spellings=None: character input must be told how words are spelt; give the byte "
-            f"table of shape {shape} that zipflm.data.text_encoder makes from a vocabulary"
+            f"table of shape {shape} that zipflm.data.encoding makes from a vocabulary"
         )
     if tuple(spellings.shape) != shape:
         raise ValueError(

@@ -25,9 +25,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from zipflm.data.batches import Batch
-from zipflm.distinct_words import DistinctWords
 from zipflm.model.decoders.constant_state import States
-from zipflm.model.inputs import sparse_tables
+from zipflm.model.inputs import UniqueTokens, sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.training import distributed, optimizers, parallel
@@ -51,7 +50,7 @@ class Scorer(nn.Module):
 
     def forward(
         self,
-        words: Tensor | DistinctWords,
+        words: Tensor | UniqueTokens,
         targets: Tensor,
         scored: Tensor,
         state: States | None = None,
