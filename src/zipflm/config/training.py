@@ -201,7 +201,7 @@ class TrainingConfig:
     """Reached with all devices together, by accumulating gradients where needed."""
     clip_norm: float = 0.1
     """Gradients above this norm are scaled down to it; 0 leaves them as they are."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float16"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float16"
     """Of activations and matrix products; weights, loss and statistics stay in float32. On a CPU
     `train` and `compare` use float32 unless you ask for another one."""
     stages: tuple[tuple[float, int], ...] = ()
