@@ -23,8 +23,6 @@ ALLOWED = {
     "units": set(),
     "config": {"model.bands", "messages"},
     "presets": {"config", "settings"},
-    "band_report": {"data.folder", "data.vocabulary", "model.band_search", "messages"},
-    "sizes": {"config", "presets", "studies.paper"},
     "kernels": set(),
     "model": {"config", "kernels"},
     "model.bands": {"model.band_search", "messages"},

@@ -68,7 +68,6 @@ def test_the_pages_commands_run(command: str, place: Path, monkeypatch: pytest.M
         ("report runs/none", "runs/none"),
         ("report runs/a --bands 4/8 --seeds 0", "--seeds 0"),
         ("report runs/a --context-sizes 0,16", "--context-sizes 16: .* give 0 to 15"),
-        ("compare --preset tiny --factorizations ,", "name at least one"),
         ("report runs/a --seeds 3", "--seeds 3: nothing is trained"),
         ("compare --preset tiny --tail-dropout 0.1 --tail-dropout x", "--tail-dropout 0.1,x"),
     ],

@@ -9,18 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, assert_never
+from typing import Annotated, Literal
 
-from zipflm.config.checks import (
-    ByKind,
-    require,
-    require_choices,
-    require_fraction,
-    require_positive,
-)
+from zipflm.config.checks import ByKind, Checked, Fraction, Positive, require
 
 
-class Decoder(ABC):
+class Decoder(Checked, ABC):
     """The questions to any decoder."""
 
     dim: int
@@ -61,19 +55,19 @@ class DecoderConfig(Decoder):
     is_default_kind = True
     has_constant_state = False
 
-    dim: int = 1024
+    dim: Positive = 1024
     """Width of what a word becomes, from layer to layer."""
-    num_layers: int = 16
+    num_layers: Positive = 16
     """Layers, each of attention and a feed-forward."""
-    num_heads: int = 16
+    num_heads: Positive = 16
     """Of attention; they share `dim` among them."""
-    ffn_dim: int = 4096
+    ffn_dim: Positive = 4096
     """Width inside the feed-forward."""
-    dropout: float = 0.3
+    dropout: Fraction = 0.3
     """On the input, and on what attention and feed-forward add to the residual."""
-    attention_dropout: float = 0.1
+    attention_dropout: Fraction = 0.1
     """On the weights that attention gives to earlier words."""
-    relu_dropout: float = 0.1
+    relu_dropout: Fraction = 0.1
     """Inside the feed-forward, after its activation."""
     final_norm: bool = False
     """A norm after the last layer; the paper's parameter counts leave no room for one."""
@@ -95,13 +89,7 @@ class DecoderConfig(Decoder):
     """Biases in attention and feed-forward."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
-        require_positive(
-            dim=self.dim,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            ffn_dim=self.ffn_dim,
-        )
+        super().__post_init__()
         require(
             self.dim % self.num_heads == 0,
             "num_heads",
@@ -120,11 +108,6 @@ class DecoderConfig(Decoder):
             "final_norm",
             self.final_norm,
             "with norm_position=after the last layer ends with a norm; use final_norm=false",
-        )
-        require_fraction(
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            relu_dropout=self.relu_dropout,
         )
 
     @property
@@ -159,30 +142,24 @@ class DecoderConfig(Decoder):
 
     @property
     def _num_norm_params(self) -> int:
-        match self.norm:
-            case "layer":
-                return 2 * self.dim
-            case "rms":
-                return 0
-            case _:
-                assert_never(self.norm)
+        return 2 * self.dim if self.norm == "layer" else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedConvolutionDecoder(Decoder):
     """Causal convolutions with gated linear units (Dauphin et al., 2017)."""
 
-    dim: int
+    dim: Positive
     """Width of the input."""
     blocks: tuple[tuple[int, int, int], ...]
     """(kernel, width, bottleneck) of every residual block. With a bottleneck of 0 a block is one
     convolution; else it is three, of which the outer two see one word and the middle one, as wide
     as the bottleneck, `kernel` words."""
-    dropout: float = 0.2
+    dropout: Fraction = 0.2
     """On the input of every convolution."""
 
     def __post_init__(self) -> None:
-        require_positive(dim=self.dim)
+        super().__post_init__()
         require(len(self.blocks) > 0, "blocks", self.blocks, "give at least one block")
         for kernel, width, bottleneck in self.blocks:
             require(
@@ -191,7 +168,6 @@ class GatedConvolutionDecoder(Decoder):
                 self.blocks,
                 "each is kernel:width:bottleneck, e.g. 5:512:128, or 4:900:0 without a bottleneck",
             )
-        require_fraction(dropout=self.dropout)
 
     @property
     def depth(self) -> int:
@@ -236,24 +212,23 @@ class LSTMDecoder(Decoder):
 
     is_compilable = False
 
-    dim: int
+    dim: Positive
     """Width of the input and of what each layer returns."""
-    hidden_dim: int
+    hidden_dim: Positive
     """Cells of a layer."""
-    num_layers: int = 1
+    num_layers: Positive = 1
     """Layers of cells."""
-    dropout: float = 0.25
+    dropout: Fraction = 0.25
     """On the input of every layer and on the output."""
 
     def __post_init__(self) -> None:
-        require_positive(dim=self.dim, hidden_dim=self.hidden_dim, num_layers=self.num_layers)
+        super().__post_init__()
         require(
             self.hidden_dim >= self.dim,
             "hidden_dim",
             self.hidden_dim,
             f"must be at least dim={self.dim}, to which it is projected",
         )
-        require_fraction(dropout=self.dropout)
 
     @property
     def depth(self) -> int:
@@ -277,26 +252,17 @@ class LSTMDecoder(Decoder):
 class QRNNDecoder(Decoder):
     """Quasi-recurrent layers with fo-pooling (Bradbury et al., 2017; Merity et al., 2018)."""
 
-    dim: int
+    dim: Positive
     """Width of the input and of what the last layer returns."""
-    hidden_dim: int
+    hidden_dim: Positive
     """Width of the other layers."""
-    num_layers: int = 4
+    num_layers: Positive = 4
     """Layers, each of gates and a pooling."""
-    window: int = 2
+    window: Positive = 2
     """Words that the first layer's gates see, the newest included; those of later layers see
     one."""
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
     """On the input of every layer and on the output."""
-
-    def __post_init__(self) -> None:
-        require_positive(
-            dim=self.dim,
-            hidden_dim=self.hidden_dim,
-            num_layers=self.num_layers,
-            window=self.window,
-        )
-        require_fraction(dropout=self.dropout)
 
     @property
     def depth(self) -> int:

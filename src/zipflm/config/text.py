@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zipflm.config.checks import require, require_choices, require_positive
+from zipflm.config.checks import Checked, Positive, require
 
 Rule = Literal["whitespace", "words", "wikitext"]
 BreakMode = Literal["none", "complete", "sentence", "stream"]
@@ -18,7 +18,7 @@ Unit = Literal["word", "bpe"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class Blocks(Checked):
     """Blocks of at most `block` tokens, of which the first `context` are not scored."""
 
     break_mode: BreakMode
@@ -26,14 +26,13 @@ class Blocks:
     `sentence`: one sentence each, batched with others of similar length. `stream`: as `none`, but
     the text is first cut into one stretch for each row of a batch, so that every row of a batch
     continues that of the one before; decoders with a state of constant size carry it on."""
-    block: int
+    block: Positive
     """Tokens that the model sees at once, context included (a longer sentence is not cut)."""
     context: int = 0
     """Tokens in front of what is scored, which an earlier block scored."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
-        require_positive(block=self.block)
+        super().__post_init__()
         require(
             0 <= self.context < self.block,
             "context",
@@ -54,7 +53,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Splitting:
+class Splitting(Checked):
     """The rule by which a line of text becomes words, as `data.splitting` applies it."""
 
     rule: Rule = "whitespace"
@@ -62,9 +61,6 @@ class Splitting:
     `wikitext`: prose is brought into the form that WikiText has (`@-@`, `@,@`, `'s`)."""
     lowercase: bool = False
     """Words are lowercased after they have been split."""
-
-    def __post_init__(self) -> None:
-        require_choices(self)
 
     @property
     def is_plain(self) -> bool:

@@ -56,7 +56,7 @@ class Engine:
         return sys.maxsize if is_endless else self.blocks.block
 
     @property
-    def precision(self) -> str:
+    def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
     def nll(self, documents: Sequence[Ids], skip: int = 0) -> list[NDArray[np.float32]]:
@@ -92,7 +92,7 @@ class Engine:
             unk=int(np.count_nonzero(targets == UNKNOWN)),
             eos=int(np.count_nonzero(targets == END)),
             positions=positions,
-            precision=self.precision,
+            dtype=self.dtype_name,
         )
 
     @torch.inference_mode()

@@ -200,7 +200,7 @@ def compare(
     """
     with distributed.started(device) as process:
         words, plans = distributed.done_by_all(lambda: _planned(request, process), process)
-        equal, grid = require_known(request.equal), parse_grid(request.tune)
+        equal, grid = require_known(request.equal), parse_grid(request.grid)
         recipe = "the preset's own" if request.recipe == "paper" else request.recipe
         dataset, _, size = request.preset.partition("/")
         return run_plans(
@@ -213,7 +213,7 @@ def compare(
             facts={"preset": request.preset, "recipe": recipe}
             | ({"overrides": " ".join(request.overrides)} if request.overrides else {})
             | {"held equal": describe(equal, plans)}
-            | ({"tuned": " ".join(request.tune)} if grid else {}),
+            | ({"tuned": " ".join(request.grid)} if grid else {}),
             device=device,
             train=train,
             score=score,
@@ -228,7 +228,7 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
     with distributed.started(device) as process:
         words, plans = distributed.done_by_all(lambda: _planned(request, process), process)
         scored_splits(words)
-        equal, grid = require_known(request.equal), parse_grid(request.tune)
+        equal, grid = require_known(request.equal), parse_grid(request.grid)
         for plan in plans:
             (check_training if equal == "seconds" or grid else check)(plan, process)
         states = [State(plan) for plan in plans]
@@ -236,7 +236,7 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
             state.read()
         speed, basis = measured_speed(states), "from what is trained already"
         if speed is None:
-            precision = plans[0].config.training.precision
+            precision = plans[0].config.training.dtype
             speed = advice.training_speed(process.device, precision) * process.world_size
             name = device_name(process.device)
             basis = f"a rough guess from the speed of matrix products on {name}"
@@ -254,7 +254,7 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
 def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan]]:
     """The text and what to train on it; ValueError for what cannot be done."""
     words = open_words(request.data)
-    equal, grid = require_known(request.equal), parse_grid(request.tune)
+    equal, grid = require_known(request.equal), parse_grid(request.grid)
     plans = make_plans(request, words, on_cpu=process.device.type == "cpu")
     if grid and "valid" not in words.splits:
         raise ValueError(f"--grid: {words.path} has no valid set to decide on; prepare it with one")
