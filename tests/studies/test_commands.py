@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from studies.example_study import study as example_study
-from studies.study_runs import SHORT, WholeStudy, plans_for
+from studies.study_runs import SHORT, plans_for
 from typer.testing import CliRunner
 
 from zipflm.cli import app, main
@@ -64,12 +64,9 @@ def test_the_pages_commands_run(command: str, place: Path, monkeypatch: pytest.M
     ("arguments", "message"),
     [
         ("report runs/a --context-sizes 0,x", "--context-sizes 0,x: write numbers"),
-        ("report runs/a runs/b --bands 4/8", "start from one run"),
         ("report runs/none", "runs/none"),
-        ("report runs/a --bands 4/8 --seeds 0", "--seeds 0"),
         ("report runs/a --context-sizes 0,16", "--context-sizes 16: .* give 0 to 15"),
         ("compare --preset tiny --factorizations ,", "name at least one"),
-        ("report runs/a --seeds 3", "--seeds 3: nothing is trained"),
         ("compare --preset tiny --tail-dropout 0.1 --tail-dropout x", "--tail-dropout 0.1,x"),
     ],
 )
@@ -169,15 +166,3 @@ def test_a_dry_run_counts_what_tuning_trains_and_gives_equal_seconds(
     assert "6 trainings" in said and "SM dropout=0.1" in said
     seconds = [float(line.split()[-2]) for line in said.splitlines()[1:-1]]
     assert seconds == pytest.approx([seconds[0]] * 6, rel=0.01)  # a whole number of updates
-
-
-def test_a_dry_run_of_a_study_that_is_trained_has_nothing_left(
-    whole_study: WholeStudy, data: Path
-) -> None:
-    files = sorted(whole_study.out.rglob("*"))
-    options = ("--factorizations", "BPE-T,ADP-T", "--recipe", "modern", *SHORT)
-    said = dry_run(data, whole_study.out, *options)
-    assert "from what is trained already" in said
-    assert [line.split()[2:4] for line in said.splitlines()[1:3]] == [["3", "3"]] * 2
-    assert [line.split()[-2] for line in said.splitlines()[1:3]] == ["0.0"] * 2
-    assert sorted(whole_study.out.rglob("*")) == files

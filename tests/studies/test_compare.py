@@ -15,7 +15,6 @@ from studies.study_runs import (
     SHORT,
     PretendTrainer,
     WholeStudy,
-    change_facts,
     compare_together,
     count_loaded,
     make_data,
@@ -143,20 +142,6 @@ def test_an_infinite_perplexity_is_the_members_problem(data: Path, tmp_path: Pat
     assert outcome.page.is_file() and len(outcome.study.finished) == 3
 
 
-def test_data_without_training_text_are_refused_before_anything_is_trained(
-    data: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "data"
-    shutil.copytree(data, other)
-    shutil.rmtree(other / "bpe")
-    change_facts(other, lambda facts: facts["splits"].pop("train"))
-    trainer = PretendTrainer()
-    request = request_for(other, tmp_path / "study", factorizations=("SM", "ADP-T"))
-    with pytest.raises(ValueError, match="SM: .*no split 'train'"):
-        compare(request, train=trainer, score=pretend_score)
-    assert trainer.trained == []
-
-
 def test_a_full_disk_is_told_with_the_place_and_leaves_the_report_before_it(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,17 +157,6 @@ def test_a_full_disk_is_told_with_the_place_and_leaves_the_report_before_it(
     with pytest.raises(OSError, match=f"{tmp_path}: No space left on device .*; free some space"):
         compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
     assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-
-
-def test_a_full_disk_is_the_problem_of_the_member_that_met_it(data: Path, tmp_path: Path) -> None:
-    def score(run: Path, *rest: Any) -> ScoredRun:
-        if run.parent.name == "SM":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return pretend_score(run, *rest)
-
-    outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
-    problem = outcome.study.rows[0].problem
-    assert "members/SM/seed-1: No space left" in problem and "same command again" in problem
 
 
 def test_a_member_that_should_have_been_compiled_and_was_not_says_so(

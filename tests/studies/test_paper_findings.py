@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from studies import example_study as example
 
-from zipflm.studies.paper_findings import (
+from zipflm.studies.findings import (
     PaperFinding,
     claims,
     paper_findings,
@@ -15,9 +15,9 @@ from zipflm.studies.paper_findings import (
     percent_of,
 )
 from zipflm.studies.report import markdown
-from zipflm.studies.report_tables import paper_claims
 from zipflm.studies.statistics import Interval
 from zipflm.studies.study import Difference, Study
+from zipflm.studies.tables import paper_claims
 from zipflm.studies.wording import paper_caption
 
 

@@ -233,14 +233,6 @@ def report(
         list[str] | None, typer.Option(help="Also score with so much context, e.g. 0,480.")
     ] = None,
     block: Block = None,
-    bands: Annotated[
-        list[str] | None,
-        typer.Option(help="Train the run's model with these words per band as well."),
-    ] = None,
-    tail_dropout: Annotated[
-        list[str] | None, typer.Option(help="Train it with these dropouts in the tail as well.")
-    ] = None,
-    seeds: Seeds = 1,
     checkpoint: Checkpoint = None,
     device: Device = None,
     as_json: Json = False,
@@ -260,14 +252,11 @@ def report(
         )
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.runs.folder import parse_choice
-    from zipflm.studies import analyse as library
-    from zipflm.studies.analyse import is_study, redraw
+    from zipflm.studies.analyse import analyse, is_study, redraw
 
     paths, choice = [Path(run) for run in runs], parse_choice(checkpoint)
-    if seeds != 1 and not (bands or tail_dropout):
-        raise ValueError(f"--seeds {seeds}: nothing is trained without --bands or --tail-dropout")
     if len(paths) == 1 and is_study(paths[0]):
-        if context_sizes or block is not None or bands or tail_dropout or checkpoint is not None:
+        if context_sizes or block is not None or checkpoint is not None:
             raise ValueError(
                 f"{runs[0]}: a study is drawn again from its kept scores, as it was scored; for "
                 "other contexts, blocks or checkpoints give the runs in its members/"
@@ -275,27 +264,8 @@ def report(
         if is_first_process():
             _show(redraw(paths[0], Path(data), Path(out)), Path(out) / "report.html", as_json)
         return
-    if bands or tail_dropout:
-        if len(paths) != 1 or context_sizes or block is not None:
-            raise ValueError(
-                "--bands, --tail-dropout: start from one run, without --context-sizes and --block"
-            )
-        rates = numbers("--tail-dropout", tail_dropout, float)
-        with _progress_aside(as_json):
-            finished = library.ablate(
-                paths[0],
-                Path(data),
-                Path(out),
-                bands=parts(bands),
-                tail_dropout=rates,
-                checkpoint=choice,
-                seeds=seeds,
-                device=device,
-            )
-        _conclude(finished, as_json)
-        return
     with showing_progress():
-        study = library.analyse(
+        study = analyse(
             paths,
             Path(data),
             Path(out),

@@ -1,6 +1,4 @@
-"""The members of a study: what each trains, settings varied within a factorization, early
-checks.
-"""
+"""The members of a study: what each trains, on what, where; early checks."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
+from typing import Literal, get_args
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, Tie, require
 from zipflm.config.model import BY_LABEL
@@ -17,8 +16,179 @@ from zipflm.messages import quoted
 from zipflm.presets import FACTORIZATIONS, from_name
 from zipflm.presets.recipes import resolve
 from zipflm.runs.folder import RunFolder
+from zipflm.runs.records import Report
 from zipflm.settings import UnknownKey
+from zipflm.studies.paper import REFERENCE
 from zipflm.training.setup import in_updates
+
+Equal = Literal["updates", "text", "seconds"]
+SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
+CURVE_POINTS = 8
+"""The fewest validations of a member, for its learning curve."""
+_CURVE_SHARE = 0.1
+"""The share of the valid set that such a validation scores."""
+MEMBERS = "members"
+"""Folder, inside that of a study, with the run of every member."""
+TWIN = "bpe"
+"""Folder, inside the data folder, with the same text in sub-words."""
+_SAME_TEXT = "prepare both from the same text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a user asks for."""
+
+    data: Path
+    preset: str
+    """`wikitext-103`, or with a size: `billion-word/large`."""
+    out: Path
+    factorizations: tuple[str, ...] = FACTORIZATIONS
+    seeds: int = 1
+    recipe: str = "paper"
+    overrides: tuple[str, ...] = ()
+    """Changes to every member; those of a layer's fields, to the members that have such a layer."""
+    bands: tuple[str, ...] = ()
+    """Settings to compare, words per band: `5k/155k/100k`."""
+    tail_dropout: tuple[float, ...] = ()
+    """Settings to compare: dropout in the tail bands."""
+    equal: str = "updates"
+    """What is held equal between members: `updates`, `text` or `seconds`."""
+    tune: tuple[str, ...] = ()
+    """Settings of which every member takes the one that suits it: `FIELD=a,b,c`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One member: what to train, on what, where."""
+
+    label: str
+    factorization: str
+    config: Config
+    data: DataFolder
+    run: RunFolder
+    setting: str = ""
+    """The point of a grid that is tried, or was chosen."""
+
+    @property
+    def seed(self) -> int:
+        return self.config.training.seed
+
+    @property
+    def updates(self) -> int:
+        return self.config.training.max_updates
+
+
+def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> list[Plan]:
+    """All members in the order in which they are trained; `words` is `request.data`, opened, and
+    `on_cpu` as in `recipes.resolve`.
+
+    Raises ValueError for anything that cannot be trained, before anything is.
+    """
+    _require_known(request)
+    folders = _folders(request, words)
+    configs = _resolved(request, words, folders, on_cpu)
+    chosen = variations(request.bands, request.tail_dropout)
+    plans = []
+    for factorization, variation in product(request.factorizations, chosen):
+        config = variation.apply(configs[factorization])
+        label = f"{factorization} {variation.name}".strip()
+        first = config.training.seed
+        for seed in range(first, first + request.seeds):
+            plan = Plan(
+                label=label,
+                factorization=factorization,
+                config=replace(config, training=replace(config.training, seed=seed)),
+                data=folders[factorization],
+                run=RunFolder(request.out / MEMBERS / path_name(label) / f"seed-{seed}"),
+            )
+            plans.append(plan)
+    return plans
+
+
+def _resolved(
+    request: Request, words: DataFolder, folders: Mapping[str, DataFolder], on_cpu: bool
+) -> dict[str, Config]:
+    """The config of every factorization; a change that none of them can take is an error."""
+    dataset, _, size = request.preset.partition("/")
+    configs: dict[str, Config] = {}
+    refused: dict[str, list[UnknownKey]] = {}
+    for factorization, data in folders.items():
+        name = f"{dataset}/{factorization}" + (f"/{size}" if size else "")
+        changes = list(request.overrides)
+        runs = sorted((request.out / MEMBERS / factorization).rglob("config.json"))
+        held = RunFolder(runs[0].parent).config() if runs else None
+        while factorization not in configs:
+            try:
+                configs[factorization] = resolve(
+                    name,
+                    request.recipe,
+                    changes,
+                    len(data.vocabulary),
+                    on_cpu=on_cpu,
+                    held=held,
+                )
+            except UnknownKey as error:
+                if not error.key.startswith(("input.", "output.")):
+                    raise
+                refused.setdefault(error.key, []).append(error)
+                changes = [text for text in changes if not text.startswith(f"{error.key}=")]
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        _require_as_named(configs[factorization], from_name(name))
+        require(
+            not (patience := configs[factorization].training.patience),
+            "training.patience",
+            patience,
+            "members of a study are trained equally long; leave it out",
+        )
+    for errors in refused.values():
+        if len(errors) == len(configs):
+            raise errors[-1]
+    same = _same_tokens(configs, request.overrides)
+    # Passes over the text in words for all of them, so that they make the same number of updates.
+    return {label: in_updates(config, words) for label, config in same.items()}
+
+
+def _same_tokens(configs: dict[str, Config], overrides: Sequence[str]) -> dict[str, Config]:
+    """Every config with as many tokens an update as the one that has most, unless the user decides.
+
+    The paper gave SM and SM-T half of the others' tokens because no more fitted into its GPUs. Here
+    batches are accumulated, so memory decides how many go through a device at once and no more.
+    """
+    if any(text.startswith("training.tokens_per_update=") for text in overrides):
+        return configs
+    most = max(config.training.tokens_per_update for config in configs.values())
+    return {
+        label: replace(config, training=replace(config.training, tokens_per_update=most))
+        for label, config in configs.items()
+    }
+
+
+def _require_as_named(config: Config, named: Config) -> None:
+    """A row goes by the name of its factorization, so overrides may not make another one of it."""
+    is_tied, should_be = config.tie != Tie.NONE, named.tie != Tie.NONE
+    for key, ours, is_same in (
+        ("name", config.name, config.name == named.name),
+        ("input", type(config.input).__name__, type(config.input) is type(named.input)),
+        ("output", type(config.output).__name__, type(config.output) is type(named.output)),
+        ("batches.unit", config.batches.unit, config.batches.unit == named.batches.unit),
+        ("tie", config.tie, is_tied == should_be),
+    ):
+        if not is_same:
+            raise ValueError(
+                f"{key}={ours}: {named.name} would no longer be what its name says; leave it out, "
+                "or choose members that are so with --factorizations"
+            )
+    require_comparable(config)
+
+
+def require_comparable(config: Config) -> None:
+    """ValueError unless the model predicts every word of the data, as others do."""
+    if config.num_predicted < config.vocab_size:
+        raise ValueError(
+            f"input.predicted_words={config.num_predicted}: models that are compared predict the "
+            "same words; use zipflm train and zipflm evaluate for this one"
+        )
 
 
 @dataclass(frozen=True)
@@ -92,168 +262,19 @@ def cutoffs(text: str) -> tuple[int, ...]:
     return tuple(accumulate(sizes[:-1]))
 
 
-def require_comparable(config: Config) -> None:
-    """ValueError unless the model predicts every word of the data, as others do."""
-    if config.num_predicted < config.vocab_size:
-        raise ValueError(
-            f"input.predicted_words={config.num_predicted}: models that are compared predict the "
-            "same words; use zipflm train and zipflm evaluate for this one"
-        )
+def first_seeds(plans: Sequence[Plan]) -> list[Plan]:
+    """Of every label the plans with its first seed."""
+    first = {plan.label: plan.seed for plan in reversed(plans)}
+    return [plan for plan in plans if plan.seed == first[plan.label]]
 
 
-SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
-_SAME_TEXT = "prepare both from the same text"
-
-CURVE_POINTS = 8
-"""The fewest validations of a member, for its learning curve."""
-_CURVE_SHARE = 0.1
-"""The share of the valid set that such a validation scores."""
-MEMBERS = "members"
-"""Name of the folder, inside that of a study, with the run of every member."""
-TWIN = "bpe"
-"""Name of the folder, inside the data folder, with the same text in sub-words."""
+def path_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a user asks for."""
-
-    data: Path
-    preset: str
-    """`wikitext-103`, or with a size: `billion-word/large`."""
-    out: Path
-    factorizations: tuple[str, ...] = FACTORIZATIONS
-    seeds: int = 1
-    recipe: str = "paper"
-    overrides: tuple[str, ...] = ()
-    """Changes to every member; those of a layer's fields, to the members that have such a layer."""
-    bands: tuple[str, ...] = ()
-    """Settings to compare, words per band: `5k/155k/100k`."""
-    tail_dropout: tuple[float, ...] = ()
-    """Settings to compare: dropout in the tail bands."""
-    equal: str = "updates"
-    """What is held equal between members: `updates`, `text` or `seconds` (see `budgets`)."""
-    tune: tuple[str, ...] = ()
-    """Settings of which every member takes the one that suits it: `FIELD=a,b,c` (see `tuning`)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One member: what to train, on what, where."""
-
-    label: str
-    factorization: str
-    seed: int
-    config: Config
-    data: DataFolder
-    run: RunFolder
-    setting: str = ""
-    """What was chosen for it, or is tried."""
-
-
-def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> list[Plan]:
-    """All members in the order in which they are trained; `words` is `request.data`, opened, and
-    `on_cpu` as in `recipes.resolve`.
-
-    Raises ValueError for anything that cannot be trained, before anything is.
-    """
-    _require_known(request)
-    require_seeds(request.seeds)
-    folders = _folders(request, words)
-    configs = _resolved(request, words, folders, on_cpu)
-    chosen = variations(request.bands, request.tail_dropout)
-    plans = []
-    for factorization, variation in product(request.factorizations, chosen):
-        plans += seeded(
-            variation.apply(configs[factorization]),
-            request.seeds,
-            label=f"{factorization} {variation.name}".strip(),
-            factorization=factorization,
-            data=folders[factorization],
-            out=request.out,
-        )
-    return plans
-
-
-def _resolved(
-    request: Request, words: DataFolder, folders: Mapping[str, DataFolder], on_cpu: bool
-) -> dict[str, Config]:
-    """The config of every factorization; a change that none of them can take is an error."""
-    dataset, _, size = request.preset.partition("/")
-    configs: dict[str, Config] = {}
-    refused: dict[str, list[UnknownKey]] = {}
-    for factorization, data in folders.items():
-        name = f"{dataset}/{factorization}" + (f"/{size}" if size else "")
-        changes = list(request.overrides)
-        runs = sorted((request.out / MEMBERS / factorization).rglob("config.json"))
-        held = RunFolder(runs[0].parent).config() if runs else None
-        while factorization not in configs:
-            try:
-                configs[factorization] = resolve(
-                    name,
-                    request.recipe,
-                    changes,
-                    len(data.vocabulary),
-                    on_cpu=on_cpu,
-                    held=held,
-                )
-            except UnknownKey as error:
-                if not error.key.startswith(("input.", "output.")):
-                    raise
-                refused.setdefault(error.key, []).append(error)
-                changes = [text for text in changes if not text.startswith(f"{error.key}=")]
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
-        _require_as_named(configs[factorization], from_name(name))
-        require(
-            not (patience := configs[factorization].training.patience),
-            "training.patience",
-            patience,
-            "members of a study are trained equally long; leave it out",
-        )
-    for errors in refused.values():
-        if len(errors) == len(configs):
-            raise errors[-1]
-    same = _same_tokens(configs, request.overrides)
-    # Passes over the text in words for all of them, so that they make the same number of updates.
-    return {label: in_updates(config, words) for label, config in same.items()}
-
-
-def _same_tokens(configs: dict[str, Config], overrides: Sequence[str]) -> dict[str, Config]:
-    """Every config with as many tokens an update as the one that has most, unless the user decides.
-
-    The paper gave SM and SM-T half of the others' tokens because no more fitted into its GPUs. Here
-    batches are accumulated, so memory decides how many go through a device at once and no more.
-    """
-    if any(text.startswith("training.tokens_per_update=") for text in overrides):
-        return configs
-    most = max(config.training.tokens_per_update for config in configs.values())
-    return {
-        label: replace(config, training=replace(config.training, tokens_per_update=most))
-        for label, config in configs.items()
-    }
-
-
-def _require_as_named(config: Config, named: Config) -> None:
-    """A row goes by the name of its factorization, so overrides may not make another one of it."""
-    for key, ours, theirs in (
-        ("name", config.name, named.name),
-        ("input", type(config.input).__name__, type(named.input).__name__),
-        ("output", type(config.output).__name__, type(named.output).__name__),
-        ("batches.unit", config.batches.unit, named.batches.unit),
-    ):
-        if ours != theirs:
-            raise ValueError(f"{key}={ours}: {_another(named)}")
-    require_comparable(config)
-    if (config.tie == Tie.NONE) != (named.tie == Tie.NONE):
-        raise ValueError(f"tie={config.tie}: {_another(named)}")
-
-
-def _another(named: Config) -> str:
-    return (
-        f"{named.name} would no longer be what its name says; leave it out, or choose members that "
-        "are so with --factorizations"
-    )
+def training_seconds(report: Report) -> float:
+    """Spent training so far, without compilation, which depends on what the compiler has cached."""
+    return max(0.0, report.seconds - report.compile_seconds)
 
 
 def watched(config: Config, overrides: Sequence[str]) -> Config:
@@ -268,49 +289,28 @@ def watched(config: Config, overrides: Sequence[str]) -> Config:
     return replace(config, training=replace(training, validate_every=every, validate_share=share))
 
 
+_WATCHING = (
+    "compile",
+    "parallel",
+    "tables",
+    "report_every",
+    "validate_every",
+    "validate_share",
+    "checkpoint_every",
+    "max_bad_updates",
+    "tensorboard",
+)
+
+
 def watched_alike(config: Config, other: Config) -> Config:
     """`config` with those fields of `other` that decide how and how closely watched a member is
     trained, not what comes of it."""
-    theirs = other.training
+    theirs = {name: getattr(other.training, name) for name in _WATCHING}
     return replace(
         config,
         batches=replace(config.batches, tokens=other.batches.tokens),
-        training=replace(
-            config.training,
-            compile=theirs.compile,
-            parallel=theirs.parallel,
-            tables=theirs.tables,
-            report_every=theirs.report_every,
-            validate_every=theirs.validate_every,
-            validate_share=theirs.validate_share,
-            checkpoint_every=theirs.checkpoint_every,
-            max_bad_updates=theirs.max_bad_updates,
-            tensorboard=theirs.tensorboard,
-        ),
+        training=replace(config.training, **theirs),
     )
-
-
-def seeded(
-    config: Config, seeds: int, *, label: str, factorization: str, data: DataFolder, out: Path
-) -> list[Plan]:
-    """The same model with as many seeds, counted on from the config's own."""
-    first = config.training.seed
-    return [
-        Plan(
-            label=label,
-            factorization=factorization,
-            seed=seed,
-            config=replace(config, training=replace(config.training, seed=seed)),
-            data=data,
-            run=RunFolder(out / MEMBERS / re.sub(r"[^A-Za-z0-9.-]+", "-", label) / f"seed-{seed}"),
-        )
-        for seed in range(first, first + seeds)
-    ]
-
-
-def require_seeds(seeds: int) -> None:
-    if seeds < 1:
-        raise ValueError(f"--seeds {seeds}: give 1 or more")
 
 
 def _require_known(request: Request) -> None:
@@ -326,6 +326,10 @@ def _require_known(request: Request) -> None:
     if len(set(request.factorizations)) < max(1, len(request.factorizations)):
         given = ",".join(request.factorizations)
         raise ValueError(f"--factorizations {given}: name at least one, and each of them once")
+    if request.seeds < 1:
+        raise ValueError(f"--seeds {request.seeds}: give 1 or more")
+    if request.equal not in get_args(Equal):
+        raise ValueError(f"--equal {request.equal}: choose from {', '.join(get_args(Equal))}")
 
 
 def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
@@ -333,7 +337,7 @@ def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
     if not set(SUBWORDS) & set(request.factorizations):
         return dict.fromkeys(request.factorizations, words)
     others = ",".join(name for name in request.factorizations if name not in SUBWORDS)
-    twin = open_twin(words, f"leave them out: --factorizations {others or 'ADP-T'}")
+    twin = open_twin(words, f"leave them out: --factorizations {others or REFERENCE}")
     return {name: twin if name in SUBWORDS else words for name in request.factorizations}
 
 
@@ -365,11 +369,9 @@ def open_twin(words: DataFolder, otherwise: str) -> DataFolder:
     for split in words.splits:
         if split not in twin.splits:
             raise ValueError(f"{path}: has no {split} split, but {words.path} has; {_SAME_TEXT}")
-        ours, theirs = words.split(split), twin.split(split)
-        if ours.words_sha256 != theirs.words_sha256:
+        if words.split(split).words_sha256 != twin.split(split).words_sha256:
             raise ValueError(
-                f"{path}: the words of its {split} split ({theirs.words:,}, hash "
-                f"{theirs.words_sha256[:12]}) are not those of {words.path} ({ours.words:,}, hash "
-                f"{ours.words_sha256[:12]}); {_SAME_TEXT}"
+                f"{path}: the words of its {split} split are not those of {words.path}; "
+                f"{_SAME_TEXT}"
             )
     return twin
