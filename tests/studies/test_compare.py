@@ -24,7 +24,6 @@ from studies.study_runs import (
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.runs.load import load_run
-from zipflm.studies.analyse import analyse
 from zipflm.studies.compare import compare
 from zipflm.studies.members import ScoredRun, WordScores, kept_scores, score_run
 from zipflm.studies.plan import Request
@@ -97,16 +96,6 @@ def test_if_all_fail_there_is_no_report(data: Path, tmp_path: Path) -> None:
     outcome = compare(request, train=PretendTrainer(diverges="SM"), score=pretend_score)
     assert outcome.failures == {"SM": "so many updates in a row had a non-finite loss"}
     assert outcome.page is None and not (tmp_path / "report.html").exists()
-
-
-def test_tokens_that_do_not_divide_are_refused_before_anything_is_trained(
-    data: Path, tmp_path: Path
-) -> None:
-    trainer = PretendTrainer()
-    request = request_for(data, tmp_path, overrides=("training.tokens_per_update=1000",))
-    with pytest.raises(ValueError, match="SM: training.tokens_per_update=1000"):
-        compare(request, train=trainer, score=pretend_score)
-    assert trainer.trained == [] and not (tmp_path / "members").exists()
 
 
 @pytest.mark.parametrize("override", ["decoder.num_layers=1", "training.max_updates=100"])
@@ -192,16 +181,6 @@ def test_a_study_does_not_go_on_with_another_training_text(tmp_path: Path) -> No
     for folder in (first, second):
         assert folder.split("train").sha256[:12] in str(error.value)
     assert trainer.trained == []
-
-
-def test_a_study_does_not_overwrite_an_analysis(data: Path, run: Path, tmp_path: Path) -> None:
-    analyse([run], data, tmp_path, options=ScoringOptions(device="cpu"))
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    trainer = PretendTrainer()
-    with pytest.raises(ValueError, match=f"--out {tmp_path}: holds the report of an analysis"):
-        compare(request_for(data, tmp_path), train=trainer, score=pretend_score)
-    assert trainer.trained == []
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_totals_agree_with_evaluate_and_with_the_bins(data: Path, whole_study: WholeStudy) -> None:

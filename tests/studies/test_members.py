@@ -70,19 +70,6 @@ def test_scores_that_are_damaged_are_made_again(data: Path, copy: Path, damage: 
     assert kept.stat().st_size == len(whole)
 
 
-def test_scores_are_not_reused_for_a_token_file_that_was_changed(
-    copy: Path, own_data: Path
-) -> None:
-    """data.json, which the kept scores refer to, is as it was."""
-    losses(copy, own_data, "valid")
-    path = own_data / "valid.tokens"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="valid.tokens: damaged"):
-        losses(copy, own_data, "valid")
-
-
 def test_scores_of_another_text_are_not_reused(copy: Path, own_data: Path) -> None:
     valid, test = losses(copy, own_data, "valid"), losses(copy, own_data, "test")
 
@@ -158,21 +145,6 @@ def test_a_member_without_a_log_or_a_result_is_described_all_the_same(
     assert member.problem == "diverged"
 
 
-@pytest.mark.parametrize(
-    ("reported", "compiled"),
-    [
-        ([None, None], None),
-        ([None, True], True),
-        ([False, True], False),  # after a resumption
-    ],
-)
-def test_a_member_ran_compiled_if_it_did_so_all_the_time(
-    data: Path, copy: Path, reported: list[bool | None], compiled: bool | None
-) -> None:
-    lines = [replace(report(n, 1.0 * n, 3.0), compiled=c) for n, c in enumerate(reported, 1)]
-    assert member_of(with_log(copy, *lines), data).compiled is compiled
-
-
 def test_curves_are_per_word_and_have_gaps_where_a_number_is_missing() -> None:
     pieces = replace(report(5, 1.0, 2.0), token_unit="bpe", nats_per_word=3.0)
     diverged = replace(report(9, 2.0, 2.0), loss=None, nats_per_word=None)
@@ -200,17 +172,6 @@ def test_time_and_curve_end_with_the_checkpoint_that_was_scored(data: Path, copy
     assert member_of(copy, data).seconds == 60.0
     elsewhere = member_of(copy, data, replace(scored, checkpoint="a-copy"))
     assert elsewhere.seconds == 60.0
-
-
-def test_times_leave_compilation_out_and_have_it_beside(data: Path, copy: Path) -> None:
-    with_log(
-        copy,
-        replace(report(1, 21.0, 5.0), compile_seconds=20.0),
-        replace(report(3, 22.5, 4.0), compile_seconds=20.0),
-    )
-    member = member_of(copy, data)
-    assert (member.seconds, member.compile_seconds) == (2.5, 20.0)
-    assert [(point.update, point.seconds) for point in member.curve] == [(1, 1.0), (3, 2.5)]
 
 
 def test_a_member_knows_what_it_saw_of_the_text(data: Path, copy: Path) -> None:

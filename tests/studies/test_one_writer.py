@@ -7,7 +7,6 @@ import pytest
 from studies.study_runs import PretendTrainer, pretend_score
 
 from zipflm.storage import sole_writer
-from zipflm.studies.analyse import analyse
 from zipflm.studies.compare import compare
 from zipflm.studies.plan import Request
 
@@ -50,13 +49,3 @@ def test_the_next_study_removes_what_a_killed_one_left(data: Path, tmp_path: Pat
         (out / name).write_text("{")
     compare(request_for(data, out), train=PretendTrainer(), score=pretend_score)
     assert not list(out.rglob(".*"))
-
-
-def test_an_analysis_that_fails_leaves_no_folder(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare(request_for(data, tmp_path / "study"), train=PretendTrainer(), score=pretend_score)
-    runs = [tmp_path / "study" / "members" / "SM" / "seed-1"]
-    with pytest.raises(ValueError):  # the weights are only pretended
-        analyse(runs, data, tmp_path / "analysis")
-    assert not (tmp_path / "analysis").exists()

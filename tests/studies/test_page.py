@@ -127,18 +127,6 @@ def test_an_unfinished_study_says_so_instead_of_a_verdict() -> None:
         assert verdict not in page and verdict not in text
 
 
-def test_tiles_name_the_best_where_there_is_a_choice(study: Study) -> None:
-    tiles = re.findall(
-        r'class="tile"><b>(.*?)</b><strong>(.*?)</strong><span>(.*?)</span>', html(study)
-    )
-    by_what = {what: (value, label) for value, label, what in tiles}
-    best = min(study.rows, key=lambda row: row.perplexity["test"].mean)
-    assert by_what["lowest test perplexity"][1] == best.label
-    assert by_what["shortest training, compilation left out"] == ("10.0 s", "SM")
-    assert by_what["fewest parameters"][1] == "ADP-T"
-    assert 'class="tile"' not in html(example.study_of(example.member("SM")))
-
-
 def test_every_perplexity_has_its_protocol() -> None:
     study = example.study(seeds=2, broken="CNN")
     lines = re.findall(r"^\| ([\w-]+) \| ([12]) \| (valid|test) \| (.*) \|$", markdown(study), re.M)
@@ -148,13 +136,6 @@ def test_every_perplexity_has_its_protocol() -> None:
     ]
     shown = "update-00000100 | word | complete | 64 | 0 | 3,000 | 3,000 | 0 | 1 | 3,000 | float32 |"
     assert lines[0][3].startswith(shown)
-
-
-def test_the_paper_is_quoted_on_its_own_datasets_only() -> None:
-    for dataset, is_quoted in (("wikitext-103", True), ("tiny", False)):
-        study = example.study(dataset=dataset)
-        assert ("its printed figures on WikiText-103" in html(study)) == is_quoted
-        assert ("the paper's test" in markdown(study)) == is_quoted
 
 
 def test_the_page_begins_with_the_result_and_the_seeds_behind_it(study: Study) -> None:
@@ -222,14 +203,6 @@ def test_contexts_settings_and_what_was_seen_are_tables() -> None:
         "| SM | 100 | 102,400 | 0.25 | 3.2\u00a0T | 10.0 s | 20.0 s |",
     ):
         assert line in lines
-
-
-def test_words_of_backticks_stay_words() -> None:
-    word, code = "a``b", "``` a``b ```"
-    text = example.text()
-    text.vocabulary.words[4:] = [word] * (len(text.vocabulary.words) - 4)
-    members = [example.member("SM"), example.member("ADP-T", rank=20)]
-    assert f" {code} " in markdown(example.study_of(*members, on=text))
 
 
 def test_models_in_the_charts_have_their_numbers_and_their_looks() -> None:

@@ -31,18 +31,6 @@ def test_csv_and_json_hold_the_same_values() -> None:
         assert float(line["the_paper's_test"]) == row["paper"]["test"]
 
 
-def test_parts_of_the_parameters_add_up() -> None:
-    for line in lines(example.study()):
-        parts = [int(line[f"parameters_{part}"]) for part in ("input", "decoder", "output")]
-        assert sum(parts) == int(line["parameters_all"])
-
-
-def test_a_member_without_a_result_has_its_reason_and_no_number() -> None:
-    (line,) = (line for line in lines(example.study(broken="CNN")) if line["model"] == "CNN")
-    assert line["problem"] == "diverged: <loss> nan"
-    assert line["perplexity_test"] == line["training_time"] == line["training_memory"] == ""
-
-
 def test_seeds_are_named_and_their_spread_is_shown() -> None:
     study = example.study(seeds=2)
     assert lines(study)[0]["seeds"] == "1 2"

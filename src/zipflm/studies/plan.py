@@ -102,6 +102,8 @@ def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> 
                 run=RunFolder(request.out / MEMBERS / path_name(label) / f"seed-{seed}"),
             )
             plans.append(plan)
+    if len({plan.run.path for plan in plans}) < len(plans):
+        raise ValueError("--bands, --tail-dropout: name each setting once")
     return plans
 
 
@@ -230,19 +232,7 @@ class Variation:
 
 def variations(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Variation]:
     """Every combination of the settings asked for."""
-    _require_distinct("--bands", bands, [cutoffs(text) for text in bands])
-    _require_distinct("--tail-dropout", tail_dropout, tail_dropout)
-    every_band: Sequence[str | None] = bands or [None]
-    every_rate: Sequence[float | None] = tail_dropout or [None]
-    return [Variation(*pair) for pair in product(every_band, every_rate)]
-
-
-def _require_distinct(option: str, given: Sequence[object], meant: Sequence[object]) -> None:
-    """Two members of one name would pass for two seeds."""
-    for place, value in enumerate(meant):
-        if value in meant[:place]:
-            same = given[meant.index(value)]
-            raise ValueError(f"{option} {given[place]}: the same as {same}; name each setting once")
+    return [Variation(*pair) for pair in product(bands or [None], tail_dropout or [None])]
 
 
 def cutoffs(text: str) -> tuple[int, ...]:
