@@ -232,7 +232,9 @@ class Variation:
 
 def variations(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Variation]:
     """Every combination of the settings asked for."""
-    return [Variation(*pair) for pair in product(bands or [None], tail_dropout or [None])]
+    every_band: Sequence[str | None] = bands or [None]
+    every_rate: Sequence[float | None] = tail_dropout or [None]
+    return [Variation(*pair) for pair in product(every_band, every_rate)]
 
 
 def cutoffs(text: str) -> tuple[int, ...]:
