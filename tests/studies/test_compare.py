@@ -250,3 +250,14 @@ def test_two_processes_train_together_and_one_writes(data: Path, tmp_path: Path)
     alone = score_run(load_run(run), DataFolder.open(data), splits, ScoringOptions(device="cpu"))
     for split in splits:
         assert np.array_equal(together.splits[split].nll, alone.splits[split].nll)
+
+
+def test_a_full_disk_is_the_problem_of_the_member_that_met_it(data: Path, tmp_path: Path) -> None:
+    def score(run: Path, *rest: Any) -> ScoredRun:
+        if run.parent.name == "SM":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pretend_score(run, *rest)
+
+    outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
+    problem = outcome.study.rows[0].problem
+    assert "members/SM/seed-1: No space left" in problem and "same command again" in problem

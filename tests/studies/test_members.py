@@ -183,3 +183,16 @@ def test_a_member_knows_what_it_saw_of_the_text(data: Path, copy: Path) -> None:
     assert seen.words == round(0.5 * words)
     per_token = flops_per_token(RunFolder(copy).config(), folder.vocabulary.counts, 64)
     assert seen.operations == pytest.approx(0.5 * words * per_token)
+
+
+def test_scores_are_not_reused_for_a_token_file_that_was_changed(
+    copy: Path, own_data: Path
+) -> None:
+    """data.json, which the kept scores refer to, is as it was."""
+    losses(copy, own_data, "valid")
+    path = own_data / "valid.tokens"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="valid.tokens: damaged"):
+        losses(copy, own_data, "valid")

@@ -234,3 +234,13 @@ def test_bins_in_the_charts_are_ours_and_the_papers(study: Study) -> None:
         assert all(low <= b["loss"][label] <= high for label, (low, high) in b["interval"].items())
     settings = [example.member(f"ADP-T bands {i}k/9k", rank=i) for i in range(2)]
     assert len(chart_data(example.study_of(*settings))["bins"]["word"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "code"), [("a", "`a`"), ("`", "`` ` ``"), ("a``b", "``` a``b ```")]
+)
+def test_words_of_backticks_stay_words(word: str, code: str) -> None:
+    text = example.text()
+    text.vocabulary.words[4:] = [word] * (len(text.vocabulary.words) - 4)
+    members = [example.member("SM"), example.member("ADP-T", rank=20)]
+    assert f" {code} " in markdown(example.study_of(*members, on=text))
