@@ -39,7 +39,7 @@ MODEL = [
     *("decoder.qk_norm=false", "decoder.bias=true", "decoder.final_norm=false"),
     *(f"{layer}.cutoffs=2000,6000" for layer in ("input", "output")),
     *(f"{layer}.dim=256" for layer in ("input", "output")),
-    *("output.tail_dropout=0.2", "training.precision=float32"),
+    *("output.tail_dropout=0.2", "training.dtype=float32"),
 ]
 
 

@@ -147,7 +147,7 @@ def rows(
 ) -> Iterator[Row]:
     for mode in modes:
         training = config.training
-        kept = kept_bytes(config.decoder, mode, process.device, training.precision)
+        kept = kept_bytes(config.decoder, mode, process.device, training.dtype)
         yield {"recompute": mode, "kept_bytes_per_token_and_layer": round(kept)}
     for number in tokens:
         for mode in modes:
@@ -183,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
             f"batches.block={options.block}",
             f"batches.tokens={options.block}",
             f"training.tokens_per_update={options.block}",
-            "training.precision=bfloat16",
+            "training.dtype=bfloat16",
             f"training.compile={'true' if options.device == 'cuda' else 'false'}",
             *options.overrides,
         ],

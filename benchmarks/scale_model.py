@@ -93,7 +93,7 @@ class Case:
 
     @property
     def is_bfloat16(self) -> bool:
-        return self.config.training.precision == "bfloat16"
+        return self.config.training.dtype == "bfloat16"
 
 
 # --- Weights. ---
@@ -293,7 +293,7 @@ def cases() -> list[Case]:
 def _trained(name: str, tokens: int) -> Config:
     return override(
         from_name(name),
-        ["training.precision=bfloat16", "training.compile=true"]
+        ["training.dtype=bfloat16", "training.compile=true"]
         + [f"training.tokens_per_update={tokens}"],
     )
 

@@ -153,7 +153,7 @@ def main(arguments: list[str] | None = None) -> None:
         result = measure(config, process, options.steps, text)
     name = torch.cuda.get_device_name() if process.device.type == "cuda" else "cpu"
     facts = {"preset": options.preset, "recipe": options.recipe, "device": name}
-    facts |= {"torch": torch.__version__, "precision": config.training.precision}
+    facts |= {"torch": torch.__version__, "precision": config.training.dtype}
     print(json.dumps(facts | result, indent=1))
 
 

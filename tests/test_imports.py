@@ -24,8 +24,6 @@ ALLOWED = {
     "distinct_words": set(),
     "config": {"model.bands", "messages"},
     "presets": {"config", "settings"},
-    "band_report": {"data.folder", "data.vocabulary", "model.band_search", "messages"},
-    "sizes": {"config", "presets", "studies.paper"},
     "kernels": set(),
     "model": {"config", "distinct_words", "kernels"},
     "model.bands": {"model.band_search", "messages"},

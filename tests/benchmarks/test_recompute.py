@@ -34,7 +34,7 @@ def test_a_layer_keeps_what_was_derived(benchmark, mode, precision):
 
 def test_every_mode_is_measured(benchmark, tmp_path, capsys):
     target = tmp_path / "recompute.json"
-    small = ["decoder.num_layers=1", "decoder.dropout=0", "training.precision=float32"]
+    small = ["decoder.num_layers=1", "decoder.dropout=0", "training.dtype=float32"]
     sizes = ["--block", "16", "--tokens", "32", "--steps", "1", "--json", str(target)]
     benchmark.main(["--preset", "tiny/ADP-T", "--device", "cpu", *sizes, *small])
     title, *lines = capsys.readouterr().out.splitlines()

@@ -52,7 +52,7 @@ def _bytes(value):
     return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
-BFLOAT16 = "training.precision=bfloat16"
+BFLOAT16 = "training.dtype=bfloat16"
 FSDP = "training.parallel=fsdp"
 SHARDED = "training.tables=sharded"
 MANNERS = {

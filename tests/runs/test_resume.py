@@ -86,7 +86,7 @@ def test_the_model_and_the_optimizer_of_a_run_cannot_change(copy, word_data, ove
     [
         "training.max_updates=99",
         "batches.tokens=128",
-        "training.precision=bfloat16",
+        "training.dtype=bfloat16",
     ],
 )
 def test_its_length_batches_and_precision_may(copy, word_data, override):

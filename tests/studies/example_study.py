@@ -53,7 +53,7 @@ def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> St
         unk=0,
         eos=1,
         positions=len(nll),
-        precision="float32",
+        dtype="float32",
     )
     score = split_score(nll, scored.word_ids, protocol)
     curve = tuple(

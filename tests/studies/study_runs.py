@@ -237,7 +237,7 @@ def pretend_score(
             unk=0,
             eos=0,
             positions=words,
-            precision="float32",
+            dtype="float32",
         )
         scores[split] = WordScores(np.full(words, level), protocol)
     return ScoredRun("update-00000200", scores)

@@ -66,7 +66,6 @@ def test_the_pages_commands_run(command: str, place: Path, monkeypatch: pytest.M
         ("report runs/a --context-sizes 0,x", "--context-sizes 0,x: write numbers"),
         ("report runs/none", "runs/none"),
         ("report runs/a --context-sizes 0,16", "--context-sizes 16: .* give 0 to 15"),
-        ("compare --preset tiny --factorizations ,", "name at least one"),
         ("compare --preset tiny --tail-dropout 0.1 --tail-dropout x", "--tail-dropout 0.1,x"),
     ],
 )

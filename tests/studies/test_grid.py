@@ -33,7 +33,7 @@ class Tuned(PretendTrainer):
 
 
 def run(data: Path, out: Path, trainer: Tuned, **changes: object) -> FinishedStudy:
-    fields: dict[str, object] = {"factorizations": ORDER, "tune": (DROPOUT,), **changes}
+    fields: dict[str, object] = {"factorizations": ORDER, "grid": (DROPOUT,), **changes}
     request = Request(data=data, preset="tiny", out=out, **fields)  # type: ignore[arg-type]
     return compare(request, train=trainer, score=pretend_score)
 
@@ -98,5 +98,5 @@ def test_what_a_member_cannot_take_is_refused_before_anything_is_trained(
         ("decoder.dropout=0,7", "--grid decoder.dropout=7: SM: "),
     ):
         with pytest.raises(ValueError, match=message):
-            run(data, tmp_path / "study", trainer, tune=(tune,))
+            run(data, tmp_path / "study", trainer, grid=(tune,))
     assert trainer.seen == []

@@ -70,18 +70,29 @@ def test_settings_make_rows_of_their_own(data: Path) -> None:
     assert plans[1].run.path.parent.name == "ADP-T-bands-4-8-20-tail-dropout-0.2"
 
 
+def test_a_preset_is_all_models_of_a_dataset_or_one_of_them() -> None:
+    given = {"data": Path("d"), "out": Path("s")}
+    one = Request(preset="billion-word/SM/large", **given)
+    assert (one.preset, one.factorizations) == ("billion-word/large", ("SM",))
+    every = Request(preset="billion-word/large", **given)
+    assert (every.preset, every.factorizations) == ("billion-word/large", FACTORIZATIONS)
+    assert Request(preset="tiny", bands=("4/8",), **given).factorizations == ("ADP-T",)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"factorizations": ("SMT",)}, "--factorizations SMT: choose from SM, SM-T"),
         ({"factorizations": ("SM", "SM")}, "each of them once"),
-        ({"factorizations": ()}, "name at least one"),
         ({"seeds": 0}, "--seeds 0"),
         ({"bands": ("5k",), "factorizations": ("ADP",)}, "--bands '5k'"),
         ({"bands": ("0/5",), "factorizations": ("ADP",)}, "--bands '0/5'"),
         ({"bands": ("5k//5",), "factorizations": ("ADP",)}, "--bands '5k//5'"),
         ({"preset": "wiki"}, "dataset='wiki'"),
-        ({"preset": "tiny/ADP-T"}, "--preset tiny; choose its members with --factorizations ADP-T"),
+        (
+            {"preset": "tiny/SM", "factorizations": ("SM",)},
+            "--preset tiny/SM: name a dataset",
+        ),
         ({"overrides": ("decoder.layers=2",)}, "did you mean decoder.num_layers"),
         ({"overrides": ("input.cutofs=3,5",)}, "did you mean input.cutoffs"),
         (

@@ -111,7 +111,7 @@ def test_no_process_ever_holds_more_than_its_shards_and_a_bit(word_data, tmp_pat
 def _see_types(path, out):
     """What types the weights have for a layer in its forward, for the tables, and at rest."""
     with distributed.started("cpu") as process:
-        overrides = ["training.parallel=fsdp", "training.precision=bfloat16"]
+        overrides = ["training.parallel=fsdp", "training.dtype=bfloat16"]
         learner = learner_of(path, process, overrides=overrides)
         seen = []
 

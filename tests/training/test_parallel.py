@@ -68,7 +68,7 @@ def test_two_processes_equal_one(word_data, tmp_path, case):
 
 def test_bfloat16_sharded_is_as_good_as_bfloat16_alone(word_data, tmp_path):
     """FSDP sends bfloat16, and one process computes with it: no worse by more than rounding."""
-    overrides = [*SAME, "training.precision=bfloat16", "training.tokens_per_update=256"]
+    overrides = [*SAME, "training.dtype=bfloat16", "training.tokens_per_update=256"]
     run(word_data, tmp_path / "one", *overrides)
     run_together(word_data, tmp_path / "two", *overrides, "training.parallel=fsdp")
     assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0.1, atol=0.03)

@@ -227,7 +227,7 @@ def test_too_many_bad_updates_stop_the_run_with_the_batch_saved(word_data, tmp_p
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_an_update_on_a_gpu_never_waits(word_data, optimizer, precision):
     """With sub-words counted, a loss scale, clipping and a request to stop."""
-    config = config_of(word_data, f"training.precision={precision}")
+    config = config_of(word_data, f"training.dtype={precision}")
     process = Process(0, 1, torch.device("cuda"))
     ends_word = torch.arange(len(word_data.vocabulary)) % 2 == 0
     learner = build_learner(

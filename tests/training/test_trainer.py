@@ -110,7 +110,7 @@ def test_ten_and_ten_updates_are_twenty(word_data, tmp_path, recipe):
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_sixteen_bits_resume_bit_for_bit(word_data, tmp_path, precision):
-    override = f"training.precision={precision}"
+    override = f"training.dtype={precision}"
     run(word_data, tmp_path / "whole", override, "training.max_updates=8")
     run(word_data, tmp_path / "halves", override, "training.max_updates=3")
     run(word_data, tmp_path / "halves", override, "training.max_updates=8", resume=True)

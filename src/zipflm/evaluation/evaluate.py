@@ -53,7 +53,7 @@ class ScoringOptions:
     break_mode: BreakMode | None = None
     batch_tokens: int | None = None
     device: str | None = None
-    precision: Precision = "float32"
+    dtype: Precision = "float32"
 
     def __post_init__(self) -> None:
         if self.break_mode is not None and self.break_mode not in get_args(BreakMode):
@@ -61,10 +61,8 @@ class ScoringOptions:
                 f"--break {self.break_mode}: choose from {', '.join(get_args(BreakMode))} "
                 "(fairseq's eos is sentence)"
             )
-        if self.precision not in get_args(Precision):
-            raise ValueError(
-                f"--dtype {self.precision}: choose from {', '.join(get_args(Precision))}"
-            )
+        if self.dtype not in get_args(Precision):
+            raise ValueError(f"--dtype {self.dtype}: choose from {', '.join(get_args(Precision))}")
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ValueError(f"--batch-tokens {self.batch_tokens}: must be at least 1")
 
@@ -77,7 +75,7 @@ class ScoringOptions:
             raise ValueError(
                 f"--batch-tokens {tokens}: must hold at least one --block, {blocks.block} tokens"
             )
-        return ResolvedOptions(blocks, tokens, device, self.precision)
+        return ResolvedOptions(blocks, tokens, device, self.dtype)
 
     def blocks(self, config: Config) -> Blocks:
         """How a run's text is cut; ValueError if these options and the run's own do not fit."""
@@ -101,7 +99,7 @@ class ResolvedOptions:
     blocks: Blocks
     batch_tokens: int
     device: str
-    precision: Precision
+    dtype: Precision
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ class Evaluation:
             "unk": protocol.unk,
             "eos": protocol.eos,
             "positions": protocol.positions,
-            "precision": protocol.precision,
+            "dtype": protocol.dtype,
             "seconds": self.seconds,
             "tokens_per_second": protocol.tokens / self.seconds,
             "bits_per_byte": self.bits_per_byte,
@@ -184,7 +182,7 @@ class Evaluation:
                 f"scored      {protocol.tokens:,} tokens, {protocol.words:,} words, of these "
                 f"{protocol.eos:,} line ends and {protocol.unk:,} unknown",
                 f"protocol    block {blocks.block}, context {blocks.context}, break "
-                f"{blocks.break_mode}, {protocol.precision}",
+                f"{blocks.break_mode}, {protocol.dtype}",
                 f"bits/byte   {self._bits_per_byte_in_words()}",
                 f"time        {self.seconds:.1f} s on {self.device}, "
                 f"{protocol.tokens / self.seconds:,.0f} tokens/s",
@@ -283,7 +281,7 @@ def score_split(
             batches,
             device=chosen.device,
             ends_word=_ends_word(run.config, folder),
-            precision=chosen.precision,
+            precision=chosen.dtype,
             share=share,
         )
     seconds, facts = time.perf_counter() - started, folder.split(split)

@@ -455,7 +455,7 @@ def _scores(
         unk=int(np.count_nonzero(targets == UNKNOWN)),
         eos=int(np.count_nonzero(targets == END)),
         positions=positions,
-        precision=precision,
+        dtype=precision,
     )
     return TokenScores(targets, nll, ends, protocol)
 

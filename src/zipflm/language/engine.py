@@ -49,7 +49,7 @@ class Engine:
     unit: Unit
 
     @property
-    def precision(self) -> str:
+    def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
     def nll(self, documents: Sequence[Ids], skip: int = 0) -> list[NDArray[np.float32]]:
@@ -85,7 +85,7 @@ class Engine:
             unk=int(np.count_nonzero(targets == UNKNOWN)),
             eos=int(np.count_nonzero(targets == END)),
             positions=positions,
-            precision=self.precision,
+            dtype=self.dtype_name,
         )
 
     @torch.inference_mode()

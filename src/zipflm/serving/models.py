@@ -109,7 +109,7 @@ def _entry(name: str, lm: TrainedModel) -> ModelEntry:
             "perplexity": _perplexity(lm, path),
             "checkpoint": run.checkpoint.name,
             "block": lm.engine.blocks.block,
-            "precision": lm.engine.precision,
+            "dtype": lm.engine.dtype_name,
         },
     )
 

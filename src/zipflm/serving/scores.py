@@ -81,7 +81,7 @@ class Scoring:
             "break": blocks.break_mode,
             "block": blocks.block,
             "context": blocks.context,
-            "precision": model.engine.precision,
+            "dtype": model.engine.dtype_name,
             "prefix": len(self._prefix),
         }
         texts = [self._text(place, scored[place]) for place in range(len(self.texts))]

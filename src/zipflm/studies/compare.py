@@ -234,7 +234,7 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
             member.read()
         speed, basis = measured_speed(members), "from what is trained already"
         if speed is None:
-            precision = plans[0].config.training.precision
+            precision = plans[0].config.training.dtype
             speed = advice.training_speed(process.device, precision) * process.world_size
             name = device_name(process.device)
             basis = f"a rough guess from the speed of matrix products on {name}"
@@ -253,7 +253,7 @@ def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan]
     """The text, what to train on it, and the settings to choose from."""
     words = open_words(request.data)
     scored_splits(words)
-    grid = parse_grid(request.tune)
+    grid = parse_grid(request.grid)
     plans = make_plans(request, words, on_cpu=process.device.type == "cpu")
     if grid and "valid" not in words.splits:
         raise ValueError(f"--grid: {words.path} has no valid set to decide on; prepare it with one")
@@ -345,7 +345,7 @@ def _request_facts(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
         "recipe": "the preset's own" if request.recipe == "paper" else request.recipe,
         "overrides": " ".join(request.overrides),
         "held equal": describe_equal(request.equal, plans),
-        "tuned": " ".join(request.tune),
+        "tuned": " ".join(request.grid),
     }
     return {name: text for name, text in facts.items() if text}
 

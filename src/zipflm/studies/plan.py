@@ -13,7 +13,7 @@ from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, Tie, require
 from zipflm.config.model import BY_LABEL
 from zipflm.data.folder import FACTS_FILE, DataFolder
 from zipflm.messages import quoted
-from zipflm.presets import FACTORIZATIONS, from_name
+from zipflm.presets import FACTORIZATIONS, from_name, parse_name
 from zipflm.presets.recipes import resolve
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report
@@ -40,9 +40,10 @@ class Request:
 
     data: Path
     preset: str
-    """`wikitext-103`, or with a size: `billion-word/large`."""
+    """All models of a dataset, `wikitext-103` or `billion-word/large`, or one of them."""
     out: Path
-    factorizations: tuple[str, ...] = FACTORIZATIONS
+    factorizations: tuple[str, ...] = ()
+    """Those of its models to train; unless given all, or ADP-T where settings are compared."""
     seeds: int = 1
     recipe: str = "paper"
     overrides: tuple[str, ...] = ()
@@ -53,8 +54,21 @@ class Request:
     """Settings to compare: dropout in the tail bands."""
     equal: str = "updates"
     """What is held equal between members: `updates`, `text` or `seconds`."""
-    tune: tuple[str, ...] = ()
+    grid: tuple[str, ...] = ()
     """Settings of which every member takes the one that suits it: `FIELD=a,b,c`."""
+
+    def __post_init__(self) -> None:
+        name = parse_name(self.preset)
+        if name.variant or (name.factorization and self.factorizations):
+            raise ValueError(
+                f"--preset {self.preset}: name a dataset, e.g. {name.dataset}, and choose its "
+                "models with --factorizations, or one of its models"
+            )
+        every = ("ADP-T",) if self.bands or self.tail_dropout else FACTORIZATIONS
+        members = (name.factorization,) if name.factorization else self.factorizations or every
+        family = name.dataset if name.size == "base" else f"{name.dataset}/{name.size}"
+        object.__setattr__(self, "preset", family)
+        object.__setattr__(self, "factorizations", members)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,18 +320,12 @@ def watched_alike(config: Config, other: Config) -> Config:
 
 
 def _require_known(request: Request) -> None:
-    dataset, _, size = request.preset.partition("/")
-    if size in FACTORIZATIONS:
-        raise ValueError(
-            f"--preset {request.preset}: a study takes the dataset, --preset {dataset}; choose its "
-            f"members with --factorizations {size},..."
-        )
     for name in request.factorizations:
         if name not in FACTORIZATIONS:
             raise ValueError(f"--factorizations {name}: choose from {', '.join(FACTORIZATIONS)}")
-    if len(set(request.factorizations)) < max(1, len(request.factorizations)):
+    if len(set(request.factorizations)) < len(request.factorizations):
         given = ",".join(request.factorizations)
-        raise ValueError(f"--factorizations {given}: name at least one, and each of them once")
+        raise ValueError(f"--factorizations {given}: name each of them once")
     if request.seeds < 1:
         raise ValueError(f"--seeds {request.seeds}: give 1 or more")
     if request.equal not in get_args(Equal):

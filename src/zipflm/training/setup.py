@@ -266,15 +266,15 @@ def build_learner(
         parallel.allocate(model, process.device)
         fill()
 
-    policy = parallel.sharded_precision(training.precision, accumulates)
+    policy = parallel.sharded_precision(training.dtype, accumulates)
     wrapped = parallel.wrap(scorer, model, process, training.parallel, policy, place, tables)
     return Learner(
         model=model,
         scorer=wrapped,
         optimizers=optimizers.build(training.optimizer, model),
-        scale=step.LossScale(training.precision == "float16", process.device),
+        scale=step.LossScale(training.dtype == "float16", process.device),
         process=process,
-        precision=training.precision,
+        precision=training.dtype,
         clip_norm=training.clip_norm,
         ends_word=None if ends_word is None else ends_word.to(process.device),
         compilation=compilation,

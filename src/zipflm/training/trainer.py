@@ -331,7 +331,7 @@ def _stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
     with written_whole(run.folder.path / f"bad-batch-{run.process.rank}.safetensors") as path:
         save_file(tensors, path)
     numbers = "0" if run.process.world_size == 1 else "*"
-    remedy = "lower the learning rate, or use training.precision=bfloat16 or float32"
+    remedy = "lower the learning rate, or use training.dtype=bfloat16 or float32"
     doubtful = saver.doubtful()
     if doubtful:
         newest = checkpoint_path(run.folder.checkpoints_path, doubtful)

@@ -119,7 +119,7 @@ def _training(run: LoadedRun, state: State, versions: Versions | None) -> str:
             ("tokens per update", f"{training.tokens_per_update:,}"),
             ("optimizer", type(training.optimizer).__name__),
             ("schedule", type(training.schedule).__name__),
-            ("precision", training.precision),
+            ("precision", training.dtype),
             ("training blocks", f"{batches.block} tokens, break mode `{batches.break_mode}`"),
             ("seed", f"{state.seed}"),
             ("SHA-256 of the training text's token file", f"`{state.text}`"),
