@@ -44,7 +44,7 @@ PARTS = ("data", "forward", "backward", "update")
 
 def real_tokens(vocab_size: int, number: int) -> TokenArray:
     """The text that comes with the package, ids by frequency: it repeats itself as text does."""
-    lines = (line for address in addresses() for line in sentences(address.text))
+    lines = (line for address in addresses() for line in sentences(address))
     words = [word for line in lines for word in line.split()]
     ranks = {word: rank for rank, (word, _) in enumerate(Counter(words).most_common())}
     ids = np.array([ranks[word] for word in words]) % (vocab_size - 4) + 4

@@ -137,13 +137,6 @@ def test_the_constants_give_back_what_they_were_measured_from():
     )
 
 
-def test_tables_are_printed_for_all_cases(capsys):
-    scale.main([])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 + len(scale.cases())
-    assert len({line.count("|") for line in lines}) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.multi_process
 def test_the_speed_of_two_processes_and_of_their_link_is_measured():

@@ -7,7 +7,7 @@ import torch
 from training_runs import SMALL, assert_same, config_of
 
 from zipflm.config import Config
-from zipflm.data.text_encoder import spellings
+from zipflm.data.encoding import spellings
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.runs.load import model_with, untrained_model
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from zipflm.config import Blocks
 from zipflm.data.bpe import join
-from zipflm.data.text_encoder import TextEncoder
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.language.decoding import SamplingOptions, WrittenWord, never_written

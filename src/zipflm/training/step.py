@@ -25,8 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from zipflm.data.batches import Batch
-from zipflm.distinct_words import DistinctWords
-from zipflm.model.inputs import sparse_tables
+from zipflm.model.inputs import UniqueTokens, sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.training import distributed, optimizers, parallel
@@ -46,7 +45,7 @@ class Scorer(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, words: Tensor | DistinctWords, targets: Tensor, scored: Tensor) -> Tensor:
+    def forward(self, words: Tensor | UniqueTokens, targets: Tensor, scored: Tensor) -> Tensor:
         return self.model.nll_sum(words, targets, scored)
 
 

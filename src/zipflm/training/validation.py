@@ -134,7 +134,7 @@ def _scored(run: Run, tokens: Tokens) -> Sums:
     learner.model.eval()
     with autocast(learner.precision, process.device):
         loaded = Loader(
-            batches, process.device, finds_distinct_words=run.config.input.spells_words
+            batches, process.device, finds_unique_tokens=run.config.input.spells_words
         ).epoch(0)
         sums = score_sums(nll, loaded, process.device, ends_word)
     learner.model.train()
