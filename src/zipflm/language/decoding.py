@@ -173,7 +173,7 @@ class Delta:
     finish_reason: str | None = None
 
 
-class Row:
+class GrowingText:
     """One text while it is written.
 
     A word in pieces is shown when it is complete; text that may be the start of a stop sequence is
@@ -301,7 +301,7 @@ class Row:
         return len(self.text) if place < 0 else place
 
 
-class Decoder:
+class TextDecoder:
     """The texts that one model is writing."""
 
     def __init__(self, engine: Engine, reader: TextReader, *, is_recorded: bool = False) -> None:
@@ -310,14 +310,14 @@ class Decoder:
         never = never_written(reader.vocabulary)[: reader.num_predicted].nonzero().squeeze(1)
         never = never.to(engine.device)
         self._forbidden = {True: never, False: never[never != UNKNOWN]}
-        self.rows: list[Row] = []
+        self.rows: list[GrowingText] = []
         self._cache = RaggedCache()
         self._hidden_ND = torch.zeros(0)
         self._is_recorded = is_recorded and engine.device.type == "cuda"
         self._recorded: RecordedStep | None = None
 
     @torch.inference_mode()
-    def join(self, rows: Sequence[Row]) -> None:
+    def join(self, rows: Sequence[GrowingText]) -> None:
         """They are part of the next step."""
         inputs = [self._engine.inputs(row.prompt) for row in rows]
         for row in rows:
@@ -329,7 +329,7 @@ class Decoder:
         self.rows = [*self.rows, *rows]
 
     @torch.inference_mode()
-    def leave(self, rows: Sequence[Row]) -> None:
+    def leave(self, rows: Sequence[GrowingText]) -> None:
         """Rows that need no further step."""
         if not rows:
             return
