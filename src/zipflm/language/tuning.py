@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,10 +140,13 @@ class DevelopmentSet:
         for name, weight in weights.items():
             if weight:
                 totals += weight * self._columns[name]
-        best = np.maximum.reduceat(totals, self._starts)[self._utterance_of] == totals
-        places = np.flatnonzero(best)
-        first = np.diff(self._utterance_of[places], prepend=-1) > 0
-        return places[first]
+        return self._largest(totals)
+
+    def _largest(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """The first place of every utterance that has its largest value."""
+        largest = np.maximum.reduceat(values, self._starts)[self._utterance_of]
+        places = np.flatnonzero(values == largest)
+        return places[np.diff(self._utterance_of[places], prepend=-1) > 0]
 
     def errors(self, weights: Mapping[str, float]) -> int:
         """Word errors of what these weights choose."""
@@ -154,9 +158,7 @@ class DevelopmentSet:
 
     def oracle(self) -> NDArray[np.int64]:
         """Of every utterance the hypothesis with the fewest errors."""
-        least = np.minimum.reduceat(self._errors, self._starts)[self._utterance_of]
-        places = np.flatnonzero(self._errors == least)
-        return places[np.diff(self._utterance_of[places], prepend=-1) > 0]
+        return self._largest(-self._errors)
 
     def edits(self, places: NDArray[np.int64]) -> Edits:
         """The errors of one hypothesis per utterance, by kind."""

@@ -147,7 +147,7 @@ def draw_places(scores_NK: Tensor, uniform_N: Tensor) -> Tensor:
     """
     weights_NK, number = scores_NK.softmax(1), scores_NK.shape[1]
     groups, end = number // _GROUP, number - number % _GROUP
-    whole_NG = weights_NK[:, :end].unflatten(1, (groups, _GROUP)).sum(2)
+    whole_NG = weights_NK[:, :end].view(len(weights_NK), groups, _GROUP).sum(2)
     rest_N1 = weights_NK[:, end:].sum(1, keepdim=True)
     sums_NG = torch.cat([whole_NG, rest_N1], dim=1).double()
     upto_NG = sums_NG.cumsum(1)
