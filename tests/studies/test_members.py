@@ -22,7 +22,7 @@ from zipflm.runs.folder import RunFolder, append_line
 from zipflm.runs.records import Report
 from zipflm.storage import file_hash
 from zipflm.studies.members import ScoredRun, curve, make_member, score_once
-from zipflm.training.metrics import flops_per_token
+from zipflm.training.throughput import flops_per_token
 
 OPTIONS = ScoringOptions(device="cpu")
 

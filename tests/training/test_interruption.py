@@ -1,9 +1,11 @@
 """Whatever moment a run is killed, stopped or cannot write: nothing that was saved is lost."""
 
+import os
 import random
 import resource
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -21,7 +23,8 @@ from training_runs import (
 
 from zipflm.evaluation.scoring import tell
 from zipflm.runs.folder import RunFolder
-from zipflm.training import step, trainer
+from zipflm.training import step, validation
+from zipflm.training.trainer import StopSignal
 
 LONG = ["training.max_updates=100000", "training.checkpoint_every=20", "training.report_every=10"]
 
@@ -97,7 +100,7 @@ def test_one_signal_ends_a_run_that_has_nothing_new_to_save(word_data, tmp_path)
             wait_for(lambda: "resuming after update 4" in log.read_text(), process)
             time.sleep(0.5)
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == -signal.SIGINT  # which a shell calls 130
+            assert process.wait(20) == 130
         finally:
             process.kill()
     (checkpoint,) = RunFolder(out).checkpoints()
@@ -122,18 +125,74 @@ def test_a_request_is_obeyed_after_the_update_in_which_it_came(word_data, tmp_pa
 
 def test_a_request_ends_a_pass_over_the_valid_set(word_data, tmp_path, monkeypatch):
     """The valid set of a long run takes minutes, for which nobody who wants to leave waits."""
-    monkeypatch.setattr(trainer, "validate", lambda run, **_: ask_amid_scoring())
+
+    def ask_amid_scoring(*_):
+        tell(1, None)
+        signal.raise_signal(signal.SIGINT)
+        tell(1, None)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(validation, "score_sums", ask_amid_scoring)
     short = ["training.max_updates=50", "training.validate_every=2"]
     assert not run(word_data, tmp_path / "run", *short)
     assert names(tmp_path / "run") == {"update-00000002"}
     assert not validations(tmp_path / "run")
 
 
-def ask_amid_scoring():
-    tell(1, None)
-    signal.raise_signal(signal.SIGINT)
-    tell(1, None)
-    raise AssertionError("it went on")
+BOTH = (signal.SIGTERM, signal.SIGINT)
+
+
+@pytest.fixture
+def seen():
+    """Handlers of somebody else, who notes what arrives."""
+    arrived = []
+    before = {n: signal.signal(n, lambda number, _: arrived.append(number)) for n in BOTH}
+    yield arrived
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_the_first_signal_is_a_request_and_the_second_is_not_held_back(seen, number, capfd):
+    with StopSignal() as stop:
+        signal.raise_signal(number)
+        assert seen == [number] and not stop.is_requested  # there is nothing to save
+        stop.arm()
+        signal.raise_signal(number)
+        assert stop.is_requested and seen == [number]
+        assert "stopping after this update, then saving; Ctrl-C again" in capfd.readouterr().err
+        for second in BOTH:  # of the same kind or the other
+            signal.raise_signal(second)
+    assert seen == [number, *BOTH]
+    with pytest.raises(KeyError), StopSignal() as stop:
+        stop.arm()
+        raise KeyError
+    signal.raise_signal(number)
+    assert seen == [number, *BOTH, number]  # the handlers are back
+
+
+def test_of_several_processes_none_takes_an_echo_for_a_second_request(seen, monkeypatch, capfd):
+    """torchrun passes on what all of them got already; a Ctrl-C that comes later is meant."""
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    with StopSignal(is_alone=False) as stop:
+        for number in (signal.SIGTERM, *BOTH, *BOTH):
+            signal.raise_signal(number)
+        assert stop.is_requested and left == [] and capfd.readouterr().err == ""
+        monkeypatch.setattr(StopSignal, "_ECHO", 0.0)
+        signal.raise_signal(signal.SIGTERM)
+        assert left == []
+        signal.raise_signal(signal.SIGINT)
+        assert left == [130] and seen == []
+
+
+def test_outside_the_main_thread_it_leaves_signals_alone(seen):
+    """A study may train in a thread, where Python allows no handler to be set."""
+    thread = threading.Thread(target=lambda: StopSignal(is_alone=False).__enter__())
+    thread.start()
+    thread.join()
+    signal.raise_signal(signal.SIGTERM)
+    assert seen == [signal.SIGTERM]
 
 
 @pytest.mark.slow

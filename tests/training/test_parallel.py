@@ -24,7 +24,7 @@ from zipflm.runs.load import empty_model, first_values
 from zipflm.training import parallel, step
 from zipflm.training.distributed import add_up, started
 from zipflm.training.parallel import local_shard
-from zipflm.training.setup import build_learner
+from zipflm.training.step import build_learner
 from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]

@@ -247,7 +247,7 @@ def report(
 ) -> None:
     """Losses by word frequency, figures and word lists of any runs; their training curves."""
     if curves is not None:
-        from zipflm.training.curves import plot
+        from zipflm.studies.curves import plot
 
         if is_first_process():
             plot([Path(run) for run in runs], Path(curves), x)

@@ -39,10 +39,11 @@ from zipflm.studies.progress import Display, State, measured_speed, print_plans
 from zipflm.studies.report import Maker, claim, write_report
 from zipflm.studies.study import Member, ScoredText, Study, Tried
 from zipflm.studies.tuning import Setting, choose, grid_plans, parse_grid, to_try
-from zipflm.training import advice, distributed
+from zipflm.training import distributed, throughput
 from zipflm.training.distributed import Process, described
-from zipflm.training.metrics import device_name, reset_peak_memory
-from zipflm.training.setup import accumulation, check_data
+from zipflm.training.setup import check_data
+from zipflm.training.stream import accumulation
+from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
 
 Train = Callable[[Config, DataFolder, Path], bool]
@@ -153,8 +154,8 @@ class Runner:
         except ValueError:  # the trainer names the damage and goes on from the one before
             return False
         if self._process.is_first:
-            with plan.run.lock():  # which removes what a killed process left unfinished
-                plan.run.tidy()
+            with plan.run.lock():  # removes what a killed process left unfinished
+                pass
         return True
 
 
@@ -237,7 +238,7 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
         speed, basis = measured_speed(states), "from what is trained already"
         if speed is None:
             precision = plans[0].config.training.precision
-            speed = advice.training_speed(process.device, precision) * process.world_size
+            speed = throughput.training_speed(process.device, precision) * process.world_size
             name = device_name(process.device)
             basis = f"a rough guess from the speed of matrix products on {name}"
         if equal == "seconds":

@@ -25,7 +25,7 @@ from zipflm.settings import as_json, from_dict, load_object
 from zipflm.storage import written_whole
 from zipflm.studies.build import split_score
 from zipflm.studies.study import CurvePoint, Member, Seen
-from zipflm.training.metrics import flops_per_token
+from zipflm.training.throughput import flops_per_token
 
 SCORES = "scores"
 """Folder inside a member's run folder that keeps what was scored."""

@@ -27,7 +27,7 @@ from zipflm.runs.records import LogLine, Report, Validation
 from zipflm.studies.plan import Plan
 from zipflm.studies.study import Study
 from zipflm.studies.tables import Column, columns, duration, number
-from zipflm.training import advice
+from zipflm.training import throughput
 
 _OVER = ("done", "failed", "stopped", "not trained")
 """Stages after which a member does not go on."""
@@ -80,7 +80,7 @@ class State:
     @cached_property
     def work(self) -> float:
         """Operations of the whole training."""
-        return advice.work(self.plan.config, self.plan.data.vocabulary.counts)
+        return throughput.work(self.plan.config, self.plan.data.vocabulary.counts)
 
     @property
     def work_left(self) -> float:
@@ -169,7 +169,7 @@ class Display:
         """Training time left in all members, from the speed of what is trained; None if unknown."""
         states = list(self.states.values())
         speed, work_left = measured_speed(states), sum(state.work_left for state in states)
-        return advice.in_words(work_left / speed) if speed and work_left else None
+        return throughput.in_words(work_left / speed) if speed and work_left else None
 
     def _line(self, state: State) -> str:
         place = list(self.states.values()).index(state) + 1
@@ -186,15 +186,13 @@ class Display:
         return ", ".join(parts)
 
     def _warnings(self) -> list[str]:
-        """Doubts about the members' schedules, and a training of hours on a CPU."""
+        """Of a training of hours on a CPU."""
         states = list(self.states.values())
         for state in states:
             state.read()
-        doubts = [doubt for state in states for doubt in advice.doubts(state.plan.config)]
         what = "this study" if len(states) > 1 else "this member"
-        slow = advice.slowness(sum(state.work_left for state in states), what)
-        lines = [*dict.fromkeys(doubts), slow, advice.load()]
-        return [line for line in lines if line is not None]
+        slow = throughput.slowness(sum(state.work_left for state in states), what)
+        return [] if slow is None else [slow]
 
     def _see_scoring(self, task: str, done: int, total: int | None) -> None:
         state = self._current
@@ -232,7 +230,7 @@ def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]
         "time left": [duration(state.work_left / speed) for state in states],
     }
     Console(file=stream, width=_UNLIMITED).print(_table(cells, words=("model",)))
-    total = advice.in_words(sum(state.work_left for state in states) / speed)
+    total = throughput.in_words(sum(state.work_left for state in states) / speed)
     print(
         f"{len(states)} trainings, about {total} in all ({basis}); validation, compilation and "
         "scoring come on top. Nothing was written.",

@@ -28,7 +28,7 @@ from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint, Contents, checkpoint_path
 from zipflm.runs.folder import Choice, RunFolder, write_imported
 from zipflm.runs.load import LoadedRun, load_run, model_with
-from zipflm.runs.records import ImportedState, State, Validation, Versions
+from zipflm.runs.records import ImportedState, SavedState, Validation, Versions
 from zipflm.settings import load_object, to_dict
 from zipflm.storage import CHECKSUMS, file_hash, new_folder, read_checksums, require_unchanged, seal
 
@@ -68,7 +68,7 @@ weights bit for bit.
 """
 
 
-def model_card(run: LoadedRun, state: State, versions: Versions | None) -> str:
+def model_card(run: LoadedRun, state: SavedState, versions: Versions | None) -> str:
     """The README.md of an exported run."""
     config = run.config
     unit = config.batches.unit
@@ -107,7 +107,7 @@ def _decoder(run: LoadedRun) -> str:
     )
 
 
-def _training(run: LoadedRun, state: State, versions: Versions | None) -> str:
+def _training(run: LoadedRun, state: SavedState, versions: Versions | None) -> str:
     training, batches = run.config.training, run.config.batches
     rows = [("updates", f"{state.update:,}")]
     if isinstance(state, ImportedState):
