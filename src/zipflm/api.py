@@ -218,7 +218,7 @@ def run_training(
         return folder, config, initial
 
     with distributed.started(device, stall_seconds) as process:
-        folder, config, initial = distributed.done_by_all(read, process)
+        folder, config, initial = process.done_by_all(read)
         return run(
             config,
             folder,

@@ -125,7 +125,7 @@ class Runner:
                 problem = work()
         except (ValueError, OSError, RuntimeError) as error:
             problem = described(error)
-        return distributed.agree(problem, self._process)
+        return self._process.agree(problem)
 
     def _make_trained(self, plan: Plan, display: Display) -> str:
         """Why the member is not trained to its end, if it is not."""
@@ -200,7 +200,7 @@ def compare(
     error.
     """
     with distributed.started(device) as process:
-        words, plans = distributed.done_by_all(lambda: _planned(request, process), process)
+        words, plans = process.done_by_all(lambda: _planned(request, process))
         equal, grid = require_known(request.equal), parse_grid(request.tune)
         recipe = "the preset's own" if request.recipe == "paper" else request.recipe
         dataset, _, size = request.preset.partition("/")
@@ -227,7 +227,7 @@ def compare(
 def dry_run(request: Request, *, device: str | None = None) -> None:
     """Print what `compare` would train, with parameters and estimated times; write nothing."""
     with distributed.started(device) as process:
-        words, plans = distributed.done_by_all(lambda: _planned(request, process), process)
+        words, plans = process.done_by_all(lambda: _planned(request, process))
         scored_splits(words)
         equal, grid = require_known(request.equal), parse_grid(request.tune)
         for plan in plans:
@@ -285,13 +285,13 @@ def run_plans(
     run in a folder of its own, so an interrupted study goes on from any of them."""
     splits = scored_splits(words)
     lock = sole_writer(out)
-    with distributed.started(device) as process, distributed.held_by_first(lock, process):
+    with distributed.started(device) as process, process.held_by_first(lock):
         for plan in plans:
             check_training(plan, process)
         if equal != "seconds":  # which decides what the folders must hold
             for plan in grid_plans(plans, grid) if grid else plans:
                 check(plan, process)
-        distributed.let_first(lambda: claim(out, maker), process)
+        process.let_first(lambda: claim(out, maker))
         train = train or _trainer(device, is_tuned=bool(grid))
         runner = Runner(words, process, train, score or partial(score_once, share=process))
         if equal == "seconds":

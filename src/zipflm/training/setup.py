@@ -26,7 +26,7 @@ from zipflm.runs.load import empty_model, first_values
 from zipflm.runs.provenance import origin_of
 from zipflm.runs.records import Place, TrainingState
 from zipflm.settings import to_dict
-from zipflm.training import distributed, optimizers, parallel, throughput
+from zipflm.training import optimizers, parallel, throughput
 from zipflm.training.distributed import Process
 from zipflm.training.metrics import Log, Tally
 from zipflm.training.schedule import stretched
@@ -173,7 +173,7 @@ def check_processes(config: Config, data: DataFolder, process: Process) -> None:
     texts = {f"the {split} text": data.split(split).sha256 for split in data.splits}
     packages = {"zipflm": __version__, "torch": torch.__version__}
     same = {"the vocabulary": data.vocabulary.hash} | texts | packages | _flat(to_dict(config))
-    distributed.require_same(same, process, _SAME)
+    process.require_same(same, _SAME)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
@@ -240,11 +240,11 @@ def open_run(
     origin = None
     if initial is not None and found is None:
         origin = origin_of(initial)
-        distributed.require_same({"the initial weights": origin.weights}, process, _SAME)
-        distributed.let_first(partial(initial.verify, optimizer=False), process)
+        process.require_same({"the initial weights": origin.weights}, _SAME)
+        process.let_first(partial(initial.verify, optimizer=False))
     used = ["train"] + (["valid"] if "valid" in data.splits else [])
-    distributed.let_first(lambda: data.verify(*used), process)
-    distributed.require_shared(folder.path, process)
+    process.let_first(lambda: data.verify(*used))
+    process.require_shared(folder.path)
     done = found.update if found else 0
 
     def open_folder() -> None:
@@ -252,7 +252,7 @@ def open_run(
         for path in folder.set_aside(done) if found else ():
             log.say(f"the damaged checkpoint was moved out of the way, to {path}")
 
-    distributed.let_first(open_folder, process)
+    process.let_first(open_folder)
     for line in overview(config, process):
         log.say(line)
     if process.is_first and process.device.type == "cpu":
@@ -280,9 +280,8 @@ def newest_good(
     they do not see the same ones.
     """
     found = folder.checkpoints()
-    distributed.require_same(
+    process.require_same(
         {"the checkpoints' updates": [checkpoint.update for checkpoint in found]},
-        process,
         "--out must be a folder that all machines share",
     )
 

@@ -30,7 +30,7 @@ from zipflm.distinct_words import DistinctWords
 from zipflm.model.inputs import sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
-from zipflm.training import distributed, optimizers, parallel
+from zipflm.training import optimizers, parallel
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.parallel import local_shard
@@ -224,10 +224,12 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
         # A tensor made from it would be copied to the device, which waits; filling does not.
         stop = torch.full_like(sums[:1], float(stop))
     totals = torch.cat([sums, stop])
-    nll, tokens, words, stops = distributed.add_up(totals, learner.process)
+    nll, tokens, words, stops = learner.process.add_up(totals)
     for table in sparse_tables(learner.model):
         if table.grad is not None:
-            table.grad = distributed.average_rows(table.grad.coalesce(), learner.process)
+            # The mean over the processes, as DDP makes it of the others.
+            sums_of_rows = learner.process.add_up(table.grad.coalesce()).coalesce()
+            table.grad = sums_of_rows / learner.process.world_size
     if learner.tables:
         # Theirs are sums over the processes: averages, too, so that all can be treated alike.
         sums_here = [local_shard(p.grad) for p in learner.tables if p.grad is not None]

@@ -61,7 +61,7 @@ def train(
     with (
         distributed.started(device, stall_seconds) as process,
         StopSignal(is_alone=process.world_size == 1) as stop,
-        distributed.held_by_first(folder.lock(), process),
+        process.held_by_first(folder.lock()),
     ):
         setup.check_processes(config, data, process)
         run = setup.open_run(

@@ -16,7 +16,7 @@ from zipflm.data.token_file import TokenArray, Tokens
 from zipflm.evaluation.scoring import score_sums, watched_by
 from zipflm.model.precision import autocast, dtype_of_sums
 from zipflm.runs.records import Sums, Validation
-from zipflm.training import distributed, parallel
+from zipflm.training import parallel
 from zipflm.training.setup import Run
 
 _STRETCHES = 16
@@ -160,5 +160,5 @@ def _scored(run: Run, tokens: Tokens) -> Sums:
         sums = score_sums(nll, loaded, process.device, ends_word)
     own = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)
     own = own.to(process.device, dtype_of_sums(process.device))
-    total, num_tokens, num_words = distributed.add_up(own, process).tolist()
+    total, num_tokens, num_words = process.add_up(own).tolist()
     return Sums(total, int(num_tokens), int(num_words))
