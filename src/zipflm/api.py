@@ -181,7 +181,7 @@ def train(
         return folder, config, initial
 
     with distributed.started(device, stall_seconds) as process:
-        folder, config, initial = distributed.done_by_all(read, process)
+        folder, config, initial = process.done_by_all(read)
         is_finished = run(
             config,
             folder,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from zipflm.cli import app, main
 from zipflm.studies.compare import FinishedStudy
 from zipflm.studies.plan import Request
-from zipflm.training import advice
+from zipflm.training import throughput
 
 PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^zipflm ((?:compare|report) .*)$", PAGE, re.M)
@@ -130,7 +130,7 @@ def dry_run(data: Path, out: Path, *options: str) -> str:
 def test_a_dry_run_shows_members_with_sizes_and_times_and_writes_nothing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zipflm.training.advice.cpu_speed", lambda: 4e9)
+    monkeypatch.setattr("zipflm.training.throughput.cpu_speed", lambda: 4e9)
     said = dry_run(data, tmp_path / "study", "--factorizations", "SM,ADP-T", "--seeds", "2", *SHORT)
     request = Request(
         data=data,
@@ -141,7 +141,7 @@ def test_a_dry_run_shows_members_with_sizes_and_times_and_writes_nothing(
         overrides=SHORT,
     )
     for plan, line in zip(plans_for(request), said.splitlines()[1:], strict=False):
-        operations = advice.work(plan.config, plan.data.vocabulary.counts)
+        operations = throughput.work(plan.config, plan.data.vocabulary.counts)
         name = plan.label if plan.seed == 1 else f"{plan.label} seed {plan.seed}"
         params = f"{plan.config.num_params():,}"
         assert line.split() == [
@@ -159,7 +159,7 @@ def test_a_dry_run_shows_members_with_sizes_and_times_and_writes_nothing(
 def test_a_dry_run_counts_what_tuning_trains_and_gives_equal_seconds(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zipflm.training.advice.cpu_speed", lambda: 4e9)
+    monkeypatch.setattr("zipflm.training.throughput.cpu_speed", lambda: 4e9)
     options = ("--grid", "decoder.dropout=0,0.1", "--seeds", "2", "--equal", "seconds")
     said = dry_run(data, tmp_path, "--factorizations", "SM,ADP-T", *options)
     assert "6 trainings" in said and "SM dropout=0.1" in said

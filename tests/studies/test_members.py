@@ -23,7 +23,7 @@ from zipflm.runs.records import Report
 from zipflm.storage import file_hash
 from zipflm.studies.members import ScoredRun, StudyMember, curve, make_member, score_once
 from zipflm.studies.plan import Plan
-from zipflm.training.metrics import flops_per_token
+from zipflm.training.throughput import flops_per_token
 
 OPTIONS = ScoringOptions(device="cpu")
 

@@ -14,7 +14,7 @@ from zipflm.evaluation.scoring import named, tell
 from zipflm.studies.plan import Plan, Request
 from zipflm.studies.progress import Display, print_table
 from zipflm.studies.tables import number
-from zipflm.training.advice import in_words
+from zipflm.training.throughput import in_words
 
 
 @pytest.fixture(scope="module")
@@ -72,18 +72,17 @@ def test_a_terminal_shows_the_current_member_and_how_far_scoring_is(plans: list[
     assert "[1/8] SM: done, update 200/200" in stream.getvalue()
 
 
-def test_doubts_are_told_once_before_the_study_begins(
+def test_hours_without_a_gpu_are_told_before_the_study_begins(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("zipflm.training.advice.cpu_speed", lambda: 1e8)
+    monkeypatch.setattr("zipflm.training.throughput.cpu_speed", lambda: 1e8)
     overrides = ("training.max_updates=100",)
     request = Request(data=data, preset="tiny", out=tmp_path, overrides=overrides)
     stream = io.StringIO()
     with Display(plans_for(request), stream, is_silent=False).shown():
         pass
-    doubt, slow, *_ = stream.getvalue().splitlines()
-    assert doubt.startswith("warning: training.max_updates=100: the run ends inside a cycle")
+    (slow,) = stream.getvalue().splitlines()
     assert slow.startswith("warning: no GPU: this study needs about ")
 
 

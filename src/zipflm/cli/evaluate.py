@@ -273,7 +273,7 @@ def report(
     from zipflm import api
 
     if curves is not None:
-        from zipflm.training.curves import plot
+        from zipflm.studies.curves import plot
 
         if is_first_process():
             plot([Path(run) for run in runs], Path(curves), x)

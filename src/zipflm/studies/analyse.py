@@ -120,8 +120,8 @@ def analyse(
     with distributed.started(options.device) as process:
         words, analysed = process.done_by_all(opened)
         splits = scored_splits(words)
-        with distributed.held_by_first(sole_writer(out), process):
-            distributed.let_first(lambda: claim(out, "analysis"), process)
+        with process.held_by_first(sole_writer(out)):
+            process.let_first(lambda: claim(out, "analysis"))
             members: list[StudyMember] = []
             contexts: list[ContextScore] = []
             for plan, chosen in analysed:

@@ -47,10 +47,11 @@ from zipflm.studies.plan import (
 from zipflm.studies.progress import Display, MemberProgress, measured_speed, print_plans
 from zipflm.studies.report import claim, write_report
 from zipflm.studies.study import SplitText, Study, Tried, build
-from zipflm.training import advice, distributed
+from zipflm.training import distributed, throughput
 from zipflm.training.distributed import Process, described
-from zipflm.training.metrics import device_name, reset_peak_memory
-from zipflm.training.setup import accumulation, check_data
+from zipflm.training.setup import check_data
+from zipflm.training.stream import accumulation
+from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
 
 Train = Callable[[Config, DataFolder, Path], bool]
@@ -123,7 +124,7 @@ class Runner:
                 problem = work()
         except (ValueError, OSError, RuntimeError) as error:
             problem = described(error)
-        return distributed.agree(problem, self._process)
+        return self._process.agree(problem)
 
     def _make_trained(self, plan: Plan, display: Display) -> str:
         """Why the member is not trained to its end, if it is not."""
@@ -152,8 +153,8 @@ class Runner:
         except ValueError:  # the trainer names the damage and goes on from the one before
             return False
         if self._process.is_first:
-            with plan.run.lock():  # which removes what a killed process left unfinished
-                plan.run.tidy()
+            with plan.run.lock():  # removes what a killed process left unfinished
+                pass
         return True
 
 
@@ -188,11 +189,11 @@ def compare(
     with distributed.started(device) as process:
         words, plans, grid = process.done_by_all(lambda: _planned(request, process))
         facts = _request_facts(request, plans)
-        with distributed.held_by_first(sole_writer(out), process):
+        with process.held_by_first(sole_writer(out)):
             is_timed = request.equal == "seconds"
             for plan in grid_plans(plans, grid) if grid else plans:
                 check(plan, process, folder=not is_timed)  # times decide what folders must hold
-            distributed.let_first(lambda: claim(out, "study"), process)
+            process.let_first(lambda: claim(out, "study"))
             train = train or _trainer(device, is_tuned=bool(grid))
             runner = Runner(words, process, train, score or partial(score_once, share=process))
             if is_timed:
@@ -235,7 +236,7 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
         speed, basis = measured_speed(members), "from what is trained already"
         if speed is None:
             precision = plans[0].config.training.dtype
-            speed = advice.training_speed(process.device, precision) * process.world_size
+            speed = throughput.training_speed(process.device, precision) * process.world_size
             name = device_name(process.device)
             basis = f"a rough guess from the speed of matrix products on {name}"
         if is_timed:

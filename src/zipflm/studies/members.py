@@ -28,7 +28,7 @@ from zipflm.settings import from_dict, load_object, to_dict
 from zipflm.storage import written_whole
 from zipflm.studies.bins import FloatArray, IntArray
 from zipflm.studies.plan import Plan, training_seconds
-from zipflm.training.metrics import flops_per_token
+from zipflm.training.throughput import flops_per_token
 from zipflm.units import LARGEST_LOSS, perplexity
 
 SCORES = "scores"

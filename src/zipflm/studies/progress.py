@@ -26,7 +26,8 @@ from zipflm.runs.records import LogLine, Report, Validation
 from zipflm.studies.plan import Plan
 from zipflm.studies.study import Study
 from zipflm.studies.tables import columns, duration, number
-from zipflm.training import advice
+from zipflm.training import throughput
+from zipflm.training.schedule import ends_too_high
 
 _OVER = ("done", "trained", "failed", "stopped", "not trained")
 """Stages after which a member does not go on."""
@@ -72,7 +73,7 @@ class MemberProgress:
     @cached_property
     def work(self) -> float:
         """Operations of the whole training."""
-        return advice.work(self.plan.config, self.plan.data.vocabulary.counts)
+        return throughput.work(self.plan.config, self.plan.data.vocabulary.counts)
 
     @property
     def work_done(self) -> float:
@@ -146,7 +147,7 @@ class Display:
         """Training time left in all members, from the speed of what is trained; None if unknown."""
         members = list(self.members.values())
         speed, work_left = measured_speed(members), sum(member.work_left for member in members)
-        return advice.in_words(work_left / speed) if speed and work_left else None
+        return throughput.in_words(work_left / speed) if speed and work_left else None
 
     def _draw(self) -> Group:
         member = self._current
@@ -160,10 +161,10 @@ class Display:
     def _warnings(self) -> list[str]:
         """Doubts about the members' schedules, and a training of hours on a CPU."""
         members = list(self.members.values())
-        doubts = [doubt for member in members for doubt in advice.doubts(member.plan.config)]
+        doubts = [ends_too_high(member.plan.config) for member in members]
         what = "this study" if len(members) > 1 else "this member"
-        slow = advice.slowness(sum(member.work_left for member in members), what)
-        lines = [*dict.fromkeys(doubts), slow, advice.load()]
+        slow = throughput.slowness(sum(member.work_left for member in members), what)
+        lines = [*dict.fromkeys(doubts), slow, throughput.load()]
         return [line for line in lines if line is not None]
 
     def _see_scoring(self, task: str, done: int, total: int | None) -> None:
@@ -202,7 +203,7 @@ def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]
         for member in members
     ]
     _print_rows(rows, stream)
-    total = advice.in_words(sum(member.work_left for member in members) / speed)
+    total = throughput.in_words(sum(member.work_left for member in members) / speed)
     print(
         f"{len(members)} trainings, about {total} in all ({basis}); validation, compilation and "
         "scoring come on top. Nothing was written.",
