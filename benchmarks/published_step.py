@@ -29,7 +29,7 @@ from zipflm.model.language_model import LanguageModel
 from zipflm.presets.recipes import resolve
 from zipflm.training import optimizers, step
 from zipflm.training.distributed import Process
-from zipflm.training.setup import build_learner
+from zipflm.training.step import build_learner
 
 BANDS = SIZES["cpu"].bands
 MODEL = [

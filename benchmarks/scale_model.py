@@ -31,7 +31,7 @@ from zipflm.config import Config, Nesterov, Tie
 from zipflm.presets import from_name
 from zipflm.settings import override
 from zipflm.training import distributed
-from zipflm.training.metrics import flops_per_token
+from zipflm.training.throughput import flops_per_token
 
 STEP = Path(__file__).with_name("training_step.py")
 

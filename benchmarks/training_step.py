@@ -30,11 +30,11 @@ from zipflm.presets.recipes import apply
 from zipflm.runs.load import untrained_model
 from zipflm.runs.records import Place
 from zipflm.settings import override
-from zipflm.training import distributed, metrics, optimizers, step
+from zipflm.training import distributed, optimizers, step, throughput
 from zipflm.training.cuda_graphs import Updates
 from zipflm.training.distributed import Process
-from zipflm.training.setup import accumulation, build_learner
-from zipflm.training.stream import Stream
+from zipflm.training.step import build_learner
+from zipflm.training.stream import Stream, accumulation
 
 Text = Callable[[int, int], TokenArray]
 """Size of the vocabulary and number of tokens -> that many."""
@@ -88,7 +88,7 @@ def measure(
         "shares": {name: parts[name] / sum(parts.values()) for name in PARTS},
         "compiled": learner.compiled,
         "recorded": updates.is_recorded,
-        "peak_memory_bytes": metrics.peak_memory(process.device),
+        "peak_memory_bytes": throughput.peak_memory(process.device),
     }
 
 

@@ -181,7 +181,7 @@ def train(
         return folder, config, initial
 
     with distributed.started(device, stall_seconds) as process:
-        folder, config, initial = distributed.done_by_all(read, process)
+        folder, config, initial = process.done_by_all(read)
         is_finished = run(
             config,
             folder,
@@ -330,53 +330,32 @@ def report(
     out: Source,
     context_sizes: Sequence[int] = (),
     block: int | None = None,
-    bands: Sequence[str] = (),
-    tail_dropout: Sequence[float] = (),
-    seeds: int = 1,
     checkpoint: Choice | str | None = None,
     device: str | None = None,
 ) -> FinishedStudy:
     """Losses by word frequency, figures and word lists of runs, on a page.
 
-    A study instead of runs is drawn again from its kept scores. With `bands` or `tail_dropout` the
-    model of one run is trained with these settings as well.
+    A study instead of runs is drawn again from its kept scores.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
-    from zipflm.studies.analyse import ablate, analyse, is_study, redraw
+    from zipflm.studies.analyse import analyse, is_study, redraw
     from zipflm.studies.compare import FinishedStudy
 
     paths, choice = [Path(run) for run in _sources(runs)], _choice(checkpoint)
-    source, target, trains = _path(data), Path(out), bool(bands or tail_dropout)
-    page = target / "report.html"
-    if seeds != 1 and not trains:
-        raise ValueError(f"seeds={seeds}: nothing is trained without --bands or --tail-dropout")
+    source, target = _path(data), Path(out)
     if len(paths) == 1 and is_study(paths[0]):
-        if context_sizes or block is not None or trains or choice is not None:
+        if context_sizes or block is not None or choice is not None:
             raise ValueError(
                 f"{paths[0]}: a study is drawn again from its kept scores, as it was scored; for "
                 "other contexts, blocks or checkpoints give the runs in its members/"
             )
-        return FinishedStudy(redraw(paths[0], source, target), page, stopped=False)
-    if not trains:
+        study = redraw(paths[0], source, target)
+    else:
         options = ScoringOptions(block=block, device=device)
         study = analyse(
             paths, source, target, checkpoint=choice, context_sizes=context_sizes, options=options
         )
-        return FinishedStudy(study, page, stopped=False)
-    if len(paths) != 1 or context_sizes or block is not None:
-        raise ValueError(
-            "--bands, --tail-dropout: start from one run, without --context-sizes and --block"
-        )
-    return ablate(
-        paths[0],
-        source,
-        target,
-        bands=bands,
-        tail_dropout=tail_dropout,
-        checkpoint=choice,
-        seeds=seeds,
-        device=device,
-    )
+    return FinishedStudy(study, target / "report.html", stopped=False)
 
 
 def assignments(overrides: Overrides) -> list[str]:

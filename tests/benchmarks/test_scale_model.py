@@ -15,8 +15,8 @@ from zipflm.runs.load import untrained_model
 from zipflm.runs.records import Place
 from zipflm.training import distributed, step
 from zipflm.training.parallel import local_shard
-from zipflm.training.setup import accumulation, build_learner
-from zipflm.training.stream import Stream
+from zipflm.training.step import build_learner
+from zipflm.training.stream import Stream, accumulation
 
 scale = load("scale_model")
 

@@ -213,7 +213,6 @@ class PretendTrainer:
             world_size=1,
             vocabulary=data.vocabulary.hash,
             text=data.split("train").sha256,
-            keep=1,
             valid=validation(last, 2.0, self.valid),
         )
         weights = {"pretended": torch.zeros(2)}

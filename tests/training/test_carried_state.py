@@ -11,7 +11,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.runs.load import untrained_model
 from zipflm.training import optimizers, step
 from zipflm.training.distributed import Process
-from zipflm.training.setup import build_learner
+from zipflm.training.step import build_learner
 
 RECURRENT = {
     "lstm": ["decoder=LSTMDecoder", "decoder.hidden_dim=24", "decoder.dropout=0.1"],

@@ -10,7 +10,7 @@ from zipflm.runs.load import untrained_model
 from zipflm.training import optimizers, step
 from zipflm.training.cuda_graphs import Updates
 from zipflm.training.distributed import Process
-from zipflm.training.setup import build_learner
+from zipflm.training.step import build_learner
 
 OPTIMIZERS = [Nesterov(), AdamW(), Muon()]
 

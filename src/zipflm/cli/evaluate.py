@@ -265,21 +265,15 @@ def report(
         typer.Option(help="Also score with this many tokens of context, e.g. 0,480."),
     ] = None,
     block: Block = None,
-    bands: Bands = None,
-    tail_dropout: TailDropout = None,
-    seeds: Seeds = 1,
     checkpoint: Checkpoint = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Losses by word frequency, figures and word lists of any runs; their training curves.
-
-    With --bands or --tail-dropout, the model of one run is also trained with these settings.
-    """
+    """Losses by word frequency, figures and word lists of any runs; their training curves."""
     from zipflm import api
 
     if curves is not None:
-        from zipflm.training.curves import plot
+        from zipflm.studies.curves import plot
 
         if is_first_process():
             plot([Path(run) for run in runs], Path(curves), x)
@@ -290,17 +284,13 @@ def report(
         raise ValueError(
             "a report needs --data and --out; training curves alone, --curves with a file"
         )
-    trains = bool(bands or tail_dropout)  # and shows its progress itself
-    with _progress_aside(as_json), nullcontext() if trains else showing_progress():
+    with _progress_aside(as_json), showing_progress():
         finished = api.report(
             runs,
             data=data,
             out=out,
             context_sizes=numbers("--context-sizes", context_sizes, int),
             block=block,
-            bands=parts(bands),
-            tail_dropout=numbers("--tail-dropout", tail_dropout, float),
-            seeds=seeds,
             checkpoint=checkpoint,
             device=device,
         )

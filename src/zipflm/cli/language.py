@@ -85,20 +85,15 @@ def score(
     from zipflm.evaluation.scoring import watched_by
     from zipflm.language.model import load
     from zipflm.language.score_command import ScoreOptions, score_files
-    from zipflm.language.score_table import TableOptions
 
     run_comes_first(run, texts or ())
     names = expand(texts or ["-"])
-    table = TableOptions(
+    options = ScoreOptions(
         per=per,  # type: ignore[arg-type]  # checked there
         format="jsonl" if as_json else output_format,  # type: ignore[arg-type]  # checked there
         bits=in_bits,
         log10=log10,
         ends=ends,
-        names_files=len(names) > 1,
-    )
-    options = ScoreOptions(
-        table=table,
         lines=lines,  # type: ignore[arg-type]  # checked there
         prefix=prefix,
         top=top,
@@ -107,7 +102,7 @@ def score(
     )
     lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
     # Rows and a bar on one terminal would write over each other.
-    bar = nullcontext(_no_bar) if sys.stdout.isatty() else progress_bar()
+    bar = nullcontext(lambda *_: None) if sys.stdout.isatty() else progress_bar()
     with bar as report, watched_by(report):
         for rows in score_files(lm, names, options):
             _write_rows(rows)
@@ -243,6 +238,7 @@ def rescore(
     With --reference the weights are tuned on these lists, and printed on stderr.
     """
     from zipflm.data.prepare import progress_bar
+    from zipflm.evaluation.scoring import watched_by
     from zipflm.language import rescore_command as library
     from zipflm.language.rescoring import Results, parse_weights
 
@@ -260,19 +256,14 @@ def rescore(
     )
     # Lines and a bar on one terminal would write over each other.
     to_terminal = out in (None, "-") and sys.stdout.isatty()
-    bar = nullcontext(_no_bar) if to_terminal else progress_bar("hypotheses")
-    with removing_what_is_unfinished(), bar as report:
+    bar = nullcontext(lambda *_: None) if to_terminal else progress_bar("hypotheses")
+    with removing_what_is_unfinished(), bar as report, watched_by(report):
         library.rescore_file(
             nbest,
             options,
             lambda: library.run_scorer(run, checkpoint=checkpoint, device=device, dtype=dtype),
             say=tell,
-            report=report,
         )
-
-
-def _no_bar(what: str, done: int, total: int | None) -> None:
-    pass
 
 
 def _files(option: str, texts: list[str] | None) -> dict[str, str]:

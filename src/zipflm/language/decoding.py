@@ -26,13 +26,13 @@ from zipflm.language.next_words import MOST_PIECES
 from zipflm.language.text import EncodedText, Ids, TextReader
 from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.recorded_step import RecordedStep
-from zipflm.model.sampling import draw, most_likely
+from zipflm.model.sampling import NUM_TRIES, draw, most_likely
 
 SEEDS = 2**63
 _STRIDE = 0x1E3779B97F4A7C15
 """Between the seeds of texts that are asked for together: odd, so that they all differ."""
-_NUMBERS = 64
-"""Random numbers that a row takes from its generator at once."""
+_STEPS = 64
+"""Steps for which a row takes random numbers from its generator at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ class Delta:
     finish_reason: str | None = None
 
 
-class Row:
+class GrowingText:
     """One text while it is written.
 
     A word in pieces is shown when it is complete; text that may be the start of a stop sequence is
@@ -213,7 +213,7 @@ class Row:
             self._generator.seed()
         else:
             self._generator.manual_seed((options.seed + number * _STRIDE) % SEEDS)
-        self._numbers: list[float] = []
+        self._numbers: list[list[float]] = []
 
     def room(self, engine: Engine) -> int:
         """Places it will take up in a cache."""
@@ -224,10 +224,11 @@ class Row:
             tokens = options.max_words * (MOST_PIECES if engine.unit == "bpe" else 1)
         return min(engine.blocks.block, len(self.prompt) + 1 + tokens)
 
-    def random(self) -> float:
-        """Its next number in [0, 1)."""
+    def random(self) -> list[float]:
+        """Its numbers in [0, 1) for the next step."""
         if not self._numbers:
-            drawn = torch.rand(_NUMBERS, generator=self._generator, dtype=torch.float64)
+            shape = (_STEPS, NUM_TRIES)
+            drawn = torch.rand(shape, generator=self._generator, dtype=torch.float64)
             self._numbers = drawn.tolist()[::-1]
         return self._numbers.pop()
 
@@ -300,16 +301,16 @@ class Row:
         return len(self.text) if place < 0 else place
 
 
-class Decoder:
+class TextDecoder:
     """The texts that one model is writing."""
 
     def __init__(self, engine: Engine, reader: TextReader, *, is_recorded: bool = False) -> None:
         """With `is_recorded` steps on a GPU are recorded, which pays where rows join only once."""
         self._engine = engine
-        forbidden = never_written(reader.vocabulary)[: reader.num_predicted].to(engine.device)
-        self._forbidden = {True: forbidden, False: forbidden.clone()}
-        self._forbidden[False][UNKNOWN] = False
-        self.rows: list[Row] = []
+        never = never_written(reader.vocabulary)[: reader.num_predicted].nonzero().squeeze(1)
+        never = never.to(engine.device)
+        self._forbidden = {True: never, False: never[never != UNKNOWN]}
+        self.rows: list[GrowingText] = []
         self._cache: Any = engine.model.new_ragged_cache()
         self._hidden_ND = torch.zeros(0)
         is_ragged = isinstance(self._cache, RaggedCache)
@@ -317,7 +318,7 @@ class Decoder:
         self._recorded: RecordedStep | None = None
 
     @torch.inference_mode()
-    def join(self, rows: Sequence[Row]) -> None:
+    def join(self, rows: Sequence[GrowingText]) -> None:
         """They are part of the next step."""
         inputs = [self._engine.inputs(row.prompt) for row in rows]
         for row in rows:
@@ -329,7 +330,7 @@ class Decoder:
         self.rows = [*self.rows, *rows]
 
     @torch.inference_mode()
-    def leave(self, rows: Sequence[Row]) -> None:
+    def leave(self, rows: Sequence[GrowingText]) -> None:
         """Rows that need no further step."""
         if not rows:
             return

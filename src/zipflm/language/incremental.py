@@ -1,8 +1,8 @@
 """Scores of a text as it grows, for decoders that keep many hypotheses (shallow fusion).
 
-A `State` holds what the model remembers of a text and never changes, so that any number of texts
-can continue from it. The decoder reads the last token of a state when it is first continued: a
-word that nothing follows costs only its score.
+A `TextState` holds what the model remembers of a text and never changes, so that any number of
+texts can continue from it. The decoder reads the last token of a state when it is first continued:
+a word that nothing follows costs only its score.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.kv_cache import KeyValueCache
 
 
-class State:
+class TextState:
     """A text so far. Immutable: `TrainedModel.advance` returns new ones."""
 
     __slots__ = ("_cache", "_hidden", "inputs")
@@ -34,18 +34,18 @@ class State:
         self._hidden: Tensor | None = None
 
     def __repr__(self) -> str:
-        return f"State({len(self.inputs)} tokens)"
+        return f"TextState({len(self.inputs)} tokens)"
 
 
-def start(engine: Engine, prefix: Ids) -> State:
+def start(engine: Engine, prefix: Ids) -> TextState:
     """The state of a text after a prefix, which may be empty."""
-    return State(tuple(engine.inputs(prefix).tolist()), None)
+    return TextState(tuple(engine.inputs(prefix).tolist()), None)
 
 
 @torch.inference_mode()
 def advance(
-    engine: Engine, states: Sequence[State], tokens: Sequence[Sequence[int]]
-) -> list[tuple[float, State]]:
+    engine: Engine, states: Sequence[TextState], tokens: Sequence[Sequence[int]]
+) -> list[tuple[float, TextState]]:
     """log p of each state's next tokens, at least one, and the states after them."""
     logprobs, after = np.zeros(len(states)), list(states)
     for place in range(max(map(len, tokens), default=0)):
@@ -61,14 +61,14 @@ def advance(
     return list(zip(logprobs.tolist(), after, strict=True))
 
 
-def _after(engine: Engine, state: State, token: int) -> State:
+def _after(engine: Engine, state: TextState, token: int) -> TextState:
     inputs = (*state.inputs, token)
     if len(inputs) <= engine.longest:
-        return State(inputs, state._cache)
-    return State(inputs[-max(engine.blocks.context, 1) :], None)
+        return TextState(inputs, state._cache)
+    return TextState(inputs[-max(engine.blocks.context, 1) :], None)
 
 
-def _hidden(engine: Engine, states: Sequence[State]) -> Tensor:
+def _hidden(engine: Engine, states: Sequence[TextState]) -> Tensor:
     """The vectors [N, D] from which the next token of each state is predicted."""
     waiting = list({id(state): state for state in states if state._hidden is None}.values())
     for state in waiting:
@@ -79,13 +79,13 @@ def _hidden(engine: Engine, states: Sequence[State]) -> Tensor:
     return torch.stack([state._hidden for state in states if state._hidden is not None])
 
 
-def _read_all(engine: Engine, state: State) -> None:
+def _read_all(engine: Engine, state: TextState) -> None:
     words = torch.tensor([state.inputs], device=engine.device)
     state._cache = engine.model.new_cache(1, len(state.inputs))
     state._hidden = engine.model(words, state._cache)[0, -1]
 
 
-def _read_last(engine: Engine, states: Sequence[State]) -> None:
+def _read_last(engine: Engine, states: Sequence[TextState]) -> None:
     together: Any = engine.model.new_ragged_cache()
     for state in states:
         together.join(state._cache, [len(state.inputs) - 1], len(state.inputs))

@@ -32,7 +32,7 @@ from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.language.decoding import SamplingOptions, WrittenWord, never_written
 from zipflm.language.engine import Engine, scored_documents
 from zipflm.language.generation import Generation, Writer
-from zipflm.language.incremental import State, advance, start
+from zipflm.language.incremental import TextState, advance, start
 from zipflm.language.next_words import (
     LikelyWord,
     most_likely_words,
@@ -243,11 +243,11 @@ class TrainedModel:
 
     # --- Scores of text as it grows. ---
 
-    def start(self, prefix: str = "") -> State:
+    def start(self, prefix: str = "") -> TextState:
         """The state of a text that begins here, or continues after a prefix."""
         return start(self.engine, self.reader.prefix(prefix))
 
-    def advance(self, state: State, word: str) -> tuple[float, State]:
+    def advance(self, state: TextState, word: str) -> tuple[float, TextState]:
         """log p(word | state) in nats, and the state after the word; "\\n" ends a line.
 
         A state never changes: continue from it with any number of words. The decoder runs once per
@@ -258,8 +258,8 @@ class TrainedModel:
         return self.advance_many([state], [word])[0]
 
     def advance_many(
-        self, states: Sequence[State], words: Sequence[str]
-    ) -> list[tuple[float, State]]:
+        self, states: Sequence[TextState], words: Sequence[str]
+    ) -> list[tuple[float, TextState]]:
         """The same for the hypotheses of a beam, computed together: each state with its word."""
         ids = [self.encode(word) for word in words]
         for word, of_word in zip(words, ids, strict=True):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from zipflm.language.files import check_destination
 from zipflm.language.model import load
-from zipflm.language.nbest import WORDS, Entry, NBest
+from zipflm.language.nbest import WORDS, NBest
 from zipflm.language.rescoring import (
     HypothesisScorer,
     OpenLists,
@@ -21,8 +20,6 @@ from zipflm.language.rescoring import (
     written_weights,
 )
 from zipflm.language.tuning import Development, check_names, read_development, tune_on
-
-Report = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,28 +46,22 @@ def rescore_file(
     scorer: Callable[[], HypothesisScorer],
     *,
     say: Callable[[str], None],
-    report: Report,
 ) -> None:
     """Add a run's score to n-best lists and sort them again.
 
     All that can be wrong without the model is found before `scorer` loads it. `say` takes lines for
-    people, `report` the number of hypotheses that were scored and their total.
+    people.
     """
     lists = _opened(nbest, options)
-    if isinstance(lists, Development):
-        total = sum(map(len, lists.utterances))
-        model = scorer()
-        say(_scores_of(lists.lists))
-        counted = _counted(lists.utterances, lambda number: report("rescoring", number, total))
-        found, utterances = tune_on(replace(lists, utterances=counted), model)
-        say(found.as_text())
-        source = lists.lists.nbest
-        write(source, utterances, found.weights, lm=options.name, results=options.results)
+    model = scorer()
+    if isinstance(lists, OpenLists):
+        say(f"{_scores_of(lists)}; weights {written_weights(lists.weights)}")
+        rescore(lists, model, options.results)
         return
-    model, lines = scorer(), _number_of_lines(nbest)
-    say(f"{_scores_of(lists)}; weights {written_weights(lists.weights)}")
-    watched = _counted(lists.utterances, lambda number: report("rescoring", number, lines))
-    rescore(replace(lists, utterances=watched), model, options.results)
+    say(_scores_of(lists.lists))
+    found, utterances = tune_on(lists, model)
+    say(found.as_text())
+    write(lists.lists.nbest, utterances, found.weights, lm=options.name, results=options.results)
 
 
 def run_scorer(
@@ -108,24 +99,7 @@ def _opened(nbest: str, options: RescoreOptions) -> OpenLists | Development:
     return read_development(source, options.weights, options.reference, names, lm=options.name)
 
 
-def _counted(
-    utterances: Iterable[list[Entry]], report: Callable[[int], None]
-) -> Iterator[list[Entry]]:
-    """The same utterances; the number of hypotheses of one is reported when the next is read."""
-    for entries in utterances:
-        yield entries
-        report(len(entries))
-
-
 def _scores_of(lists: OpenLists) -> str:
     """The names of a list's own scores, which may be in files of their own."""
     names = [name for name in lists.weights if name not in (lists.lm, WORDS)]
     return f"scores of the list: {', '.join(names) or 'none'}"
-
-
-def _number_of_lines(name: str) -> int | None:
-    """Of a plain file, which is about its number of hypotheses; None for others."""
-    if not os.path.isfile(name) or name.endswith((".gz", ".bz2", ".xz", ".zst")):
-        return None
-    with open(name, "rb") as file:
-        return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))

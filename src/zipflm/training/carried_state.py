@@ -14,7 +14,6 @@ from zipflm.config import Config
 from zipflm.model.decoders.constant_state import ConstantStateDecoder, States
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.sharded import StoredTensors
-from zipflm.training import distributed
 from zipflm.training.distributed import Process
 
 PREFIX = "carried/"
@@ -51,7 +50,7 @@ class CarriedState:
             own = torch.stack(parts)
             whole = own.new_zeros(self._groups, *own.shape[1:])
             whole[self._process.rank :: self._process.world_size] = own
-            found[f"{PREFIX}{place}"] = distributed.add_up(whole, self._process)
+            found[f"{PREFIX}{place}"] = self._process.add_up(whole)
         return found
 
     def load(self, stored: StoredTensors) -> None:

@@ -28,7 +28,7 @@ from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint, Contents, checkpoint_path
 from zipflm.runs.folder import Choice, RunFolder, write_imported
 from zipflm.runs.load import LoadedRun, load_run, model_with
-from zipflm.runs.records import ImportedState, State, Versions
+from zipflm.runs.records import ImportedState, SavedState, Versions
 from zipflm.settings import load_object, to_dict
 from zipflm.storage import CHECKSUMS, file_hash, new_folder, read_checksums, require_unchanged, seal
 
@@ -36,7 +36,7 @@ _CONFIG = "config.json"
 _SPELLINGS = "input.spellings_VC"
 
 
-def model_card(run: LoadedRun, state: State, versions: Versions | None) -> str:
+def model_card(run: LoadedRun, state: SavedState, versions: Versions | None) -> str:
     """The README.md of an exported run: what the run recorded of these very weights."""
     config = run.config
     imported, valid = None, None
