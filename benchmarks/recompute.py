@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from training_step import fake_vocabulary, random_tokens
 
-from zipflm.config import Config, DecoderConfig, Recompute
+from zipflm.config import Config, Recompute, TransformerDecoder
 from zipflm.model.decoders.transformer import Transformer
 from zipflm.model.precision import Precision, autocast
 from zipflm.presets import from_name
@@ -69,7 +69,10 @@ class _Made(TorchDispatchMode):
 
 
 def kept_bytes(
-    config: DecoderConfig, mode: Recompute, device: torch.device, precision: Precision = "float32"
+    config: TransformerDecoder,
+    mode: Recompute,
+    device: torch.device,
+    precision: Precision = "float32",
 ) -> float:
     """Bytes that one layer keeps of one token until the backward pass."""
     # Weights in low precision are kept too, and so is what all layers share: differences tell.

@@ -58,7 +58,7 @@ def test_unknown_names_list_the_known(name, message):
 
 
 def test_names_of_variants_are_those_that_a_preset_takes():
-    assert variants("tiny", "ADP-T") == ()
+    assert variants("tiny", "ADP-T") == ("gcnn", "lstm", "qrnn")
     for name in variants("wikitext-103", "SM"):
         assert from_name(f"wikitext-103/SM/{name}").name == f"wikitext-103/SM/{name}"
 

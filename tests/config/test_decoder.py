@@ -4,23 +4,26 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from zipflm.config import DecoderConfig
+from zipflm.config import TransformerDecoder
 from zipflm.model.decoders.transformer import Transformer
 
-SMALL = DecoderConfig(dim=32, num_layers=3, num_heads=4, ffn_dim=48)
+SMALL = TransformerDecoder(dim=32, num_layers=3, num_heads=4, ffn_dim=48)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DecoderConfig(dim=30, num_heads=4), "num_heads=4: must divide dim=30"),
-        (lambda: DecoderConfig(dropout=1.0), r"dropout=1.0: must lie in \[0, 1\)"),
+        (lambda: TransformerDecoder(dim=30, num_heads=4), "num_heads=4: must divide dim=30"),
+        (lambda: TransformerDecoder(dropout=1.0), r"dropout=1.0: must lie in \[0, 1\)"),
         (
-            lambda: DecoderConfig(dim=12, num_heads=4, positions="rotary"),
+            lambda: TransformerDecoder(dim=12, num_heads=4, positions="rotary"),
             "even head width, not 3",
         ),
-        (lambda: DecoderConfig(activation="gelu"), "activation='gelu': choose from relu, relu_sq"),
-        (lambda: DecoderConfig(num_layers=0), "num_layers=0: must be at least 1"),
+        (
+            lambda: TransformerDecoder(activation="gelu"),
+            "activation='gelu': choose from relu, relu_sq",
+        ),
+        (lambda: TransformerDecoder(num_layers=0), "num_layers=0: must be at least 1"),
     ],
 )
 def test_impossible_decoders_fail_when_written(make, message):

@@ -5,13 +5,13 @@ import torch
 from numerics import assert_close
 
 from zipflm import LanguageModel, preset
-from zipflm.config import CharacterInput, DecoderConfig
+from zipflm.config import CharacterInput, TransformerDecoder
 from zipflm.model.decoders.transformer import Transformer
 from zipflm.model.kv_cache import KeyValueCache
 from zipflm.presets import FACTORIZATIONS
 from zipflm.presets.recipes import resolve
 
-PLAIN = DecoderConfig(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
+PLAIN = TransformerDecoder(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
 DECODERS = {
     "sinusoidal": PLAIN,
     "rotary": replace(PLAIN, positions="rotary"),

@@ -6,10 +6,10 @@ from golden_files import load
 from numerics import assert_close
 from torch import nn
 
-from zipflm.config import DecoderConfig
+from zipflm.config import TransformerDecoder
 from zipflm.model.decoders.transformer import Transformer, _are_plain, rotate, rotations, sinusoids
 
-PLAIN = DecoderConfig(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
+PLAIN = TransformerDecoder(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
 MODERN = replace(
     PLAIN, positions="rotary", qk_norm=True, activation="relu_squared", norm="rms", bias=False
 )

@@ -1,7 +1,7 @@
 """The decoders as values, with the answers to what they hold and what they cost.
 
 `Decoder` lists the questions. A new decoder is a class here, one in `model.decoders`, and an entry
-in `AnyDecoder`.
+in `DecoderConfig`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Decoder(Checked, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig(Decoder):
+class TransformerDecoder(Decoder):
     """The Transformer decoder (section 4.1); the defaults are the paper's for WikiText-103."""
 
     is_default_kind = True
@@ -282,6 +282,6 @@ class QRNNDecoder(Decoder):
         return f"{self.num_layers} QRNN layers, width {self.hidden_dim}"
 
 
-AnyDecoder = Annotated[
-    DecoderConfig | GatedConvolutionDecoder | LSTMDecoder | QRNNDecoder, ByKind()
+DecoderConfig = Annotated[
+    TransformerDecoder | GatedConvolutionDecoder | LSTMDecoder | QRNNDecoder, ByKind()
 ]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from zipflm.config.checks import Checked, Positive, require
-from zipflm.config.decoder import AnyDecoder, DecoderConfig
+from zipflm.config.decoder import DecoderConfig, TransformerDecoder
 from zipflm.config.layers import (
     AdaptiveInput,
     AdaptiveOutput,
@@ -66,7 +66,7 @@ class ModelConfig(Checked):
     vocab_size: Positive
     """Number of ids, specials and fillers included."""
     input: InputConfig
-    decoder: AnyDecoder = field(default_factory=DecoderConfig)
+    decoder: DecoderConfig = field(default_factory=TransformerDecoder)
     output: OutputConfig
     tie: Tie = Tie.NONE
     """Which weights the output layer shares with the input layer."""

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from zipflm.config import DecoderConfig
+from zipflm.config import TransformerDecoder
 
 
 class Past(Protocol):
@@ -60,7 +60,7 @@ class KeyValueCache:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        config: TransformerDecoder,
         rows: int,
         capacity: int,
         device: torch.device | str = "cpu",

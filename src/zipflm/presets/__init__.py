@@ -64,7 +64,9 @@ def preset(
     """
     is_of_the_paper = _choose("dataset", dataset, DATASETS).is_of_the_paper
     published = rivals.MODELS.get(dataset, {})
-    if factorization in published and size == "base" and variant is None:
+    if factorization in published:
+        require(size == "base", "size", size, f"{dataset}/{factorization} has one size, base")
+        require(not variant, "variant", variant, f"{dataset}/{factorization} has none; leave it out")
         return published[factorization]
     _choose("factorization", factorization, {**BY_LABEL, **published})
     name = f"{dataset}/{factorization}" + ("" if size == "base" else f"/{size}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from zipflm.config import Banded, Config, DecoderConfig, Muon, WarmupDecay, require
+from zipflm.config import Banded, Config, Muon, TransformerDecoder, WarmupDecay, require
 from zipflm.presets import MODERN_DECODER, Dataset, dataset_of, from_name
 from zipflm.settings import override
 
@@ -28,7 +28,7 @@ def paper(config: Config, dataset: Dataset) -> Config:
 def modern(config: Config, dataset: Dataset) -> Config:
     """Muon and AdamW, warm-up and decay, and a decoder in the manner of 2025."""
     decoder = replace(config.decoder, dropout=min(config.decoder.dropout, 0.1))
-    if isinstance(decoder, DecoderConfig):
+    if isinstance(decoder, TransformerDecoder):
         decoder = replace(
             decoder, **MODERN_DECODER, bias=False, attention_dropout=0.0, relu_dropout=0.0
         )

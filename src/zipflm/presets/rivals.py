@@ -18,7 +18,6 @@ from zipflm.config import (
     CharacterInput,
     Config,
     CosineCycles,
-    DecoderConfig,
     FixedInput,
     FullOutput,
     GatedConvolutionDecoder,
@@ -27,6 +26,7 @@ from zipflm.config import (
     QRNNDecoder,
     Tie,
     TrainingConfig,
+    TransformerDecoder,
     WarmupDecay,
 )
 
@@ -146,14 +146,14 @@ _LONGEST_CARRIED = 128
 decoder reads together."""
 
 
-def _gcnn(decoder: DecoderConfig) -> GatedConvolutionDecoder:
+def _gcnn(decoder: TransformerDecoder) -> GatedConvolutionDecoder:
     number = max(2, round(_size(decoder) / (8 * decoder.dim**2)))
     return GatedConvolutionDecoder(
         dim=decoder.dim, blocks=((4, decoder.dim, 0),) * number, dropout=decoder.dropout
     )
 
 
-def _lstm(decoder: DecoderConfig) -> LSTMDecoder:
+def _lstm(decoder: TransformerDecoder) -> LSTMDecoder:
     layers = min(2, decoder.num_layers)
     cells = _rounded(_size(decoder) / (layers * (9 * decoder.dim + 8)))
     return LSTMDecoder(
@@ -164,7 +164,7 @@ def _lstm(decoder: DecoderConfig) -> LSTMDecoder:
     )
 
 
-def _qrnn(decoder: DecoderConfig) -> QRNNDecoder:
+def _qrnn(decoder: TransformerDecoder) -> QRNNDecoder:
     # Of three layers, in which width * (9 * dim + 3 * width) weights are: two words in, one out.
     linear = 9 * decoder.dim
     width = (math.sqrt(linear**2 + 12 * _size(decoder)) - linear) / 6
@@ -173,7 +173,7 @@ def _qrnn(decoder: DecoderConfig) -> QRNNDecoder:
     )
 
 
-def _size(decoder: DecoderConfig) -> int:
+def _size(decoder: TransformerDecoder) -> int:
     return sum(decoder.params().values())
 
 
@@ -181,7 +181,7 @@ def _rounded(width: float) -> int:
     return max(8, round(width / 8) * 8)
 
 
-DECODERS: dict[str, Callable[[DecoderConfig], Any]] = {
+DECODERS: dict[str, Callable[[TransformerDecoder], Any]] = {
     "transformer": lambda decoder: decoder,
     "gcnn": _gcnn,
     "lstm": _lstm,
@@ -194,7 +194,7 @@ def with_decoder(config: Config, name: str) -> Config:
 
     Recurrent decoders carry their state from batch to batch, unless batches are of sentences.
     """
-    assert isinstance(config.decoder, DecoderConfig)
+    assert isinstance(config.decoder, TransformerDecoder)
     batches = config.batches
     if name in ("lstm", "qrnn") and batches.break_mode != "sentence":
         block = min(batches.block, _LONGEST_CARRIED)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from zipflm.config import AdaptiveOutput, Config, CosineCycles, DecoderConfig, FixedInput, Tie
+from zipflm.config import AdaptiveOutput, Config, CosineCycles, FixedInput, Tie, TransformerDecoder
 from zipflm.presets.rivals import DECODERS, with_decoder
 
 Variant = Callable[[Config], Config]
@@ -89,8 +89,8 @@ def _fairseq(config: Config) -> Config:
     return replace(config, output=output, decoder=_decoder(config, init="fairseq"))
 
 
-def _decoder(config: Config, **fields: Any) -> DecoderConfig:
-    assert isinstance(config.decoder, DecoderConfig)
+def _decoder(config: Config, **fields: Any) -> TransformerDecoder:
+    assert isinstance(config.decoder, TransformerDecoder)
     return replace(config.decoder, **fields)
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import assert_never
 
 from zipflm.config import (
-    AnyDecoder,
     DecoderConfig,
     GatedConvolutionDecoder,
     LSTMDecoder,
     QRNNDecoder,
+    TransformerDecoder,
 )
 from zipflm.model.decoders.constant_state import ConstantStateDecoder
 from zipflm.model.decoders.gated_convolution import GatedConvolution
@@ -25,9 +25,9 @@ from zipflm.model.decoders.transformer import Transformer
 Decoder = Transformer | ConstantStateDecoder
 
 
-def build_decoder(config: AnyDecoder) -> Decoder:
+def build_decoder(config: DecoderConfig) -> Decoder:
     match config:
-        case DecoderConfig():
+        case TransformerDecoder():
             return Transformer(config)
         case GatedConvolutionDecoder():
             return GatedConvolution(config)

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from zipflm.config import DecoderConfig, Recompute
+from zipflm.config import Recompute, TransformerDecoder
 from zipflm.kernels import autocast
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
 from zipflm.kernels.operators import can_skip_dispatch
@@ -60,7 +60,7 @@ class Transformer(nn.Module):
     The state is a cache: the words follow those it holds, see them too, and are added to it.
     """
 
-    def __init__(self, config: DecoderConfig):
+    def __init__(self, config: TransformerDecoder):
         super().__init__()
         self.config = config
         layers = (DecoderLayer(config) for _ in range(config.num_layers))
@@ -129,7 +129,7 @@ class DecoderLayer(nn.Module):
     """Attention, then feed-forward; each normed before and added to what it was given, or, by
     config, normed after that."""
 
-    def __init__(self, config: DecoderConfig):
+    def __init__(self, config: TransformerDecoder):
         super().__init__()
         self.config = config
         self.recompute: Recompute = "none"
@@ -384,7 +384,7 @@ def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def _norm(config: DecoderConfig) -> nn.Module:
+def _norm(config: TransformerDecoder) -> nn.Module:
     match config.norm:
         case "layer":
             return nn.LayerNorm(config.dim)
