@@ -292,12 +292,14 @@ def compare(
     recipe: str = "paper",
     bands: Sequence[str] = (),
     tail_dropout: Sequence[float] = (),
+    decoders: Sequence[str] = (),
     equal: str = "updates",
     grid: Sequence[str] = (),
     device: str | None = None,
     stall_seconds: float = STALL_SECONDS,
 ) -> FinishedStudy:
-    """Train factorizations (all eight by default) on the same text and report where each one wins.
+    """Train factorizations (all eight by default) on the same text and report where each one wins;
+    or one of them with several `decoders` (`transformer`, `gcnn`, `lstm`, `qrnn`).
 
     `grid` lists fields with values, `training.optimizer.lr=1e-3,3e-3`; every member takes the
     best on the valid set. The result has the study, the path of its page and what went wrong.
@@ -316,6 +318,7 @@ def compare(
         overrides=tuple(assignments(overrides)),
         bands=tuple(bands),
         tail_dropout=tuple(tail_dropout),
+        decoders=tuple(decoders),
         equal=equal,
         grid=tuple(grid),
     )

@@ -187,6 +187,10 @@ def compare(
     recipe: Recipe = "paper",
     bands: Bands = None,
     tail_dropout: TailDropout = None,
+    decoders: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare decoders instead: transformer,gcnn,lstm,qrnn, with ADP-T."),
+    ] = None,
     equal: Annotated[
         str, typer.Option(help="Held equal: updates (as in the paper), text or seconds.")
     ] = "updates",
@@ -223,6 +227,7 @@ def compare(
         "overrides": tuple(api.assignments(overrides or [])),
         "bands": parts(bands),
         "tail_dropout": numbers("--tail-dropout", tail_dropout, float),
+        "decoders": parts(decoders),
         "equal": equal,
         "grid": tuple(grid or ()),
     }

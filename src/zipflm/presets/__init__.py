@@ -66,7 +66,9 @@ def preset(
     published = rivals.MODELS.get(dataset, {})
     if factorization in published:
         require(size == "base", "size", size, f"{dataset}/{factorization} has one size, base")
-        require(not variant, "variant", variant, f"{dataset}/{factorization} has none; leave it out")
+        require(
+            not variant, "variant", variant, f"{dataset}/{factorization} has none; leave it out"
+        )
         return published[factorization]
     _choose("factorization", factorization, {**BY_LABEL, **published})
     name = f"{dataset}/{factorization}" + ("" if size == "base" else f"/{size}")
