@@ -233,7 +233,7 @@ def compare(
             study = build(
                 runner.members(plans, splits),
                 split_text(words, splits[-1]),
-                title=f"Word representations compared on {request.data}",
+                title=f"{_what(request)} compared on {request.data}",
                 # The paper's rows stand next to ours where it has them: models of the base size.
                 dataset=dataset if size in ("", "base") else "",
                 facts=facts | study_facts(words, plans, process),
@@ -282,6 +282,10 @@ def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan]
     if grid and "valid" not in words.splits:
         raise ValueError(f"--grid: {words.path} has no valid set to decide on; prepare it with one")
     return words, with_same_text(plans) if request.equal == "text" else plans, grid
+
+
+def _what(request: Request) -> str:
+    return "Decoders" if request.decoders else "Word representations"
 
 
 def _timed(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]:

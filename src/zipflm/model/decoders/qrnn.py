@@ -66,6 +66,8 @@ def linear_scan(decay_BTH: Tensor, input_BTH: Tensor, start_BH: Tensor) -> Tenso
     >>> linear_scan(decay, input, torch.zeros(1, 1)).flatten().tolist()
     [1.0, 0.5, 2.5]
     """
+    if decay_BTH.shape[1] == 1:
+        return decay_BTH * start_BH.unsqueeze(1) + input_BTH
     result: Tensor = _LinearScan.apply(decay_BTH, input_BTH, start_BH)  # type: ignore[no-untyped-call]
     return result
 
