@@ -189,7 +189,7 @@ def compare(
     tail_dropout: TailDropout = None,
     decoders: Annotated[
         list[str] | None,
-        typer.Option(help="Compare decoders instead: transformer,gcnn,lstm,qrnn, with ADP-T."),
+        typer.Option(help="Compare these instead of factorizations: transformer,gcnn,lstm,qrnn."),
     ] = None,
     equal: Annotated[
         str, typer.Option(help="Held equal: updates (as in the paper), text or seconds.")

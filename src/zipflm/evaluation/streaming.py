@@ -28,9 +28,9 @@ def streaming_speed(
     number, started = -_WARM_UP, time.perf_counter()
     while True:
         cache = model.new_cache(1, len(tokens))
-        for word, target in zip(tokens[:-1].split(1), tokens[1:].split(1), strict=True):
-            hidden = model(word[None], cache)[0]
-            model.output.nll(hidden, target).item()
+        for word, target in zip(tokens[:-1], tokens[1:], strict=True):
+            hidden = model(word.view(1, 1), cache)[0]
+            model.output.nll(hidden, target.view(1)).item()
             number += 1
             if number == 0:
                 started = time.perf_counter()

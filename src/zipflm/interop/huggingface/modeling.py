@@ -199,7 +199,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
             config.use_cache = False
         self.post_init()
         if self._has_constant_state:
-            self.generation_config.use_cache = False  # type: ignore[union-attr]
+            self.generation_config.use_cache = False
 
     @classmethod
     def from_pretrained(
