@@ -132,10 +132,10 @@ def bad_lines():
         (["{train}", "--processes", "0"], "--processes 0"),
         (["{train}", "--words", "nonsense"], "--words nonsense: choose from whitespace, words"),
         (["{train}", "--engine", "spark"], "--engine spark: choose from processes, dask"),
-        (["{train}", "--scheduler", "local"], "--scheduler local: goes with --engine dask"),
+        (["{train}", "--scheduler", "local"], "--scheduler local: needs engine=dask"),
         (["nonsense://x"], "nonsense://x: .*texts are files, or URLs such as s3://"),
         (["{train}", "--corpus", "wikitext-2"], "leave out the others"),
-        (["{train}", "--ids", "x.npy"], "train.txt: text or --ids, not both"),
+        (["{train}", "--ids", "x.npy"], "train.txt: text or ids, not both"),
         (["{array.npy}"], "array.npy: an array, not text; .* --ids"),
         (["--corpus", "wikitext-4"], "choose from state-of-the-union"),
         ([], "no training text"),
@@ -258,8 +258,8 @@ def test_a_second_command_for_the_same_folder_is_refused_and_the_first_goes_on(t
     process.send_signal(signal.SIGCONT)
     assert done.returncode == 2, done.stdout
     assert re.fullmatch(
-        rf"zipflm: {tmp_path}/d: in use by process {process.pid} on \S+ \(zipflm prepare, since "
-        r"[^)]*\); wait until it has ended, or choose another folder\n",
+        rf"zipflm: {tmp_path}/d: in use by process {process.pid} on \S+, since "
+        r"[^;]*; wait until it has ended, or choose another folder\n",
         done.stderr,
     )
     assert process.wait(60) == 0

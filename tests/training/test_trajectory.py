@@ -85,7 +85,7 @@ def learner():
         optimizers=[NesterovMomentum([{"params": list(model.parameters()), "base_lr": 1.0}])],
         scale=step.LossScale(False, process.device),
         process=process,
-        dtype="float32",
+        precision="float32",
         clip_norm=0.1,
     )
 

@@ -105,6 +105,7 @@ def evaluate(
     With torchrun, each process scores a share of the text.
     """
     from zipflm import api
+    from zipflm.training import distributed
 
     if len(runs) > 1:
         of_runs = {"--data": data, "--split": split, "--text": text, "--checkpoint": checkpoint}
@@ -112,7 +113,7 @@ def evaluate(
         return
     if weights or out:
         raise ValueError("--weights, --out: of several files of scores; leave them out")
-    with removing_what_is_unfinished(), showing_progress():
+    with distributed.started(device), removing_what_is_unfinished(), showing_progress():
         found = api.evaluate(
             runs[0],
             data=data,

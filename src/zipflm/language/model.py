@@ -40,7 +40,7 @@ from zipflm.language.next_words import (
     require_numbers,
 )
 from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
-from zipflm.messages import quoted, read_file
+from zipflm.messages import quoted, read_file, unquoted
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import is_checkpoint
 from zipflm.runs.folder import Choice, parse_choice
@@ -361,7 +361,7 @@ def _engine(
 ) -> Engine:
     if isinstance(dtype, str):
         if dtype not in _DTYPES:
-            raise ValueError(f"dtype={quoted(dtype)}: choose from {', '.join(_DTYPES)}")
+            raise ValueError(f"dtype={unquoted(dtype)}: choose from {', '.join(_DTYPES)}")
         dtype = _DTYPES[dtype]
     elif dtype not in _DTYPES.values():
         raise ValueError(f"dtype={dtype}: choose from {', '.join(_DTYPES)}")

@@ -47,7 +47,7 @@ def stretched(config: Config, max_updates: int) -> Config:
 def ends_too_high(config: Config) -> str | None:
     """A warning if the run ends within its warm-up or with a high learning rate."""
     schedule, updates = config.training.schedule, config.training.max_updates
-    if not isinstance(schedule, CosineCycles):
+    if not isinstance(schedule, CosineCycles) or not schedule.max_lr:
         return None
     last = learning_rate(schedule, updates - 1, updates) / schedule.max_lr
     if updates > schedule.warmup_updates and last < _LOW:
