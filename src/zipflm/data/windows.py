@@ -52,7 +52,7 @@ def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
     `none`: every `size` tokens, the last part shorter. `complete`: as many whole sentences as fit
     into `size`, a longer one alone. `sentence`: every sentence, whatever `size` is.
     """
-    if break_mode in ("none", "stream"):
+    if break_mode == "none":
         total = len(tokens.ids)
         return np.append(np.arange(0, total, size, dtype=np.int64), total)
     offsets = np.asarray(tokens.offsets)
