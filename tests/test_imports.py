@@ -33,7 +33,11 @@ ALLOWED = {
     "data": {"config", "distinct_words", "messages", "settings", "storage"},
     "data.vocabulary": set(),
     "runs": {"model", "data", "config", "messages", "settings", "storage", "units"},
-    "evaluation": {"runs", "model", "data", "config", "storage", "units"},
+    "memory": {"runs.load", "data.vocabulary", "config", "settings", "storage"},
+    "memory.building": {"memory", "evaluation", "runs.load", "model.precision"}
+    | {"data.batches", "data.folder", "data.vocabulary", "settings", "storage"},
+    "memory.tuning": {"memory", "evaluation", "runs.load", "data.folder", "settings", "units"},
+    "evaluation": {"memory", "runs", "model", "data", "config", "storage", "units"},
     "language": {"evaluation", "runs", "model", "data", "config", "interop.huggingface"}
     | {"messages", "settings", "storage", "units"},
     "training": {"evaluation", "runs", "model", "data", "config", "distinct_words"}

@@ -155,12 +155,13 @@ class Batches:
         max_tokens: int,
         seed: int = 0,
         shuffle: bool,
+        in_order: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         """`max_tokens` counts padding; a sentence longer than that makes a batch of its own. With
         `shuffle` rows are sorted by length in random tie order and batches come in random order;
-        without, `none` and `complete` keep the stream's order.
+        without, `none` and `complete` keep the stream's order, and `in_order` sentences do, too.
         """
         if blocks.break_mode == "none" and max_tokens < blocks.block:
             raise ValueError(
@@ -174,7 +175,8 @@ class Batches:
         self._ids = tokens.ids
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
-        self._rows = rows(tokens, blocks, sorts=shuffle or blocks.break_mode == "sentence")
+        sorts = shuffle or (blocks.break_mode == "sentence" and not in_order)
+        self._rows = rows(tokens, blocks, sorts=sorts)
         self._groups = group_runs(self._rows.runs, max_tokens)
         largest = int(self._groups.sizes.max())
         self._at_once = max(1, min(_MOST_AT_ONCE, _ROWS_AT_ONCE // largest))

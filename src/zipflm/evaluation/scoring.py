@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -31,9 +32,11 @@ from zipflm.data.batches import Batch, Batches, batch_of
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.data.windows import Windows, batched, document_windows
 from zipflm.evaluation.protocol import ScoringProtocol, TokenScores, count_words
+from zipflm.memory.mixing import Mixture
+from zipflm.memory.specs import Memories
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
-from zipflm.model.sampling import most_likely
+from zipflm.model.sampling import most_likely_in
 from zipflm.runs.records import Sums
 
 
@@ -156,6 +159,7 @@ def score(
     device: torch.device | str,
     ends_word: NDArray[np.bool_],
     precision: Precision = "float32",
+    memories: Memories | None = None,
     share: Share = ALONE,
 ) -> TokenScores:
     """nll of every token of a split, in the order of the text.
@@ -165,12 +169,14 @@ def score(
 
     Where several processes share the work, `batches` are those of one process alone, and each
     scores every so-many-th of them: the batches are the same, and so is every nll, bit for bit on
-    devices that compute alike. All get the whole result.
+    devices that compute alike. All get the whole result. A cache needs the batches in the order of
+    the text.
     """
     ids = batches.tokens.ids
+    memory = None if memories is None else memories.recall().open(ids)
     nll, positions, scored = share.done_by_all(
         lambda: start_scoring(
-            model, ids, _planned(batches, share), device=device, precision=precision
+            model, ids, planned(batches, share), device=device, precision=precision, memory=memory
         )()
     )
     if share.world_size > 1:
@@ -179,7 +185,8 @@ def score(
     if scored != len(nll) or np.isnan(nll.min()):
         raise ValueError("these batches do not hold every token once; give all ranks' batches")
     targets = predicted_ids(ids, model.config.num_predicted)
-    return _scores(batches, targets, nll, ends_word, positions, precision)
+    scores = _scores(batches, targets, nll, ends_word, positions, precision)
+    return scores if memories is None else scores.with_memory(memories.names)
 
 
 def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
@@ -188,7 +195,8 @@ def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
     return np.where(is_beyond, UNKNOWN, ids).astype(ids.dtype) if is_beyond.any() else ids
 
 
-def _planned(batches: Batches, share: Share) -> Iterator[Windows]:
+def planned(batches: Batches, share: Share = ALONE) -> Iterator[Windows]:
+    """The windows of this process's batches; the watcher is told of each."""
     total = len(batches.tokens.ids) // share.world_size
     for index in range(share.rank, len(batches), share.world_size):
         windows = batches.windows(0, index)
@@ -246,19 +254,31 @@ def start_documents(
     blocks: Blocks,
     batch_tokens: int,
     device: torch.device | str,
+    memories: Memories | None = None,
 ) -> Callable[[], list[DocumentScores]]:
-    """Score documents that know nothing of each other, as `start_scoring` does."""
+    """Score documents that know nothing of each other, as `start_scoring` does.
+
+    Memories see the tokens that are context, too.
+    """
     if not documents:
         return list
     stream = np.concatenate([part for each in documents for part in ([END], each.ids)])
     sizes = np.array([len(each.ids) for each in documents])
     begins = np.cumsum(sizes + 1) - sizes
     starts, ends = begins + np.array([each.skip for each in documents]), begins + sizes
-    plan = batched(document_windows(begins, starts, ends, blocks), batch_tokens)
+    memory = None if memories is None else memories.recall().open(stream, begins[sizes > 0])
+    if memory is None:
+        plan = batched(document_windows(begins, starts, ends, blocks), batch_tokens)
+    else:
+        windows = document_windows(begins, begins, ends, blocks)
+        # The documents that fit into a window, which come first, and the parts of longer ones.
+        fits = int(np.count_nonzero((sizes > 0) & (sizes <= blocks.block)))
+        parts_in_order = batched(windows[fits:], batch_tokens, sorts=False)
+        plan = chain(batched(windows[:fits], batch_tokens), parts_in_order)
     extras = None
     if any(each.top or each.ranks for each in documents):
         extras = _Extras(documents, begins, len(stream))
-    scores = start_scoring(model, stream, plan, device=device, extras=extras)
+    scores = start_scoring(model, stream, plan, device=device, extras=extras, memory=memory)
 
     def result() -> list[DocumentScores]:
         nll = scores().nll
@@ -281,19 +301,21 @@ class _Extras:
         self._top: list[tuple[Ids, Tensor, Tensor]] = []
         self._ranks: list[tuple[Ids, Tensor]] = []
 
-    def start(self, model: LanguageModel, hidden: Tensor, targets: Tensor, places: Ids) -> None:
+    def start(
+        self,
+        model: LanguageModel,
+        hidden: Tensor,
+        targets: Tensor,
+        places: Ids,
+        mixture: Mixture | None,
+    ) -> None:
         """For a batch; the device is not waited for."""
         wanted = self._wanted_top[places]
-        if len(rows := np.flatnonzero(wanted)):
-            k = min(int(wanted.max()), model.output.edges[-1])
-            (at,) = _on_device((torch.from_numpy(rows),), hidden.device)
-            self._top.append((places[rows], *most_likely(model.output, hidden[at], k)))
+        k = min(int(wanted.max(initial=0)), model.output.edges[-1])
+        for some, _, log_probs in _tables(model, hidden, np.flatnonzero(wanted), mixture):
+            self._top.append((places[some], *most_likely_in(log_probs, k)))
         rows = np.flatnonzero(self._wanted_ranks[places])
-        size = max(1, _MOST_NUMBERS // model.output.edges[-1])
-        for low in range(0, len(rows), size):
-            some = rows[low : low + size]
-            (at,) = _on_device((torch.from_numpy(some),), hidden.device)
-            log_probs = model.output.log_probs(hidden[at])
+        for some, at, log_probs in _tables(model, hidden, rows, mixture):
             predicted = targets[at].where(targets[at] < log_probs.shape[1], UNKNOWN)
             own = log_probs.gather(1, predicted.unsqueeze(1))
             # 1 and the number of ids that are more likely than the one that is there.
@@ -318,6 +340,24 @@ class _Extras:
         ]
 
 
+def _tables(
+    model: LanguageModel, hidden: Tensor, rows: Ids, mixture: Mixture | None
+) -> Iterator[tuple[Ids, Tensor, Tensor]]:
+    """Some rows of a batch at a time, here and on the device, with log p of all words in each."""
+    size = max(1, _MOST_NUMBERS // model.output.edges[-1])
+    for low in range(0, len(rows), size):
+        some = rows[low : low + size]
+        (at,) = _on_device((torch.from_numpy(some),), hidden.device)
+        log_probs = model.output.log_probs(hidden[at])
+        yield some, at, log_probs if mixture is None else mixture.log_probs(log_probs, at)
+
+
+class Observer(Protocol):
+    """Sees the vectors of a stream as they are computed; memories do."""
+
+    def look(self, hidden_ND: Tensor, words_N: Tensor, places: Ids) -> Mixture: ...
+
+
 class StreamScores(NamedTuple):
     """What the windows of a plan say of a stream."""
 
@@ -337,6 +377,7 @@ def start_scoring(
     device: torch.device | str,
     precision: Precision = "float32",
     extras: _Extras | None = None,
+    memory: Observer | None = None,
 ) -> Callable[[], StreamScores]:
     """Score the windows of a stream; the result is there once it is called for.
 
@@ -350,15 +391,20 @@ def start_scoring(
     positions = scored = bad = 0
     pending: deque[_Underway] = deque()
     for windows in plan:
-        places = _scored_places(windows)
+        places = scored_places(windows)
         positions += int((windows.end - windows.first).sum())
         scored += len(places)
         with autocast(precision, torch.device(device)):
-            hidden, targets = _predicting(model, batch_of(ids, windows), device)
+            hidden, targets = predicting(model, batch_of(ids, windows), device)
             values = model.output.nll(hidden, targets)
+        mixture = None
+        if memory is not None:
+            words = targets.where(targets < model.output.edges[-1], UNKNOWN)
+            mixture = memory.look(hidden, words, places)
+            values = mixture.nll(values, words)
         pending.append(_Underway(places, *_on_host(values)))
         if extras is not None:
-            extras.start(model, hidden, targets, places)
+            extras.start(model, hidden, targets, places, mixture)
         if len(pending) > _PENDING:
             bad += _collect(pending.popleft(), nll)
 
@@ -391,7 +437,7 @@ def _on_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     return there, arrival
 
 
-def _predicting(
+def predicting(
     model: LanguageModel, batch: Batch, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
     """The vectors from which the scored tokens of a batch are predicted, row by row, and these."""
@@ -412,7 +458,7 @@ def _on_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tenso
     return tuple(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors)
 
 
-def _scored_places(windows: Windows) -> NDArray[np.int64]:
+def scored_places(windows: Windows) -> NDArray[np.int64]:
     """Positions in the text of what a batch scores, row by row."""
     lengths = windows.end - windows.start
     ends = np.cumsum(lengths)

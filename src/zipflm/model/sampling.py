@@ -33,7 +33,7 @@ def most_likely(
     """The k most likely words: log-probabilities [N, K], falling, and ids [N, K]. Of equally likely
     words the smaller id comes first."""
     parts = torch.split(hidden_ND, _rows_at_once(output))
-    found = [_top(output.log_probs(rows_ND), k) for rows_ND in parts]
+    found = [most_likely_in(output.log_probs(rows_ND), k) for rows_ND in parts]
     log_probs, ids = zip(*found, strict=True)
     return torch.cat(log_probs), torch.cat(ids)
 
@@ -124,7 +124,7 @@ def draw_places(scores_NK: Tensor, uniform_N: Tensor) -> Tensor:
     return places_N.clamp(max=scores_NK.shape[1] - 1)  # NaN scores give a place, too
 
 
-def _top(values_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def most_likely_in(values_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row and their places; of equal values the one with the smaller place
     comes first, which `topk` does not promise."""
     last_N1 = values_NM.topk(k, dim=1).values[:, -1:]

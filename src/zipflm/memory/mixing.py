@@ -1,0 +1,212 @@
+"""Mixing the words that a memory recalls with those that a model predicts.
+
+A memory compares the vector that predicts a word, scaled to unit length, with the vectors that
+predicted words before, and recalls those words:
+
+    p_memory(w) = sum of softmax(cosine / temperature) over the remembered places where w followed
+    p(w)        = (1 - weight) p(w) + weight p_memory(w)
+
+Several memories are mixed one after the other. Where nothing is remembered yet the weight is 0, so
+probabilities always sum to one. On unit vectors a cosine is a squared distance up to a constant:
+temperature T here is 2 T for distances.
+
+Shapes: N predictions, K remembered places, D model width, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from zipflm.data.vocabulary import END
+
+Ids = NDArray[np.int64]
+Rows = slice | Tensor
+
+
+def unit_vectors(hidden_ND: Tensor) -> Tensor:
+    """The decoder's output as keys and queries: of length one, so that one temperature suits models
+    whatever the size of their vectors."""
+    return F.normalize(hidden_ND.float(), dim=-1)
+
+
+class Recalled(NamedTuple):
+    """The words of remembered places with their probabilities."""
+
+    probs_NK: Tensor
+    """Of rows in which nothing is remembered, anything."""
+    words_NK: Tensor
+    """[N, K], or [K] if it is the same for all rows."""
+    has_N: Tensor
+    """Whether anything is remembered."""
+
+    def of(self, targets_N: Tensor) -> Tensor:
+        """The probability of one word per row."""
+        is_target_NK = self.words_NK == targets_N.unsqueeze(1)
+        return (self.probs_NK * is_target_NK).sum(1).where(self.has_N, 0.0)
+
+    def of_all(self, num_words: int) -> Tensor:
+        """The probability of every word, [N, V]."""
+        probs_NK = self.probs_NK.where(self.has_N.unsqueeze(1), 0.0)
+        probs_NV = probs_NK.new_zeros(len(probs_NK), num_words)
+        return probs_NV.scatter_add_(1, self.words_NK.expand_as(probs_NK), probs_NK)
+
+
+class Lookup(Protocol):
+    """The places that a memory finds for a batch of predictions."""
+
+    @property
+    def has_N(self) -> Tensor:
+        """Whether anything is remembered."""
+        ...
+
+    def parts(self) -> Iterator[slice]:
+        """Rows to look at together."""
+        ...
+
+    def recalled(self, rows: Rows, temperature: float) -> Recalled: ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """Places that were compared already; those that do not count are at -inf."""
+
+    cosines_NK: Tensor
+    words_NK: Tensor
+    has_N: Tensor
+
+    def parts(self) -> Iterator[slice]:
+        yield slice(0, len(self.has_N))
+
+    def recalled(self, rows: Rows, temperature: float) -> Recalled:
+        probs_NK = (self.cosines_NK[rows] / temperature).softmax(1)
+        return Recalled(probs_NK, self.words_NK[rows], self.has_N[rows])
+
+
+class Stream(Protocol):
+    """A memory over one text, which comes in order."""
+
+    def look(self, hidden_ND: Tensor, words_N: Tensor, is_begin: NDArray[np.bool_]) -> Lookup:
+        """What is known before each of the next words, which are remembered. At a begin nothing
+        before it is known."""
+        ...
+
+
+class RowsAtOnce(Protocol):
+    """A memory over texts that grow side by side, one row each."""
+
+    def join(self, hidden: Sequence[Tensor], words: Sequence[Tensor]) -> None:
+        """More rows, with the vectors [T, D] and the words [T] that they begin with."""
+        ...
+
+    def keep(self, places_N: Tensor) -> None:
+        """The rows at these places are left, in this order."""
+        ...
+
+    def look(self, hidden_ND: Tensor) -> Lookup: ...
+
+    def add(self, hidden_ND: Tensor, words_N: Tensor) -> None:
+        """The next word of each row."""
+        ...
+
+    def forget(self, rows: Sequence[int]) -> None: ...
+
+
+class Settings(Protocol):
+    @property
+    def weight(self) -> float: ...
+
+    @property
+    def temperature(self) -> float: ...
+
+
+class Memory(Protocol):
+    @property
+    def settings(self) -> Settings: ...
+
+    def stream(self) -> Stream: ...
+
+    def rows(self) -> RowsAtOnce: ...
+
+    def begins(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which tokens begin a document by its own rule; the first ones begin a line."""
+        ...
+
+
+def mixed(logprobs: Tensor, recalled: Tensor, weight: Tensor) -> Tensor:
+    """Log-probabilities of the mixture, from those of the model and recalled probabilities."""
+    return torch.logaddexp(torch.log1p(-weight) + logprobs, (weight * recalled).log())
+
+
+class Mixture:
+    """Everything that memories find for a batch of predictions."""
+
+    def __init__(self, memories: Sequence[Memory], lookups: Sequence[Lookup]) -> None:
+        self.lookups: Sequence[Lookup] = lookups
+        self._pairs = [(m.settings, lookup) for m, lookup in zip(memories, lookups, strict=True)]
+
+    def nll(self, nll_N: Tensor, targets_N: Tensor) -> Tensor:
+        """The model's nll of these words, mixed."""
+        for settings, lookup in self._pairs:
+            recalled_N = recalled_targets(lookup, targets_N, settings.temperature)
+            nll_N = -mixed(-nll_N.float(), recalled_N, settings.weight * lookup.has_N.float())
+        return nll_N
+
+    def log_probs(self, log_probs_NV: Tensor, rows: Rows = slice(None)) -> Tensor:
+        """The model's log-probabilities of all words, in some rows, mixed."""
+        for settings, lookup in self._pairs:
+            recalled = lookup.recalled(rows, settings.temperature)
+            weight_N1 = settings.weight * recalled.has_N.float().unsqueeze(1)
+            everywhere_NV = recalled.of_all(log_probs_NV.shape[1])
+            log_probs_NV = mixed(log_probs_NV.float(), everywhere_NV, weight_N1)
+        return log_probs_NV
+
+
+def recalled_targets(lookup: Lookup, targets_N: Tensor, temperature: float) -> Tensor:
+    """The probability of one word per row, part by part in bounded memory."""
+    parts = [lookup.recalled(rows, temperature).of(targets_N[rows]) for rows in lookup.parts()]
+    return torch.cat(parts) if parts else targets_N.float()
+
+
+class Recall:
+    """Memories over one stream of tokens, or over documents that know nothing of each other."""
+
+    def __init__(self, memories: Sequence[Memory]) -> None:
+        self.memories = memories
+        self._streams = [memory.stream() for memory in memories]
+        self._line = np.zeros(0, dtype=np.int64)
+        self._begins: list[NDArray[np.bool_]] = []
+
+    def open(self, ids: NDArray[Any], begins: Ids | None = None) -> Recall:
+        """More tokens, whose places the next lookups name. Documents begin at `begins`; without
+        them the text continues."""
+        ids = np.asarray(ids)
+        known = len(self._line)
+        joined = np.concatenate([self._line, ids]) if known else ids
+        self._begins = [memory.begins(joined)[known:] for memory in self.memories]
+        if begins is not None:
+            for each in self._begins:
+                each[begins] = True
+        self._line = joined[_last_line(joined) :].astype(np.int64)
+        return self
+
+    def look(self, hidden_ND: Tensor, words_N: Tensor, places: Ids) -> Mixture:
+        """Before these words, which follow those of the last call; they are remembered."""
+        lookups = [
+            stream.look(hidden_ND, words_N, begins[places])
+            for stream, begins in zip(self._streams, self._begins, strict=True)
+        ]
+        return Mixture(self.memories, lookups)
+
+
+def _last_line(ids: NDArray[Any]) -> int:
+    """Where the last line begins."""
+    ends = np.flatnonzero(ids == END)
+    return int(ends[-1]) + 1 if len(ends) else 0

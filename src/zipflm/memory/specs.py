@@ -1,0 +1,115 @@
+"""Memories by name, as options give them: `cache:2000` or the folder of a store, with settings
+after commas, e.g. `cache:2000,weight=0.2`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TypeVar
+
+from zipflm.memory.cache import Cache, CacheSettings
+from zipflm.memory.mixing import Memory, Recall
+from zipflm.memory.neighbours import Neighbours, NeighbourSettings
+from zipflm.memory.store import TUNED_FILE, Store
+from zipflm.runs.load import LoadedRun
+from zipflm.settings import override, read_record
+
+CACHE_FILE = "cache.json"
+"""In a run folder: the tuned settings of a cache."""
+
+T = TypeVar("T", CacheSettings, NeighbourSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """Settings that were chosen on a text, for the weights of one checkpoint."""
+
+    weights: str
+    """Their hash."""
+    data: str
+    split: str
+    text: str
+    """SHA-256 of the split's token file."""
+    words: int
+    perplexity_without: float
+    perplexity: float
+    """Of the split with this memory, on top of `after`."""
+    after: tuple[str, ...] = ()
+    """Memories that were mixed before this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedCache(Tuned):
+    settings: CacheSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedNeighbours(Tuned):
+    settings: NeighbourSettings
+
+
+class Memories:
+    """The memories of one model, in the order in which they are mixed."""
+
+    def __init__(self, names: Sequence[str], memories: Sequence[Memory]) -> None:
+        self.names: tuple[str, ...] = tuple(names)
+        """With all settings, as `--memory` takes them."""
+        self.memories: tuple[Memory, ...] = tuple(memories)
+
+    @property
+    def has_cache(self) -> bool:
+        return any(isinstance(memory, Cache) for memory in self.memories)
+
+    def recall(self) -> Recall:
+        """For a new text, or several that know nothing of each other."""
+        return Recall(self.memories)
+
+
+def open_memories(specs: Sequence[str], run: LoadedRun, device: str) -> Memories | None:
+    """The memories that options name; None if there are none. ValueError for one that is not whole
+    or belongs to another model."""
+    pairs = [_open(spec, run, device) for spec in specs]
+    return Memories(*zip(*pairs, strict=True)) if pairs else None
+
+
+def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Memory]:
+    name, *options = spec.split(",")
+    kind, colon, window = name.partition(":")
+    if kind == "cache":
+        settings = tuned(TunedCache, run.folder.path / CACHE_FILE, run.weights_hash)
+        cache = CacheSettings() if settings is None else settings.settings
+        options = [*([f"window={window}"] if colon else []), *options]
+        cache = _with_options(cache, options, spec)
+        sign = run.vocabulary.words.index("=") if "=" in run.vocabulary else None
+        return canonical("cache", cache), Cache(cache, sign)
+    store = Store.open(name, run.weights_hash)
+    found = tuned(TunedNeighbours, store.path / TUNED_FILE, run.weights_hash)
+    default = NeighbourSettings() if found is None else found.settings
+    default = replace(default, k=min(default.k, len(store)))
+    neighbours = _with_options(default, options, spec)
+    return canonical(name, neighbours), Neighbours(store, neighbours, device)
+
+
+Found = TypeVar("Found", TunedCache, TunedNeighbours)
+
+
+def tuned(kind: type[Found], path: Path, weights: str) -> Found | None:
+    """What was tuned for these weights, if anything was."""
+    found = read_record(kind, path) if path.is_file() else None
+    return found if found is not None and found.weights == weights else None
+
+
+def _with_options(settings: T, options: Sequence[str], spec: str) -> T:
+    try:
+        return override(settings, options)
+    except ValueError as error:
+        raise ValueError(f"--memory {spec}: {error}") from None
+
+
+def canonical(name: str, settings: CacheSettings | NeighbourSettings) -> str:
+    """A memory with all its settings, as options name it."""
+    values = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    if (window := values.pop("window", None)) is not None:
+        name = f"{name}:{window}"
+    return ",".join([name, *(f"{key}={value}" for key, value in values.items())])
