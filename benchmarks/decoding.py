@@ -43,8 +43,8 @@ Choose = Callable[[Tensor], Tensor]
 """Hidden vectors [N, D] to the ids [N] of the words that follow."""
 
 
-def choosing(model: LanguageModel, choice: dict[str, float], forbidden_V: Tensor) -> Choose:
-    return lambda hidden_ND: draw(model.output, hidden_ND, forbidden=forbidden_V, **choice)[0]  # type: ignore[arg-type]
+def choosing(model: LanguageModel, choice: dict[str, float], forbidden: Tensor) -> Choose:
+    return lambda hidden_ND: draw(model.output, hidden_ND, forbidden=forbidden, **choice)[0]  # type: ignore[arg-type]
 
 
 class Generation:
@@ -180,8 +180,8 @@ def main(arguments: list[str] | None = None) -> None:
     name = torch.cuda.get_device_name() if on_gpu else f"cpu, {torch.get_num_threads()} threads"
     print(f"{name}, torch {torch.__version__}, {options.precision}, {title}", flush=True)
     # What a text must not contain: the three symbols that are no words, and fillers at the end.
-    forbidden_V = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=options.device)
-    forbidden_V[[0, 1, 3]] = forbidden_V[-7:] = True
+    size = model.config.vocab_size
+    forbidden = torch.tensor([0, 1, 3, *range(size - 7, size)], device=options.device)
     clock = _clock_of_device if on_gpu else time.perf_counter
     if options.cpu_time:
         clock = time.process_time
@@ -189,7 +189,7 @@ def main(arguments: list[str] | None = None) -> None:
         prompt_BT = drawn_prompt(model, batch, options.prompt)
         generation = Generation(model, prompt_BT, options.words, clock)
         for name in options.choices:
-            choose = choosing(model, CHOICES[name], forbidden_V)
+            choose = choosing(model, CHOICES[name], forbidden)
             result = measure(generation, choose, options.rounds)
             print(json.dumps({"batch": batch, "choice": name} | result), flush=True)
 

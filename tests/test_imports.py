@@ -38,7 +38,7 @@ ALLOWED = {
     | {"data.batches", "data.folder", "data.vocabulary", "settings", "storage"},
     "memory.tuning": {"memory", "evaluation", "runs.load", "data.folder", "settings", "units"},
     "evaluation": {"memory", "runs", "model", "data", "config", "storage", "units"},
-    "language": {"evaluation", "runs", "model", "data", "config", "interop.huggingface"}
+    "language": {"memory", "evaluation", "runs", "model", "data", "config", "interop.huggingface"}
     | {"messages", "settings", "storage", "units"},
     "training": {"evaluation", "runs", "model", "data", "config", "distinct_words"}
     | {"messages", "settings", "storage"},

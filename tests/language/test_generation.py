@@ -19,13 +19,13 @@ PROMPT = "ba de"
 
 def test_a_text_is_told_with_the_log_probabilities_that_scoring_gives(lm, monkeypatch):
     drawn = {}
-    add = decoding.Row.add
+    add = decoding.GrowingText.add
 
     def noted(row, token, logprob, top):
         drawn.setdefault(row, []).append(token)
         add(row, token, logprob, top)
 
-    monkeypatch.setattr(decoding.Row, "add", noted)
+    monkeypatch.setattr(decoding.GrowingText, "add", noted)
     told = lm.generate(PROMPT, max_words=6, seed=3, num=4, temperature=0.9, top_p=0.9)
     # The same tokens, whatever pieces a word was written in: it might be read in others.
     before = lm.reader.text(PROMPT, ends=False).ids

@@ -3,6 +3,7 @@ import json
 import pytest
 from language.toy_models import Bigrams
 
+from zipflm.evaluation.scoring import watched_by
 from zipflm.language import rescoring as module
 from zipflm.language.nbest import NBest
 from zipflm.language.rescoring import Results, open_lists, rescore
@@ -47,6 +48,13 @@ def test_scores_are_added_and_the_best_comes_first(lists, tmp_path):
         assert float(lm) == pytest.approx(MODEL.log_prob(text), abs=1e-6)
         expected = float(ac) + 0.5 * MODEL.log_prob(text) + 0.25 * len(text.split())
         assert float(total) == pytest.approx(expected, abs=1e-6)
+
+
+def test_whoever_watches_hears_of_the_hypotheses(lists, tmp_path):
+    heard = []
+    with watched_by(lambda *news: heard.append(news)):
+        run(lists(), tmp_path)
+    assert heard == [("rescoring", 5, 6)]  # of so many lines, the header among them
 
 
 def test_without_a_weight_for_the_model_the_order_is_the_lists_own(lists, tmp_path):

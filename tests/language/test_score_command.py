@@ -20,7 +20,6 @@ import zipflm
 import zipflm.cli
 from zipflm.evaluation.evaluate import evaluate
 from zipflm.language.score_command import ScoreOptions, score_files
-from zipflm.language.score_table import TableOptions
 
 LINES = ["ba de fila", "", "soro qqqq", "ba"]
 
@@ -33,13 +32,7 @@ def text(tmp_path):
 
 
 def rows_of(lm, *names, **options):
-    table = {
-        key: options.pop(key)
-        for key in ("per", "format", "bits", "log10", "ends")
-        if key in options
-    }
-    table["names_files"] = len(names) > 1
-    chosen = ScoreOptions(table=TableOptions(**table), **options)
+    chosen = ScoreOptions(**options)
     header, *rows = [row for group in score_files(lm, [*map(str, names)], chosen) for row in group]
     return header, rows
 

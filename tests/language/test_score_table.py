@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from zipflm.language.score_table import ScoredLine, ScoreTable, TableOptions
+from zipflm.language.score_command import ScoredLine, ScoreOptions, ScoreTable
 
 
-def table(adp, **options):
-    return ScoreTable(TableOptions(**options), adp.facts, {"run": "my run\t", "block": 7})
+def table(adp, names_files=False, **options):
+    return ScoreTable(ScoreOptions(**options), adp.facts, names_files=names_files)
 
 
 def line(adp, text, nll):
@@ -15,7 +15,7 @@ def line(adp, text, nll):
 
 
 def test_the_header_keeps_the_protocol_in_one_field(adp):
-    header = table(adp).header().split("\t")
+    header = table(adp).header({"run": "my run\t", "block": 7}).split("\t")
     assert header[-1] == "# run=my%20run%09 block=7"
 
 

@@ -12,7 +12,7 @@ from zipflm import AdaptiveSoftmax, Bands, LanguageModel, preset
 from zipflm.config import CharacterInput
 from zipflm.model import sampling
 from zipflm.model.outputs import FullSoftmax
-from zipflm.model.sampling import draw, draw_places, most_likely
+from zipflm.model.sampling import NUM_TRIES, draw, draw_places, most_likely
 from zipflm.presets import FACTORIZATIONS
 
 BANDS = Bands(vocab_size=40, cutoffs=(8, 20), dim=8, factor=2)
@@ -30,12 +30,6 @@ def adaptive(bands=BANDS, scale=1.0):
 
 def full():
     return FullSoftmax(40, 6, 8).double().eval()
-
-
-def forbid(*ids):
-    mask = torch.zeros(40, dtype=torch.bool)
-    mask[list(ids)] = True
-    return mask
 
 
 def a_hidden(rows):
@@ -126,16 +120,18 @@ CHOICES = [
     )
 ]
 # A word of the head, one in the middle of a tail and fillers at the end.
-FORBIDDEN = {"none": None, "some": forbid(3, 10, 36, 37, 38, 39)}
+FORBIDDEN = {"none": None, "some": torch.tensor([3, 10, 36, 37, 38, 39])}
 
 
-@pytest.mark.parametrize("nucleus", [4096, 4])
+@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("forbidden", FORBIDDEN.values(), ids=FORBIDDEN)
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: "-".join(map(str, choice.values())))
 @pytest.mark.parametrize("make", [adaptive, full])
-def test_words_are_drawn_as_often_as_they_should(make, choice, forbidden, nucleus, monkeypatch):
-    """Also where the nucleus is larger than the words in which it is looked for first."""
-    monkeypatch.setattr(sampling, "_NUCLEUS", nucleus)
+def test_words_are_drawn_as_often_as_they_should(make, choice, forbidden, small, monkeypatch):
+    """Also where words fill several groups, and where the second try for a nucleus is the last."""
+    if small:
+        monkeypatch.setattr(sampling, "_GROUP", 7)
+        monkeypatch.setattr(sampling, "NUM_TRIES", 2)
     output, hidden, number = make(), a_hidden(1), 3000
     torch.manual_seed(7)
     ids, log_probs = draw(output, hidden.expand(number, -1), **choice, forbidden=forbidden)
@@ -166,10 +162,10 @@ def test_the_fit_notices_a_wrong_distribution():
 def test_no_word_is_drawn_that_cannot_be(cutoffs, temperature, top_k, top_p, forbidden, seed):
     torch.manual_seed(seed)
     output = adaptive(Bands(40, tuple(sorted(cutoffs)), 8, 1), 2.0)
-    hidden, mask = a_hidden(50), forbid(*forbidden)
+    hidden, banned = a_hidden(50), torch.tensor(list(forbidden), dtype=torch.int64)
     choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    ids, _ = draw(output, hidden, **choice, forbidden=mask)
-    possible = distribution(output, hidden, **choice, forbidden=mask)
+    ids, _ = draw(output, hidden, **choice, forbidden=banned)
+    possible = distribution(output, hidden, **choice, forbidden=banned)
     assert (possible.gather(1, ids.unsqueeze(1)) > 0).all()
 
 
@@ -179,9 +175,9 @@ KINDS_OF_DRAWS = [{}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}]
 @pytest.mark.parametrize("choice", KINDS_OF_DRAWS, ids=str)
 @pytest.mark.parametrize("temperature", [0, 5e-324, 1e-20])
 def test_without_heat_the_most_likely_word_comes(temperature, choice):
-    output, hidden, mask = adaptive().float(), a_hidden(50).float(), forbid(0, 30)
-    ids, log_probs = draw(output, hidden, temperature=temperature, forbidden=mask, **choice)
-    expected, expected_ids = sorted_log_probs(output, hidden, mask)
+    output, hidden, banned = adaptive().float(), a_hidden(50).float(), torch.tensor([0, 30])
+    ids, log_probs = draw(output, hidden, temperature=temperature, forbidden=banned, **choice)
+    expected, expected_ids = sorted_log_probs(output, hidden, banned)
     assert torch.equal(ids, expected_ids[:, 0])
     assert_close(log_probs, expected[:, 0], 1e-6)
 
@@ -189,8 +185,8 @@ def test_without_heat_the_most_likely_word_comes(temperature, choice):
 @pytest.mark.parametrize("choice", KINDS_OF_DRAWS, ids=str)
 def test_hotter_than_numbers_reach_draws_all_words_alike(choice):
     hidden = a_hidden(1).float().expand(4_000, -1)
-    mask = forbid(0, 30)
-    ids, _ = draw(adaptive().float(), hidden, temperature=1e300, forbidden=mask, **choice)
+    banned = torch.tensor([0, 30])
+    ids, _ = draw(adaptive().float(), hidden, temperature=1e300, forbidden=banned, **choice)
     counts = ids.bincount(minlength=40)
     number = {0: 38, 3: 3}[choice.get("top_k", 0)]
     expected = math.ceil(number * choice.get("top_p", 1))
@@ -200,10 +196,10 @@ def test_hotter_than_numbers_reach_draws_all_words_alike(choice):
 
 @pytest.mark.parametrize("choice", KINDS_OF_DRAWS, ids=str)
 def test_with_a_number_of_its_own_a_row_gets_the_word_that_it_gets_alone(choice, monkeypatch):
-    monkeypatch.setattr(sampling, "_MOST_NUMBERS", 160)  # four rows at a time
+    monkeypatch.setattr(sampling, "_CPU_ROWS", 4)
     output, hidden = adaptive(), a_hidden(6)
     for _ in range(5):
-        numbers = torch.rand(6).tolist()
+        numbers = torch.rand(6, NUM_TRIES).tolist()
         together, _ = draw(output, hidden, uniform=numbers, **choice)
         for row, number in enumerate(numbers):
             alone, _ = draw(output, hidden[row : row + 1], uniform=[number], **choice)
@@ -222,15 +218,19 @@ def test_no_rows_give_no_words():
         assert draw(adaptive(), a_hidden(0), **choice)[0].shape == (0,)
 
 
+@pytest.mark.parametrize("group", [256, 3, 2])
 @pytest.mark.parametrize("uniform", [0.0, 0.3, 0.5, 1 - 2**-53])
-def test_no_number_draws_a_place_without_probability(uniform):
+def test_no_number_draws_a_place_without_probability(uniform, group, monkeypatch):
+    monkeypatch.setattr(sampling, "_GROUP", group)
     scores = torch.full((1, 9), -torch.inf)
     scores[0, 2] = scores[0, 6] = 0.0
     place = draw_places(scores, torch.tensor([uniform], dtype=torch.float64))
     assert place.item() in (2, 6)
 
 
-def test_places_have_the_share_of_numbers_that_is_theirs():
+@pytest.mark.parametrize("group", [256, 3, 2])
+def test_places_have_the_share_of_numbers_that_is_theirs(group, monkeypatch):
+    monkeypatch.setattr(sampling, "_GROUP", group)
     scores = torch.tensor([0.5, 0.125, 0.375]).log()
     numbers = (torch.arange(800, dtype=torch.float64) + 0.5) / 800
     places = draw_places(scores.expand(800, 3), numbers)

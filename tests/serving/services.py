@@ -128,12 +128,12 @@ class Running:
 
 def slowed(monkeypatch, seconds):
     """Every step of writing takes so long: for tests that must come in between."""
-    from zipflm.language.decoding import Decoder
+    from zipflm.language.decoding import TextDecoder
 
-    step = Decoder.step
+    step = TextDecoder.step
 
     def slow(self):
         time.sleep(seconds)
         return step(self)
 
-    monkeypatch.setattr(Decoder, "step", slow)
+    monkeypatch.setattr(TextDecoder, "step", slow)

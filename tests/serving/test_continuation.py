@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zipflm.language.decoding import Row, SamplingOptions, Spelling
+from zipflm.language.decoding import GrowingText, SamplingOptions, Spelling
 
 SOME = "ba be noro boro bu"
 
@@ -11,7 +11,7 @@ SOME = "ba be noro boro bu"
 def written(model, tokens, **options):
     options = {"max_words": None, "max_tokens": 100, "lines": 0} | options
     reader = model.reader
-    text = Row(reader, reader.prefix("ba"), Spelling(reader), SamplingOptions(**options))
+    text = GrowingText(reader, reader.prefix("ba"), Spelling(reader), SamplingOptions(**options))
     deltas = []
     for token in tokens:
         text.add(token, -1.0, [])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zipflm.language.decoding import Decoder, Row, SamplingOptions, Spelling
+from zipflm.language.decoding import GrowingText, SamplingOptions, Spelling, TextDecoder
 from zipflm.serving.worker import Places
 
 PROMPTS = ["ba", "be noro boro", "bu ban bi ka ke", "mila"]
@@ -14,7 +14,7 @@ DRAWN, NUCLEUS, GREEDY = {}, {"temperature": 0.8, "top_p": 0.9}, {"temperature":
 
 def a_row(model, prompt, seed=0, max_tokens=10, choice=DRAWN):
     options = SamplingOptions(max_tokens=max_tokens, lines=0, seed=seed, max_words=None, **choice)
-    return Row(model.reader, model.reader.prefix(prompt), Spelling(model.reader), options)
+    return GrowingText(model.reader, model.reader.prefix(prompt), Spelling(model.reader), options)
 
 
 def finish(decoder):
@@ -23,7 +23,7 @@ def finish(decoder):
 
 
 def alone(model, *args, **options):
-    decoder, row = Decoder(model.engine, model.lm.reader), a_row(model, *args, **options)
+    decoder, row = TextDecoder(model.engine, model.lm.reader), a_row(model, *args, **options)
     decoder.join([row])
     finish(decoder)
     return row
@@ -32,7 +32,7 @@ def alone(model, *args, **options):
 @pytest.mark.parametrize("name", ["words", "pieces"])
 def test_a_text_does_not_depend_on_who_joins_and_leaves_beside_it(models, name):
     model = models[name]
-    decoder = Decoder(model.engine, model.lm.reader)
+    decoder = TextDecoder(model.engine, model.lm.reader)
     # Longer than the block of 16, so that they slide while others are in the middle.
     wanted = [
         (prompt, seed, 5 + 9 * seed, choice)
@@ -57,7 +57,7 @@ def test_a_text_does_not_depend_on_who_joins_and_leaves_beside_it(models, name):
 
 
 def test_equal_prompts_are_read_once(words, monkeypatch):
-    decoder = Decoder(words.engine, words.lm.reader)
+    decoder = TextDecoder(words.engine, words.lm.reader)
     sizes, new_cache = [], words.engine.model.new_cache
     monkeypatch.setattr(
         words.engine.model, "new_cache", lambda *size: sizes.append(size) or new_cache(*size)

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 from serving.services import Running, slowed
 
-from zipflm.language.decoding import Row
+from zipflm.language.decoding import GrowingText
 from zipflm.language.engine import Engine
 from zipflm.serving.queue import Limits
 
@@ -73,13 +73,13 @@ def test_a_client_that_leaves_frees_its_place_in_the_queue(models, held):
 
 
 def test_texts_that_wait_for_room_cost_nothing(models, monkeypatch):
-    calls, room = [], Row.room
+    calls, room = [], GrowingText.room
 
     def counted(self, engine):
         calls.append(self)
         return room(self, engine)
 
-    monkeypatch.setattr(Row, "room", counted)
+    monkeypatch.setattr(GrowingText, "room", counted)
     with Running(models, Limits(max_batch_words=100)) as service:
         answer = service.complete("ba", n=200, max_tokens=3, lines=0, seed=1)
     assert len({choice["index"] for choice in answer["choices"]}) == 200
@@ -134,16 +134,16 @@ def test_one_failure_does_not_take_others_with_it(models, held, monkeypatch):
 
 
 def test_a_failing_step_ends_the_texts_beside_it_and_nothing_else(models, monkeypatch):
-    from zipflm.language.decoding import Decoder
+    from zipflm.language.decoding import TextDecoder
 
-    step, failures = Decoder.step, [RuntimeError("no memory")]
+    step, failures = TextDecoder.step, [RuntimeError("no memory")]
 
     def fail_once(self):
         if failures:
             raise failures.pop()
         return step(self)
 
-    monkeypatch.setattr(Decoder, "step", fail_once)
+    monkeypatch.setattr(TextDecoder, "step", fail_once)
     with Running(models) as service:
         assert service.post("/v1/completions", prompt="ba").status_code == 500
         assert service.complete("ba", max_tokens=3)["choices"][0]["finish_reason"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,7 +31,6 @@ from zipflm.messages import lines as printable_lines
 from zipflm.messages import one_line
 
 if TYPE_CHECKING:
-    from zipflm.language.nbest import Entry
     from zipflm.language.rescoring import HypothesisScorer, OpenLists
 
 
@@ -93,22 +90,17 @@ def score(
     from zipflm.evaluation.scoring import watched_by
     from zipflm.language.model import load
     from zipflm.language.score_command import ScoreOptions, score_files
-    from zipflm.language.score_table import TableOptions
 
     run_comes_first(run, texts or ())
     if output_format == "jsonl":
         raise ValueError("--format jsonl: is --json now")
     names = expand(texts or ["-"])
-    table = TableOptions(
+    options = ScoreOptions(
         per=per,  # type: ignore[arg-type]  # checked there
         format="jsonl" if as_json else output_format,  # type: ignore[arg-type]  # checked there
         bits=in_bits,
         log10=log10,
         ends=ends,
-        names_files=len(names) > 1,
-    )
-    options = ScoreOptions(
-        table=table,
         lines=lines,  # type: ignore[arg-type]  # checked there
         prefix=prefix,
         top=top,
@@ -253,6 +245,7 @@ def rescore(
     With --reference the weights are chosen on these lists, and told on stderr.
     """
     from zipflm.data.prepare import progress_bar
+    from zipflm.evaluation.scoring import watched_by
     from zipflm.language.files import check_destination
     from zipflm.language.nbest import NBest
     from zipflm.language.rescoring import (
@@ -282,24 +275,18 @@ def rescore(
     results = Results(out=out, scores_out=scores_out, one_best=one_best)
     # Lines and a bar on one terminal would write over each other.
     to_terminal = out in (None, "-") and sys.stdout.isatty()
-    bar = nullcontext(_say_nothing) if to_terminal else progress_bar("hypotheses")
-    with removing_what_is_unfinished(), bar as report:
+    bar = nullcontext(lambda *_: None) if to_terminal else progress_bar("hypotheses")
+    with removing_what_is_unfinished(), bar as report, watched_by(report):
         if reference is None:
             lists = open_lists(source, given, name)
             scorer = _scorer(run, checkpoint, device, dtype)
             _tell(f"{_scores_of(lists)}; weights {written_weights(lists.weights)}")
-            total = _number_of_lines(nbest)
-            watched = _counted(lists.utterances, lambda number: report("rescoring", number, total))
-            rescore_lists(replace(lists, utterances=watched), scorer, results)
+            rescore_lists(lists, scorer, results)
             return
         development = read_development(source, given, reference, names, lm=name)
         scorer = _scorer(run, checkpoint, device, dtype)
         _tell(_scores_of(development.lists))
-        total = sum(map(len, development.utterances))
-        counted = _counted(
-            development.utterances, lambda number: report("rescoring", number, total)
-        )
-        found, utterances = tune_on(replace(development, utterances=counted), scorer)
+        found, utterances = tune_on(development, scorer)
         _tell(found.as_text())
         write(source, utterances, found.weights, lm=name, results=results)
 
@@ -341,33 +328,12 @@ def ensemble(
         (_tell if out == STDIN else say)(found.as_json() if as_json else found.as_text())
 
 
-def _say_nothing(what: str, done: int, total: int | None) -> None:
-    pass
-
-
-def _counted(
-    utterances: Iterable[list[Entry]], report: Callable[[int], None]
-) -> Iterator[list[Entry]]:
-    """The same utterances; how many hypotheses one has is reported when the next one is wanted."""
-    for entries in utterances:
-        yield entries
-        report(len(entries))
-
-
 def _scores_of(lists: OpenLists) -> str:
     """The names of a list's own scores, which may be in files of their own."""
     from zipflm.language.nbest import WORDS
 
     names = [name for name in lists.weights if name not in (lists.lm, WORDS)]
     return f"scores of the list: {', '.join(names) or 'none'}"
-
-
-def _number_of_lines(name: str) -> int | None:
-    """Of a plain file, which is about its number of hypotheses; None for others."""
-    if not os.path.isfile(name) or name.endswith((".gz", ".bz2", ".xz", ".zst")):
-        return None
-    with open(name, "rb") as file:
-        return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
 
 
 def _scorer(run: str, checkpoint: str | None, device: str | None, dtype: str) -> HypothesisScorer:

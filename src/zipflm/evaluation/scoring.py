@@ -36,7 +36,7 @@ from zipflm.memory.mixing import Mixture
 from zipflm.memory.specs import Memories
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
-from zipflm.model.sampling import most_likely_in
+from zipflm.model.sampling import most_likely
 from zipflm.runs.records import Sums
 
 
@@ -311,11 +311,19 @@ class _Extras:
     ) -> None:
         """For a batch; the device is not waited for."""
         wanted = self._wanted_top[places]
-        k = min(int(wanted.max(initial=0)), model.output.edges[-1])
-        for some, _, log_probs in _tables(model, hidden, np.flatnonzero(wanted), mixture):
-            self._top.append((places[some], *most_likely_in(log_probs, k)))
+        if len(rows := np.flatnonzero(wanted)):
+            k = min(int(wanted.max()), model.output.edges[-1])
+            (at,) = _on_device((torch.from_numpy(rows),), hidden.device)
+            mix = None if mixture is None else mixture.mix(at)
+            self._top.append((places[rows], *most_likely(model.output, hidden[at], k, mix)))
         rows = np.flatnonzero(self._wanted_ranks[places])
-        for some, at, log_probs in _tables(model, hidden, rows, mixture):
+        size = max(1, _MOST_NUMBERS // model.output.edges[-1])
+        for low in range(0, len(rows), size):
+            some = rows[low : low + size]
+            (at,) = _on_device((torch.from_numpy(some),), hidden.device)
+            log_probs = model.output.log_probs(hidden[at])
+            if mixture is not None:
+                log_probs = mixture.log_probs(log_probs, at)
             predicted = targets[at].where(targets[at] < log_probs.shape[1], UNKNOWN)
             own = log_probs.gather(1, predicted.unsqueeze(1))
             # 1 and the number of ids that are more likely than the one that is there.
@@ -338,18 +346,6 @@ class _Extras:
             )
             for each, places, part in zip(self._documents, self._places, nll, strict=True)
         ]
-
-
-def _tables(
-    model: LanguageModel, hidden: Tensor, rows: Ids, mixture: Mixture | None
-) -> Iterator[tuple[Ids, Tensor, Tensor]]:
-    """Some rows of a batch at a time, here and on the device, with log p of all words in each."""
-    size = max(1, _MOST_NUMBERS // model.output.edges[-1])
-    for low in range(0, len(rows), size):
-        some = rows[low : low + size]
-        (at,) = _on_device((torch.from_numpy(some),), hidden.device)
-        log_probs = model.output.log_probs(hidden[at])
-        yield some, at, log_probs if mixture is None else mixture.log_probs(log_probs, at)
 
 
 class Observer(Protocol):

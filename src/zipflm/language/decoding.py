@@ -24,15 +24,16 @@ from zipflm.evaluation.scoring import Likely
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.next_words import MOST_PIECES
 from zipflm.language.text import EncodedText, Ids, TextReader
+from zipflm.memory.mixing import Mixture
 from zipflm.model.kv_cache import KeyValueCache, RaggedCache
 from zipflm.model.recorded_step import RecordedStep
-from zipflm.model.sampling import draw, most_likely
+from zipflm.model.sampling import NUM_TRIES, Mix, draw, most_likely
 
 SEEDS = 2**63
 _STRIDE = 0x1E3779B97F4A7C15
 """Between the seeds of texts that are asked for together: odd, so that they all differ."""
-_NUMBERS = 64
-"""Random numbers that a row takes from its generator at once."""
+_STEPS = 64
+"""Steps for which a row takes random numbers from its generator at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,7 @@ class Delta:
     finish_reason: str | None = None
 
 
-class Row:
+class GrowingText:
     """One text while it is written.
 
     A word in pieces is shown when it is complete; text that may be the start of a stop sequence is
@@ -213,7 +214,7 @@ class Row:
             self._generator.seed()
         else:
             self._generator.manual_seed((options.seed + number * _STRIDE) % SEEDS)
-        self._numbers: list[float] = []
+        self._numbers: list[list[float]] = []
 
     def room(self, engine: Engine) -> int:
         """Places it will take up in a cache."""
@@ -224,10 +225,11 @@ class Row:
             tokens = options.max_words * (MOST_PIECES if engine.unit == "bpe" else 1)
         return min(engine.blocks.block, len(self.prompt) + 1 + tokens)
 
-    def random(self) -> float:
-        """Its next number in [0, 1)."""
+    def random(self) -> list[float]:
+        """Its numbers in [0, 1) for the next step."""
         if not self._numbers:
-            drawn = torch.rand(_NUMBERS, generator=self._generator, dtype=torch.float64)
+            shape = (_STEPS, NUM_TRIES)
+            drawn = torch.rand(shape, generator=self._generator, dtype=torch.float64)
             self._numbers = drawn.tolist()[::-1]
         return self._numbers.pop()
 
@@ -300,35 +302,41 @@ class Row:
         return len(self.text) if place < 0 else place
 
 
-class Decoder:
+class TextDecoder:
     """The texts that one model is writing."""
 
     def __init__(self, engine: Engine, reader: TextReader, *, is_recorded: bool = False) -> None:
         """With `is_recorded` steps on a GPU are recorded, which pays where rows join only once."""
         self._engine = engine
-        forbidden = never_written(reader.vocabulary)[: reader.num_predicted].to(engine.device)
-        self._forbidden = {True: forbidden, False: forbidden.clone()}
-        self._forbidden[False][UNKNOWN] = False
-        self.rows: list[Row] = []
+        never = never_written(reader.vocabulary)[: reader.num_predicted].nonzero().squeeze(1)
+        never = never.to(engine.device)
+        self._forbidden = {True: never, False: never[never != UNKNOWN]}
+        self.rows: list[GrowingText] = []
         self._cache = RaggedCache()
         self._hidden_ND = torch.zeros(0)
+        memories, output = engine.memories, engine.model.output
+        self._memory = None if memories is None else memories.rows(output.edges[-1])
+        self._mixture: Mixture | None = None
         self._is_recorded = is_recorded and engine.device.type == "cuda"
         self._recorded: RecordedStep | None = None
 
     @torch.inference_mode()
-    def join(self, rows: Sequence[Row]) -> None:
+    def join(self, rows: Sequence[GrowingText]) -> None:
         """They are part of the next step."""
         inputs = [self._engine.inputs(row.prompt) for row in rows]
         for row in rows:
             row.has_slid = len(row.prompt) + 1 > self._engine.blocks.block
-        hidden_ND, cache = self._read(inputs)
+        hidden_ND, cache, texts = self._read(inputs)
+        if self._memory is not None:
+            pairs = zip(texts, inputs, strict=True)
+            self._memory.join([(hidden_TD[:-1], ids[1:]) for hidden_TD, ids in pairs])
         capacity = max(row.room(self._engine) for row in rows)
         self._cache.join(cache, [len(ids) for ids in inputs], capacity)
         self._hidden_ND = torch.cat([self._hidden_ND, hidden_ND]) if self.rows else hidden_ND
         self.rows = [*self.rows, *rows]
 
     @torch.inference_mode()
-    def leave(self, rows: Sequence[Row]) -> None:
+    def leave(self, rows: Sequence[GrowingText]) -> None:
         """Rows that need no further step."""
         if not rows:
             return
@@ -336,11 +344,16 @@ class Decoder:
         gone = {place for place, row in enumerate(self.rows) if row in leaving}
         order = self._cache.drop(gone)
         self.rows = [self.rows[place] for place in order]
-        self._hidden_ND = self._hidden_ND[self._tensor(order)]
+        places_N = self._tensor(order)
+        self._hidden_ND = self._hidden_ND[places_N]
+        if self._memory is not None:
+            self._memory.keep(order, places_N)
 
     @torch.inference_mode()
     def step(self) -> None:
         """One id more for every row; those that are complete have left."""
+        if self._memory is not None:
+            self._mixture = self._memory.look(self._hidden_ND)
         drawn, top = self._draw(), self._top()
         for row, (token, logprob), likely in zip(self.rows, drawn, top, strict=True):
             row.add(token, logprob, likely)
@@ -352,6 +365,9 @@ class Decoder:
     def _tensor(self, places: Sequence[int]) -> Tensor:
         return torch.tensor(places, dtype=torch.int64, device=self._engine.device)
 
+    def _mix(self, places_M: Tensor) -> Mix | None:
+        return None if self._mixture is None else self._mixture.mix(places_M)
+
     def _draw(self) -> list[tuple[int, float]]:
         """Ids and log-probabilities; rows that draw in the same way do so together."""
         alike: dict[tuple[float, int, float, bool], list[int]] = defaultdict(list)
@@ -361,15 +377,16 @@ class Decoder:
             alike[choice].append(place)
         found: dict[int, tuple[int, float]] = {}
         for (temperature, top_k, top_p, forbid_unknown), places in alike.items():
-            is_all = len(places) == len(self.rows)
+            is_all, places_M = len(places) == len(self.rows), self._tensor(places)
             ids, logprobs = draw(
                 self._engine.model.output,
-                self._hidden_ND if is_all else self._hidden_ND[self._tensor(places)],
+                self._hidden_ND if is_all else self._hidden_ND[places_M],
                 temperature=temperature,
                 top_k=top_k,
                 top_p=top_p,
                 forbidden=self._forbidden[forbid_unknown],
                 uniform=[self.rows[place].random() for place in places],
+                mix=self._mix(places_M),
             )
             drawn = zip(ids.tolist(), logprobs.tolist(), strict=True)
             found |= zip(places, drawn, strict=True)
@@ -382,19 +399,24 @@ class Decoder:
         places = [place for place, row in enumerate(self.rows) if row.top]
         if places:
             k = max(self.rows[place].top for place in places)
-            hidden_ND = self._hidden_ND[self._tensor(places)]
-            values, ids = most_likely(self._engine.model.output, hidden_ND, k)
+            places_M = self._tensor(places)
+            hidden_MD, mix = self._hidden_ND[places_M], self._mix(places_M)
+            values, ids = most_likely(self._engine.model.output, hidden_MD, k, mix)
             for place, *found in zip(places, ids.tolist(), values.tolist(), strict=True):
                 top[place] = list(zip(*found, strict=True))[: self.rows[place].top]
         return top
 
     def _advance(self) -> None:
         """The model reads the ids that were written last."""
+        ids = [row.ids[-1] for row in self.rows]
+        ids_N = self._tensor(ids)
+        if self._memory is not None:
+            self._memory.add(self._hidden_ND, ids, ids_N)
         lengths, block = self._cache.lengths, self._engine.blocks.block
         full = [place for place, length in enumerate(lengths) if length >= block]
         self._cache.empty(full)
         if len(full) < len(self.rows):
-            self._hidden_ND = self._next(self._tensor([row.ids[-1] for row in self.rows]))
+            self._hidden_ND = self._next(ids_N)
         if full:  # whatever was computed for them
             self._slide(full)
 
@@ -412,15 +434,15 @@ class Decoder:
         context = max(self._engine.blocks.context, 1)
         rows = [self.rows[place] for place in places]
         inputs = [np.append(row.prompt, row.ids)[-context:] for row in rows]
-        hidden_ND, cache = self._read(inputs)
+        hidden_ND, cache, _ = self._read(inputs)
         self._cache.fill(places, cache, [len(ids) for ids in inputs])
         self._hidden_ND = self._hidden_ND.index_copy(0, self._tensor(places), hidden_ND)
         for row in rows:
             row.has_slid = True
 
-    def _read(self, inputs: Sequence[Ids]) -> tuple[Tensor, KeyValueCache]:
-        """The vectors after these ids, and what the model keeps of them; equal ones it reads
-        once."""
+    def _read(self, inputs: Sequence[Ids]) -> tuple[Tensor, KeyValueCache, list[Tensor]]:
+        """The vectors after these ids, what the model keeps of them, and the vectors after each of
+        them; equal ones it reads once."""
         different = {ids.tobytes(): ids for ids in inputs}
         place_of = {key: place for place, key in enumerate(different)}
         words = torch.full((len(different), max(map(len, inputs))), PAD)
@@ -432,7 +454,9 @@ class Decoder:
         ends = self._tensor([len(ids) - 1 for ids in inputs])
         if len(different) < len(inputs):
             cache = cache.select(places)
-        return hidden_BTD[places, ends], cache
+        rows = [(place_of[ids.tobytes()], len(ids)) for ids in inputs]
+        texts = [hidden_BTD[place, :length] for place, length in rows]
+        return hidden_BTD[places, ends], cache, texts
 
 
 def never_written(vocabulary: Vocabulary) -> Tensor:

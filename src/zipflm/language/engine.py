@@ -29,6 +29,8 @@ from zipflm.evaluation.scoring import (
     start_scoring,
 )
 from zipflm.language.text import EncodedText, Ids
+from zipflm.memory.mixing import Mixture
+from zipflm.memory.specs import Memories
 from zipflm.model.language_model import LanguageModel
 
 
@@ -47,6 +49,7 @@ class Engine:
     """What a model sees at once, and how much context a part of a longer text has before it."""
     batch_tokens: int
     unit: Unit
+    memories: Memories | None = None
 
     @property
     def precision(self) -> str:
@@ -68,6 +71,7 @@ class Engine:
             blocks=self.blocks,
             batch_tokens=self.batch_tokens,
             device=self.device,
+            memories=self.memories,
         )
 
     def protocol(self, ids: Ids, words: int, skip: int = 0) -> ScoringProtocol:
@@ -86,6 +90,7 @@ class Engine:
             eos=int(np.count_nonzero(targets == END)),
             positions=positions,
             precision=self.precision,
+            memory=() if self.memories is None else self.memories.names,
         )
 
     @torch.inference_mode()
@@ -101,6 +106,19 @@ class Engine:
         parts = [self._last(inputs, order[low:high]) for low, high in _pairs(bounds)]
         back = torch.from_numpy(np.argsort(order)).to(self.device)
         return torch.cat(parts)[back]
+
+    @torch.inference_mode()
+    def mixture_after(self, prefixes: Sequence[Ids]) -> tuple[Tensor, Mixture | None]:
+        """The same with the memories of each prefix."""
+        if self.memories is None:
+            return self.hidden_after(prefixes), None
+        rows, last = self.memories.rows(self.model.output.edges[-1]), []
+        for prefix in prefixes:
+            inputs = self.inputs(prefix)
+            hidden: Tensor = self.model(torch.from_numpy(inputs).to(self.device)[None])[0]
+            rows.join([(hidden[:-1], inputs[1:])])
+            last.append(hidden[-1])
+        return torch.stack(last), rows.look(torch.stack(last))
 
     def inputs_before(self, document: Ids, places: NDArray[np.int64], skip: int = 0) -> list[Ids]:
         """What the model reads to predict the tokens at these places of a document."""
@@ -198,6 +216,12 @@ class _Stream:
         """Lines that have not been given out."""
         self._nll = np.zeros(0, dtype=np.float32)
         """Of their tokens, as far as it is known."""
+        self._recall = None if engine.memories is None else engine.memories.recall()
+        self._dropped = 0
+        """Tokens of the prefix, which a memory sees as if they were scored."""
+        if self._recall is not None and len(prefix):
+            self._before, self._ids, self._dropped = prefix[:0], prefix, len(prefix)
+            self._offsets = np.array([0, len(prefix)])
 
     def start(self, together: list[EncodedText], is_last: bool) -> _Result:
         """Some lines more; unless they are the last, others may join the part in which they end."""
@@ -211,15 +235,19 @@ class _Stream:
         end = int(bounds[-1])
         stream = np.concatenate([self._before, ids[:end]])
         windows = with_context(number + bounds[:-1], number + bounds[1:], blocks)
-        plan = batched(windows, self._engine.batch_tokens)
-        scores = start_scoring(self._engine.scorer, stream, plan, device=self._engine.device)
+        memory = None if self._recall is None else self._recall.open(stream, seen=number)
+        plan = batched(windows, self._engine.batch_tokens, sorts=memory is None)
+        device = self._engine.device
+        scores = start_scoring(self._engine.scorer, stream, plan, device=device, memory=memory)
         self._before = stream[-(blocks.context + 1) :]
         self._ids, self._offsets = ids[end:], np.append(0, offsets[offsets > end] - end)
         return lambda: self._complete(scores().nll[number:])
 
     def _complete(self, nll: NDArray[np.float32]) -> list[ScoredDocument]:
         """The lines that are known with so many tokens more."""
-        known = np.concatenate([self._nll, nll])
+        dropped = min(self._dropped, len(nll))
+        self._dropped -= dropped
+        known = np.concatenate([self._nll, nll[dropped:]])
         ends = np.cumsum([len(text.ids) for text in self._texts], dtype=np.int64)
         number = int(np.searchsorted(ends, len(known), side="right"))
         *parts, self._nll = np.split(known, ends[:number])

@@ -33,7 +33,7 @@ _OWN = ("run", "checkpoint", "weights")
 
 
 @dataclass(frozen=True)
-class Member:
+class EnsembleMember:
     """One file of an ensemble."""
 
     name: str
@@ -48,7 +48,7 @@ class Member:
 class Ensemble:
     """What came of it."""
 
-    members: tuple[Member, ...]
+    members: tuple[EnsembleMember, ...]
     nats: float
     """Per word, of the average."""
     words: int
@@ -130,7 +130,7 @@ def ensemble(
         kept = list(blocks)
         mixture = em_weights(np.concatenate([_matrix(rows) for rows in kept]))
         blocks = iter(kept)
-    totals = _Totals(len(files))
+    totals = _Sums(len(files))
     with nullcontext() if out is None else destination(out) as file:
         if file is not None:
             write_header(file, files[0].format, _protocol(files, mixture))
@@ -236,7 +236,7 @@ def _matrix(rows: Sequence[ScoreRows]) -> NDArray[np.float64]:
     return np.stack([each.logprob for each in rows], axis=1)
 
 
-class _Totals:
+class _Sums:
     """Sums over the whole text."""
 
     def __init__(self, members: int) -> None:
@@ -267,7 +267,9 @@ class _Totals:
                 "not of the same thing"
             )
         members = tuple(
-            Member(shown(file.name), float(weight), float(total), int(unknown), file.protocol)
+            EnsembleMember(
+                shown(file.name), float(weight), float(total), int(unknown), file.protocol
+            )
             for file, weight, total, unknown in zip(
                 files, mixture, self._sums / self._words, self._unknown, strict=False
             )

@@ -43,7 +43,7 @@ def decoded(name: str, number: int, line: bytes) -> str:
         ) from None
 
 
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class Writable(Protocol):
@@ -58,7 +58,7 @@ def check_destination(option: str, name: str | None, read: Iterable[str | None] 
     if name is None or name == STDIN:
         return
     path = Path(name)
-    if name.endswith(_COMPRESSED):
+    if name.endswith(COMPRESSED):
         raise ValueError(
             f"{option} {name}: would be written uncompressed; leave out {path.suffix} and "
             "compress the file afterwards"

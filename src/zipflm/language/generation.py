@@ -10,10 +10,10 @@ import numpy as np
 
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.language.decoding import (
-    Decoder,
-    Row,
+    GrowingText,
     SamplingOptions,
     Spelling,
+    TextDecoder,
     WrittenWord,
     last_line,
 )
@@ -69,10 +69,12 @@ class Writer:
         line = () if encoded is None else last_line(encoded)
         self.unknown_in_prompt: list[str] = [] if encoded is None else _unknown(encoded)
         """Words of the prompt that the model reads as `<unk>`."""
-        self._decoder = Decoder(engine, reader, is_recorded=True)
+        self._decoder = TextDecoder(engine, reader, is_recorded=True)
         self._rows = [
             # The space before the first word may be the prompt's last character.
-            Row(reader, ids, Spelling(reader, line, prompt[-1:].isspace()), options, number=number)
+            GrowingText(
+                reader, ids, Spelling(reader, line, prompt[-1:].isspace()), options, number=number
+            )
             for number in range(num)
         ]
 

@@ -32,7 +32,7 @@ from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.language.decoding import SamplingOptions, WrittenWord, never_written
 from zipflm.language.engine import Engine, scored_documents
 from zipflm.language.generation import Generation, Writer
-from zipflm.language.incremental import State, advance, start
+from zipflm.language.incremental import TextState, advance, start
 from zipflm.language.next_words import (
     LikelyWord,
     most_likely_words,
@@ -40,6 +40,7 @@ from zipflm.language.next_words import (
     require_numbers,
 )
 from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
+from zipflm.memory.specs import open_memories
 from zipflm.messages import quoted, read_file
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import is_checkpoint
@@ -64,6 +65,7 @@ def load(
     compile: bool = False,
     block: int | None = None,
     context: int | None = None,
+    memory: str | Sequence[str] = (),
 ) -> TrainedModel:
     """The newest checkpoint of a run, or another one, ready for use.
 
@@ -72,9 +74,11 @@ def load(
     those of a run: newest, best or a number of updates. `device` is a GPU where there is one.
     `dtype` is that of weights and products; log-probabilities are float32 or better. `compile`
     makes long scoring jobs faster. `block` and `context` are in tokens; the run's own by default.
+    `memory` is mixed with the model: `cache:2000`, the folder of a store, or several.
     """
     choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
-    options = ScoringOptions(block=block, context=context, device=device)
+    memory = [memory] if isinstance(memory, str) else memory
+    options = ScoringOptions(block=block, context=context, device=device, memory=memory)
     exported = _exported(path)
     if exported is None:
         run = load_run(path, choice)
@@ -243,11 +247,11 @@ class TrainedModel:
 
     # --- Scores of text as it grows. ---
 
-    def start(self, prefix: str = "") -> State:
+    def start(self, prefix: str = "") -> TextState:
         """The state of a text that begins here, or continues after a prefix."""
         return start(self.engine, self.reader.prefix(prefix))
 
-    def advance(self, state: State, word: str) -> tuple[float, State]:
+    def advance(self, state: TextState, word: str) -> tuple[float, TextState]:
         """log p(word | state) in nats, and the state after the word; "\\n" ends a line.
 
         A state never changes: continue from it with any number of words. The decoder runs once per
@@ -258,8 +262,8 @@ class TrainedModel:
         return self.advance_many([state], [word])[0]
 
     def advance_many(
-        self, states: Sequence[State], words: Sequence[str]
-    ) -> list[tuple[float, State]]:
+        self, states: Sequence[TextState], words: Sequence[str]
+    ) -> list[tuple[float, TextState]]:
         """The same for the hypotheses of a beam, computed together: each state with its word."""
         ids = [self.encode(word) for word in words]
         for word, of_word in zip(words, ids, strict=True):
@@ -300,8 +304,10 @@ class TrainedModel:
         sub-words."""
         if isinstance(prefixes, str):
             raise ValueError("prefixes: one text; give a list of them, [text] for one")
-        hidden = self.engine.hidden_after([self.reader.prefix(each) for each in prefixes])
-        return require_numbers(self.model.output.log_probs(hidden))
+        ids = [self.reader.prefix(each) for each in prefixes]
+        hidden, mixture = self.engine.mixture_after(ids)
+        log_probs = self.model.output.log_probs(hidden)
+        return require_numbers(log_probs if mixture is None else mixture.log_probs(log_probs))
 
     # --- Writing. ---
 
@@ -380,6 +386,7 @@ def _engine(
         blocks=blocks,
         batch_tokens=chosen.batch_tokens,
         unit=run.config.batches.unit,
+        memories=open_memories(options.memory, run, chosen.device),
     )
 
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from zipflm.data.text import UTF_8, check_encoding, shown
-from zipflm.language.files import numbered_lines
+from zipflm.language.files import COMPRESSED, numbered_lines
 from zipflm.messages import quoted, unquoted
 
 FormatName = Literal["kaldi", "moses", "jsonl", "tsv"]
@@ -33,7 +34,6 @@ WORDS, TOTAL = "words", "total"
 # the end of an utterance's own name.
 _RANKED = re.compile(r"(?P<utterance>\S+)-[1-9][0-9]*")
 _ENDINGS: dict[str, FormatName] = {".jsonl": "jsonl", ".tsv": "tsv"}
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +305,13 @@ class NBest:
         self.format_name: FormatName = _checked_format(name, format)
         self.format: Format = _new_format(self.format_name, scores or {}, costs or {})
 
+    def num_lines(self) -> int | None:
+        """Of a plain file, which is about its number of hypotheses; None for others."""
+        if not os.path.isfile(self.name) or self.name.endswith(COMPRESSED):
+            return None
+        with open(self.name, "rb") as file:
+            return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
+
     def utterances(self) -> Iterator[list[Entry]]:
         """The entries of every utterance, in the order of the list; it can be read once.
 
@@ -397,7 +404,7 @@ def _checked_format(name: str, format: str | None) -> FormatName:
 
 def _ending(name: str) -> FormatName | None:
     """The format that a file's name tells."""
-    for suffix in _COMPRESSED:
+    for suffix in COMPRESSED:
         name = name.removesuffix(suffix)
     return next((format for end, format in _ENDINGS.items() if name.endswith(end)), None)
 

@@ -15,6 +15,7 @@ from zipflm.data.bpe import join
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.text import Ids, TextReader
+from zipflm.memory.mixing import Mixture
 from zipflm.model.sampling import most_likely
 
 MOST_PIECES = 64
@@ -36,7 +37,7 @@ def most_likely_words(
     require_k(k, reader)
     if engine.unit == "bpe":
         return [_in_pieces(engine, reader, engine.inputs(prefix), k) for prefix in prefixes]
-    return _of_hidden(engine, reader, engine.hidden_after(prefixes), k) if prefixes else []
+    return _of_hidden(engine, reader, *engine.mixture_after(prefixes), k) if prefixes else []
 
 
 def most_likely_instead(
@@ -68,10 +69,11 @@ def require_numbers(log_probs: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _of_hidden(
-    engine: Engine, reader: TextReader, hidden: Tensor, k: int
+    engine: Engine, reader: TextReader, hidden: Tensor, mixture: Mixture | None, k: int
 ) -> list[list[LikelyWord]]:
     words = reader.vocabulary.words
-    values, ids = most_likely(engine.model.output, hidden, k)
+    mix = None if mixture is None else mixture.log_probs
+    values, ids = most_likely(engine.model.output, hidden, k, mix)
     require_numbers(values)
     return [
         [LikelyWord(words[i], value) for i, value in zip(*row, strict=True)]
@@ -133,17 +135,22 @@ class _Pieces:
         self._engine = engine
         with torch.inference_mode():
             self._cache = engine.model.new_cache(1, len(inputs) + MOST_PIECES)
-            self._first = engine.model(words[None], self._cache)[0, -1]
-        self._length = len(inputs)
+            self._read: Tensor = engine.model(words[None], self._cache)[0]
+        self._inputs = inputs
 
     @torch.inference_mode()
     def after(self, pieces: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[np.int32]]:
         """Of all pieces, in falling order, and their ids; small, because thousands may be kept."""
-        hidden = self._first
+        engine, hidden = self._engine, self._read
         if pieces:
-            self._cache.truncate(self._length)
-            words = torch.tensor([pieces], device=self._engine.device)
-            hidden = self._engine.model(words, self._cache)[0, -1]
-        log_probs = require_numbers(self._engine.model.output.log_probs(hidden))
+            self._cache.truncate(len(self._inputs))
+            words = torch.tensor([pieces], device=engine.device)
+            hidden = torch.cat([hidden, engine.model(words, self._cache)[0]])
+        log_probs = engine.model.output.log_probs(hidden[-1:])
+        if engine.memories is not None:
+            rows = engine.memories.rows(log_probs.shape[1])
+            rows.join([(hidden[:-1], np.append(self._inputs, pieces).astype(np.int64)[1:])])
+            log_probs = rows.look(hidden[-1:]).log_probs(log_probs)
+        log_probs = require_numbers(log_probs[0])
         values, ids = log_probs.sort(descending=True)
         return values.cpu().numpy(), ids.int().cpu().numpy()

@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from zipflm.data.text import shown
 from zipflm.data.vocabulary import END, PAD
+from zipflm.evaluation.scoring import named, tell
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.files import Writable, destination
 from zipflm.language.nbest import TOTAL, WORDS, Entry, NBest, written_number
@@ -181,7 +182,7 @@ class HypothesisScorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredEntry:
     """An entry with what the language model says of it."""
 
     entry: Entry
@@ -202,30 +203,42 @@ class Scored:
         return total
 
 
-def scored(utterances: Iterable[list[Entry]], scorer: HypothesisScorer) -> Iterator[list[Scored]]:
-    """The same utterances with the language model's scores, so many at once as fit."""
+def scored(
+    utterances: Iterable[list[Entry]], scorer: HypothesisScorer, total: int | None = None
+) -> Iterator[list[ScoredEntry]]:
+    """The same utterances with the language model's scores, so many at once as fit; `total` is the
+    number of all hypotheses, for those who watch."""
+    for group in _groups(utterances):
+        yield from _scored_group(group, scorer)
+        with named("rescoring"):
+            tell(sum(map(len, group)), total)
+
+
+def _groups(utterances: Iterable[list[Entry]]) -> Iterator[list[list[Entry]]]:
     group: list[list[Entry]] = []
     for entries in utterances:
         group.append(entries)
         if sum(map(len, group)) >= _HYPOTHESES_AT_ONCE:
-            yield from _scored_group(group, scorer)
+            yield group
             group = []
     if group:
-        yield from _scored_group(group, scorer)
+        yield group
 
 
-def _scored_group(group: list[list[Entry]], scorer: HypothesisScorer) -> Iterator[list[Scored]]:
+def _scored_group(
+    group: list[list[Entry]], scorer: HypothesisScorer
+) -> Iterator[list[ScoredEntry]]:
     # Lists hold a text several times, in which only alignments or times differ.
     texts = [list(dict.fromkeys(" ".join(entry.words) for entry in entries)) for entries in group]
     found = scorer.log_probs_of(texts)
     for entries, known, log_probs in zip(group, texts, found, strict=True):
         by_text = dict(zip(known, log_probs, strict=True))
-        yield [Scored(entry, by_text[" ".join(entry.words)]) for entry in entries]
+        yield [ScoredEntry(entry, by_text[" ".join(entry.words)]) for entry in entries]
 
 
 def ranked(
-    utterance: list[Scored], weights: Mapping[str, float], lm: str
-) -> list[tuple[Scored, float]]:
+    utterance: list[ScoredEntry], weights: Mapping[str, float], lm: str
+) -> list[tuple[ScoredEntry, float]]:
     """The hypotheses with their totals, best first; equal ones stay in the order of the list."""
     totals = [(one, one.total(weights, lm)) for one in utterance]
     return sorted(totals, key=lambda pair: -pair[1])
@@ -280,13 +293,13 @@ def _checked(nbest: NBest, entries: list[Entry], needed: Sequence[str]) -> list[
 
 def rescore(lists: OpenLists, scorer: HypothesisScorer, results: Results) -> int:
     """Score and sort lists while they are read; how many utterances they had."""
-    utterances = scored(lists.utterances, scorer)
+    utterances = scored(lists.utterances, scorer, lists.nbest.num_lines())
     return write(lists.nbest, utterances, lists.weights, lm=lists.lm, results=results)
 
 
 def write(
     nbest: NBest,
-    utterances: Iterable[list[Scored]],
+    utterances: Iterable[list[ScoredEntry]],
     weights: Mapping[str, float],
     *,
     lm: str,

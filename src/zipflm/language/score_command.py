@@ -1,26 +1,32 @@
-"""`zipflm score`: lines scored while they are read, in bounded memory.
+"""`zipflm score`: lines scored while they are read, in bounded memory, as rows of text.
 
 Lines that follow each other are cut as `evaluate` cuts them, so the numbers are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, count
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zipflm.data.text import UTF_8, check_encoding, expand, line_groups, shown, stored_size
+from zipflm.data.vocabulary import END
 from zipflm.evaluation.scoring import tell
 from zipflm.language.engine import ScoredDocument, scored_documents, scored_lines
 from zipflm.language.files import decoded
 from zipflm.language.model import TrainedModel
 from zipflm.language.next_words import LikelyWord, most_likely_instead, require_k
-from zipflm.language.score_table import ScoredLine, ScoreTable, TableOptions
-from zipflm.language.text import EncodedText, nll_per_word
+from zipflm.language.score_table import RowFormat, header_line, rounded, row_line
+from zipflm.language.text import EncodedText, WordFacts, nll_per_word, scored_words
+from zipflm.units import NATS, perplexity
 
+Per = Literal["word", "line", "document", "total"]
+Format = Literal["tsv", "jsonl", "surprisal"]
 Lines = Literal["independent", "running"]
 Errors = Literal["strict", "replace"]
 
@@ -29,7 +35,14 @@ Errors = Literal["strict", "replace"]
 class ScoreOptions:
     """What `zipflm score` was asked for."""
 
-    table: TableOptions = field(default_factory=TableOptions)
+    per: Per = "word"
+    format: Format = "tsv"
+    bits: bool = False
+    """-log2 p instead of the natural logarithm."""
+    log10: bool = False
+    """The logarithm to base 10 instead, as KenLM has it."""
+    ends: bool = True
+    """Line ends have rows of their own, and count."""
     lines: Lines = "independent"
     """Whether a line knows those before it."""
     prefix: str = ""
@@ -39,19 +52,32 @@ class ScoreOptions:
     """Of the texts."""
 
     def __post_init__(self) -> None:
-        for option, value, choices in (
-            ("lines", self.lines, Lines),
-            ("errors", self.errors, Errors),
+        for option, choices in (
+            ("per", Per),
+            ("format", Format),
+            ("lines", Lines),
+            ("errors", Errors),
         ):
+            value = getattr(self, option)
             if value not in get_args(choices):
                 raise ValueError(f"--{option} {value}: choose from {', '.join(get_args(choices))}")
+        if self.log10 and (self.bits or self.format == "surprisal"):
+            other = "--bits" if self.bits else "--format surprisal"
+            raise ValueError(f"--log10: {other} has another unit; leave out one")
+        if self.format == "surprisal" and self.per != "word":
+            raise ValueError(f"--format surprisal: has a row per word, not --per {self.per}")
         check_encoding(self.encoding)
         if self.top < 0:
             raise ValueError(f"--top {self.top}: must be 0 (none) or more")
-        if self.top and (self.table.per != "word" or self.table.format == "surprisal"):
+        if self.top and (self.per != "word" or self.format == "surprisal"):
             raise ValueError("--top: belongs to the rows of words, in the formats tsv and jsonl")
         if self.top and self.lines == "running":
             raise ValueError("--top: of lines on their own; leave out --lines running")
+
+    @property
+    def score(self) -> str:
+        """The name of the column of scores, and of their unit."""
+        return "bits" if self.bits else "log10" if self.log10 else "logprob"
 
 
 def score_files(
@@ -61,9 +87,8 @@ def score_files(
     names = expand(patterns)
     if options.top:
         require_k(options.top, lm.reader, "top")
-    protocol = _protocol(lm, options)
-    table = ScoreTable(options.table, lm.facts, protocol)
-    yield [table.header(has_top=options.top > 0)]
+    table = ScoreTable(options, lm.facts, names_files=len(names) > 1)
+    yield [table.header(_protocol(lm, options))]
     total = stored_size(names)
     for name in names:
         for lines in _File(lm, name, options, total).scored():
@@ -83,7 +108,7 @@ def _protocol(lm: TrainedModel, options: ScoreOptions) -> dict[str, str | int]:
         "block": blocks.block,
         "context": blocks.context,
         "precision": lm.engine.precision,
-        "ends": "scored" if options.table.ends else "left-out",
+        "ends": "scored" if options.ends else "left-out",
         "prefix": len(lm.reader.prefix(options.prefix)),
     }
 
@@ -139,9 +164,9 @@ class _File:
             raise ValueError(f"{error}, or go on with --errors replace") from None
 
     def _line(self, number: int, document: ScoredDocument) -> ScoredLine:
-        text = document.text
+        nll = nll_per_word(document.text, document.nll)
         top = self._top(document) if self._options.top else None
-        return ScoredLine(shown(self._name), number, text, nll_per_word(text, document.nll), top)
+        return ScoredLine(shown(self._name), number, document.text, nll, top)
 
     def _top(self, document: ScoredDocument) -> list[list[LikelyWord]]:
         """Per word, what the model would have put in its place."""
@@ -151,3 +176,122 @@ class _File:
             return most_likely_instead(lm.engine, lm.reader, ids, places, self._options.top, skip)
         words = lm.vocabulary.words
         return [[LikelyWord(words[i], value) for i, value in likely] for likely in document.top]
+
+
+@dataclass(frozen=True)
+class ScoredLine:
+    """One line of a file."""
+
+    file: str
+    number: int
+    """From 1 in its file."""
+    encoded: EncodedText
+    nll: NDArray[np.float64]
+    """Per word, in nats."""
+    top: Sequence[Sequence[LikelyWord]] | None = None
+    """Per word, what the model thought most likely instead, where that was asked for."""
+
+
+@dataclass
+class _Totals:
+    """Sums over lines."""
+
+    lines: int = 0
+    words: int = 0
+    unknown: int = 0
+    nll: float = 0.0
+
+    def add(self, other: _Totals) -> None:
+        self.lines += other.lines
+        self.words += other.words
+        self.unknown += other.unknown
+        self.nll += other.nll
+
+
+class ScoreTable:
+    """Turns scored lines into rows of text, in their order."""
+
+    def __init__(self, options: ScoreOptions, facts: WordFacts, *, names_files: bool) -> None:
+        """With `names_files` rows tell which file they are of."""
+        self._options, self._facts, self._names_files = options, facts, names_files
+        self._document, self._all = _Totals(), _Totals()
+        self._format: RowFormat = "jsonl" if options.format == "jsonl" else "tsv"
+
+    def header(self, protocol: Mapping[str, str | int]) -> str:
+        if self._options.format == "surprisal":
+            return "\t".join(["sentence", "position", "word", "surprisal"])
+        score = self._options.score
+        sums = ["words", "unknown", score, "perplexity"]
+        columns = {
+            "word": ["line", "position", "word", score, "band", "count", "unknown"],
+            "line": ["line", *sums],
+            "document": ["document", "lines", *sums],
+            "total": ["lines", *sums],
+        }[self._options.per]
+        if self._options.top:
+            columns.append("top")
+        if self._names_files and self._options.per in ("word", "line"):
+            columns.append("file")
+        return header_line(self._format, columns, protocol)
+
+    def line(self, line: ScoredLine) -> Iterator[str]:
+        """The rows that a line brings: one, one per word, or none."""
+        if self._options.per == "word":
+            yield from self._words(line)
+            return
+        totals = self._totals(line)
+        self._document.add(totals)
+        if self._options.per == "line":
+            yield self._row({"line": line.number} | self._sums(totals), line.file)
+
+    def end_of_document(self, file: str) -> Iterator[str]:
+        if self._options.per == "document":
+            yield self._row({"document": file, "lines": self._document.lines} | self._sums())
+        self._all.add(self._document)
+        self._document = _Totals()
+
+    def end(self) -> Iterator[str]:
+        if self._options.per == "total":
+            yield self._row({"lines": self._all.lines} | self._sums(self._all))
+
+    def _words(self, line: ScoredLine) -> Iterator[str]:
+        for place, word in enumerate(scored_words(line.encoded, line.nll, self._facts)):
+            if word.is_end and not self._options.ends:
+                continue
+            row: dict[str, Any] = {"line": line.number, "position": place + 1, "word": word.word}
+            if self._options.format == "surprisal":
+                yield self._row(row | {"surprisal": word.surprisal})
+                continue
+            row[self._options.score] = self._in_unit(word.logprob)
+            row |= {"band": word.band, "count": word.count, "unknown": word.is_unknown}
+            if line.top is not None:
+                row["top"] = [(each.word, self._in_unit(each.logprob)) for each in line.top[place]]
+            yield self._row(row, line.file)
+
+    def _totals(self, line: ScoredLine) -> _Totals:
+        first = line.encoded.ids[line.encoded.starts]
+        counted = np.ones(len(first), dtype=np.bool_) if self._options.ends else first != END
+        return _Totals(
+            lines=1,
+            words=int(counted.sum()),
+            unknown=int(np.count_nonzero(line.encoded.is_unknown)),
+            nll=float(line.nll[counted].sum()),
+        )
+
+    def _sums(self, totals: _Totals | None = None) -> dict[str, Any]:
+        totals = totals or self._document
+        per_word = perplexity(totals.nll / totals.words) if totals.words else math.inf
+        return {
+            "words": totals.words,
+            "unknown": totals.unknown,
+            self._options.score: self._in_unit(-totals.nll),
+            # None, which is no number, where there is no word or it is beyond all numbers.
+            "perplexity": per_word if per_word < math.inf else None,
+        }
+
+    def _in_unit(self, logprob: float) -> float:
+        return rounded(logprob / NATS[self._options.score])
+
+    def _row(self, row: Mapping[str, Any], file: str | None = None) -> str:
+        named = {"file": file} if self._names_files and file is not None else {}
+        return row_line(self._format, {**row, **named})

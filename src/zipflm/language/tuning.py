@@ -12,9 +12,10 @@ rapidfuzz counts the errors of every hypothesis once; a point of the grid costs 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from zipflm.language.nbest import WORDS, Entry, NBest, read_references
 from zipflm.language.rescoring import (
     HypothesisScorer,
     OpenLists,
-    Scored,
+    ScoredEntry,
     open_lists,
     scored,
     written_weights,
@@ -97,11 +98,11 @@ def edits(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
 
 
 class DevelopmentSet:
-    """Scored lists and what was really said, as arrays over all hypotheses."""
+    """ScoredEntry lists and what was really said, as arrays over all hypotheses."""
 
     def __init__(
         self,
-        utterances: Sequence[list[Scored]],
+        utterances: Sequence[list[ScoredEntry]],
         references: Mapping[str, list[str]],
         names: Sequence[str],
         lm: str,
@@ -139,10 +140,13 @@ class DevelopmentSet:
         for name, weight in weights.items():
             if weight:
                 totals += weight * self._columns[name]
-        best = np.maximum.reduceat(totals, self._starts)[self._utterance_of] == totals
-        places = np.flatnonzero(best)
-        first = np.diff(self._utterance_of[places], prepend=-1) > 0
-        return places[first]
+        return self._largest(totals)
+
+    def _largest(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """The first place of every utterance that has its largest value."""
+        largest = np.maximum.reduceat(values, self._starts)[self._utterance_of]
+        places = np.flatnonzero(values == largest)
+        return places[np.diff(self._utterance_of[places], prepend=-1) > 0]
 
     def errors(self, weights: Mapping[str, float]) -> int:
         """Word errors of what these weights choose."""
@@ -154,9 +158,7 @@ class DevelopmentSet:
 
     def oracle(self) -> NDArray[np.int64]:
         """Of every utterance the hypothesis with the fewest errors."""
-        least = np.minimum.reduceat(self._errors, self._starts)[self._utterance_of]
-        places = np.flatnonzero(self._errors == least)
-        return places[np.diff(self._utterance_of[places], prepend=-1) > 0]
+        return self._largest(-self._errors)
 
     def edits(self, places: NDArray[np.int64]) -> Edits:
         """The errors of one hypothesis per utterance, by kind."""
@@ -170,7 +172,7 @@ class DevelopmentSet:
 
 
 @dataclass(frozen=True)
-class Row:
+class TuningRow:
     """A line of the report."""
 
     label: str
@@ -186,7 +188,7 @@ class Tuning:
     """Of every score."""
     option: str
     """What to give as `--weights` for the same: those that were given or chosen."""
-    rows: tuple[Row, ...]
+    rows: tuple[TuningRow, ...]
     reference_words: int
     utterances: int
     left_over: int
@@ -223,7 +225,7 @@ class Development:
     """A list in memory with what was really said, and the weights to choose."""
 
     lists: OpenLists
-    utterances: Iterable[list[Entry]]
+    utterances: Sequence[list[Entry]]
     references: Mapping[str, list[str]]
     names: Sequence[str]
     given: Sequence[str]
@@ -262,11 +264,12 @@ def read_development(
 
 def tune_on(
     development: Development, scorer: HypothesisScorer
-) -> tuple[Tuning, list[list[Scored]]]:
+) -> tuple[Tuning, list[list[ScoredEntry]]]:
     """The best weights, and the lists with the model's scores."""
     lists, names = development.lists, development.names
     start, lm = lists.weights, lists.lm
-    utterances = list(scored(development.utterances, scorer))
+    number = sum(map(len, development.utterances))
+    utterances = list(scored(development.utterances, scorer, number))
     needed = [name for name, weight in start.items() if weight]
     prepared = DevelopmentSet(utterances, development.references, needed, lm)
     weights, points, at_end = _search(prepared, start, names)
@@ -278,10 +281,10 @@ def tune_on(
             {n: x for n, x in weights.items() if n in told or (n == lm and not x)}
         )
 
-    def row(label: str, weights: Mapping[str, float], told: str = "") -> Row:
-        return Row(label, prepared.edits(prepared.chosen(weights)), told)
+    def row(label: str, weights: Mapping[str, float], told: str = "") -> TuningRow:
+        return TuningRow(label, prepared.edits(prepared.chosen(weights)), told)
 
-    rows = [Row("first in the lists", prepared.edits(prepared.first()))]
+    rows = [TuningRow("first in the lists", prepared.edits(prepared.first()))]
     without = dict(start) | {lm: 0.0} | ({WORDS: 0.0} if WORDS in names else {})
     if any(without.values()):
         rows.append(row("without the model", without))
@@ -291,7 +294,7 @@ def tune_on(
         points, at_end = points + more, [*at_end, *ends]
         rows.append(row("tuned without it", alone, option(alone)))
     rows.append(row("tuned", weights, option(weights)))
-    rows.append(Row("oracle", prepared.edits(prepared.oracle())))
+    rows.append(TuningRow("oracle", prepared.edits(prepared.oracle())))
     found = Tuning(
         weights=weights,
         option=option(weights),

@@ -15,7 +15,7 @@ Shapes: N predictions, K remembered places, D model width, V words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from zipflm.data.vocabulary import END
+from zipflm.data.vocabulary import END, UNKNOWN
 
 Ids = NDArray[np.int64]
 Rows = slice | Tensor
@@ -168,6 +168,10 @@ class Mixture:
             log_probs_NV = mixed(log_probs_NV.float(), everywhere_NV, weight_N1)
         return log_probs_NV
 
+    def mix(self, places_M: Tensor) -> Callable[[Tensor, slice], Tensor]:
+        """The same for these rows, slice by slice."""
+        return lambda log_probs_NV, rows: self.log_probs(log_probs_NV, places_M[rows])
+
 
 def recalled_targets(lookup: Lookup, targets_N: Tensor, temperature: float) -> Tensor:
     """The probability of one word per row, part by part in bounded memory."""
@@ -184,13 +188,16 @@ class Recall:
         self._line = np.zeros(0, dtype=np.int64)
         self._begins: list[NDArray[np.bool_]] = []
 
-    def open(self, ids: NDArray[Any], begins: Ids | None = None) -> Recall:
-        """More tokens, whose places the next lookups name. Documents begin at `begins`; without
-        them the text continues."""
+    def open(self, ids: NDArray[Any], begins: Ids | None = None, seen: int = 0) -> Recall:
+        """More tokens, whose places the next lookups name; the first `seen` were there before.
+        Documents begin at `begins`; without them the text continues."""
         ids = np.asarray(ids)
-        known = len(self._line)
-        joined = np.concatenate([self._line, ids]) if known else ids
-        self._begins = [memory.begins(joined)[known:] for memory in self.memories]
+        line = len(self._line)
+        joined = np.concatenate([self._line, ids[seen:]]) if line else ids[seen:]
+        padding = np.zeros(seen, dtype=np.bool_)
+        self._begins = [
+            np.append(padding, memory.begins(joined)[line:]) for memory in self.memories
+        ]
         if begins is not None:
             for each in self._begins:
                 each[begins] = True
@@ -204,6 +211,60 @@ class Recall:
             for stream, begins in zip(self._streams, self._begins, strict=True)
         ]
         return Mixture(self.memories, lookups)
+
+
+class RecallRows:
+    """Memories over texts that grow side by side."""
+
+    def __init__(self, memories: Sequence[Memory], num_words: int) -> None:
+        """Ids from `num_words` on are remembered as `<unk>`, which the model predicts."""
+        self._memories, self._num_words = memories, num_words
+        self._rows = [memory.rows() for memory in memories]
+        self._lines: list[list[int]] = []
+        """Ids of the line that each row is in."""
+
+    def join(self, texts: Sequence[tuple[Tensor, Ids]]) -> None:
+        """More rows, which begin with words [T] that these vectors [T, D] predicted."""
+        for memory, rows in zip(self._memories, self._rows, strict=True):
+            firsts = [_last_begin(memory, ids) for _, ids in texts]
+            hidden = [vectors[first:] for (vectors, _), first in zip(texts, firsts, strict=True)]
+            words = [ids[first:] for (_, ids), first in zip(texts, firsts, strict=True)]
+            predicted = [np.where(ids < self._num_words, ids, UNKNOWN) for ids in words]
+            rows.join(hidden, [torch.from_numpy(ids).to(hidden[0].device) for ids in predicted])
+        self._lines += [ids[_last_line(ids) :].tolist() for _, ids in texts]
+
+    def keep(self, places: Sequence[int], places_N: Tensor) -> None:
+        self._lines = [self._lines[place] for place in places]
+        for rows in self._rows:
+            rows.keep(places_N)
+
+    def look(self, hidden_ND: Tensor) -> Mixture:
+        """Before the next word of each row."""
+        return Mixture(self._memories, [rows.look(hidden_ND) for rows in self._rows])
+
+    def add(self, hidden_ND: Tensor, words: Sequence[int], words_N: Tensor) -> None:
+        """The next word of each row, in two forms, and the vectors that predicted them."""
+        for rows in self._rows:
+            rows.add(hidden_ND, words_N)
+        for line, word in zip(self._lines, words, strict=True):
+            line.append(word)
+        ended = [row for row, word in enumerate(words) if word == END]
+        for memory, rows in zip(self._memories, self._rows, strict=True):
+            rows.forget(
+                [
+                    row
+                    for row in ended
+                    if _last_begin(memory, np.array(self._lines[row])) == len(self._lines[row])
+                ]
+            )
+        for row in ended:
+            self._lines[row] = []
+
+
+def _last_begin(memory: Memory, ids: Ids) -> int:
+    """Where the document begins that continues after these ids."""
+    begins = np.flatnonzero(memory.begins(np.append(ids, 0)))
+    return int(begins[-1]) if len(begins) else 0
 
 
 def _last_line(ids: NDArray[Any]) -> int:

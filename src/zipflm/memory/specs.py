@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from zipflm.memory.cache import Cache, CacheSettings
-from zipflm.memory.mixing import Memory, Recall
+from zipflm.memory.mixing import Memory, Recall, RecallRows
 from zipflm.memory.neighbours import Neighbours, NeighbourSettings
 from zipflm.memory.store import TUNED_FILE, Store
 from zipflm.runs.load import LoadedRun
@@ -64,6 +64,10 @@ class Memories:
     def recall(self) -> Recall:
         """For a new text, or several that know nothing of each other."""
         return Recall(self.memories)
+
+    def rows(self, num_words: int) -> RecallRows:
+        """For texts that grow side by side, of a model that predicts `num_words` words."""
+        return RecallRows(self.memories, num_words)
 
 
 def open_memories(specs: Sequence[str], run: LoadedRun, device: str) -> Memories | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.evaluation.scoring import Document, DocumentScores, Likely
-from zipflm.language.decoding import SEEDS, Delta, Row, SamplingOptions
+from zipflm.language.decoding import SEEDS, Delta, GrowingText, SamplingOptions
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import Prompt, read_prompt, require_length
 from zipflm.serving.queue import Limits
@@ -74,13 +74,13 @@ class Completion:
             for prompt in self._prompts
         ]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[GrowingText]:
         """One for each choice, in order; none if there is nothing to write."""
         asked, reader = self._asked, self.model.reader
         if not asked.max_tokens:
             return []
         return [
-            Row(
+            GrowingText(
                 reader,
                 prompt.ids,
                 prompt.spelling(reader),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from zipflm.evaluation.scoring import Document
+from zipflm.language.score_table import rounded
 from zipflm.language.text import EncodedText, Ids, nll_per_word, scored_words
 from zipflm.messages import quoted
 from zipflm.serving.models import ServedModel
@@ -93,8 +94,8 @@ class Scoring:
         words = [
             WordScore(
                 word=word.word,
-                logprob=_rounded(word.logprob),
-                surprisal=_rounded(word.surprisal),
+                logprob=rounded(word.logprob),
+                surprisal=rounded(word.surprisal),
                 band=word.band,
                 count=word.count,
                 is_unknown=word.is_unknown,
@@ -110,9 +111,9 @@ class Scoring:
                 words[at].rank = _rank(words[at], scored, number)
         total = float(nll.sum())
         return TextScore(
-            logprob=_rounded(-total),
+            logprob=rounded(-total),
             perplexity=perplexity(total / len(nll)),
-            surprisal=_rounded(bits(total)),
+            surprisal=rounded(bits(total)),
             words=words,
         )
 
@@ -123,7 +124,7 @@ class Scoring:
             if scored.searched
             else [(names[token], logprob) for token, logprob in scored.scores.top[number]]
         )
-        return [Alternative(word=word, logprob=_rounded(logprob)) for word, logprob in likely]
+        return [Alternative(word=word, logprob=rounded(logprob)) for word, logprob in likely]
 
 
 def _places(at: Sequence[int] | None, texts: Sequence[EncodedText]) -> list[Ids]:
@@ -143,8 +144,3 @@ def _rank(word: WordScore, scored: Scored, number: int) -> int | None:
         return scored.scores.ranks[number]
     names = [each.word for each in word.alternatives]
     return names.index(word.word) + 1 if word.word in names else None
-
-
-def _rounded(number: float) -> float:
-    """As `zipflm score` writes it; + 0.0 turns -0.0 into 0.0."""
-    return round(number, 6) + 0.0

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from zipflm.evaluation.scoring import Document, DocumentScores
-from zipflm.language.decoding import Decoder, Delta, Row
+from zipflm.language.decoding import Delta, GrowingText, TextDecoder
 from zipflm.language.engine import Engine
 from zipflm.language.next_words import LikelyWord, most_likely_instead
 from zipflm.serving.metrics import Metrics
@@ -49,7 +49,7 @@ class _Writing:
     """One text to be written."""
 
     model: ServedModel
-    row: Row
+    row: GrowingText
     is_streamed: bool
     """Whether it is told word by word."""
     ticket: Ticket[Written]
@@ -59,12 +59,12 @@ class _Writing:
 class Places:
     """How many rows fit beside each other: as many as the longest leaves room for."""
 
-    def __init__(self, engine: Engine, rows: Iterable[Row]) -> None:
+    def __init__(self, engine: Engine, rows: Iterable[GrowingText]) -> None:
         self._engine = engine
         rooms = [row.room(engine) for row in rows]
         self._number, self._longest = len(rooms), max(rooms, default=0)
 
-    def take(self, row: Row) -> bool:
+    def take(self, row: GrowingText) -> bool:
         """Whether one more fits, which then has its place; the first one always does."""
         number, longest = self._number + 1, max(self._longest, row.room(self._engine))
         if number > 1 and number * longest > self._engine.batch_tokens:
@@ -97,13 +97,13 @@ class Worker:
         # The model thread's alone.
         self._searches: deque[_Text] = deque()
         self._decoders = {model.name: self._new_decoder(model) for model in models}
-        self._writings: dict[Row, _Writing] = {}
+        self._writings: dict[GrowingText, _Writing] = {}
         self._told: list[tuple[Ticket[Any], Any]] = []
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
-    def _new_decoder(self, model: ServedModel) -> Decoder:
-        return Decoder(self._engines[model.name], model.lm.reader)
+    def _new_decoder(self, model: ServedModel) -> TextDecoder:
+        return TextDecoder(self._engines[model.name], model.lm.reader)
 
     # --- In the event loop's thread. ---
 
@@ -142,7 +142,7 @@ class Worker:
         return ticket
 
     def write(
-        self, model: ServedModel, rows: Sequence[Row], *, is_streamed: bool = False
+        self, model: ServedModel, rows: Sequence[GrowingText], *, is_streamed: bool = False
     ) -> Ticket[Written]:
         """Tells of every row: once, when it is complete, or whenever there is more of it."""
         ticket: Ticket[Written] = self._accepted()
@@ -319,7 +319,7 @@ class Worker:
         else:
             self._tell_or_search(text)
 
-    def _step(self, name: str, decoder: Decoder, joining: list[_Writing]) -> None:
+    def _step(self, name: str, decoder: TextDecoder, joining: list[_Writing]) -> None:
         """New texts join, then all get one id more."""
         self._writings |= {writing.row: writing for writing in joining}
         try:
@@ -360,7 +360,7 @@ class Worker:
             self._loop.call_soon_threadsafe(_tell_all, told)
 
 
-def _delta(row: Row) -> Delta:
+def _delta(row: GrowingText) -> Delta:
     """What there is to show, without the line end that ends a text."""
     delta = row.take()
     if delta.finish_reason == "lines":
