@@ -234,6 +234,17 @@ class Document:
     """How many of the most likely ids are wanted there."""
     ranks: bool = False
     """Whether the rank of the id that stands there is."""
+    sources: bool = False
+    """Whether the parts of its probability are, by model and memories."""
+
+
+class Source(NamedTuple):
+    """Where the probability of an id came from."""
+
+    parts: list[float]
+    """Of the model and of every memory; they add up to the probability."""
+    nearest: list[list[int]]
+    """Nearest rows of every store."""
 
 
 class DocumentScores(NamedTuple):
@@ -245,6 +256,8 @@ class DocumentScores(NamedTuple):
     """Per place that was asked about; empty if none were wanted."""
     ranks: Sequence[int] = ()
     """The same; 1 is the most likely id."""
+    sources: Sequence[Source] = ()
+    """The same, of a model with memories."""
 
 
 def start_documents(
@@ -276,7 +289,7 @@ def start_documents(
         parts_in_order = batched(windows[fits:], batch_tokens, sorts=False)
         plan = chain(batched(windows[:fits], batch_tokens), parts_in_order)
     extras = None
-    if any(each.top or each.ranks for each in documents):
+    if any(each.top or each.ranks or each.sources for each in documents):
         extras = _Extras(documents, begins, len(stream))
     scores = start_scoring(model, stream, plan, device=device, extras=extras, memory=memory)
 
@@ -296,10 +309,13 @@ class _Extras:
         self._places = [begin + each.asked for each, begin in zip(documents, begins, strict=True)]
         self._wanted_top = np.zeros(length, dtype=np.int64)
         self._wanted_ranks = np.zeros(length, dtype=np.bool_)
+        self._wanted_sources = np.zeros(length, dtype=np.bool_)
         for each, places in zip(documents, self._places, strict=True):
             self._wanted_top[places], self._wanted_ranks[places] = each.top, each.ranks
+            self._wanted_sources[places] = each.sources
         self._top: list[tuple[Ids, Tensor, Tensor]] = []
         self._ranks: list[tuple[Ids, Tensor]] = []
+        self._sources: list[tuple[Ids, Tensor, list[Tensor]]] = []
 
     def start(
         self,
@@ -307,9 +323,10 @@ class _Extras:
         hidden: Tensor,
         targets: Tensor,
         places: Ids,
+        nll: Tensor,
         mixture: Mixture | None,
     ) -> None:
-        """For a batch; the device is not waited for."""
+        """For a batch; the device is not waited for. `nll` is the model's own."""
         wanted = self._wanted_top[places]
         if len(rows := np.flatnonzero(wanted)):
             k = min(int(wanted.max()), model.output.edges[-1])
@@ -329,6 +346,12 @@ class _Extras:
             # 1 and the number of ids that are more likely than the one that is there.
             self._ranks.append((places[some], (log_probs > own).sum(1) + 1))
 
+        rows = np.flatnonzero(self._wanted_sources[places])
+        if mixture is not None and len(rows):
+            (at,) = _on_device((torch.from_numpy(rows),), hidden.device)
+            words = targets[at].where(targets[at] < model.output.edges[-1], UNKNOWN)
+            self._sources.append((places[rows], *mixture.sources(nll[at], words, at)))
+
     def added(self, nll: list[NDArray[np.float32]]) -> list[DocumentScores]:
         """The scores of the documents with all that was asked."""
         top: dict[int, Likely] = {}
@@ -338,11 +361,17 @@ class _Extras:
         ranks: dict[int, int] = {}
         for places, found in self._ranks:
             ranks |= zip(places.tolist(), found.tolist(), strict=True)
+        sources: dict[int, Source] = {}
+        for places, parts, nearest in self._sources:
+            rows = [each.tolist() for each in nearest]
+            for at, (place, values) in enumerate(zip(places, parts.tolist(), strict=True)):
+                sources[int(place)] = Source(values, [each[at] for each in rows])
         return [
             DocumentScores(
                 part,
                 [top[place][: each.top] for place in places.tolist()] if each.top else [],
                 [ranks[place] for place in places.tolist()] if each.ranks else [],
+                [sources[place] for place in places.tolist()] if each.sources and sources else [],
             )
             for each, places, part in zip(self._documents, self._places, nll, strict=True)
         ]
@@ -393,14 +422,14 @@ def start_scoring(
         with autocast(precision, torch.device(device)):
             hidden, targets = predicting(model, batch_of(ids, windows), device)
             values = model.output.nll(hidden, targets)
-        mixture = None
+        own, mixture = values, None
         if memory is not None:
             words = targets.where(targets < model.output.edges[-1], UNKNOWN)
             mixture = memory.look(hidden, words, places)
             values = mixture.nll(values, words)
         pending.append(_Underway(places, *_on_host(values)))
         if extras is not None:
-            extras.start(model, hidden, targets, places, mixture)
+            extras.start(model, hidden, targets, places, own, mixture)
         if len(pending) > _PENDING:
             bad += _collect(pending.popleft(), nll)
 

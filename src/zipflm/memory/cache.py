@@ -128,6 +128,7 @@ class Band:
             bounds = bounds.pin_memory()
         self._first_N, self._end_N = bounds.to(queries_ND.device, non_blocking=True)
         self.has_N: Tensor = self._first_N < self._end_N
+        self.places_NK: Tensor | None = None
 
     def parts(self) -> Iterator[slice]:
         """Queries that see much the same keys."""

@@ -29,6 +29,8 @@ from zipflm.data.vocabulary import END, UNKNOWN
 
 Ids = NDArray[np.int64]
 Rows = slice | Tensor
+NEAREST = 3
+"""Neighbours that are named as sources of a probability."""
 
 
 def unit_vectors(hidden_ND: Tensor) -> Tensor:
@@ -67,6 +69,11 @@ class Lookup(Protocol):
         """Whether anything is remembered."""
         ...
 
+    @property
+    def places_NK(self) -> Tensor | None:
+        """Rows of a store, nearest first."""
+        ...
+
     def parts(self) -> Iterator[slice]:
         """Rows to look at together."""
         ...
@@ -81,6 +88,7 @@ class Found:
     cosines_NK: Tensor
     words_NK: Tensor
     has_N: Tensor
+    places_NK: Tensor | None = None
 
     def parts(self) -> Iterator[slice]:
         yield slice(0, len(self.has_N))
@@ -167,6 +175,21 @@ class Mixture:
             everywhere_NV = recalled.of_all(log_probs_NV.shape[1])
             log_probs_NV = mixed(log_probs_NV.float(), everywhere_NV, weight_N1)
         return log_probs_NV
+
+    def sources(
+        self, nll_M: Tensor, targets_M: Tensor, places_M: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The parts of each word's probability that come from the model and from every memory, in
+        some rows: [M, 1 + memories]; and the nearest places of each memory that has a store."""
+        parts, nearest = [(-nll_M.float()).exp()], []
+        for settings, lookup in self._pairs:
+            recalled = lookup.recalled(places_M, settings.temperature)
+            weight_M = settings.weight * recalled.has_N.float()
+            parts = [part * (1 - weight_M) for part in parts]
+            parts.append(weight_M * recalled.of(targets_M))
+            if lookup.places_NK is not None:
+                nearest.append(lookup.places_NK[places_M, :NEAREST])
+        return torch.stack(parts, 1), nearest
 
     def mix(self, places_M: Tensor) -> Callable[[Tensor, slice], Tensor]:
         """The same for these rows, slice by slice."""

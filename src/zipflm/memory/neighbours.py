@@ -87,7 +87,7 @@ class Neighbours:
         """A text of any kind: what was seen of it before makes no difference."""
         cosines_NK, rows_NK = self.search(hidden_ND)
         has_N = torch.ones(len(cosines_NK), dtype=torch.bool, device=cosines_NK.device)
-        return Found(cosines_NK, self._words[rows_NK], has_N)
+        return Found(cosines_NK, self._words[rows_NK], has_N, rows_NK)
 
     def search(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines of the nearest keys, falling, and their rows in the store."""

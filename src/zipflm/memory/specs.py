@@ -15,6 +15,7 @@ from zipflm.memory.store import TUNED_FILE, Store
 from zipflm.runs.load import LoadedRun
 from zipflm.settings import override, read_record
 
+_CONTEXT = 8
 CACHE_FILE = "cache.json"
 """In a run folder: the tuned settings of a cache."""
 
@@ -60,6 +61,19 @@ class Memories:
     @property
     def has_cache(self) -> bool:
         return any(isinstance(memory, Cache) for memory in self.memories)
+
+    def sources(
+        self, parts: Sequence[float], nearest: Sequence[Sequence[int]]
+    ) -> list[tuple[str, float, list[tuple[list[int], int]]]]:
+        """The parts of a probability by name, each with the nearest contexts and their words."""
+        stores, named = iter(nearest), [("model", parts[0], list[tuple[list[int], int]]())]
+        for memory, part in zip(self.memories, parts[1:], strict=True):
+            if isinstance(memory, Neighbours):
+                contexts = [memory.store.context(row, _CONTEXT) for row in next(stores)]
+                named.append(("neighbours", part, contexts))
+            else:
+                named.append(("cache", part, []))
+        return named
 
     def recall(self) -> Recall:
         """For a new text, or several that know nothing of each other."""
