@@ -10,10 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zipflm.api import build_memory as build_memory
     from zipflm.api import compare as compare
     from zipflm.api import evaluate as evaluate
     from zipflm.api import prepare as prepare
     from zipflm.api import train as train
+    from zipflm.api import tune_memory as tune_memory
     from zipflm.config import Blocks as Blocks
     from zipflm.config import Config as Config
     from zipflm.config import ModelConfig as ModelConfig
@@ -44,12 +46,14 @@ _HOME = {
     "Tie": "zipflm.config",
     "TrainedModel": "zipflm.language.model",
     "Vocabulary": "zipflm.data.vocabulary",
+    "build_memory": "zipflm.api",
     "compare": "zipflm.api",
     "evaluate": "zipflm.api",
     "load": "zipflm.language.model",
     "prepare": "zipflm.api",
     "preset": "zipflm.presets",
     "train": "zipflm.api",
+    "tune_memory": "zipflm.api",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from zipflm.config import Config, Splitting
     from zipflm.data.folder import DataFolder
     from zipflm.evaluation.evaluate import Evaluation
+    from zipflm.memory.store import StoreFacts
+    from zipflm.memory.tuning import TuningResult
     from zipflm.runs.checkpoint import Checkpoint
     from zipflm.runs.folder import Choice, RunFolder
     from zipflm.runs.load import LoadedRun
@@ -415,3 +417,66 @@ def _scheduler(engine: str, scheduler: str | None) -> str | None:
     if engine == "processes" and scheduler is not None:
         raise ValueError(f"scheduler={scheduler}: needs engine=dask")
     return None if engine == "processes" else scheduler or "local"
+
+
+def build_memory(
+    run: LoadedRun | RunFolder | Source,
+    *,
+    data: DataFolder | Source,
+    out: Source,
+    split: str = "train",
+    max_keys: int | None = None,
+    dtype: str = "float16",
+    index: bool | None = None,
+    block: int | None = None,
+    context: int | None = None,
+    checkpoint: Choice | str | None = None,
+    device: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> StoreFacts:
+    """Store the model's vector before every word of a split, and the word, for `memory=`.
+
+    `index` builds an index for search on a CPU, which needs faiss; by default for stores of 2
+    million keys or more. `say` receives lines about what is going on.
+    """
+    from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.memory.building import build
+    from zipflm.runs.load import LoadedRun, load_run
+
+    return build(
+        run if isinstance(run, LoadedRun) else load_run(run, _choice(checkpoint)),
+        _opened(data),
+        Path(out),
+        split=split,
+        max_keys=max_keys,
+        dtype=dtype,  # type: ignore[arg-type]  # checked there
+        index=index,
+        options=ScoringOptions(block=block, context=context, device=device),
+        say=say,
+    )
+
+
+def tune_memory(
+    run: LoadedRun | RunFolder | Source,
+    *,
+    data: DataFolder | Source,
+    split: str = "valid",
+    memory: str | Sequence[str] = "cache",
+    block: int | None = None,
+    context: int | None = None,
+    checkpoint: Choice | str | None = None,
+    device: str | None = None,
+) -> TuningResult:
+    """Choose weight, temperature and window of memories on a valid set and write them down: those
+    of a cache into the run folder, those of a store into the store's."""
+    from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.memory.tuning import tune
+    from zipflm.runs.load import LoadedRun, load_run
+
+    return tune(
+        run if isinstance(run, LoadedRun) else load_run(run, _choice(checkpoint)),
+        _opened(data),
+        [memory] if isinstance(memory, str) else memory,
+        split=split,
+        options=ScoringOptions(block=block, context=context, device=device),
+    )

@@ -92,7 +92,7 @@ class Command(TyperCommand):
                 raise
             if hasattr(error, "possibilities"):
                 raise ValueError(self._unknown(ctx, error, args)) from None
-            said, remedy = message().rstrip("."), f"see zipflm {ctx.info_name} --help"
+            said, remedy = message().rstrip("."), f"see {ctx.command_path} --help"
             refused: Any = getattr(error, "param", None)
             if refused is not None and refused.name in given:
                 reason = said.partition(": ")[2].replace("Input should be", "must be")
@@ -121,14 +121,14 @@ class Command(TyperCommand):
         """What to write instead of an option that the command does not have."""
         # Of -prompt, click names -p.
         name = next(arg for arg in args if arg.startswith(error.option_name)).partition("=")[0]
-        said = f"{unquoted(name)}: zipflm {ctx.info_name} has no such option"
+        said = f"{unquoted(name)}: {ctx.command_path} has no such option"
         new = _RENAMED.get(f"{ctx.info_name} {name}")
         if new is not None:
             return f"{said}; write {new}"
         options = [option for param in self.get_params(ctx) for option in _names(param)]
         names = {option.lstrip("-"): option for option in options if option != "--help"}
         close = get_close_matches(name.lstrip("-"), names, n=1, cutoff=0.6)
-        remedy = f"see zipflm {ctx.info_name} --help"
+        remedy = f"see {ctx.command_path} --help"
         if any(param.name == "overrides" for param in self.params):
             from zipflm.presets import from_name
             from zipflm.settings import keys_like, keys_of
@@ -149,12 +149,15 @@ def _names(param: Any) -> list[str]:
 
 
 def command(
-    *examples: str, name: str | None = None, cls: type[Command] = Command
+    *examples: str,
+    name: str | None = None,
+    cls: type[Command] = Command,
+    group: typer.Typer | None = None,
 ) -> Callable[[_Function], _Function]:
-    """Make a function a command of the app, with these examples at the end of its help."""
+    """Make a function a command of the app, or of a group, with examples at the end of its help."""
     # typer makes lines of paragraphs.
     epilog = "\n\n".join(["Examples:", *examples])
-    return app.command(name, cls=cls, epilog=epilog)
+    return (group or app).command(name, cls=cls, epilog=epilog)
 
 
 _Number = TypeVar("_Number", int, float)
@@ -350,6 +353,13 @@ Errors = Annotated[
 Encoding = Annotated[
     str,
     typer.Option(help="Of the text: utf-8, latin-1, cp1252, utf-16 or another that Python has."),
+]
+Memory = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Mix a memory with the model: cache:2000 (the last 2,000 words), cache, or the folder "
+        "of a store; settings follow commas, e.g. cache:2000,weight=0.2. Repeatable."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
 Words = Annotated[
