@@ -81,7 +81,7 @@ def test_rows_side_by_side_equal_the_stream(window):
             join([2, 3])
         left = [place for place, n in enumerate(alive) if at[n] < lengths[n]]
         if len(left) < len(alive):
-            rows.keep(torch.tensor(left, dtype=torch.int64))
+            rows.keep(left, torch.tensor(left, dtype=torch.int64))
             alive = [alive[place] for place in left]
         if not alive:
             break

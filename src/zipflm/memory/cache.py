@@ -28,6 +28,9 @@ from zipflm.config.checks import (
 from zipflm.data.vocabulary import END
 from zipflm.memory.mixing import Found, Recalled, Rows, unit_vectors
 
+_MOST_NUMBERS = 1 << 24
+"""Cosines in memory at once, of long windows."""
+
 Reset = Literal["none", "line", "blank", "heading"]
 
 
@@ -133,7 +136,7 @@ class Band:
     def parts(self) -> Iterator[slice]:
         """Queries that see much the same keys."""
         widest = int((self._end - self._first).max(initial=0))
-        size = min(max(widest // 8, 64), 1024)
+        size = max(min(widest // 8, _MOST_NUMBERS // max(widest, 1), 1024), 64)
         for low in range(0, len(self._end), size):
             yield slice(low, low + size)
 
@@ -169,9 +172,9 @@ class CacheRows:
                 self._keys_BCD[row, :count] = unit_vectors(vectors[-count:])
                 self._words_BC[row, :count] = ids[-count:]
 
-    def keep(self, places_N: Tensor) -> None:
+    def keep(self, places: Sequence[int], places_N: Tensor) -> None:
         self._keys_BCD, self._words_BC = self._keys_BCD[places_N], self._words_BC[places_N]
-        self._counts = [self._counts[place] for place in places_N.tolist()]
+        self._counts = [self._counts[place] for place in places]
 
     def look(self, hidden_ND: Tensor) -> Found:
         cosines_BC = (self._keys_BCD @ unit_vectors(hidden_ND).unsqueeze(2)).squeeze(2)

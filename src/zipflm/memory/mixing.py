@@ -114,8 +114,8 @@ class RowsAtOnce(Protocol):
         """More rows, with the vectors [T, D] and the words [T] that they begin with."""
         ...
 
-    def keep(self, places_N: Tensor) -> None:
-        """The rows at these places are left, in this order."""
+    def keep(self, places: Sequence[int], places_N: Tensor) -> None:
+        """The rows at these places, given here and on the device, are left in this order."""
         ...
 
     def look(self, hidden_ND: Tensor) -> Lookup: ...
@@ -259,7 +259,7 @@ class RecallRows:
     def keep(self, places: Sequence[int], places_N: Tensor) -> None:
         self._lines = [self._lines[place] for place in places]
         for rows in self._rows:
-            rows.keep(places_N)
+            rows.keep(places, places_N)
 
     def look(self, hidden_ND: Tensor) -> Mixture:
         """Before the next word of each row."""
