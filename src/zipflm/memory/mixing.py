@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zipflm.data.vocabulary import END, UNKNOWN
+
+if TYPE_CHECKING:
+    from zipflm.memory.cache import Band, Cache
+    from zipflm.memory.neighbours import Neighbours
+
 
 Ids = NDArray[np.int64]
 Rows = slice | Tensor
@@ -61,26 +66,6 @@ class Recalled(NamedTuple):
         return probs_NV.scatter_add_(1, self.words_NK.expand_as(probs_NK), probs_NK)
 
 
-class Lookup(Protocol):
-    """The places that a memory finds for a batch of predictions."""
-
-    @property
-    def has_N(self) -> Tensor:
-        """Whether anything is remembered."""
-        ...
-
-    @property
-    def places_NK(self) -> Tensor | None:
-        """Rows of a store, nearest first."""
-        ...
-
-    def parts(self) -> Iterator[slice]:
-        """Rows to look at together."""
-        ...
-
-    def recalled(self, rows: Rows, temperature: float) -> Recalled: ...
-
-
 @dataclass(frozen=True)
 class Found:
     """Places that were compared already; those that do not count are at -inf."""
@@ -98,56 +83,6 @@ class Found:
         return Recalled(probs_NK, self.words_NK[rows], self.has_N[rows])
 
 
-class Stream(Protocol):
-    """A memory over one text, which comes in order."""
-
-    def look(self, hidden_ND: Tensor, words_N: Tensor, is_begin: NDArray[np.bool_]) -> Lookup:
-        """What is known before each of the next words, which are remembered. At a begin nothing
-        before it is known."""
-        ...
-
-
-class RowsAtOnce(Protocol):
-    """A memory over texts that grow side by side, one row each."""
-
-    def join(self, hidden: Sequence[Tensor], words: Sequence[Tensor]) -> None:
-        """More rows, with the vectors [T, D] and the words [T] that they begin with."""
-        ...
-
-    def keep(self, places: Sequence[int], places_N: Tensor) -> None:
-        """The rows at these places, given here and on the device, are left in this order."""
-        ...
-
-    def look(self, hidden_ND: Tensor) -> Lookup: ...
-
-    def add(self, hidden_ND: Tensor, words_N: Tensor) -> None:
-        """The next word of each row."""
-        ...
-
-    def forget(self, rows: Sequence[int]) -> None: ...
-
-
-class Settings(Protocol):
-    @property
-    def weight(self) -> float: ...
-
-    @property
-    def temperature(self) -> float: ...
-
-
-class Memory(Protocol):
-    @property
-    def settings(self) -> Settings: ...
-
-    def stream(self) -> Stream: ...
-
-    def rows(self) -> RowsAtOnce: ...
-
-    def begins(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which tokens begin a document by its own rule; the first ones begin a line."""
-        ...
-
-
 def mixed(logprobs: Tensor, recalled: Tensor, weight: Tensor) -> Tensor:
     """Log-probabilities of the mixture, from those of the model and recalled probabilities."""
     return torch.logaddexp(torch.log1p(-weight) + logprobs, (weight * recalled).log())
@@ -156,8 +91,10 @@ def mixed(logprobs: Tensor, recalled: Tensor, weight: Tensor) -> Tensor:
 class Mixture:
     """Everything that memories find for a batch of predictions."""
 
-    def __init__(self, memories: Sequence[Memory], lookups: Sequence[Lookup]) -> None:
-        self.lookups: Sequence[Lookup] = lookups
+    def __init__(
+        self, memories: Sequence[Cache | Neighbours], lookups: Sequence[Band | Found]
+    ) -> None:
+        self.lookups: Sequence[Band | Found] = lookups
         self._pairs = [(m.settings, lookup) for m, lookup in zip(memories, lookups, strict=True)]
 
     def nll(self, nll_N: Tensor, targets_N: Tensor) -> Tensor:
@@ -196,7 +133,7 @@ class Mixture:
         return lambda log_probs_NV, rows: self.log_probs(log_probs_NV, places_M[rows])
 
 
-def recalled_targets(lookup: Lookup, targets_N: Tensor, temperature: float) -> Tensor:
+def recalled_targets(lookup: Band | Found, targets_N: Tensor, temperature: float) -> Tensor:
     """The probability of one word per row, part by part in bounded memory."""
     parts = [lookup.recalled(rows, temperature).of(targets_N[rows]) for rows in lookup.parts()]
     return torch.cat(parts) if parts else targets_N.float()
@@ -205,7 +142,7 @@ def recalled_targets(lookup: Lookup, targets_N: Tensor, temperature: float) -> T
 class Recall:
     """Memories over one stream of tokens, or over documents that know nothing of each other."""
 
-    def __init__(self, memories: Sequence[Memory]) -> None:
+    def __init__(self, memories: Sequence[Cache | Neighbours]) -> None:
         self.memories = memories
         self._streams = [memory.stream() for memory in memories]
         self._line = np.zeros(0, dtype=np.int64)
@@ -239,7 +176,7 @@ class Recall:
 class RecallRows:
     """Memories over texts that grow side by side."""
 
-    def __init__(self, memories: Sequence[Memory], num_words: int) -> None:
+    def __init__(self, memories: Sequence[Cache | Neighbours], num_words: int) -> None:
         """Ids from `num_words` on are remembered as `<unk>`, which the model predicts."""
         self._memories, self._num_words = memories, num_words
         self._rows = [memory.rows() for memory in memories]
@@ -284,7 +221,7 @@ class RecallRows:
             self._lines[row] = []
 
 
-def _last_begin(memory: Memory, ids: Ids) -> int:
+def _last_begin(memory: Cache | Neighbours, ids: Ids) -> int:
     """Where the document begins that continues after these ids."""
     begins = np.flatnonzero(memory.begins(np.append(ids, 0)))
     return int(begins[-1]) if len(begins) else 0

@@ -4,12 +4,13 @@ after commas, e.g. `cache:2000,weight=0.2`."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+from zipflm.config.checks import ByKind
 from zipflm.memory.cache import Cache, CacheSettings
-from zipflm.memory.mixing import Memory, Recall, RecallRows
+from zipflm.memory.mixing import Recall, RecallRows
 from zipflm.memory.neighbours import Neighbours, NeighbourSettings
 from zipflm.memory.store import TUNED_FILE, Store
 from zipflm.runs.load import LoadedRun
@@ -19,6 +20,7 @@ _CONTEXT = 8
 CACHE_FILE = "cache.json"
 """In a run folder: the tuned settings of a cache."""
 
+Settings = Annotated[CacheSettings | NeighbourSettings, ByKind()]
 T = TypeVar("T", CacheSettings, NeighbourSettings)
 
 
@@ -26,6 +28,7 @@ T = TypeVar("T", CacheSettings, NeighbourSettings)
 class Tuned:
     """Settings that were chosen on a text, for the weights of one checkpoint."""
 
+    settings: Settings
     weights: str
     """Their hash."""
     data: str
@@ -40,23 +43,13 @@ class Tuned:
     """Memories that were mixed before this one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TunedCache(Tuned):
-    settings: CacheSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class TunedNeighbours(Tuned):
-    settings: NeighbourSettings
-
-
 class Memories:
     """The memories of one model, in the order in which they are mixed."""
 
-    def __init__(self, names: Sequence[str], memories: Sequence[Memory]) -> None:
+    def __init__(self, names: Sequence[str], memories: Sequence[Cache | Neighbours]) -> None:
         self.names: tuple[str, ...] = tuple(names)
         """With all settings, as `--memory` takes them."""
-        self.memories: tuple[Memory, ...] = tuple(memories)
+        self.memories: tuple[Cache | Neighbours, ...] = tuple(memories)
 
     @property
     def has_cache(self) -> bool:
@@ -68,11 +61,10 @@ class Memories:
         """The parts of a probability by name, each with the nearest contexts and their words."""
         stores, named = iter(nearest), [("model", parts[0], list[tuple[list[int], int]]())]
         for memory, part in zip(self.memories, parts[1:], strict=True):
+            contexts = []
             if isinstance(memory, Neighbours):
                 contexts = [memory.store.context(row, _CONTEXT) for row in next(stores)]
-                named.append(("neighbours", part, contexts))
-            else:
-                named.append(("cache", part, []))
+            named.append((type(memory).__name__.lower(), part, contexts))
         return named
 
     def recall(self) -> Recall:
@@ -91,36 +83,28 @@ def open_memories(specs: Sequence[str], run: LoadedRun, device: str) -> Memories
     return Memories(*zip(*pairs, strict=True)) if pairs else None
 
 
-def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Memory]:
+def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbours]:
     name, *options = spec.split(",")
     kind, colon, window = name.partition(":")
     if kind == "cache":
-        settings = tuned(TunedCache, run.folder.path / CACHE_FILE, run.weights_hash)
-        cache = CacheSettings() if settings is None else settings.settings
         options = [*([f"window={window}"] if colon else []), *options]
-        cache = _with_options(cache, options, spec)
+        cache = _settings(CacheSettings(), run.folder.path / CACHE_FILE, run, options, spec)
         sign = run.vocabulary.words.index("=") if "=" in run.vocabulary else None
         return canonical("cache", cache), Cache(cache, sign)
     store = Store.open(name, run.weights_hash)
-    found = tuned(TunedNeighbours, store.path / TUNED_FILE, run.weights_hash)
-    default = NeighbourSettings() if found is None else found.settings
-    default = replace(default, k=min(default.k, len(store)))
-    neighbours = _with_options(default, options, spec)
+    default = NeighbourSettings(k=min(NeighbourSettings().k, len(store)))
+    neighbours = _settings(default, store.path / TUNED_FILE, run, options, spec)
     return canonical(name, neighbours), Neighbours(store, neighbours, device)
 
 
-Found = TypeVar("Found", TunedCache, TunedNeighbours)
-
-
-def tuned(kind: type[Found], path: Path, weights: str) -> Found | None:
-    """What was tuned for these weights, if anything was."""
-    found = read_record(kind, path) if path.is_file() else None
-    return found if found is not None and found.weights == weights else None
-
-
-def _with_options(settings: T, options: Sequence[str], spec: str) -> T:
+def _settings(default: T, path: Path, run: LoadedRun, options: Sequence[str], spec: str) -> T:
+    """The settings that were tuned for these weights, or the default, with options."""
+    tuned = read_record(Tuned, path) if path.is_file() else None
+    if tuned is not None and tuned.weights == run.weights_hash:
+        assert isinstance(tuned.settings, type(default))
+        default = tuned.settings
     try:
-        return override(settings, options)
+        return override(default, options)
     except ValueError as error:
         raise ValueError(f"--memory {spec}: {error}") from None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,17 +20,10 @@ from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ResolvedOptions, ScoringOptions, batches_of
 from zipflm.evaluation.protocol import count_words
 from zipflm.evaluation.scoring import named, planned, start_scoring
-from zipflm.memory.cache import Cache
-from zipflm.memory.mixing import Ids, Memory, Mixture, Recall, recalled_targets
-from zipflm.memory.neighbours import Neighbours
-from zipflm.memory.specs import (
-    CACHE_FILE,
-    Tuned,
-    TunedCache,
-    TunedNeighbours,
-    canonical,
-    open_memories,
-)
+from zipflm.memory.cache import Cache, CacheSettings
+from zipflm.memory.mixing import Ids, Mixture, Recall, recalled_targets
+from zipflm.memory.neighbours import Neighbours, NeighbourSettings
+from zipflm.memory.specs import CACHE_FILE, Tuned, canonical, open_memories
 from zipflm.memory.store import TUNED_FILE
 from zipflm.runs.load import LoadedRun
 from zipflm.settings import write_record
@@ -40,8 +32,8 @@ from zipflm.units import perplexity
 WINDOWS = (100, 200, 500, 1000, 2000, 5000, 10_000)
 _FIRST_WINDOW = 2000
 _TEMPERATURES = {
-    "cache": (0.03, 0.05, 0.065, 0.08, 0.1, 0.13, 0.2),
-    "neighbours": (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1),
+    Cache: (0.03, 0.05, 0.065, 0.08, 0.1, 0.13, 0.2),
+    Neighbours: (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1),
 }
 
 
@@ -51,11 +43,13 @@ class Trial:
 
     name: str
     """As `--memory` takes it."""
-    window: int | None
-    temperature: float
-    weight: float
+    settings: CacheSettings | NeighbourSettings
     perplexity: float
     """Per word, on top of the memories before it."""
+
+    @property
+    def window(self) -> int | None:
+        return self.settings.window if isinstance(self.settings, CacheSettings) else None
 
 
 @dataclass(frozen=True)
@@ -122,24 +116,36 @@ class _Tuner:
         self.chosen: list[Trial] = []
         self.trials: list[Trial] = []
 
-    def choose(self, memory: Memory, name: str, windows: Sequence[int]) -> None:
+    def choose(self, memory: Cache | Neighbours, name: str, windows: Sequence[int]) -> None:
+        """Tune a memory on top of those before; a cache with its window, if several are given."""
         if isinstance(memory, Neighbours):
-            trials = self._try([memory], name, _TEMPERATURES["neighbours"])
+            place = memory.store.path / TUNED_FILE
+            trials = self._try([memory], name, _TEMPERATURES[Neighbours])
         else:
-            assert isinstance(memory, Cache)
+            place = self._run.folder.path / CACHE_FILE
             first = memory.with_window(_FIRST_WINDOW) if windows else memory
-            trials = self._try([first], name, _TEMPERATURES["cache"])
+            trials = self._try([first], name, _TEMPERATURES[Cache])
             if windows:
-                sharpest = min(trials, key=lambda pair: pair[0].perplexity)[0].temperature
+                best, _ = min(trials, key=lambda each: each[0].perplexity)
                 caches = [memory.with_window(window) for window in windows]
-                trials = self._try(caches, name, [sharpest])
-        trial, nll = min(trials, key=lambda pair: pair[0].perplexity)
-        self._write(memory, trial)
-        self._nll = nll
+                trials = self._try(caches, name, [best.settings.temperature])
+        trial, self._nll = min(trials, key=lambda each: each[0].perplexity)
+        record = Tuned(
+            settings=trial.settings,
+            weights=self._run.weights_hash,
+            data=str(self._data.path),
+            split=self._split,
+            text=self._data.split(self._split).sha256,
+            words=self._words,
+            perplexity_without=self.without,
+            perplexity=trial.perplexity,
+            after=tuple(each.name for each in self.chosen),
+        )
+        write_record(place, record)
         self.chosen.append(trial)
 
     def _try(
-        self, memories: Sequence[Memory], name: str, temperatures: Sequence[float]
+        self, memories: Sequence[Cache | Neighbours], name: str, temperatures: Sequence[float]
     ) -> list[tuple[Trial, NDArray[np.float64]]]:
         """Every memory at every temperature, in one pass over the text."""
         watch = _Watch(memories, temperatures, self._ids)
@@ -159,47 +165,19 @@ class _Tuner:
         tried = [(memory, t) for memory in memories for t in temperatures]
         for (memory, temperature), weight, ratio in zip(tried, weights, ratios, strict=True):
             mixed = nll - np.log1p(float(weight) * (ratio - 1))
-            settings: Any = memory.settings
-            changed = replace(settings, weight=float(weight), temperature=temperature)
-            trial = Trial(
-                canonical(name, changed),
-                getattr(changed, "window", None),
-                temperature,
-                float(weight),
-                perplexity(float(mixed.sum()) / self._words),
-            )
-            found.append((trial, mixed))
+            changed = replace(memory.settings, weight=float(weight), temperature=temperature)
+            nats = float(mixed.sum()) / self._words
+            found.append((Trial(canonical(name, changed), changed, perplexity(nats)), mixed))
         self.trials += [trial for trial, _ in found]
         return found
-
-    def _write(self, memory: Memory, trial: Trial) -> None:
-        facts = Tuned(
-            weights=self._run.weights_hash,
-            data=str(self._data.path),
-            split=self._split,
-            text=self._data.split(self._split).sha256,
-            words=self._words,
-            perplexity_without=self.without,
-            perplexity=trial.perplexity,
-            after=tuple(each.name for each in self.chosen),
-        )
-        weight, temperature = trial.weight, trial.temperature
-        if isinstance(memory, Neighbours):
-            found = replace(memory.settings, weight=weight, temperature=temperature)
-            path = memory.store.path / TUNED_FILE
-            write_record(path, TunedNeighbours(settings=found, **vars(facts)))
-        else:
-            assert isinstance(memory, Cache)
-            cache = replace(memory.with_window(trial.window).settings, weight=weight)
-            cache = replace(cache, temperature=temperature)
-            path = self._run.folder.path / CACHE_FILE
-            write_record(path, TunedCache(settings=cache, **vars(facts)))
 
 
 class _Watch:
     """Notes the probabilities that memories recall, and changes none of the model's."""
 
-    def __init__(self, memories: Sequence[Memory], temperatures: Sequence[float], ids: Ids) -> None:
+    def __init__(
+        self, memories: Sequence[Cache | Neighbours], temperatures: Sequence[float], ids: Ids
+    ) -> None:
         self._recall, self._temperatures = Recall(memories).open(ids), temperatures
         self._noted: list[Tensor] = []
 
