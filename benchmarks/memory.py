@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
     without, with_cache = (float(np.median(found[1:])) for found in rates.values())
     result = {
         "window": options.window,
-        "precision": options.dtype,
+        "dtype": options.dtype,
         "tokens_per_s": round(without),
         "with_cache_tokens_per_s": round(with_cache),
         "ratio": round(with_cache / without, 3),

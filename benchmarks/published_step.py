@@ -29,7 +29,7 @@ from zipflm.model.language_model import LanguageModel
 from zipflm.presets.recipes import resolve
 from zipflm.training import optimizers, step
 from zipflm.training.distributed import Process
-from zipflm.training.setup import build_learner
+from zipflm.training.step import build_learner
 
 BANDS = SIZES["cpu"].bands
 MODEL = [
@@ -39,7 +39,7 @@ MODEL = [
     *("decoder.qk_norm=false", "decoder.bias=true", "decoder.final_norm=false"),
     *(f"{layer}.cutoffs=2000,6000" for layer in ("input", "output")),
     *(f"{layer}.dim=256" for layer in ("input", "output")),
-    *("output.tail_dropout=0.2", "training.precision=float32"),
+    *("output.tail_dropout=0.2", "training.dtype=float32"),
 ]
 
 

@@ -32,11 +32,11 @@ from zipflm.presets import from_name
 from zipflm.runs.load import untrained_model
 from zipflm.runs.records import Place
 from zipflm.settings import override
-from zipflm.training import distributed, metrics, optimizers, step
-from zipflm.training.advice import is_out_of_memory
+from zipflm.training import distributed, optimizers, step, throughput
 from zipflm.training.distributed import Process
-from zipflm.training.setup import accumulation, build_learner
-from zipflm.training.stream import Stream
+from zipflm.training.setup import is_out_of_memory
+from zipflm.training.step import build_learner
+from zipflm.training.stream import Stream, accumulation
 
 MODES: tuple[Recompute, ...] = get_args(Recompute)
 
@@ -122,7 +122,7 @@ def _updates(config: Config, process: Process, steps: int) -> Row:
     try:
         for _ in range(3):  # compiling, and making the optimizers' state
             update()
-        metrics.peak_memory(device)
+        throughput.peak_memory(device)
         rest = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
         _wait(device)
         if device.type == "cuda":
@@ -134,7 +134,7 @@ def _updates(config: Config, process: Process, steps: int) -> Row:
         seconds = time.perf_counter() - start
     finally:
         stream.close()
-    peak = metrics.peak_memory(device) if device.type == "cuda" else None
+    peak = throughput.peak_memory(device) if device.type == "cuda" else None
     return {
         "rest_gb": _gigabytes(rest),
         "peak_gb": _gigabytes(peak),
@@ -147,7 +147,7 @@ def rows(
 ) -> Iterator[Row]:
     for mode in modes:
         training = config.training
-        kept = kept_bytes(config.decoder, mode, process.device, training.precision)
+        kept = kept_bytes(config.decoder, mode, process.device, training.dtype)
         yield {"recompute": mode, "kept_bytes_per_token_and_layer": round(kept)}
     for number in tokens:
         for mode in modes:
@@ -183,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
             f"batches.block={options.block}",
             f"batches.tokens={options.block}",
             f"training.tokens_per_update={options.block}",
-            "training.precision=bfloat16",
+            "training.dtype=bfloat16",
             f"training.compile={'true' if options.device == 'cuda' else 'false'}",
             *options.overrides,
         ],

@@ -31,7 +31,7 @@ from zipflm.config import Config, Nesterov, Tie
 from zipflm.presets import from_name
 from zipflm.settings import override
 from zipflm.training import distributed
-from zipflm.training.metrics import flops_per_token
+from zipflm.training.throughput import flops_per_token
 
 STEP = Path(__file__).with_name("training_step.py")
 
@@ -93,7 +93,7 @@ class Case:
 
     @property
     def is_bfloat16(self) -> bool:
-        return self.config.training.precision == "bfloat16"
+        return self.config.training.dtype == "bfloat16"
 
 
 # --- Weights. ---
@@ -293,7 +293,7 @@ def cases() -> list[Case]:
 def _trained(name: str, tokens: int) -> Config:
     return override(
         from_name(name),
-        ["training.precision=bfloat16", "training.compile=true"]
+        ["training.dtype=bfloat16", "training.compile=true"]
         + [f"training.tokens_per_update={tokens}"],
     )
 

@@ -125,7 +125,7 @@ def steps(
         config = apply("paper", from_name(name), dataset_of(name))
         limits = [f"batches.tokens={tokens}", f"training.tokens_per_update={tokens}"]
         if device.type == "cuda":
-            limits += ["training.compile=true", "training.precision=bfloat16"]
+            limits += ["training.compile=true", "training.dtype=bfloat16"]
         config = override(config, limits)
         with distributed.started(device.type) as process:
             # What spells each distinct word once depends on how often words come again.

@@ -30,11 +30,11 @@ from zipflm.presets.recipes import apply
 from zipflm.runs.load import untrained_model
 from zipflm.runs.records import Place
 from zipflm.settings import override
-from zipflm.training import distributed, metrics, optimizers, step
+from zipflm.training import distributed, optimizers, step, throughput
 from zipflm.training.cuda_graphs import Updates
 from zipflm.training.distributed import Process
-from zipflm.training.setup import accumulation, build_learner
-from zipflm.training.stream import Stream
+from zipflm.training.step import build_learner
+from zipflm.training.stream import Stream, accumulation
 
 Text = Callable[[int, int], TokenArray]
 """Size of the vocabulary and number of tokens -> that many."""
@@ -44,7 +44,7 @@ PARTS = ("data", "forward", "backward", "update")
 
 def real_tokens(vocab_size: int, number: int) -> TokenArray:
     """The text that comes with the package, ids by frequency: it repeats itself as text does."""
-    lines = (line for address in addresses() for line in sentences(address.text))
+    lines = (line for address in addresses() for line in sentences(address))
     words = [word for line in lines for word in line.split()]
     ranks = {word: rank for rank, (word, _) in enumerate(Counter(words).most_common())}
     ids = np.array([ranks[word] for word in words]) % (vocab_size - 4) + 4
@@ -88,7 +88,7 @@ def measure(
         "shares": {name: parts[name] / sum(parts.values()) for name in PARTS},
         "compiled": learner.compiled,
         "recorded": updates.is_recorded,
-        "peak_memory_bytes": metrics.peak_memory(process.device),
+        "peak_memory_bytes": throughput.peak_memory(process.device),
     }
 
 
@@ -153,7 +153,7 @@ def main(arguments: list[str] | None = None) -> None:
         result = measure(config, process, options.steps, text)
     name = torch.cuda.get_device_name() if process.device.type == "cuda" else "cpu"
     facts = {"preset": options.preset, "recipe": options.recipe, "device": name}
-    facts |= {"torch": torch.__version__, "precision": config.training.precision}
+    facts |= {"torch": torch.__version__, "precision": config.training.dtype}
     print(json.dumps(facts | result, indent=1))
 
 

@@ -5,7 +5,6 @@ import pytest
 from typer.testing import CliRunner
 
 import zipflm.cli
-import zipflm.sizes
 from zipflm.studies.paper import PaperModel
 
 
@@ -15,7 +14,7 @@ def run(*arguments):
     )
 
 
-def test_info_prints_every_row_of_the_paper_and_all_match():
+def test_every_row_of_the_paper_is_counted_as_printed():
     result = run("info", "--paper")
     assert result.returncode == 0
     rows = [line for line in result.stdout.splitlines() if line.startswith("Table ")]
@@ -25,9 +24,22 @@ def test_info_prints_every_row_of_the_paper_and_all_match():
         assert exact in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("count", "figure", "matches"),
+    [
+        (246_950_000, "247.0", True),  # a half is rounded up
+        (246_949_999, "247.0", False),
+        (246_949_999, "246.9", True),
+        (246_949_999, "247", True),
+    ],
+)
+def test_a_count_matches_at_the_papers_own_precision(count, figure, matches):
+    assert PaperModel("Table 0", "made up", "tiny/ADP-T", figure).matches(count) is matches
+
+
 def test_info_exits_1_if_a_row_is_off(monkeypatch):
     wrong = PaperModel("Table 0", "made up", "wikitext-103/ADP-T", "247.0")
-    monkeypatch.setattr(zipflm.sizes, "MODELS", (wrong,))
+    monkeypatch.setattr("zipflm.studies.paper.MODELS", (wrong,))
     result = CliRunner().invoke(zipflm.cli.app, ["info", "--paper"])
     assert result.exit_code == 1
     assert "NO" in result.stdout

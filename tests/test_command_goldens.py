@@ -53,7 +53,7 @@ rescore runs/a nbest.tsv --out rescored.tsv --weights lm=0.7,words=-0.2
 rescore runs/a nbest.tsv --out tuned.tsv --reference references.txt
 score runs/a sentences.txt > a.tsv
 score runs/b sentences.txt > b.tsv
-ensemble a.tsv b.tsv
+evaluate a.tsv b.tsv
 compare --data data/words --preset toy --factorizations SM,ADP-T,BPE --out study --device cpu
 compare --data data/words --preset toy --factorizations SM,ADP-T,BPE --out study --dry-run
 report study --data data/words --out drawn

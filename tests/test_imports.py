@@ -21,16 +21,13 @@ ALLOWED = {
     "storage": {"settings"},
     "settings": {"messages", "storage"},
     "units": set(),
-    "distinct_words": set(),
     "config": {"model.bands", "messages"},
     "presets": {"config", "settings"},
-    "band_report": {"data.folder", "data.vocabulary", "model.band_search", "messages"},
-    "sizes": {"config", "presets", "studies.paper"},
     "kernels": set(),
-    "model": {"config", "distinct_words", "kernels"},
+    "model": {"config", "kernels"},
     "model.bands": {"model.band_search", "messages"},
     "model.band_search": {"model.bands"},
-    "data": {"config", "distinct_words", "messages", "settings", "storage"},
+    "data": {"config", "model.inputs", "messages", "settings", "storage"},
     "data.vocabulary": set(),
     "runs": {"model", "data", "config", "messages", "settings", "storage", "units"},
     "memory": {"runs.load", "data.vocabulary", "config", "settings", "storage"},
@@ -40,7 +37,7 @@ ALLOWED = {
     "evaluation": {"memory", "runs", "model", "data", "config", "storage", "units"},
     "language": {"memory", "evaluation", "runs", "model", "data", "config", "interop.huggingface"}
     | {"messages", "settings", "storage", "units"},
-    "training": {"evaluation", "runs", "model", "data", "config", "distinct_words"}
+    "training": {"evaluation", "runs", "model", "data", "config"}
     | {"messages", "settings", "storage"},
     "studies": {"training", "evaluation", "runs", "data", "config", "presets"}
     | {"messages", "settings", "storage", "units"},

@@ -26,7 +26,7 @@ TOY = """
     --device cpu decoder.num_layers=1 decoder.dim=32 decoder.ffn_dim=64 input.dim=32 output.dim=32
     input.cutoffs=30,100 output.cutoffs=30,100 batches.block=32 batches.eval_block=32
     batches.tokens=128 training.tokens_per_update=256 training.max_updates=2
-    training.compile=false training.precision=float32 training.stages=0.5:16
+    training.compile=false training.dtype=float32 training.stages=0.5:16
 """.split()
 TOY_STUDY = """
     --device cpu --factorizations ADP-T,SM decoder.num_layers=1 decoder.ffn_dim=64

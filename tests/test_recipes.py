@@ -41,18 +41,18 @@ def test_modern_compiles_what_is_worth_compiling():
     for dataset, facts in DATASETS.items():
         training = apply("modern", preset(dataset), facts).training
         assert training.compile is not facts.is_for_a_cpu
-        assert training.precision == ("float32" if facts.is_for_a_cpu else "bfloat16")
+        assert training.dtype == ("float32" if facts.is_for_a_cpu else "bfloat16")
 
 
 @pytest.mark.parametrize("recipe", ["paper", "modern"])
 @pytest.mark.parametrize("dataset", ["wikitext-103", "wikitext-2"])
 def test_a_cpu_gets_float32_unless_another_precision_is_asked_for(dataset, recipe):
     name, size = f"{dataset}/ADP-T", preset(dataset).vocab_size
-    assert resolve(name, recipe, [], size).training.precision != "float32"
-    assert resolve(name, recipe, [], size, on_cpu=True).training.precision == "float32"
-    asked = ["training.precision=bfloat16"]
+    assert resolve(name, recipe, [], size).training.dtype != "float32"
+    assert resolve(name, recipe, [], size, on_cpu=True).training.dtype == "float32"
+    asked = ["training.dtype=bfloat16"]
     other = resolve(name, recipe, asked, size, on_cpu=True)
-    assert other.training.precision == "bfloat16"
+    assert other.training.dtype == "bfloat16"
     # A run that is continued keeps its own.
     assert resolve(name, recipe, [], size, on_cpu=True, held=other) == other
 

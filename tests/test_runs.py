@@ -13,7 +13,7 @@ TOY = """
     decoder.num_layers=1 decoder.dim=32 decoder.ffn_dim=64 input.dim=32 output.dim=32
     input.cutoffs=30,100 output.cutoffs=30,100 batches.block=32 batches.eval_block=32
     batches.tokens=128 training.tokens_per_update=128 training.max_updates=3
-    training.compile=false training.precision=float32
+    training.compile=false training.dtype=float32
 """.split()
 
 

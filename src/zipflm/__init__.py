@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from zipflm.api import compare as compare
     from zipflm.api import evaluate as evaluate
     from zipflm.api import prepare as prepare
+    from zipflm.api import report as report
     from zipflm.api import train as train
     from zipflm.api import tune_memory as tune_memory
     from zipflm.config import Blocks as Blocks
@@ -52,6 +53,7 @@ _HOME = {
     "load": "zipflm.language.model",
     "prepare": "zipflm.api",
     "preset": "zipflm.presets",
+    "report": "zipflm.api",
     "train": "zipflm.api",
     "tune_memory": "zipflm.api",
 }

@@ -1,11 +1,12 @@
-"""Python twins of the commands: `zipflm.prepare`, `train`, `evaluate` and `compare`.
+"""Python twins of the commands: `zipflm.prepare`, `train`, `evaluate`, `compare` and `report`.
 
     data = zipflm.prepare("train.txt", valid="valid.txt", out="data/words")
     run = zipflm.train("tiny/ADP-T", {"training.max_updates": 500}, data=data, out="runs/first")
     print(zipflm.evaluate(run, data=data, split="valid").perplexity)
 
-Arguments have the names and defaults of the commands' options. Overrides are a list of `key=value`
-or a dict. Heavy imports are inside the functions, as in the commands.
+The commands call these functions; arguments have the names and defaults of their options. Overrides
+are a dict, or a list of `key=value` and `@file`, which has such lines. Heavy imports are inside the
+functions.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def prepare(
     lowercase: bool = False,
     errors: str = "strict",
     encoding: str = "utf-8",
-    processes: int = 1,
+    processes: int | None = 1,
     engine: str = "processes",
     scheduler: str | None = None,
     cache: Source | None = None,
@@ -62,11 +63,12 @@ def prepare(
     `texts`, `valid`, `test` and `ids` are one file, glob or URL, or a list of them. `words` is the
     rule that splits raw text: whitespace, words or wikitext. `vocabulary` may also be a run, a
     checkpoint or a data folder: text is then split into words and sub-words as it was there. More
-    than one process needs a script with `if __name__ == "__main__":`. `report` is called with the
-    current task, the bytes just done, and their total if it is known.
+    than one process (None: one per core) needs a script with `if __name__ == "__main__":`.
+    `report` is called with the current task, the bytes just done, and their total if it is known.
     """
     from zipflm.data.prepare import Options, prepare_by_name
     from zipflm.data.prepare import prepare as make
+    from zipflm.data.scan import default_processes
 
     training = _sources(texts)
     if ids and training:
@@ -92,7 +94,7 @@ def prepare(
         "test": _sources(test),
     }
     means: dict[str, Any] = {
-        "processes": processes,
+        "processes": default_processes() if processes is None else processes,
         "scheduler": _scheduler(engine, scheduler),
         "report": report,
     }
@@ -155,49 +157,10 @@ def train(
     Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt; `resume=True` continues.
     """
     from zipflm.runs.folder import RunFolder
-
-    is_finished = run_training(
-        preset,
-        assignments(overrides),
-        data=data,
-        out=out,
-        recipe=recipe,
-        from_run=from_run,
-        checkpoint=checkpoint,
-        resume=resume,
-        resume_if_any=resume_if_any,
-        keep=keep,
-        other_text=other_text,
-        device=device,
-        stall_seconds=stall_seconds,
-    )
-    if not is_finished:
-        raise KeyboardInterrupt
-    return RunFolder(Path(out))
-
-
-def run_training(
-    preset: str | None,
-    overrides: list[str],
-    *,
-    data: DataFolder | Source,
-    out: Source,
-    recipe: str,
-    from_run: RunFolder | Source | None,
-    checkpoint: Choice | str | None,
-    resume: bool,
-    resume_if_any: bool,
-    keep: int,
-    other_text: bool,
-    device: str | None,
-    stall_seconds: float,
-) -> bool:
-    """Train as `train` and the command do; False if a signal stopped it after a checkpoint."""
-    from zipflm.runs.folder import RunFolder
     from zipflm.training import distributed
     from zipflm.training.trainer import train as run
 
-    place = RunFolder(Path(out))
+    place, changes = RunFolder(Path(out)), assignments(overrides)
     continues = (resume or resume_if_any) and place.holds_a_run
 
     def read() -> tuple[DataFolder, Config, Checkpoint | None]:
@@ -210,7 +173,7 @@ def run_training(
         config, initial = _planned(
             preset,
             recipe,
-            overrides,
+            changes,
             folder,
             from_run,
             checkpoint,
@@ -220,8 +183,8 @@ def run_training(
         return folder, config, initial
 
     with distributed.started(device, stall_seconds) as process:
-        folder, config, initial = distributed.done_by_all(read, process)
-        return run(
+        folder, config, initial = process.done_by_all(read)
+        is_finished = run(
             config,
             folder,
             place.path,
@@ -231,6 +194,9 @@ def run_training(
             other_text=other_text,
             initial=initial,
         )
+    if not is_finished:
+        raise KeyboardInterrupt
+    return place
 
 
 def _planned(
@@ -266,8 +232,8 @@ def _planned(
     _, initial = locate(Path(from_run), _choice(checkpoint))
     config = initial.config()
     if on_cpu or held is not None:
-        precision = "float32" if held is None else held.training.precision
-        config = replace(config, training=replace(config.training, precision=precision))
+        dtype = "float32" if held is None else held.training.dtype
+        config = replace(config, training=replace(config.training, dtype=dtype))
     return override(config, overrides), initial
 
 
@@ -301,7 +267,7 @@ def evaluate(
         break_mode=break_mode,  # type: ignore[arg-type]  # checked there
         batch_tokens=batch_tokens,
         device=device,
-        precision=dtype,  # type: ignore[arg-type]  # checked there
+        dtype=dtype,  # type: ignore[arg-type]  # checked there
     )
     with distributed.started(device) as process:
         return score(
@@ -338,31 +304,64 @@ def compare(
     `grid` lists fields with values, `training.optimizer.lr=1e-3,3e-3`; every member takes the
     best on the valid set. The result has the study, the path of its page and what went wrong.
     """
-    from zipflm.presets import FACTORIZATIONS
     from zipflm.studies.compare import compare as run
     from zipflm.studies.plan import Request
     from zipflm.training import distributed
 
     request = Request(
-        data=_opened(data).path,
+        data=_path(data),
         preset=preset,
         out=Path(out),
-        factorizations=tuple(factorizations)
-        or (("ADP-T",) if bands or tail_dropout else FACTORIZATIONS),
+        factorizations=tuple(factorizations),
         seeds=seeds,
         recipe=recipe,
         overrides=tuple(assignments(overrides)),
         bands=tuple(bands),
         tail_dropout=tuple(tail_dropout),
         equal=equal,
-        tune=tuple(grid),
+        grid=tuple(grid),
     )
     with distributed.started(device, stall_seconds):
         return run(request, device=device)
 
 
+def report(
+    runs: Source | Sequence[Source],
+    *,
+    data: DataFolder | Source,
+    out: Source,
+    context_sizes: Sequence[int] = (),
+    block: int | None = None,
+    checkpoint: Choice | str | None = None,
+    device: str | None = None,
+) -> FinishedStudy:
+    """Losses by word frequency, figures and word lists of runs, on a page.
+
+    A study instead of runs is drawn again from its kept scores.
+    """
+    from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.studies.analyse import analyse, is_study, redraw
+    from zipflm.studies.compare import FinishedStudy
+
+    paths, choice = [Path(run) for run in _sources(runs)], _choice(checkpoint)
+    source, target = _path(data), Path(out)
+    if len(paths) == 1 and is_study(paths[0]):
+        if context_sizes or block is not None or choice is not None:
+            raise ValueError(
+                f"{paths[0]}: a study is drawn again from its kept scores, as it was scored; for "
+                "other contexts, blocks or checkpoints give the runs in its members/"
+            )
+        study = redraw(paths[0], source, target)
+    else:
+        options = ScoringOptions(block=block, device=device)
+        study = analyse(
+            paths, source, target, checkpoint=choice, context_sizes=context_sizes, options=options
+        )
+    return FinishedStudy(study, target / "report.html", stopped=False)
+
+
 def assignments(overrides: Overrides) -> list[str]:
-    """Overrides as the command line has them, `key=value`.
+    """Overrides as `key=value`, the lines of files included.
 
     >>> assignments({"training.max_updates": 100, "input.cutoffs": [2000, 8000]})
     ['training.max_updates=100', 'input.cutoffs=2000,8000']
@@ -371,9 +370,22 @@ def assignments(overrides: Overrides) -> list[str]:
 
     if isinstance(overrides, str):
         raise ValueError(f"overrides={overrides}: one text; give a list of them, or a dict")
-    if not isinstance(overrides, Mapping):
-        return list(overrides)
-    return [f"{key}={as_override(_frozen(value))}" for key, value in overrides.items()]
+    if isinstance(overrides, Mapping):
+        return [f"{key}={as_override(_frozen(value))}" for key, value in overrides.items()]
+    found: list[str] = []
+    for text in overrides:
+        found += _lines(Path(text[1:])) if text.startswith("@") else [text]
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file of overrides, without empty ones and comments (after ` #`)."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not a text; name a file of lines key=value") from None
+    lines = (f" {line}".partition(" #")[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
 
 
 def _frozen(value: Any) -> Any:
@@ -390,6 +402,10 @@ def _opened(data: DataFolder | Source) -> DataFolder:
     from zipflm.data.folder import DataFolder
 
     return data if isinstance(data, DataFolder) else DataFolder.open(data)
+
+
+def _path(data: DataFolder | Source) -> Path:
+    return Path(data if isinstance(data, str | PathLike) else data.path)
 
 
 def _choice(checkpoint: Choice | str | None) -> Choice | None:

@@ -8,13 +8,12 @@ replaces stays until then.
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
 import platform
-import re
 import shutil
-import sys
 import tempfile
 import time
 import warnings
@@ -54,20 +53,13 @@ def written_whole(path: Path) -> Iterator[Path]:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-    flush_rename(path.parent)
+    _flush_rename(path.parent)
 
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file's content; it has the old content or the new one at any moment."""
     with written_whole(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
-
-
-def clear_unfinished(folder: Path) -> None:
-    """Remove the files that killed processes left unfinished in this folder, into which no other
-    process may be writing."""
-    for path in list(folder.glob(f"{_UNFINISHED}*")):
-        path.unlink(missing_ok=True)
 
 
 class DiskFull(OSError):
@@ -86,16 +78,6 @@ def naming_full_disk(path: Path, remedy: str) -> Iterator[None]:
         full = DiskFull(f"{path}: {reason} while writing it; {remedy}")
         full.errno = error.errno
         raise full from None
-
-
-def flush_tree(folder: Path) -> None:
-    """Flush a folder and everything in it, with the modes that the umask allows."""
-    mask = umask()
-    for parent, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            _apply_umask(Path(parent) / name, mask)
-            _flush(Path(parent) / name)
-        flush_rename(Path(parent))
 
 
 def umask() -> int:
@@ -120,7 +102,7 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def flush_rename(folder: Path) -> None:
+def _flush_rename(folder: Path) -> None:
     """Make a rename survive a power cut, where the file system can."""
     with suppress(OSError):
         _flush(folder)
@@ -152,7 +134,9 @@ def locked(path: Path, what: str) -> Iterator[bool]:
         is_locked = _acquire(lock, path, what)
         try:
             with suppress(OSError):  # the disk is full
-                path.write_text(_own_name(), encoding="utf-8")
+                since = datetime.now().astimezone().isoformat(" ", "seconds")
+                name = f"process {pid} on {platform.node()}, since {since}"
+                path.write_text(name, encoding="utf-8")
             yield is_locked
         finally:
             if os.getpid() == pid:  # not in a forked child
@@ -186,14 +170,6 @@ def _acquire(lock: FileLock, path: Path, what: str) -> bool:
         )
         return False
     return True
-
-
-def _own_name() -> str:
-    script = Path(sys.argv[0])
-    name = script.parent.name if script.stem == "__main__" else script.stem
-    command = " ".join([name or "python", *sys.argv[1:2]])
-    since = datetime.now().astimezone().isoformat(" ", "seconds")
-    return f"process {os.getpid()} on {platform.node()} ({command}, since {since})"
 
 
 def _holder(path: Path) -> str:
@@ -233,7 +209,7 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
         refuse_existing(out)  # another process may have made it before we had the lock
         if is_locked:
             _remove_abandoned(final)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}.unfinished-", dir=final.parent))
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}{_UNFINISHED}", dir=final.parent))
         try:
             yield unfinished
             unfinished.chmod(0o777 & ~umask())
@@ -245,9 +221,14 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
 
 def give_its_name(unfinished: Path, final: Path) -> None:
     """Rename a folder that is complete, once all of it is on the disk."""
-    flush_tree(unfinished)
+    mask = umask()
+    for parent, _, names in os.walk(unfinished, topdown=False):
+        for name in names:
+            _apply_umask(Path(parent) / name, mask)
+            _flush(Path(parent) / name)
+        _flush_rename(Path(parent))
     os.rename(unfinished, final)
-    flush_rename(final.parent)
+    _flush_rename(final.parent)
 
 
 def clear_abandoned(out: str | PathLike[str]) -> None:
@@ -275,8 +256,9 @@ def sole_writer(folder: Path) -> Iterator[bool]:
     """
     place = Path(os.path.realpath(folder))
     with locked(place / LOCK, str(folder)) as is_locked:
-        if is_locked:
-            clear_unfinished(place)
+        if is_locked:  # what killed processes left
+            for path in place.glob(f"{_UNFINISHED}*"):
+                path.unlink(missing_ok=True)
         yield is_locked
 
 
@@ -286,11 +268,8 @@ def _lock_beside(final: Path) -> Path:
 
 def _remove_abandoned(final: Path) -> None:
     """Remove what killed processes left of a folder that they had not finished."""
-    # As `mkdtemp` names them, and no longer: `NAME.unfinished-x` may be a folder of its own.
-    abandoned = re.compile(rf"\.{re.escape(final.name)}\.unfinished-[a-z0-9_]{{8}}")
-    for path in final.parent.iterdir():
-        if abandoned.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+    for path in final.parent.glob(glob.escape(f".{final.name}{_UNFINISHED}") + "*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 CHECKSUMS = "checksums.json"

@@ -62,21 +62,3 @@ def test_every_difference_is_counted(trial, tmp_path, monkeypatch, change, diffe
     counts = faults.row("none", "1 call", [outcome])[-2:]
     assert counts == (str(int(not differing)), str(int(bool(leftovers))))
     assert bool(list(faults.explain([outcome]))) == bool(differing or leftovers)
-
-
-def test_a_command_that_ended_before_the_kill_is_not_counted(trial, tmp_path, monkeypatch):
-    monkeypatch.setattr(faults, "is_killed", lambda *_: False)
-    assert faults.observe(trial, faults.Kill("write", 999), tmp_path) is None
-
-
-def test_times_are_no_difference_and_everything_else_is_one():
-    line = {"update": 3, "loss": 1.5, "seconds": 9.0, "rows": [{"memory": 7, "training_time": 2}]}
-    assert faults.without_measures(line) == {"update": 3, "loss": 1.5, "rows": [{}]}
-
-
-@pytest.mark.parametrize("number", [0, 1, 3, 10, 99])
-def test_kills_are_spread_over_all_calls(number):
-    kills = [faults.Kill("write", when) for when in range(10)]
-    chosen = faults.spread(kills, number)
-    assert len(chosen) == min(number or 10, 10) and chosen[0] == kills[0]
-    assert len(set(chosen)) == len(chosen)

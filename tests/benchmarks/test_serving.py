@@ -50,6 +50,6 @@ def test_all_is_measured_and_nothing_lost(benchmark, arguments, capsys):
 
 
 def test_a_wrong_answer_is_noticed(benchmark, arguments, monkeypatch, capsys):
-    monkeypatch.setattr("zipflm.serving.scores._rounded", lambda number: number + 0.01)
+    monkeypatch.setattr("zipflm.serving.scores.rounded", lambda number: number + 0.01)
     with pytest.raises(SystemExit, match="lost or wrong"):
         benchmark.main([*arguments, "--seconds", "0", "--requests", "20"])

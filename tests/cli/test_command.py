@@ -60,7 +60,7 @@ def test_every_option_says_what_happens_without_it():
 NEED_NO_DEFAULT = {
     *("corpus", "names", "max_size", "vocabulary", "bpe", "bpe_codes", "test", "valid"),  # nothing
     *("prefix", "prompt", "bands", "tail_dropout", "context_sizes", "data", "grid", "reference"),
-    *("scores", "costs", "scores_out", "out", "context", "format", "tune_names", "curves"),
+    *("scores", "costs", "scores_out", "out", "context", "format", "tune", "curves"),
     "dictionary",
 }
 """Without these nothing is done that they would do, or what is done is said in other words."""
@@ -80,6 +80,9 @@ NEED_NO_DEFAULT = {
         ("train tiny/ADP-T --lr 3", "--lr: .* without dashes: training.schedule.max_lr=VALUE or "),
         ("train tiny/ADP-T --batch-size 3", "; see zipflm train --help, and zipflm info PRESET"),
         ("train tiny/ADP-T --data d --out o --out p", "--out: given twice"),
+        ("trian tiny/ADP-T", "zipflm trian: no such command; did you mean zipflm train?"),
+        ("frobnicate", "zipflm frobnicate: no such command; see zipflm --help"),
+        ("--verison", "--verison: no such option; see zipflm --help"),
         ("score run --per=line --per word", "--per: given twice"),
         ("generate run --allow-unknown --forbid-unknown", "--allow-unknown: given twice"),
     ],
@@ -99,7 +102,8 @@ def test_wrong_usage_is_answered_in_one_line(arguments, said):
         ("import-fairseq model.pt --dict d --out o", "is zipflm import FILE OUT --dict DICT now"),
         ("prepare text --split words --out d", "has no such option; write --words"),
         ("evaluate run --precision float16", "write --dtype"),
-        ("rescore run list --tune refs", "write --reference"),
+        ("rescore run list --tune-names lm", "write --tune"),
+        ("ensemble a.tsv b.tsv", "zipflm ensemble: is zipflm evaluate FILE FILE now"),
         ("compare --data d --preset tiny --out o --tune a=1", "write --grid"),
         ("export run --out hf", "no such option; write zipflm export RUN OUT"),
     ],

@@ -8,7 +8,7 @@ from language.toy_models import Bigrams
 from training_runs import command, environment
 
 import zipflm.cli
-from zipflm.cli import language
+from zipflm.language import rescore_command
 
 LIST = "id\ttext\tac\nu1\tthe rat sat\t-1\nu1\tthe cat sat\t-1.5\nu2\tthe dog ran\t-2\n"
 MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran")
@@ -17,7 +17,7 @@ MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran")
 @pytest.fixture(autouse=True)
 def model(monkeypatch, tmp_path):
     """In place of a run."""
-    monkeypatch.setattr(language, "_scorer", lambda *_: MODEL)
+    monkeypatch.setattr(rescore_command, "run_scorer", lambda *_, **__: MODEL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.tsv").write_text(LIST)
     (tmp_path / "refs").write_text("u1 the cat sat\nu2 the dog ran\n")
@@ -96,7 +96,7 @@ def test_tuning_tells_its_table_beside_the_list_and_uses_what_it_found(call):
         ("refs", "refs: of what --format is it: choose from kaldi"),
         ("list.tsv --format jsonl", "list.tsv: line 1: is not a JSON object"),
         ("absent.tsv", "absent.tsv: no such file"),
-        ("list.tsv --tune-names lm", "--tune-names: needs --reference"),
+        ("list.tsv --tune lm", "--tune: needs --reference"),
         ("list.tsv --scores ac=ac.txt", "--format tsv holds its scores itself"),
         ("list.tsv --scores ac", "--scores ac: write a name, = and a file"),
         ("list.tsv --format kaldi --scores a=-,b=-", "standard input can be read once only"),
@@ -114,10 +114,10 @@ def test_bad_input_is_one_line_and_status_2(call, tmp_path, arguments, message):
 
 
 def test_what_is_wrong_with_a_list_is_told_before_a_model_is_loaded(call, monkeypatch):
-    def load(*_):
+    def load(*_, **__):
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(language, "_scorer", load)
+    monkeypatch.setattr(rescore_command, "run_scorer", load)
     for arguments in (["--weights", "am=1"], ["--reference", "list.tsv", "--weights", "am=1"]):
         assert call("rescore", "run", "list.tsv", *arguments)[0] == 2
 
@@ -139,7 +139,7 @@ def scores(tmp_path):
 
 
 def test_an_ensemble_tells_its_perplexity_and_those_of_its_members(call, scores, tmp_path):
-    status, out, err = call("ensemble", "a.tsv", "b.tsv", "--weights", "1,3", "--out", "ab.tsv")
+    status, out, err = call("evaluate", "a.tsv", "b.tsv", "--weights", "1,3", "--out", "ab.tsv")
     assert (status, err) == (0, "")
     expected = (0.2 * 0.4 * 0.5) ** (-1 / 3)
     (row,) = [line for line in out.splitlines() if line.startswith("ensemble")]
@@ -147,18 +147,18 @@ def test_an_ensemble_tells_its_perplexity_and_those_of_its_members(call, scores,
     assert "3 words, of these 1 line ends and 0 unknown" in out
     assert out.splitlines()[-1] == "--weights 0.25,0.75"
     assert len((tmp_path / "ab.tsv").read_text().splitlines()) == 4
-    _, out, _ = call("ensemble", "a.tsv", "b.tsv", "--weights", "1,3", "--json")
+    _, out, _ = call("evaluate", "a.tsv", "b.tsv", "--weights", "1,3", "--json")
     assert json.loads(out)["perplexity"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_weights_can_be_fitted_to_the_text(call, scores):
-    _, out, _ = call("ensemble", "a.tsv", "b.tsv", "--tune-weights", "--json")
-    _, equal, _ = call("ensemble", "a.tsv", "b.tsv", "--json")
+    _, out, _ = call("evaluate", "a.tsv", "b.tsv", "--weights", "fit", "--json")
+    _, equal, _ = call("evaluate", "a.tsv", "b.tsv", "--json")
     assert json.loads(out)["nll"] < json.loads(equal)["nll"]
 
 
 def test_scores_on_standard_output_have_it_to_themselves(call, scores):
-    status, out, err = call("ensemble", "a.tsv", "b.tsv", "--out", "-")
+    status, out, err = call("evaluate", "a.tsv", "b.tsv", "--out", "-")
     assert status == 0 and out.startswith("line\tposition\tword\tlogprob\tunknown\t# run=ensemble")
     assert "perplexity" in err
 
@@ -166,7 +166,8 @@ def test_scores_on_standard_output_have_it_to_themselves(call, scores):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("a.tsv", "two or more files"),
+        (". a.tsv", ".: evaluate one run at a time; to average runs, score the same text"),
+        ("a.tsv b.tsv --data words", "--data: evaluate one run at a time"),
         ("a.tsv b.tsv --weights 1", "--weights 1: 1 weights for 2 files"),
         ("a.tsv b.tsv --weights 1,x", "--weights 1,x: write numbers with commas"),
         ("a.tsv other.tsv", "other.tsv: line 3: 'dog' is word 2 of text line 1, but a.tsv: line 3"),
@@ -175,7 +176,7 @@ def test_scores_on_standard_output_have_it_to_themselves(call, scores):
 )
 def test_a_bad_ensemble_is_one_line_and_status_2(call, scores, tmp_path, arguments, message):
     write_scores(tmp_path / "other.tsv", [0.5, 0.1, 0.8], ("the", "dog", "</s>"))
-    status, out, err = call("ensemble", *arguments.split())
+    status, out, err = call("evaluate", *arguments.split())
     assert (status, out) == (2, "")
     assert message in err and len(err.splitlines()) == 1
 
@@ -184,7 +185,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
     for name in ("a.tsv", "b.tsv"):
         write_scores(tmp_path / name, [0.5] * 100_000, ["word"] * 100_000)
     with subprocess.Popen(
-        command("ensemble", "a.tsv", "b.tsv", "--out", "-"),
+        command("evaluate", "a.tsv", "b.tsv", "--out", "-"),
         env=environment(),
         cwd=tmp_path,
         stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ import zipflm
 import zipflm.cli
 from zipflm.training.trainer import train
 
-SHORT = ["training.max_updates=3", "training.precision=float32", "training.compile=false"]
+SHORT = ["training.max_updates=3", "training.dtype=float32", "training.compile=false"]
 
 
 @pytest.fixture(scope="module", params=["words", "sub-words"])

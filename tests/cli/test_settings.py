@@ -3,18 +3,19 @@ import typer
 from typer.testing import CliRunner
 
 import zipflm.cli
-from zipflm.cli.app import _size, expanded
+from zipflm.api import assignments
+from zipflm.cli.app import _size
 
 
 def test_a_file_of_settings_stands_for_its_lines(tmp_path):
     path = tmp_path / "my.cfg"
     path.write_text("# mine\n\ndecoder.dim=8   # narrow\n  training.seed=2\n#a=b\nname=x#1\n")
-    assert expanded(["a=1", f"@{path}", "b=2"]) == [
+    assert assignments(["a=1", f"@{path}", "b=2"]) == [
         *("a=1", "decoder.dim=8", "training.seed=2", "name=x#1", "b=2")
     ]
     (tmp_path / "x").write_bytes(b"\xff\xfe\0")
     with pytest.raises(ValueError, match="x: not a text; name a file of lines key=value"):
-        expanded([f"@{tmp_path / 'x'}"])
+        assignments([f"@{tmp_path / 'x'}"])
 
 
 @pytest.mark.parametrize(
@@ -34,12 +35,10 @@ def test_what_is_no_number_is_refused(text):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("score run --device h200", "--device h200: choose cpu, cuda, cuda:N or mps"),
+        ("evaluate run --device h200", "--device h200: choose cpu, cuda, cuda:N or mps"),
         ("info --data d --device abacus", "--device abacus: choose cpu"),
         ("evaluate run --dtype int8", "--dtype int8: choose from float32, bfloat16, float16"),
-        ("serve run --dtype int8", "--dtype int8: choose from float32"),
         ("prepare t --out o --bpe much", "--bpe.*much: write a number, e.g. 5000000, 5M or 500k"),
-        ("score run --format jsonl", "--format jsonl: is --json now"),
     ],
 )
 def test_an_option_means_the_same_in_every_command(arguments, said):

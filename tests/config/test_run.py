@@ -10,7 +10,7 @@ ADP = preset("tiny", "ADP")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TrainingConfig(precision="fp16"), "precision='fp16': choose from float32"),
+        (lambda: TrainingConfig(dtype="fp16"), "dtype='fp16': choose from float32"),
         (
             lambda: TrainingConfig(recompute="all"),
             "recompute='all': choose from none, attention",

@@ -1,7 +1,9 @@
+import itertools
 import json
 import os
 import time
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from token_streams import SENTENCES, stream
 
 from zipflm.config import Blocks
-from zipflm.data.batches import Batches
+from zipflm.data.batches import Batches, Permutation, unique_tokens
 from zipflm.data.token_file import TokenArray, TokenFile, TokenWriter
 from zipflm.data.windows import cut
 
@@ -204,21 +206,6 @@ def test_shuffled_sentences_are_batched_by_length_with_changing_neighbours():
     assert rows[0] != rows[1]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"break_mode": "eos"}, "break_mode"),
-        ({"context": 5}, "context"),
-        ({"block": 0}, "block"),
-        ({"max_tokens": 4}, "max_tokens"),
-    ],
-)
-def test_impossible_arguments_are_refused(changes, message):
-    arguments = {"break_mode": "none", "block": 5, "max_tokens": 10, "shuffle": False} | changes
-    with pytest.raises(ValueError, match=message):
-        batches_of(stream([4, 4]), **arguments)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_file_that_was_cut_is_named_before_anything_of_it_is_read(tmp_path, mode):
     """Reading behind the end of a mapped file would end the process."""
@@ -251,6 +238,75 @@ def test_batches_of_very_many_rows_are_not_all_placed_at_once():
     tracemalloc.stop()
 
 
-def test_split_without_tokens_is_refused():
+def order(size, *key, label=0):
+    places = np.arange(size)
+    return Permutation(*key)(places, size, np.full_like(places, label))
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 2**40))
+def test_every_number_has_one_place(size, key, label):
+    assert np.sort(order(size, key, label=label)).tolist() == list(range(size))
+
+
+def test_places_are_asked_for_one_by_one_and_of_many_orders_at_once():
+    random = Permutation(3, 1)
+    whole = {(size, label): order(size, 3, 1, label=label) for size in (5, 900) for label in (0, 9)}
+    asked = [(place, size, label) for size, label in whole for place in range(size)]
+    np.random.default_rng(0).shuffle(asked)
+    places, sizes, labels = (np.array(column) for column in zip(*asked, strict=True))
+    expected = [whole[size, label][place] for place, size, label in asked]
+    assert random(places, sizes, labels).tolist() == expected
+    assert random(places[:1], sizes[:1], labels[:1]).tolist() == expected[:1]
+
+
+def test_all_orders_of_four_numbers_come_about_equally_often():
+    tries = 4800
+    found = Counter(tuple(order(4, key)) for key in range(tries))
+    expected = tries / 24
+    assert set(found) == set(itertools.permutations(range(4)))
+    assert max(abs(number - expected) for number in found.values()) < 0.4 * expected
+    assert {tuple(order(4, 5, label=label)) for label in range(tries)} == set(found)
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 16, (1 << 16) + 1])
+def test_neighbours_and_places_have_nothing_to_do_with_each_other(size):
+    """As far as five standard deviations of a true shuffle tell."""
+    for key in range(8):
+        found = order(size, key, 2)
+        assert abs(np.corrcoef(np.arange(size), found)[0, 1]) < 5 / size**0.5
+        assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 5 / size**0.5
+        # A shuffle leaves one number in its place on average, and repeats a quarter of all steps.
+        assert np.count_nonzero(found == np.arange(size)) < 10
+        assert len(np.unique(np.diff(found))) > 0.68 * size
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=60),
+    st.integers(0, 80),
+)
+def test_every_word_is_found_at_its_place(words, least):
+    text = torch.tensor([words])
+    found = unique_tokens(text, least)
+    assert torch.equal(found.ids_U[found.places_BT], text)
+    assert found.shape == text.shape
+    number = len(set(words))
+    assert len(found.ids_U[:number].unique()) == number
+    assert (found.ids_U[number:] == found.ids_U[number - 1]).all()
+
+
+@pytest.mark.parametrize(("distinct", "size"), [(1, 64), (56, 64), (57, 128), (1000, 1152)])
+def test_sizes_are_sixteenths_of_the_text_with_some_room(distinct, size):
+    words = torch.arange(1024).clamp(max=distinct - 1).view(4, 256)
+    assert len(unique_tokens(words).ids_U) == size
+
+
+def test_a_size_that_was_needed_once_is_kept():
+    assert len(unique_tokens(torch.zeros(4, 256, dtype=torch.int64), least=192).ids_U) == 192
+
+
+def test_blocks_that_do_not_fit_and_splits_without_tokens_are_refused():
+    arguments = {"break_mode": "none", "block": 5, "shuffle": False}
+    with pytest.raises(ValueError, match="max_tokens=4: a block of 5 tokens does not fit"):
+        batches_of(stream([4, 4]), max_tokens=4, **arguments)
     with pytest.raises(ValueError, match="no token"):
-        batches_of(TokenArray.of([]), break_mode="none", block=5, max_tokens=10, shuffle=False)
+        batches_of(TokenArray.of([]), max_tokens=10, **arguments)

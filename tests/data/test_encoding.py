@@ -1,12 +1,18 @@
-"""Words to ids, against the plainest way to do it."""
+"""Words and lines to ids, against the plainest way and against `prepare`; spellings of words."""
+
+from itertools import islice
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zipflm.config import Splitting
+from zipflm.data import encoding as module
 from zipflm.data.bpe import Codes
-from zipflm.data.encoding import Encoding
+from zipflm.data.corpora import addresses
+from zipflm.data.encoding import EncodedWord, Encoding, TextEncoder, spellings
+from zipflm.data.prepare import Options, prepare
 from zipflm.data.scan import LINE_END
 from zipflm.data.vocabulary import END, PAD, SPECIALS, UNKNOWN, Vocabulary
 
@@ -68,3 +74,85 @@ def test_a_word_with_an_unknown_piece_is_one_unknown():
     index, places = numbered([["abc\u00e9ab", "ab"]])
     ids, _ = Encoding(index, PIECES, CODES).apply(np.arange(3), np.array(places))
     assert ids.tolist() == [UNKNOWN, PIECES.id("ab"), END]
+
+
+ODD = [
+    "",
+    "\ufeffno mark here",
+    "<s> <pad> </s> <unk> a<pad>b </S>",
+    "\u00a0wide\u2003 \x1c gaps\x85",
+    "O'Brien's 3,000.5 \u201cwell-known\u201d U.S. \u6f22\u5b57 \U0001f44d\U0001f3fd",
+    "x@@ y",
+]
+
+
+def text_lines():
+    for address in islice(addresses(), 0, 233, 20):
+        words = address.split()
+        yield from (" ".join(words[i : i + 60]) for i in range(0, len(words), 60))
+    yield from ODD
+
+
+@pytest.mark.parametrize("bpe", [None, 300])
+@pytest.mark.parametrize("rule", ["whitespace", "words", "wikitext"])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_ids_of_lines_are_those_of_the_token_file(tmp_path, rule, lowercase, bpe):
+    lines = list(text_lines())
+    (tmp_path / "train.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    # Characters that the vocabulary lacks make pieces unknown.
+    (tmp_path / "test.txt").write_text("\n".join([*lines[::7], *ODD, "\u0416\u0416a"]) + "\n")
+    texts = {split: [tmp_path / f"{split}.txt"] for split in ("train", "test")}
+    splitting = Splitting(rule, lowercase)
+    folder = prepare(tmp_path / "d", texts, Options(splitting=splitting, bpe=bpe))
+    encoder = TextEncoder(folder.vocabulary, folder.codes, folder.splitting)
+    tokens = folder.tokens("test")
+    expected = np.split(tokens.ids, tokens.offsets[1:-1].astype(int))
+    read = (tmp_path / "test.txt").read_text().split("\n")[:-1]
+    assert len(read) == len(expected)
+    for line, ids in zip(read, expected, strict=True):
+        words = encoder.line(line)
+        assert [*(i for word in words for i in word.ids), END] == ids.tolist()
+
+
+def test_words_have_their_spans_and_unknown_ones_a_single_id():
+    vocabulary = Vocabulary.from_counts({"the": 3, "c@@": 2, "at": 2}, min_count=1)
+    encoder = TextEncoder(vocabulary, Codes([("a", "t</w>"), ("t", "h"), ("th", "e</w>")]),
+                          Splitting("words", lowercase=True))  # fmt: skip
+    ids = vocabulary.index
+    assert encoder.line("The cat,") == [
+        EncodedWord("the", (0, 3), (ids["the"],)),
+        EncodedWord("cat", (4, 7), (ids["c@@"], ids["at"])),
+        EncodedWord(",", (7, 8), (UNKNOWN,)),
+    ]
+    assert encoder.line("") == []
+    assert encoder.ids(["at", "at", "zat"]) == [(ids["at"],), (ids["at"],), (UNKNOWN,)]
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "_REMEMBERED", 10)
+    vocabulary = Vocabulary.from_counts({str(n): 1 for n in range(100)}, min_count=1)
+    encoder = TextEncoder(vocabulary)
+    for number in range(98):
+        words = encoder.line(f"{number} {number + 1} {number} {number + 2}")
+        assert [vocabulary.words[word.ids[0]] for word in words] == [word.word for word in words]
+        assert sum(map(len, encoder._seen)) <= 10
+
+
+def test_spelling_is_bytes_plus_one_cut_and_padded():
+    words = ["the", "\u00e9t\u00e9", "incomprehensibilities", "madeupword0000"]
+    vocabulary = Vocabulary([*SPECIALS, *words], [0] * 4 + [3, 2, 1, 0])
+    table = spellings(vocabulary, 8)
+    assert table.shape == (8, 8)
+    assert not table[:4].any()
+    for row, word in zip(table[4:], words, strict=True):
+        spelled = [byte + 1 for byte in word.encode()[:8]]
+        assert row.tolist() == spelled + [0] * (8 - len(spelled))
+    assert table.dtype == np.int16
+
+
+def test_markers_surround_what_is_left_of_a_word():
+    vocabulary = Vocabulary([*SPECIALS, "an", "incomprehensible"], [0] * 4 + [2, 1])
+    table = spellings(vocabulary, 5, markers=True)
+    assert not table[:4].any()
+    assert table[4].tolist() == [257, ord("a") + 1, ord("n") + 1, 258, 0]
+    assert table[5].tolist() == [257, *(byte + 1 for byte in b"inc"), 258]

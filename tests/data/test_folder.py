@@ -1,15 +1,14 @@
 """A data folder that is open is whole; every change of a file is noticed and named."""
 
 import json
-import mmap
 import random
 import shutil
 
 import pytest
 
-from zipflm.data.folder import DataFolder
-from zipflm.data.token_file import TokenFile
+from zipflm.data.folder import FORMAT, DataFolder, SplitFacts, read_facts
 from zipflm.data.vocabulary import Vocabulary
+from zipflm.settings import from_dict, to_dict
 from zipflm.storage import seal
 
 FILES = ("checksums.json", "data.json", "bpe.codes", "vocabulary.txt", "train.tokens")
@@ -64,19 +63,6 @@ def test_codes_put_in_place_of_others_are_refused_with_both_hashes(pieces, bpe_d
         _ = DataFolder.open(pieces).codes
 
 
-def test_codes_that_the_facts_do_not_know_are_refused(pieces):
-    facts = json.loads((pieces / "data.json").read_text())
-    (pieces / "data.json").write_text(json.dumps(facts | {"bpe": None}))
-    seal(pieces)
-    with pytest.raises(ValueError, match="data.json: unit='bpe': .* has bpe codes"):
-        DataFolder.open(pieces)
-
-
-def test_words_have_no_codes_and_every_id_ends_one(word_data):
-    assert word_data.codes is None
-    assert word_data.ends_word.all() and len(word_data.ends_word) == len(word_data.vocabulary)
-
-
 def test_of_pieces_those_that_go_on_do_not_end_a_word(bpe_data):
     ends = dict(zip(bpe_data.vocabulary.words, bpe_data.ends_word.tolist(), strict=True))
     assert ends["</s>"] and ends["<unk>"]
@@ -89,12 +75,6 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(word_data):
         word_data.tokens("test")
     with pytest.raises(ValueError, match="split 'dev': choose from train, valid, test"):
         word_data.split("dev")
-
-
-def test_token_files_are_mapped_not_read(word_data):
-    tokens = word_data.tokens("train")
-    assert isinstance(tokens, TokenFile)
-    assert isinstance(tokens.ids.base, mmap.mmap) and not tokens.ids.flags.owndata
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -126,19 +106,55 @@ def test_a_missing_or_empty_file_is_refused_with_its_name(pieces, name):
             DataFolder.open(pieces).verify()
 
 
-def test_a_folder_without_checksums_is_to_be_prepared_again(pieces):
-    (pieces / "checksums.json").unlink()
-    with pytest.raises(ValueError) as error:
-        DataFolder.open(pieces)
-    assert str(error.value) == (
-        f"{pieces}: has no checksums.json: it is not whole, or was made by an earlier version of "
-        "zipflm; prepare the data again"
-    )
-
-
 def test_only_the_splits_that_are_named_are_verified(pieces):
     (pieces / "train.tokens").write_bytes(b"damaged")
     folder = DataFolder.open(pieces)
     folder.verify("valid")
     with pytest.raises(ValueError, match="train.tokens: damaged.*prepare the data again"):
         folder.verify("valid", "train")
+
+
+def test_a_folder_without_facts_is_no_data_folder(tmp_path):
+    with pytest.raises(ValueError, match=f"^{tmp_path}: no data folder .*make one: zipflm prepare"):
+        read_facts(tmp_path)
+
+
+def changed(facts, path, value):
+    """The facts as a dictionary, with one value replaced, or taken out where it is Ellipsis."""
+    values = to_dict(facts)
+    *parents, last = path.split(".")
+    place = values
+    for name in parents:
+        place = place[name]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("unit", "letters", "unit='letters': choose from word, bpe"),
+        ("splits.valid.file", ..., "splits.valid.file: missing"),
+        ("splits.valid.tokens", "many", "splits.valid.tokens='many': expected a whole number"),
+        ("splits.valid.token", 3, "unknown key splits.valid.token: did you mean"),
+        ("bpe", {"file": "bpe.codes"}, "bpe.merges: missing"),
+        ("format", 1, f"format 1, this release reads {FORMAT}"),
+        ("format", ..., f"format None, this release reads {FORMAT}"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_remedy(word_data, tmp_path, path, value, message):
+    (tmp_path / "data.json").write_text(json.dumps(changed(word_data.facts, path, value)))
+    with pytest.raises(ValueError) as error:
+        read_facts(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'data.json'}: {message}")
+    assert str(error.value).endswith("; prepare the data again")
+
+
+@pytest.mark.parametrize("name", ["../valid.tokens", "/etc/passwd", "", ".."])
+def test_a_token_file_lies_in_the_folder(word_data, name):
+    values = to_dict(word_data.split("valid")) | {"file": name}
+    with pytest.raises(ValueError, match="^file=.*: names no file of the folder"):
+        from_dict(SplitFacts, values)

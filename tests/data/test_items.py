@@ -115,12 +115,6 @@ def test_names_take_the_place_of_numbers(tmp_path, form):
     assert found.facts.options.names == str(names)
 
 
-def test_valid_and_test_are_of_the_same_kind(tmp_path):
-    train, valid = as_rows(tmp_path / "a.npy", [[1, 2]]), as_rows(tmp_path / "b.npy", [[2, 3]])
-    data = prepare(tmp_path / "d", {"train": [train], "valid": [valid]}, Options(ids=True))
-    assert sequences_of(data, "valid") == [["2", "<unk>"]]
-
-
 class Evil:
     def __reduce__(self):
         return os.system, ("touch owned",)
@@ -201,13 +195,6 @@ def test_names_that_cannot_be_words_are_refused_with_their_line(tmp_path, text, 
         load_names(str(path))
 
 
-def test_names_that_are_not_utf8_are_refused(tmp_path):
-    path = tmp_path / "names.txt"
-    path.write_bytes(b"ok\n\xff\n")
-    with pytest.raises(ValueError, match="not UTF-8 at byte 3"):
-        load_names(str(path))
-
-
 def test_too_few_names_say_which_id_has_none(tmp_path):
     names = tmp_path / "names.txt"
     names.write_text("a\nb\n")
@@ -220,24 +207,6 @@ def test_text_and_arrays_do_not_mix_in_a_split(tmp_path):
     both = [as_text(tmp_path / "a.txt", [[1]]), as_rows(tmp_path / "b.npy", [[1]])]
     with pytest.raises(ValueError, match=r"a.txt and .*b.npy: text and arrays in one split"):
         prepare(tmp_path / "d", {"train": both}, Options(ids=True))
-
-
-def test_arrays_are_no_text(tmp_path):
-    with pytest.raises(ValueError, match="an array, not text; .* --ids"):
-        prepare(tmp_path / "d", {"train": [as_rows(tmp_path / "b.npy", [[1]])]})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"names": "names.txt"}, "--names are those of --ids"),
-        ({"ids": True, "bpe": 10}, "--ids are not split any further"),
-        ({"ids": True, "bpe_codes": "codes"}, "--ids are not split any further"),
-    ],
-)
-def test_options_that_contradict_ids_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Options(**options)
 
 
 def zipflm(*arguments):
@@ -256,10 +225,3 @@ def test_the_command_takes_ids_with_names_and_held_out_files(tmp_path):
     data = DataFolder.open(tmp_path / "d")
     assert sequences_of(data) == [["one", "two"], ["two", "zero"]]
     assert sequences_of(data, "valid") == [["two", "two"]]
-
-
-def test_the_command_refuses_text_beside_ids(tmp_path):
-    files = as_rows(tmp_path / "a.npy", [[1]]), as_rows(tmp_path / "b.npy", [[2]])
-    done = zipflm("prepare", "--ids", *files, "--out", tmp_path / "d")
-    assert done.returncode == 2 and "b.npy: text or --ids, not both" in done.stderr
-    assert len(done.stderr.splitlines()) == 1

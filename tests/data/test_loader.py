@@ -51,14 +51,14 @@ def test_batches_arrive_on_the_device(batches):
     assert all(torch.equal(one.words.cpu(), other.words) for one, other in pairs)
 
 
-def test_distinct_words_are_found_on_the_way_and_never_become_fewer():
+def test_unique_tokens_are_found_on_the_way_and_never_become_fewer():
     lines = [[5] * 15 + [2], list(range(5, 20)) + [2], [6] * 15 + [2]]
     batches = Batches(
         TokenArray.of(lines), Blocks(break_mode="sentence", block=16), max_tokens=16, shuffle=False
     )
     sizes = []
-    for batch in Loader(batches, "cpu", finds_distinct_words=True).epoch(0):
-        assert torch.equal(batch.distinct.ids_U[batch.distinct.places_BT], batch.words)
-        assert batch.inputs is batch.distinct
-        sizes.append(len(batch.distinct.ids_U))
+    for batch in Loader(batches, "cpu", finds_unique_tokens=True).epoch(0):
+        assert torch.equal(batch.unique.ids_U[batch.unique.places_BT], batch.words)
+        assert batch.inputs is batch.unique
+        sizes.append(len(batch.unique.ids_U))
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]

@@ -1,7 +1,7 @@
-import errno
 import gzip
+import io
 import json
-import lzma
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,7 @@ from zipflm.config import Splitting
 from zipflm.data import prepare as module
 from zipflm.data.bpe import join
 from zipflm.data.folder import DataFolder
-from zipflm.data.prepare import Options, prepare
-from zipflm.data.token_file import TokenWriter
+from zipflm.data.prepare import Options, doubts, prepare, progress_bar, summary
 from zipflm.data.vocabulary import Vocabulary
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
@@ -60,13 +59,6 @@ def test_chunk_with_more_words_than_16_bits_number(tmp_path):
     assert tokens.ids.dtype == np.uint32
     found = [folder.vocabulary.words[i] for i in tokens.ids[::2]]
     assert found == words + words[::-1] and set(tokens.ids[1::2].tolist()) == {2}
-
-
-def test_made_folder_is_the_one_that_opens(tmp_path):
-    made = prepare(tmp_path / "d", TEXTS, Options(bpe=50))
-    opened = DataFolder.open(tmp_path / "d")
-    assert opened.facts == made.facts
-    assert opened.vocabulary == made.vocabulary
 
 
 def test_existing_dictionary_needs_no_training_text(tmp_path):
@@ -127,33 +119,6 @@ def test_report_covers_all_bytes(tmp_path):
     assert done["reading train"] == TEXTS["train"][0].stat().st_size
 
 
-BAD_TEXTS = [
-    ("empty.txt", b"", "empty.txt: empty"),
-    ("blank.txt", b"\n \n", "blank.txt: no word in the valid split"),
-    ("binary.txt", b"a\0b\n", "binary.txt: a NUL byte at byte 1"),
-    ("latin.txt", b"caf\xe9\n", "latin.txt: not UTF-8 at byte 3"),
-]
-
-
-@pytest.mark.parametrize(("name", "data", "message"), BAD_TEXTS)
-def test_bad_text_leaves_nothing_behind(tmp_path, name, data, message):
-    (tmp_path / name).write_bytes(data)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=message):
-        prepare(tmp_path / "new" / "d", TEXTS | {"valid": [tmp_path / name]})
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
-    def write(self, ids, ends):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(TokenWriter, "write", write)
-    with pytest.raises(OSError, match="d: No space left on device while writing it"):
-        prepare(tmp_path / "d", TEXTS)
-    assert not list(tmp_path.iterdir())
-
-
 def test_finished_folder_is_never_overwritten(tmp_path):
     prepare(tmp_path / "d", TEXTS)
     with pytest.raises(FileExistsError, match="exists already"):
@@ -171,6 +136,8 @@ def test_finished_folder_is_never_overwritten(tmp_path):
         ({"max_size": 4}, "--max-size 4"),
         ({"bpe": 0}, "--bpe 0"),
         ({"errors": "ignore"}, "--errors ignore"),
+        ({"names": "names.txt"}, "--names are those of --ids"),
+        ({"ids": True, "bpe": 10}, "--ids are not split any further"),
     ],
 )
 def test_impossible_options_are_refused(arguments, message):
@@ -189,20 +156,11 @@ def test_wrong_splits_are_refused(tmp_path):
         prepare(tmp_path / "d", TEXTS, Options(min_count=99999))
 
 
-@pytest.mark.parametrize("suffix", ["gz", "xz"])
-def test_given_vocabulary_may_be_compressed(tmp_path, suffix):
-    data = (GOLDEN / "dict.txt").read_bytes()
-    path = tmp_path / f"dict.txt.{suffix}"
-    path.write_bytes(gzip.compress(data) if suffix == "gz" else lzma.compress(data))
+def test_given_vocabulary_may_be_compressed(tmp_path):
+    path = tmp_path / "dict.txt.gz"
+    path.write_bytes(gzip.compress((GOLDEN / "dict.txt").read_bytes()))
     folder = prepare(tmp_path / "d", {"test": TEXTS["test"]}, Options(vocabulary=path))
     assert folder.vocabulary == Vocabulary.load(GOLDEN / "dict.txt")
-
-
-def test_given_vocabulary_is_read_before_the_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_read", lambda *arguments: pytest.fail("text was read"))
-    (tmp_path / "v.txt").write_text("a 1\nb 2\n")
-    with pytest.raises(ValueError, match="line 2"):
-        prepare(tmp_path / "d", TEXTS, Options(vocabulary=tmp_path / "v.txt"))
 
 
 def test_the_folder_one_is_in_is_refused_at_once(tmp_path, monkeypatch):
@@ -216,7 +174,6 @@ def test_the_folder_one_is_in_is_refused_at_once(tmp_path, monkeypatch):
 PROSE = "Mr. O'Brien didn't say \"3,000.5\".\nWell-known, it's NOT!\n"
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize(
     ("splitting", "words"),
     [
@@ -229,12 +186,10 @@ PROSE = "Mr. O'Brien didn't say \"3,000.5\".\nWell-known, it's NOT!\n"
     ],
     ids=str,
 )
-def test_prose_is_split_by_the_rule_that_the_folder_names(tmp_path, processes, splitting, words):
+def test_prose_is_split_by_the_rule_that_the_folder_names(tmp_path, splitting, words):
     (tmp_path / "x.txt").write_text(PROSE * 3)
-    made = prepare(
-        tmp_path / "d", {"train": [tmp_path / "x.txt"]}, Options(splitting=splitting),
-        processes=processes,
-    )  # fmt: skip
+    options = Options(splitting=splitting)
+    made = prepare(tmp_path / "d", {"train": [tmp_path / "x.txt"]}, options)
     folder = DataFolder.open(made.path)
     assert folder.splitting == splitting
     assert set(folder.vocabulary.words[4:]) >= set(words.split())
@@ -243,26 +198,8 @@ def test_prose_is_split_by_the_rule_that_the_folder_names(tmp_path, processes, s
     assert folder.split("train").out_of_vocabulary == 0
 
 
-def test_codes_are_learned_on_the_words_of_the_rule(tmp_path):
-    (tmp_path / "x.txt").write_text(PROSE * 3)
-    options = Options(splitting=Splitting("words"), bpe=5)
-    folder = prepare(tmp_path / "d", {"train": [tmp_path / "x.txt"]}, options)
-    ids, words = folder.tokens("train").ids, folder.vocabulary.words
-    pieces = " ".join(words[i] for i in ids.tolist() if i != 2).replace("@@ ", "")
-    assert (
-        pieces.split()
-        == "Mr . O'Brien didn't say \" 3,000.5 \" . Well-known , it's NOT !".split() * 3
-    )
-
-
 def text_hash(folder, split="test"):
     return folder.facts.splits[split].words_sha256
-
-
-def test_the_same_text_has_the_same_hash_whatever_its_ids(tmp_path):
-    words = prepare(tmp_path / "words", TEXTS)
-    pieces = prepare(tmp_path / "pieces", TEXTS, Options(bpe=50), processes=2)
-    assert all(text_hash(words, split) == text_hash(pieces, split) for split in TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -276,13 +213,6 @@ def test_another_order_of_words_or_lines_is_another_text(tmp_path, other):
         splits = {"train": TEXTS["train"], "test": [tmp_path / f"{name}.txt"]}
         folders.append(prepare(tmp_path / name, splits))
     assert text_hash(folders[0]) != text_hash(folders[1])
-
-
-def test_chunks_do_not_enter_the_hash_of_a_text(tmp_path, monkeypatch):
-    whole = prepare(tmp_path / "whole", TEXTS)
-    monkeypatch.setattr(module, "CHUNK_BYTES", 1000)
-    assert TEXTS["train"][0].stat().st_size > 2 * 1000
-    assert text_hash(prepare(tmp_path / "cut", TEXTS), "train") == text_hash(whole, "train")
 
 
 @pytest.mark.parametrize("bpe", [None, 5])
@@ -302,3 +232,61 @@ def test_a_vocabulary_with_an_unk_of_its_own_counts_what_it_lacks(tmp_path):
     options = Options(vocabulary=tmp_path / "dict.txt")
     facts = prepare(tmp_path / "d", {"test": [tmp_path / "test.txt"]}, options).facts.splits["test"]
     assert (facts.unknown, facts.out_of_vocabulary) == (1, 1)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("asked", "said"), [(40, False), (41, True)])
+def test_fewer_merges_than_asked_for_are_said(bpe_data, asked, said):
+    assert bpe_data.facts.bpe.merges == 40
+    facts = replace(bpe_data.facts, options=replace(bpe_data.facts.options, bpe=asked))
+    text = summary(DataFolder(bpe_data.path, facts, bpe_data.vocabulary))
+    assert ("merges learned" in text) == said
+    assert ("40 merges learned of 41: no other pair occurs twice" in text) == said
+
+
+@pytest.mark.parametrize("kind", [Terminal, io.StringIO])
+def test_a_terminal_shows_rates_and_a_bar_for_each_task_and_a_file_nothing(monkeypatch, kind):
+    stream = kind()
+    monkeypatch.setattr("sys.stderr", stream)
+    for name, value in {"COLUMNS": "100", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    with progress_bar("tokens") as report:
+        for done in (5, 5, 3):
+            report("scoring test", done, 10)
+    if kind is io.StringIO:
+        assert stream.getvalue() == ""
+        return
+    last = stream.getvalue()[stream.getvalue().rindex("\x1b[2K") :]
+    assert "tokens/s" in last and "100 %" in stream.getvalue() and " 30 %" in last
+
+
+def folder_of(tmp_path, valid, **options):
+    (tmp_path / "train.txt").write_text("a b c\n" * 20)
+    (tmp_path / "valid.txt").write_text(valid)
+    splits = {"train": [tmp_path / "train.txt"], "valid": [tmp_path / "valid.txt"]}
+    return prepare(tmp_path / "data", splits, Options(**options))
+
+
+@pytest.mark.parametrize(("strange", "is_said"), [(0, False), (5, False), (6, True)])
+def test_a_held_out_text_of_unknown_words_is_doubtful(tmp_path, strange, is_said):
+    """Of a hundred words and line ends."""
+    line = " ".join(["a"] * (99 - strange) + ["x"] * strange)
+    said = list(doubts(folder_of(tmp_path, f"{line}\n")))
+    assert len(said) == is_said
+    assert not is_said or said[0].startswith("6.0% of the words of the valid text are unknown")
+
+
+def test_a_line_as_long_as_a_library_is_doubtful(tmp_path, monkeypatch):
+    monkeypatch.setattr("zipflm.data.prepare._LONGEST_LINE", 50)
+    assert list(doubts(folder_of(tmp_path, "a " * 49))) == []
+    (said,) = doubts(folder_of(_new(tmp_path), "a " * 50))
+    assert said.startswith("the valid text has a line of 51 words") and "line ends missing" in said
+
+
+def _new(folder):
+    (folder / "new").mkdir()
+    return folder / "new"

@@ -1,6 +1,5 @@
 """`zipflm prepare` as a user meets it: in a process of its own."""
 
-import contextlib
 import json
 import os
 import random
@@ -105,12 +104,14 @@ def test_standard_input_is_a_text(tmp_path):
 def bad_lines():
     return {
         "empty": b"",
+        "blank": b"\n \n",
         "nul": b"a\0b\n",
         "latin": b"caf\xe9 caf\xe9 caf\xe9\n",
         "long": b"word " * 10_000_000,
         "vocabulary": b"a 1\nb 2\n",
         "duplicate": b"b 2\nb 2\n",
         "codes": b"a b c\n",
+        "array.npy": b"\x93NUMPY",
     }
 
 
@@ -118,6 +119,7 @@ def bad_lines():
     ("arguments", "message"),
     [
         (["{empty}"], "empty: empty"),
+        (["{blank}"], "blank: no word in the train split"),
         (["{nul}"], "nul: a NUL byte at byte 1"),
         (["{latin}"], "latin: not UTF-8 at byte 3; .*--errors replace"),
         (["{long}"], "long: a line at or after byte 0 is longer"),
@@ -130,9 +132,11 @@ def bad_lines():
         (["{train}", "--processes", "0"], "--processes 0"),
         (["{train}", "--words", "nonsense"], "--words nonsense: choose from whitespace, words"),
         (["{train}", "--engine", "spark"], "--engine spark: choose from processes, dask"),
-        (["{train}", "--scheduler", "local"], "--scheduler local: goes with --engine dask"),
+        (["{train}", "--scheduler", "local"], "--scheduler local: needs engine=dask"),
         (["nonsense://x"], "nonsense://x: .*texts are files, or URLs such as s3://"),
         (["{train}", "--corpus", "wikitext-2"], "leave out the others"),
+        (["{train}", "--ids", "x.npy"], "train.txt: text or ids, not both"),
+        (["{array.npy}"], "array.npy: an array, not text; .* --ids"),
         (["--corpus", "wikitext-4"], "choose from state-of-the-union"),
         ([], "no training text"),
     ],
@@ -140,13 +144,13 @@ def bad_lines():
 def test_bad_input_is_one_clear_line_and_status_2(
     tmp_path, monkeypatch, capsys, arguments, message
 ):
-    names = {"train": str(TEXT / "train.txt")}
+    names = {"{train}": str(TEXT / "train.txt")}
     for name, data in bad_lines().items():
-        names[name] = str(tmp_path / name)
+        names[f"{{{name}}}"] = str(tmp_path / name)
         if f"{{{name}}}" in arguments:
-            Path(names[name]).write_bytes(data)
+            (tmp_path / name).write_bytes(data)
     before = sorted(tmp_path.rglob("*"))
-    filled = [argument.format(**names) for argument in arguments]
+    filled = [names.get(argument, argument) for argument in arguments]
     command = ["zipflm", "prepare", *filled, "--out", str(tmp_path / "new" / "d")]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as ended:
@@ -157,44 +161,19 @@ def test_bad_input_is_one_clear_line_and_status_2(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_replacing_goes_on_past_bad_bytes(tmp_path):
-    (tmp_path / "latin").write_bytes(b"caf\xe9 caf\xe9 caf\xe9\n")
-    done = zipflm("prepare", tmp_path / "latin", "--errors", "replace", "--out", tmp_path / "d")
-    assert done.returncode == 0, done.stderr
-    assert DataFolder.open(tmp_path / "d").vocabulary.words[4] == "caf\ufffd"
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path, processes):
+def test_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path):
     (tmp_path / "big.txt").write_text("some words that repeat\n" * 20_000)
 
     # A file that may not grow fails like a disk that is full.
     limited = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh"]
     done = zipflm(
-        *("prepare", tmp_path / "big.txt", "--out", tmp_path / "d", "--processes", processes),
+        *("prepare", tmp_path / "big.txt", "--out", tmp_path / "d", "--processes", 2),
         before=limited,
     )
     assert done.returncode == 2
     assert "d: File too large while writing it; nothing was kept" in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["big.txt"]
-
-
-def test_terminal_gets_a_progress_bar_with_a_rate(tmp_path):
-    pty = pytest.importorskip("pty")
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "zipflm", "prepare", *[str(TEXT / "train.txt")] * 4]
-    command += ["--out", str(tmp_path / "d"), "--processes", "1"]
-    environment = ENVIRONMENT | {"TERM": "xterm", "COLUMNS": "100"}
-    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environment) as p:
-        os.close(theirs)
-        shown = b""
-        # Reading the terminal of a process that has ended is an error on Linux.
-        with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:
-            while data := terminal.read(1000):
-                shown += data
-        assert p.wait() == 0
-    assert b"reading train" in shown and b"writing train" in shown and b"B/s" in shown
 
 
 def is_running(pid):
@@ -279,23 +258,13 @@ def test_a_second_command_for_the_same_folder_is_refused_and_the_first_goes_on(t
     process.send_signal(signal.SIGCONT)
     assert done.returncode == 2, done.stdout
     assert re.fullmatch(
-        rf"zipflm: {tmp_path}/d: in use by process {process.pid} on \S+ \(zipflm prepare, since "
-        r"[^)]*\); wait until it has ended, or choose another folder\n",
+        rf"zipflm: {tmp_path}/d: in use by process {process.pid} on \S+, since "
+        r"[^;]*; wait until it has ended, or choose another folder\n",
         done.stderr,
     )
     assert process.wait(60) == 0
     DataFolder.open(tmp_path / "d").verify()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["big.txt", "d"]
-
-
-def test_a_word_without_end_is_prepared(tmp_path):
-    """A file of another kind, perhaps, that somebody took for text."""
-    (tmp_path / "text").write_text(f"a text with a word {'acgt' * 100_000} that has no end\n" * 2)
-    start = time.monotonic()
-    done = zipflm("prepare", tmp_path / "text", "--bpe", "50", "--out", tmp_path / "d")
-    assert done.returncode == 0, done.stderr
-    assert time.monotonic() - start < 20
-    DataFolder.open(tmp_path / "d").verify()
 
 
 @needs_proc

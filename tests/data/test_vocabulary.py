@@ -102,9 +102,3 @@ def test_bad_vocabulary_file_is_refused_by_line(tmp_path, text, message):
     with pytest.raises(ValueError, match=message) as caught:
         Vocabulary.load(path)
     assert str(path) in str(caught.value)
-
-
-def test_vocabulary_that_is_no_text_is_refused(tmp_path):
-    (tmp_path / "v.txt").write_bytes(b"a 3\n\xff\xfe 2\n")
-    with pytest.raises(ValueError, match="not UTF-8 at byte 4"):
-        Vocabulary.load(tmp_path / "v.txt")

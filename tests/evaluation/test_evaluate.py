@@ -40,7 +40,7 @@ def test_import_and_evaluate_from_the_command_line(data, tmp_path):
     assert report["perplexity"] == pytest.approx(math.exp(report["nll"]))
     assert report["nll_sum"] == pytest.approx(report["nll"] * report["tokens"])
     wanted = {"tokens": 1545, "words": 1545, "eos": 60, "unk": 53, "unit": "word"}
-    wanted |= {"block": 64, "context": 48, "break": "complete", "precision": "float32"}
+    wanted |= {"block": 64, "context": 48, "break": "complete", "dtype": "float32"}
     assert {name: report[name] for name in wanted} == wanted
     assert report["seconds"] > 0
     assert report["tokens_per_second"] == pytest.approx(1545 / report["seconds"])

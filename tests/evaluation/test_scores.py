@@ -18,7 +18,7 @@ def scores(nll, ends):
         unk=0,
         eos=0,
         positions=len(nll),
-        precision="float32",
+        dtype="float32",
     )
     return TokenScores(
         np.zeros(len(nll), dtype=np.int64),
@@ -61,5 +61,5 @@ def test_bits_per_byte():
 def test_the_protocol_is_one_flat_table():
     assert scores([1], [True]).protocol.by_name() == {
         **{"unit": "bpe", "break_mode": "none", "block": 8, "context": 0, "tokens": 1, "words": 1},
-        **{"unk": 0, "eos": 0, "positions": 1, "precision": "float32"},
+        **{"unk": 0, "eos": 0, "positions": 1, "dtype": "float32"},
     }

@@ -178,7 +178,7 @@ def test_a_share_of_the_batches_is_refused(model):
 def test_low_precision_is_close_and_named(model):
     tokens = text([9] * 5)
     low = score(model, cut(tokens), device="cpu", ends_word=ALL_WORDS, precision="bfloat16")
-    assert low.protocol.precision == "bfloat16"
+    assert low.protocol.dtype == "bfloat16"
     assert low.perplexity == pytest.approx(scored(model, tokens).perplexity, rel=0.05)
 
 

@@ -12,7 +12,7 @@ from zipflm.presets.recipes import resolve
 from zipflm.training.trainer import train
 
 TEXTS = GOLDEN / "data" / "text"
-CHANGES = ["training.max_updates=2", "training.precision=float32", "training.tokens_per_update=256"]
+CHANGES = ["training.max_updates=2", "training.dtype=float32", "training.tokens_per_update=256"]
 CHANGES += [
     "batches.block=64",
     "batches.tokens=256",

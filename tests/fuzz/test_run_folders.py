@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+import torch
 from fuzz.cases import limited_memory, limited_time, tried
 from fuzz.folders import Folder, require_named
 from fuzz.mutations import (
@@ -21,6 +22,8 @@ from zipflm.runs import resume
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import load_run
 from zipflm.storage import seal
+from zipflm.training.distributed import Process
+from zipflm.training.setup import newest_good
 
 OPTIONS = ScoringOptions(device="cpu")
 OWN = ["config.json", "versions.json", "log.jsonl"]  # without checksums: people may mend these
@@ -141,7 +144,8 @@ def test_without_a_file_of_the_newest_checkpoint_the_one_before_is_used(copy):
     with limited_time(), pytest.raises(ValueError, match="state.json: not a file"):
         newest.state()
     with limited_time():
-        assert copy.newest_good(warn=str).update == 2
+        alone = Process(0, 1, torch.device("cpu"))
+        assert newest_good(copy, alone, warn=str).update == 2
         assert copy.choose("best").update == 2
 
 

@@ -15,7 +15,7 @@ from zipflm.config import (
     ModelConfig,
     Tie,
 )
-from zipflm.data.text_encoder import spellings
+from zipflm.data.encoding import spellings
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.model.language_model import LanguageModel
 

@@ -7,7 +7,6 @@ import pickle
 import sys
 import zipfile
 from collections import OrderedDict
-from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -48,12 +47,6 @@ def test_an_archive_that_was_packed_anew_holds_the_same(tmp_path):
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
-def test_no_module_is_left_behind_or_imported():
-    before = set(sys.modules)
-    read_checkpoint(OLDEST)
-    assert not {name for name in set(sys.modules) - before if name.startswith("fairseq")}
-
-
 class Hostile:
     def __init__(self, call, *arguments):
         self.made_by = call, arguments
@@ -81,10 +74,6 @@ def save_hidden_methods(path, proof):
     torch.save(whole, path)
 
 
-def save_unknown_class(path, proof):
-    torch.save(contents() | {"extra_state": Decimal(1)}, path)
-
-
 def save_cut_archive(path, proof):
     path.write_bytes(NEWEST.read_bytes()[:-1_000])
 
@@ -97,10 +86,6 @@ def save_changed_bit(path, proof):
     whole = bytearray(NEWEST.read_bytes())
     whole[len(whole) // 2] ^= 1
     path.write_bytes(whole)
-
-
-def save_text(path, proof):
-    path.write_text("no checkpoint at all\n")
 
 
 def save_nothing(path, proof):
@@ -119,11 +104,9 @@ def save_archive(path, proof):
         (save_hostile_stream, r"refused, because it names posix\.system"),
         (save_hostile_pickle, "not a checkpoint"),
         (save_hidden_methods, "it has neither args nor cfg"),
-        (save_unknown_class, "refused, because it names decimal.Decimal"),
         (save_cut_archive, "cut short"),
         (save_cut_stream, "cut short"),
         (save_changed_bit, "the checksum of its member 'archive/data/"),
-        (save_text, "not a checkpoint"),
         (save_nothing, "not a checkpoint"),
         (save_archive, "an archive without data.pkl"),
     ],

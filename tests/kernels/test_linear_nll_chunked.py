@@ -38,32 +38,28 @@ def as_on_a_device(monkeypatch):
 @pytest.mark.parametrize("budget", [1, 3 * V, 1 << 22])
 def test_equals_the_reference_with_any_chunk(monkeypatch, active, budget):
     monkeypatch.setattr(fused, "_CPU_LOGITS", budget)
-    ours = losses_and_gradients(fused.linear_nll, *problem(active=active))
-    plain = losses_and_gradients(reference.linear_nll, *problem(active=active))
-    for name, mine, theirs in zip(NAMES, ours, plain, strict=True):
-        assert_close(mine, theirs, 1e-12, name)
+    assert_equal_to_the_reference(active)
+
+
+def test_equals_the_reference_as_on_a_device(as_on_a_device):
+    assert_equal_to_the_reference("some")
+
+
+def assert_equal_to_the_reference(active):
+    """Losses and their sum, with their gradients."""
+    for compute, nll in (
+        (losses_and_gradients, fused.linear_nll),
+        (sum_and_gradients, fused.linear_nll_sum),
+    ):
+        ours = compute(nll, *problem(active=active))
+        plain = compute(reference.linear_nll, *problem(active=active))
+        for name, mine, theirs in zip(NAMES, ours, plain, strict=True):
+            assert_close(mine, theirs, 1e-12, name)
 
 
 def sum_and_gradients(nll, hidden, weight, targets, active, factor=0.7):
     total = nll(hidden, weight, targets, active).sum()
     return total, *torch.autograd.grad(factor * total, (hidden, weight))
-
-
-@pytest.mark.parametrize("active", ["some", "none", "one", "all"])
-@pytest.mark.parametrize("budget", [1, 3 * V, 1 << 22])
-def test_the_sum_equals_that_of_the_reference_with_any_chunk(monkeypatch, active, budget):
-    monkeypatch.setattr(fused, "_CPU_LOGITS", budget)
-    ours = sum_and_gradients(fused.linear_nll_sum, *problem(active=active))
-    plain = sum_and_gradients(reference.linear_nll, *problem(active=active))
-    for name, mine, theirs in zip(NAMES, ours, plain, strict=True):
-        assert_close(mine, theirs, 1e-12, name)
-
-
-def test_the_sum_equals_that_of_the_reference_as_on_a_device(as_on_a_device):
-    ours = sum_and_gradients(fused.linear_nll_sum, *problem())
-    plain = sum_and_gradients(reference.linear_nll, *problem())
-    for name, mine, theirs in zip(NAMES, ours, plain, strict=True):
-        assert_close(mine, theirs, 1e-12, name)
 
 
 # Powers of two, because any other factor rounds a second time.
@@ -89,13 +85,6 @@ def test_a_factor_is_not_rounded_to_the_precision_of_the_gradients(factor):
     scaled = sum_and_gradients(fused.linear_nll_sum, *problem(torch.bfloat16), factor=factor)
     for one, other in zip(whole[1:], scaled[1:], strict=True):
         assert torch.equal((one.float() * factor).bfloat16(), other)
-
-
-def test_equals_the_reference_as_on_a_device(as_on_a_device):
-    ours = losses_and_gradients(fused.linear_nll, *problem())
-    plain = losses_and_gradients(reference.linear_nll, *problem())
-    for name, mine, theirs in zip(NAMES, ours, plain, strict=True):
-        assert_close(mine, theirs, 1e-12, name)
 
 
 def assert_within_budget(arguments, **options):

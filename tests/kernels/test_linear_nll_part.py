@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from nll_problems import DEVICE, NAMES, losses_and_gradients, problem, truth_of
+from nll_problems import DEVICE, NAMES, problem, truth_of
 from numerics import assert_close
 
 from zipflm.kernels import linear_nll_part
@@ -56,16 +56,3 @@ def test_so_do_the_parts_of_the_gpu_kernels(cut, monkeypatch):
     ours = in_parts(CUTS[cut], *arguments)
     for name, mine, exact in zip(NAMES, ours, truth_of(*arguments), strict=True):
         assert_close(mine, exact, 3e-6, name)
-
-
-def test_one_part_is_what_the_operator_gives():
-    arguments = problem(33, 16, 40, 0.7)
-    whole = losses_and_gradients(linear_nll_part.linear_nll_chunked.linear_nll, *arguments)
-    for mine, theirs in zip(in_parts((40,), *arguments), whole, strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
-def test_an_unknown_form_is_refused_here_too():
-    hidden, weight, targets, active = problem(2, 4, 5, 1.1)
-    with pytest.raises(ValueError, match="impl='quick': choose from"):
-        part_statistics(hidden, weight, targets, active, "quick")

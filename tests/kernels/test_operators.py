@@ -1,35 +1,36 @@
 import pytest
 import torch
+from nll_problems import problem
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from zipflm.kernels import checked_ids, linear_nll
-from zipflm.kernels.operators import nobody_looks
+from zipflm.kernels import checked_ids, linear_nll, linear_nll_chunked
+from zipflm.kernels.operators import can_skip_dispatch
 
 
-def test_values_alone_are_nobodys_to_look_at():
-    assert nobody_looks(torch.zeros(2), torch.tensor([1]))
-    assert nobody_looks()
+def test_plain_values_can_skip_dispatch():
+    assert can_skip_dispatch(torch.zeros(2), torch.tensor([1]))
+    assert can_skip_dispatch()
 
 
-def test_a_gradient_looks_unless_none_is_wanted():
+def test_a_gradient_needs_dispatch_unless_none_is_wanted():
     weight = nn.Parameter(torch.zeros(2))
-    assert not nobody_looks(torch.zeros(2), weight)
+    assert not can_skip_dispatch(torch.zeros(2), weight)
     with torch.no_grad():
-        assert nobody_looks(weight)
+        assert can_skip_dispatch(weight)
     with torch.inference_mode():
-        assert nobody_looks(weight)
+        assert can_skip_dispatch(weight)
 
 
-def test_compilers_and_tensors_without_values_look():
-    look = torch.compile(lambda x: x + int(nobody_looks(x)), backend="eager", fullgraph=True)
+def test_compilers_and_tensors_without_values_need_dispatch():
+    look = torch.compile(lambda x: x + int(can_skip_dispatch(x)), backend="eager", fullgraph=True)
     assert look(torch.zeros(1)).item() == 0
     with FakeTensorMode():
         fake = torch.zeros(2)
-    assert not nobody_looks(fake)
+    assert not can_skip_dispatch(fake)
     with FlopCounterMode(display=False):
-        assert not nobody_looks(torch.zeros(2))
+        assert not can_skip_dispatch(torch.zeros(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -42,7 +43,7 @@ def test_with_and_without_a_gradient_the_loss_is_the_same(dtype):
     assert torch.equal(seen, unseen)
 
 
-def test_ids_that_nobody_looks_at_are_a_copy_too():
+def test_checked_ids_are_a_copy():
     ids = torch.tensor([1, 2])
     checked_ids("words", ids, 3)[0] = 0
     assert ids.tolist() == [1, 2]
@@ -83,13 +84,6 @@ def test_ids_are_checked_in_a_batch_of_calls_too():
     assert torch.equal(torch.func.vmap(lambda row: checked_ids("words", row, 3))(ids), ids)
 
 
-def test_passes_good_ids_through_as_int64():
-    ids = torch.tensor([[0, 3], [9, 1]], dtype=torch.int16)
-    checked = checked_ids("words", ids, 10)
-    assert checked.dtype == torch.int64
-    assert torch.equal(checked, ids.long())
-
-
 def test_ids_that_are_not_active_are_not_looked_at():
     ids, active = torch.tensor([-100, 4, 99]), torch.tensor([False, True, False])
     assert checked_ids("targets", ids, 10, active).tolist() == [0, 4, 0]
@@ -100,3 +94,36 @@ def test_the_first_bad_id_is_named(compiled):
     check = torch.compile(checked_ids, backend="eager", fullgraph=True) if compiled else checked_ids
     with pytest.raises(ValueError, match="words=12: outside the vocabulary of 10 words; .*0 to 9"):
         check("words", torch.tensor([1, 12, 13]), 10)
+
+
+def test_a_compiler_sees_one_node_and_never_looks_inside():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    arguments = problem(6, 4, 5, 0.5)
+    compiled = torch.compile(linear_nll_chunked.linear_nll, fullgraph=True, backend=backend)
+    assert torch.equal(compiled(*arguments), linear_nll_chunked.linear_nll(*arguments))
+    called = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert sum("linear_nll_chunked" in name for name in called) == 1
+    assert not any("log" in name or "exp" in name for name in called)
+
+
+class Ignored(torch.autograd.Function):
+    """A number that does not depend on what it is given."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def test_a_sum_that_does_not_matter_has_no_gradients():
+    hidden, weight, targets, active = problem(2, 4, 5, 1.1)
+    Ignored.apply(linear_nll_chunked.linear_nll_sum(hidden, weight, targets, active)).backward()
+    assert all(x.grad is None or not x.grad.any() for x in (hidden, weight))

@@ -191,7 +191,7 @@ def test_a_run_is_loaded_by_its_folder(run):
     assert "update-00000010" in repr(lm)
     assert lm.score("ba de").perplexity > 1
     half = zipflm.load(run, device="cpu", dtype="bfloat16", checkpoint="newest")
-    assert half.score("ba").protocol.precision == "bfloat16"
+    assert half.score("ba").protocol.dtype == "bfloat16"
     assert half.score("ba de").logprob == pytest.approx(lm.score("ba de").logprob, rel=0.05)
 
 

@@ -7,7 +7,7 @@ from numerics import assert_close
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zipflm import AdaptiveEmbedding, Bands
-from zipflm.distinct_words import distinct_words
+from zipflm.data.batches import unique_tokens
 from zipflm.model.inputs import CharacterEmbedding, FixedEmbedding
 
 BANDS = Bands(vocab_size=100, cutoffs=(10, 40), dim=16, factor=4)
@@ -173,7 +173,7 @@ def test_each_distinct_word_spelt_once_gives_the_same_vectors_and_gradients(prec
         return hidden, [param.grad.clone() for param in layer.parameters()]
 
     plain, plain_grads = run(words)
-    once, once_grads = run(distinct_words(words))
+    once, once_grads = run(unique_tokens(words))
     tolerance = 1e-10 if precision is None else 2e-2
     assert once.dtype == plain.dtype
     assert_close(once, plain, tolerance)

@@ -21,5 +21,6 @@ def trained(word_data, tmp_path_factory):
 
 
 @pytest.fixture
-def run_copy(trained, tmp_path):
+def copy(trained, tmp_path):
+    """Of this run, to spoil."""
     return RunFolder(shutil.copytree(trained, tmp_path / "copy"))

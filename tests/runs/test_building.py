@@ -7,7 +7,7 @@ import torch
 from training_runs import SMALL, assert_same, config_of
 
 from zipflm.config import Config
-from zipflm.data.text_encoder import spellings
+from zipflm.data.encoding import spellings
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.runs.load import model_with, untrained_model
 
@@ -40,23 +40,11 @@ def test_a_model_with_given_weights_has_these_and_is_ready_to_score(config, word
     assert torch.equal(built.nll(words, words), trained.nll(words, words))
 
 
-def changed(weights, name):
-    """The weights with one damage, and what the message must say of it."""
-    match name:
-        case "missing":
-            del weights["decoder.layers.0.query.weight"]
-            return weights, "Missing key.*decoder.layers.0.query.weight"
-        case "left over":
-            return weights | {"decoder.extra": torch.zeros(1)}, "Unexpected key.*decoder.extra"
-        case "of another shape":
-            weights["decoder.layers.0.query.bias"] = torch.zeros(3)
-            return weights, r"decoder.layers.0.query.bias: .*\[3\]"
-
-
-@pytest.mark.parametrize("damage", ["missing", "left over", "of another shape"])
-def test_weights_that_do_not_fit_are_named(config, word_data, damage):
-    weights, message = changed(untrained_model(config, word_data.vocabulary).state_dict(), damage)
-    with pytest.raises(ValueError, match=f"^weights do not fit the config: .*{message}") as error:
+def test_weights_that_do_not_fit_are_named(config, word_data):
+    weights = untrained_model(config, word_data.vocabulary).state_dict()
+    del weights["decoder.layers.0.query.weight"]
+    message = "weights do not fit the config: .*Missing key.*decoder.layers.0.query.weight"
+    with pytest.raises(ValueError, match=message) as error:
         model_with(weights, config, word_data.vocabulary)
     assert "\n" not in str(error.value)
 

@@ -1,18 +1,12 @@
 """A run folder knows its checkpoints and writes what identifies the run."""
 
-import json
 import shutil
-from dataclasses import replace
 
 import pytest
+from studies.study_runs import report, validation
 
 from zipflm.runs.checkpoint import Checkpoint
-from zipflm.runs.folder import RunFolder, locate, parse_choice
-
-
-@pytest.fixture
-def copy(trained, tmp_path):
-    return RunFolder(shutil.copytree(trained, tmp_path / "copy"))
+from zipflm.runs.folder import append_line, locate, parse_choice, read_lines, trim
 
 
 def test_checkpoints_come_newest_first_and_others_are_not_seen(copy):
@@ -44,29 +38,10 @@ def test_a_path_means_a_run_or_one_checkpoint(copy):
     assert (run.path, checkpoint.update) == (copy.path, 2)
 
 
-@pytest.mark.parametrize(
-    ("text", "choice"), [(None, None), ("newest", "newest"), ("best", "best"), ("0012", 12)]
-)
-def test_a_choice_is_a_word_or_a_number(text, choice):
-    assert parse_choice(text) == choice
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "last"])
-def test_a_choice_that_is_none_is_refused(text):
+def test_a_choice_is_a_word_or_a_number():
+    assert [parse_choice(text) for text in (None, "best", "0012")] == [None, "best", 12]
     with pytest.raises(ValueError, match="choose newest, best or a number"):
-        parse_choice(text)
-
-
-def test_old_checkpoints_are_removed_but_for_the_best_and_the_newest(copy):
-    contents = copy.choose(6).read()
-    copy.choose(6).remove()
-    best = copy.best().update
-    copy.save(replace(contents, state=replace(contents.state, valid=None)))
-    assert [checkpoint.update for checkpoint in copy.checkpoints()] == [6, 4, 2]
-    copy.prune(keep=0)
-    assert [checkpoint.update for checkpoint in copy.checkpoints()] == [6, 4, 2]
-    copy.prune(keep=1)
-    assert {checkpoint.update for checkpoint in copy.checkpoints()} == {6, best}
+        parse_choice("-1")
 
 
 def test_a_run_says_what_it_was_made_with(copy, word_data):
@@ -81,32 +56,10 @@ def test_a_run_says_what_it_was_made_with(copy, word_data):
 
 
 @pytest.mark.parametrize("name", ["config.json", "versions.json"])
-@pytest.mark.parametrize("content", [b"[]", b"{", b'{"x": 1}'])
-def test_a_damaged_file_is_refused_by_name(copy, name, content):
-    (copy.path / name).write_bytes(content)
+def test_a_damaged_file_is_refused_by_name(copy, name):
+    (copy.path / name).write_bytes(b"{")
     with pytest.raises(ValueError, match=f"{name}: damaged or of another release"):
         copy.config() if name == "config.json" else copy.versions()
-
-
-def test_unknown_fields_of_a_config_are_named(copy):
-    values = json.loads((copy.path / "config.json").read_text())
-    values["decoder"]["num_layer"] = 3
-    (copy.path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="unknown key decoder.num_layer: did you mean"):
-        copy.config()
-
-
-def test_a_checkpoint_that_cannot_be_read_from_its_disk_is_passed_over(copy, monkeypatch):
-    check, said = Checkpoint.check, []
-
-    def fail_once(self, share):
-        if self.update == 6:
-            raise OSError(5, "Input/output error")
-        return check(self, share)
-
-    monkeypatch.setattr(Checkpoint, "check", fail_once)
-    assert copy.newest_good(said.append).update == 4
-    assert "Input/output error" in said[0]
 
 
 def test_a_checkpoint_under_another_name_is_refused(copy):
@@ -120,3 +73,36 @@ def test_a_checkpoint_that_was_copied_out_of_its_run_stands_alone(copy, tmp_path
     alone = shutil.copytree(copy.choose(6).path, tmp_path / "mine")
     run, checkpoint = locate(alone, None)
     assert run.path == checkpoint.path == alone and run.log() == []
+
+
+# --- The log. ---
+
+LINES = [report(1, 1.0, 5.0), report(2, 2.0, 4.5), validation(2, 2.0, 80.0), report(3, 3.0, 4.0)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    for line in LINES:
+        append_line(tmp_path / "log.jsonl", line)
+    return tmp_path / "log.jsonl"
+
+
+def test_lines_come_back_as_they_were(path):
+    assert read_lines(path) == LINES
+    assert read_lines(path.with_name("absent")) == []
+
+
+def test_what_came_after_an_update_is_dropped(path):
+    with path.open("ab") as file:
+        file.write(b'{"kind"')  # a line that was cut short
+    assert read_lines(path) == LINES
+    trim(path, 2)
+    assert read_lines(path) == LINES[:3]
+
+
+def test_a_damaged_line_is_named_by_its_number(path):
+    content = path.read_bytes().split(b"\n")
+    content[1] = b'{"kind": "Report"}'
+    path.write_bytes(b"\n".join(content))
+    with pytest.raises(ValueError, match=r"log.jsonl: line 2: damaged or of another release"):
+        read_lines(path)

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 import torch
-from fairseq_checkpoints import DICT, GOLDEN, import_run
+from fairseq_checkpoints import DICT
 from safetensors.torch import load_file, save_file
 from training_runs import config_of
 
@@ -29,14 +29,6 @@ def test_a_run_holds_everything_needed_to_score_text(imported_run):
     assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
 
 
-def test_character_models_are_told_how_words_are_spelt(tmp_path):
-    run = import_run(GOLDEN / "checkpoints" / "new_cfg_cnn.pt", tmp_path / "run")
-    model = load_run(run).model
-    assert model.input.spellings_VC.device.type == "cpu"
-    nll = model.nll(torch.tensor([[2, 9]]), torch.tensor([[9, 3]]))
-    assert nll.isfinite().all()
-
-
 @pytest.mark.parametrize(
     ("preset", "options"),
     [
@@ -55,16 +47,6 @@ def test_options_of_a_model_come_back_from_its_run(preset, options, word_data, t
     loaded = load_run(tmp_path / "run")
     assert loaded.config == config
     assert config.num_params() == sum(p.numel() for p in loaded.model.parameters())
-
-
-def test_an_imported_run_is_laid_out_like_any_other(imported_run):
-    run = imported_run
-    names = {path.name for path in (run / "checkpoints" / "update-00000060").iterdir()}
-    assert {"weights.safetensors", "config.json", "vocabulary.txt", "state.json"} <= names
-    state = json.loads((run / "checkpoints" / "update-00000060" / "state.json").read_text())
-    assert (state["kind"], state["update"]) == ("ImportedState", 60)
-    assert state["imported_from"].endswith("new_cfg_adpt.pt")
-    assert (run / "config.json").is_file()
 
 
 def test_the_newest_complete_checkpoint_is_taken_or_the_one_named(copy):
@@ -97,10 +79,9 @@ def test_a_damaged_or_missing_file_is_named(copy, name):
         load_run(copy)
 
 
-@pytest.mark.parametrize("content", ["[]", "{", "{}"])
-def test_checksums_that_say_too_little_are_refused(copy, content):
+def test_checksums_that_say_too_little_are_refused(copy):
     path = copy / "checkpoints" / "update-00000060" / "checksums.json"
-    path.write_bytes(content.encode("latin-1"))
+    path.write_text("{}")
     with pytest.raises(ValueError, match="checksums.json: "):
         load_run(copy)
 

@@ -25,8 +25,8 @@ def test_reads_whole_tensors_in_memory_of_their_own(tmp_path):
     assert all(torch.equal(read[name], TENSORS[name]) for name in TENSORS)
 
 
-def test_shards_hold_what_one_file_holds(trained, run_copy):
-    whole, sharded = RunFolder(trained).choose("newest"), in_shards(run_copy.choose("newest"))
+def test_shards_hold_what_one_file_holds(trained, copy):
+    whole, sharded = RunFolder(trained).choose("newest"), in_shards(copy.choose("newest"))
     assert sharded.is_sharded and not whole.is_sharded
     ours, theirs = sharded.read(), whole.read()
     for mine, other in ((ours.weights, theirs.weights), (ours.optimizer, theirs.optimizer)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -11,8 +12,8 @@ from zipflm.config import Blocks
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.presets import preset
-from zipflm.studies.build import build, split_score
-from zipflm.studies.study import CurvePoint, Member, ScoredText, Seen, Study
+from zipflm.studies.members import CurvePoint, Seen, StudyMember, split_score
+from zipflm.studies.study import SplitText, Study, build
 
 LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 
@@ -24,16 +25,22 @@ def vocabulary(size: int = 400) -> Vocabulary:
     )
 
 
-def text(size: int = 3000) -> ScoredText:
+def text(size: int = 3000) -> SplitText:
     words = vocabulary()
     ids = np.random.default_rng(0).zipf(1.3, size=size)
     ids = np.where(ids < len(words) - 12, ids + 3, 2)
     lines = np.arange(0, size, 12)
-    return ScoredText(split="test", word_ids=ids, vocabulary=words, line_starts=lines)
+    return SplitText(split="test", word_ids=ids, vocabulary=words, line_starts=lines)
 
 
-def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> Member:
-    scored = text()
+@cache
+def _shared_text() -> SplitText:
+    return text()
+
+
+def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> StudyMember:
+    scored = _shared_text()
+    config = preset("tiny", label.split(" ")[0] if label.split(" ")[0] in LABELS else "SM")
     random = np.random.default_rng([rank, seed])
     counts = np.maximum(scored.vocabulary.counts[scored.word_ids], 1)
     nll = 10 - 0.6 * np.log(counts) - 0.04 * rank + random.normal(0, 0.5, len(counts))
@@ -46,7 +53,7 @@ def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> Me
         unk=0,
         eos=1,
         positions=len(nll),
-        precision="float32",
+        dtype="float32",
     )
     score = split_score(nll, scored.word_ids, protocol)
     curve = tuple(
@@ -58,15 +65,11 @@ def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> Me
         )
         for i in range(1, 11)
     )
-    return Member(
+    return StudyMember(
         label=label,
         factorization=label.split(" ")[0],
-        seed=seed,
         run=f"members/{label}/seed-{seed}",
         checkpoint=None if problem else "update-00000100",
-        input="adaptive" if "ADP" in label else "embedding 32",
-        output="adaptive (tied)" if label.endswith("-T") else "softmax 32",
-        params={"input.table": 1000 * (9 - rank), "decoder.layers": 50_000, "output.table": 700},
         scores={} if problem else {"valid": score, "test": score},
         nll=None if problem else nll,
         curve=curve[:3] if problem else curve,
@@ -75,12 +78,12 @@ def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> Me
         compile_seconds=None if problem else 20.0 - rank,
         tokens_per_second=None if problem else 12_345.0,
         memory=None if problem else 123_456_789,
-        config=preset("tiny", label.split(" ")[0] if label.split(" ")[0] in LABELS else "SM"),
-        versions=None,
+        config=replace(config, training=replace(config.training, seed=seed)),
         problem=problem,
     )
 
 
+@cache
 def study(dataset: str = "tiny", seeds: int = 1, broken: str = "") -> Study:
     members = [
         member(label, seed, rank=rank, problem="diverged: <loss> nan" if label == broken else "")
@@ -91,7 +94,7 @@ def study(dataset: str = "tiny", seeds: int = 1, broken: str = "") -> Study:
     return build(members, text(), title="Factorizations of test", dataset=dataset, facts=facts)
 
 
-def study_of(*members: Member, dataset: str = "tiny", on: ScoredText | None = None) -> Study:
+def study_of(*members: StudyMember, dataset: str = "tiny", on: SplitText | None = None) -> Study:
     """A study of these members."""
     return build(members, on or text(), title="t", dataset=dataset, facts={})
 

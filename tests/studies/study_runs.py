@@ -213,7 +213,6 @@ class PretendTrainer:
             world_size=1,
             vocabulary=data.vocabulary.hash,
             text=data.split("train").sha256,
-            keep=1,
             valid=validation(last, 2.0, self.valid),
         )
         weights = {"pretended": torch.zeros(2)}
@@ -237,7 +236,7 @@ def pretend_score(
             unk=0,
             eos=0,
             positions=words,
-            precision="float32",
+            dtype="float32",
         )
         scores[split] = WordScores(np.full(words, level), protocol)
     return ScoredRun("update-00000200", scores)

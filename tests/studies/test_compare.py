@@ -15,7 +15,6 @@ from studies.study_runs import (
     SHORT,
     PretendTrainer,
     WholeStudy,
-    change_facts,
     compare_together,
     count_loaded,
     make_data,
@@ -25,7 +24,6 @@ from studies.study_runs import (
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.runs.load import load_run
-from zipflm.studies.analyse import analyse
 from zipflm.studies.compare import compare
 from zipflm.studies.members import ScoredRun, WordScores, kept_scores, score_run
 from zipflm.studies.plan import Request
@@ -100,16 +98,6 @@ def test_if_all_fail_there_is_no_report(data: Path, tmp_path: Path) -> None:
     assert outcome.page is None and not (tmp_path / "report.html").exists()
 
 
-def test_tokens_that_do_not_divide_are_refused_before_anything_is_trained(
-    data: Path, tmp_path: Path
-) -> None:
-    trainer = PretendTrainer()
-    request = request_for(data, tmp_path, overrides=("training.tokens_per_update=1000",))
-    with pytest.raises(ValueError, match="SM: training.tokens_per_update=1000"):
-        compare(request, train=trainer, score=pretend_score)
-    assert trainer.trained == [] and not (tmp_path / "members").exists()
-
-
 @pytest.mark.parametrize("override", ["decoder.num_layers=1", "training.max_updates=100"])
 def test_a_study_that_was_trained_otherwise_is_refused(
     data: Path, tmp_path: Path, override: str
@@ -143,20 +131,6 @@ def test_an_infinite_perplexity_is_the_members_problem(data: Path, tmp_path: Pat
     assert outcome.page.is_file() and len(outcome.study.finished) == 3
 
 
-def test_data_without_training_text_are_refused_before_anything_is_trained(
-    data: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "data"
-    shutil.copytree(data, other)
-    shutil.rmtree(other / "bpe")
-    change_facts(other, lambda facts: facts["splits"].pop("train"))
-    trainer = PretendTrainer()
-    request = request_for(other, tmp_path / "study", factorizations=("SM", "ADP-T"))
-    with pytest.raises(ValueError, match="SM: .*no split 'train'"):
-        compare(request, train=trainer, score=pretend_score)
-    assert trainer.trained == []
-
-
 def test_a_full_disk_is_told_with_the_place_and_leaves_the_report_before_it(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,17 +146,6 @@ def test_a_full_disk_is_told_with_the_place_and_leaves_the_report_before_it(
     with pytest.raises(OSError, match=f"{tmp_path}: No space left on device .*; free some space"):
         compare(request_for(data, tmp_path), train=PretendTrainer(), score=pretend_score)
     assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-
-
-def test_a_full_disk_is_the_problem_of_the_member_that_met_it(data: Path, tmp_path: Path) -> None:
-    def score(run: Path, *rest: Any) -> ScoredRun:
-        if run.parent.name == "SM":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return pretend_score(run, *rest)
-
-    outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
-    problem = outcome.study.rows[0].problem
-    assert "members/SM/seed-1: No space left" in problem and "same command again" in problem
 
 
 def test_a_member_that_should_have_been_compiled_and_was_not_says_so(
@@ -218,16 +181,6 @@ def test_a_study_does_not_go_on_with_another_training_text(tmp_path: Path) -> No
     for folder in (first, second):
         assert folder.split("train").sha256[:12] in str(error.value)
     assert trainer.trained == []
-
-
-def test_a_study_does_not_overwrite_an_analysis(data: Path, run: Path, tmp_path: Path) -> None:
-    analyse([run], data, tmp_path, options=ScoringOptions(device="cpu"))
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    trainer = PretendTrainer()
-    with pytest.raises(ValueError, match=f"--out {tmp_path}: holds the report of an analysis"):
-        compare(request_for(data, tmp_path), train=trainer, score=pretend_score)
-    assert trainer.trained == []
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_totals_agree_with_evaluate_and_with_the_bins(data: Path, whole_study: WholeStudy) -> None:
@@ -297,3 +250,14 @@ def test_two_processes_train_together_and_one_writes(data: Path, tmp_path: Path)
     alone = score_run(load_run(run), DataFolder.open(data), splits, ScoringOptions(device="cpu"))
     for split in splits:
         assert np.array_equal(together.splits[split].nll, alone.splits[split].nll)
+
+
+def test_a_full_disk_is_the_problem_of_the_member_that_met_it(data: Path, tmp_path: Path) -> None:
+    def score(run: Path, *rest: Any) -> ScoredRun:
+        if run.parent.name == "SM":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pretend_score(run, *rest)
+
+    outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
+    problem = outcome.study.rows[0].problem
+    assert "members/SM/seed-1: No space left" in problem and "same command again" in problem

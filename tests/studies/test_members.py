@@ -21,8 +21,9 @@ from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.runs.folder import RunFolder, append_line
 from zipflm.runs.records import Report
 from zipflm.storage import file_hash
-from zipflm.studies.members import ScoredRun, curve, make_member, score_once
-from zipflm.training.metrics import flops_per_token
+from zipflm.studies.members import ScoredRun, StudyMember, curve, make_member, score_once
+from zipflm.studies.plan import Plan
+from zipflm.training.throughput import flops_per_token
 
 OPTIONS = ScoringOptions(device="cpu")
 
@@ -54,20 +55,6 @@ def test_what_is_kept_is_what_evaluate_gives(data: Path, copy: Path) -> None:
         assert found.protocol == expected.protocol
 
 
-def test_the_model_is_loaded_once_for_several_splits_and_not_for_what_is_kept(
-    data: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = count_loaded(monkeypatch)
-    losses(copy, data, "valid", "test")
-    assert loaded == []
-    shutil.rmtree(copy / "scores")
-    losses(copy, data, "valid", "test")
-    assert [path.name for path in loaded] == ["update-00000003"]
-    (copy / "scores" / "test.npz").unlink()
-    losses(copy, data, "valid", "test")
-    assert len(loaded) == 2
-
-
 @pytest.mark.parametrize("damage", ["cut short", "no archive", "too few words"])
 def test_scores_that_are_damaged_are_made_again(data: Path, copy: Path, damage: str) -> None:
     kept = copy / "scores" / "test.npz"
@@ -81,19 +68,6 @@ def test_scores_that_are_damaged_are_made_again(data: Path, copy: Path, damage: 
         kept.write_bytes(changed[damage])
     assert losses(copy, data, "test") == good
     assert kept.stat().st_size == len(whole)
-
-
-def test_scores_are_not_reused_for_a_token_file_that_was_changed(
-    copy: Path, own_data: Path
-) -> None:
-    """data.json, which the kept scores refer to, is as it was."""
-    losses(copy, own_data, "valid")
-    path = own_data / "valid.tokens"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="valid.tokens: damaged"):
-        losses(copy, own_data, "valid")
 
 
 def test_scores_of_another_text_are_not_reused(copy: Path, own_data: Path) -> None:
@@ -128,19 +102,14 @@ def test_scores_of_other_options_are_not_reused_but_those_of_another_device_are(
     assert loaded == []
 
 
-def member_of(run: Path, data: Path, scored: ScoredRun | None = None, **changes: str):  # type: ignore[no-untyped-def]
-    folder = RunFolder(run)
-    return make_member(
-        folder,
-        folder.config(),
-        label="ADP-T",
-        factorization="ADP-T",
-        scored=scored,
-        words=DataFolder.open(data),
-        data=DataFolder.open(data),
-        split="test",
-        **changes,
+def member_of(
+    run: Path, data: Path, scored: ScoredRun | None = None, problem: str = ""
+) -> StudyMember:
+    folder, words = RunFolder(run), DataFolder.open(data)
+    plan = Plan(
+        label="ADP-T", factorization="ADP-T", config=folder.config(), data=words, run=folder
     )
+    return make_member(plan, words, "test", scored=scored, problem=problem)
 
 
 def with_log(run: Path, *lines: Report) -> Path:
@@ -164,7 +133,6 @@ def test_a_member_has_the_numbers_of_its_log_and_scores(data: Path, copy: Path) 
     assert member.nll is scored.splits["test"].nll
     assert member.scores["valid"].loss == pytest.approx(scored.splits["valid"].nll.mean())
     assert member.versions == RunFolder(copy).versions() and member.versions is not None
-    assert sum(member.params.values()) == member.config.num_params()
 
 
 def test_a_member_without_a_log_or_a_result_is_described_all_the_same(
@@ -174,22 +142,7 @@ def test_a_member_without_a_log_or_a_result_is_described_all_the_same(
     member = member_of(copy, data, problem="diverged")
     assert (member.seconds, member.memory, member.tokens_per_second) == (None, None, None)
     assert (member.scores, member.nll, member.checkpoint, member.curve) == ({}, None, None, ())
-    assert member.problem == "diverged" and member.input.startswith("adaptive")
-
-
-@pytest.mark.parametrize(
-    ("reported", "compiled"),
-    [
-        ([None, None], None),
-        ([None, True], True),
-        ([False, True], False),  # after a resumption
-    ],
-)
-def test_a_member_ran_compiled_if_it_did_so_all_the_time(
-    data: Path, copy: Path, reported: list[bool | None], compiled: bool | None
-) -> None:
-    lines = [replace(report(n, 1.0 * n, 3.0), compiled=c) for n, c in enumerate(reported, 1)]
-    assert member_of(with_log(copy, *lines), data).compiled is compiled
+    assert member.problem == "diverged"
 
 
 def test_curves_are_per_word_and_have_gaps_where_a_number_is_missing() -> None:
@@ -221,17 +174,6 @@ def test_time_and_curve_end_with_the_checkpoint_that_was_scored(data: Path, copy
     assert elsewhere.seconds == 60.0
 
 
-def test_times_leave_compilation_out_and_have_it_beside(data: Path, copy: Path) -> None:
-    with_log(
-        copy,
-        replace(report(1, 21.0, 5.0), compile_seconds=20.0),
-        replace(report(3, 22.5, 4.0), compile_seconds=20.0),
-    )
-    member = member_of(copy, data)
-    assert (member.seconds, member.compile_seconds) == (2.5, 20.0)
-    assert [(point.update, point.seconds) for point in member.curve] == [(1, 1.0), (3, 2.5)]
-
-
 def test_a_member_knows_what_it_saw_of_the_text(data: Path, copy: Path) -> None:
     with_log(copy, replace(report(3, 2.0, 4.0), epoch=0.5))
     folder = DataFolder.open(data)
@@ -241,3 +183,16 @@ def test_a_member_knows_what_it_saw_of_the_text(data: Path, copy: Path) -> None:
     assert seen.words == round(0.5 * words)
     per_token = flops_per_token(RunFolder(copy).config(), folder.vocabulary.counts, 64)
     assert seen.operations == pytest.approx(0.5 * words * per_token)
+
+
+def test_scores_are_not_reused_for_a_token_file_that_was_changed(
+    copy: Path, own_data: Path
+) -> None:
+    """data.json, which the kept scores refer to, is as it was."""
+    losses(copy, own_data, "valid")
+    path = own_data / "valid.tokens"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="valid.tokens: damaged"):
+        losses(copy, own_data, "valid")

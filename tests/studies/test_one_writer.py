@@ -4,22 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-from studies.study_runs import PretendTrainer, make_data, pretend_score
+from studies.study_runs import PretendTrainer, pretend_score
 
 from zipflm.storage import sole_writer
-from zipflm.studies.analyse import analyse
 from zipflm.studies.compare import compare
 from zipflm.studies.plan import Request
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_data(tmp_path_factory.mktemp("corpus"), twin=False)
-
-
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zipflm.studies.report.save_figures", lambda study, folder: [])
 
 
 def request_for(data: Path, out: Path) -> Request:
@@ -60,24 +49,3 @@ def test_the_next_study_removes_what_a_killed_one_left(data: Path, tmp_path: Pat
         (out / name).write_text("{")
     compare(request_for(data, out), train=PretendTrainer(), score=pretend_score)
     assert not list(out.rglob(".*"))
-
-
-def test_a_second_analysis_is_refused(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare(request_for(data, tmp_path / "study"), train=PretendTrainer(), score=pretend_score)
-    runs = [tmp_path / "study" / "members" / "SM" / "seed-1"]
-    monkeypatch.setattr("zipflm.studies.analyse.claim", lambda *_: pytest.fail("it was looked at"))
-    with sole_writer(tmp_path / "analysis"):
-        with pytest.raises(ValueError, match=f"analysis: in use by process {os.getpid()} on "):
-            analyse(runs, data, tmp_path / "analysis")
-
-
-def test_an_analysis_that_fails_leaves_no_folder(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare(request_for(data, tmp_path / "study"), train=PretendTrainer(), score=pretend_score)
-    runs = [tmp_path / "study" / "members" / "SM" / "seed-1"]
-    with pytest.raises(ValueError):  # the weights are only pretended
-        analyse(runs, data, tmp_path / "analysis")
-    assert not (tmp_path / "analysis").exists()

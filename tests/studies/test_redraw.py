@@ -46,11 +46,6 @@ def test_report_draws_a_study_that_it_is_given(
         app(["report", *arguments, "--block", "32"], standalone_mode=False)
 
 
-def test_a_study_is_not_overwritten_by_its_own_drawing(whole_study: WholeStudy, data: Path) -> None:
-    with pytest.raises(ValueError, match="holds the report of a study"):
-        redraw(whole_study.out, data, whole_study.out)
-
-
 def test_what_is_missing_or_damaged_is_named(
     without_weights: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -1,6 +1,5 @@
 """The written report: every file is there, and never over a report of another kind."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,31 +10,24 @@ from studies import example_study as example
 from zipflm.studies.report import Maker, claim, write_report
 
 
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zipflm.studies.report.save_figures", lambda study, folder: [])
-
-
-@pytest.fixture
-def _quick() -> None:
-    """Figures are written here."""
-
-
-def test_all_files_are_written(tmp_path: Path) -> None:
+def test_all_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # figures and all
     members = [example.member(label, rank=i) for i, label in enumerate(("SM", "ADP-T"))]
     page = write_report(example.study_of(*members), tmp_path / "study", "study")
     assert page == tmp_path / "study" / "report.html"
     names = {path.name for path in (tmp_path / "study").iterdir()}
     tables = {"table.csv", "table.json", "table.tex"}
     assert names == {"report.html", "report.md", "figures"} | tables
-    figures = {path.stem for path in (tmp_path / "study" / "figures").iterdir()}
+    written = list((tmp_path / "study" / "figures").iterdir())
+    figures = {path.stem for path in written}
+    assert {path.suffix for path in written} == {".svg", ".png"} and len(written) == 10
     text = (tmp_path / "study" / "report.md").read_text()
     assert figures and all(f"(figures/{name}.svg)" in text for name in figures)
 
 
 @pytest.mark.parametrize("others", [(), ("CNN",)])
 def test_a_difference_from_two_sources_alone_has_no_interval(
-    tmp_path: Path, no_figures: None, others: tuple[str, ...]
+    tmp_path: Path, others: tuple[str, ...]
 ) -> None:
     first = example.member("ADP-T")
     assert first.nll is not None
@@ -51,21 +43,17 @@ def test_a_difference_from_two_sources_alone_has_no_interval(
     assert pairs and all(line.endswith("| no interval | cannot be told |") for line in pairs)
 
 
-def test_a_study_of_failures_only_still_makes_a_report(tmp_path: Path, no_figures: None) -> None:
+def test_a_study_of_failures_only_still_makes_a_report(tmp_path: Path) -> None:
     study = example.study_of(example.member("SM", problem="diverged"))
     page = write_report(study, tmp_path, "study").read_text()
     assert "diverged" in page and "Unfinished: 0 of 1 models" in page
     assert "nan" not in (tmp_path / "table.csv").read_text()
 
 
-KINDS: dict[Maker, str] = {
-    "study": "a study",
-    "ablation": "an ablation",
-    "analysis": "an analysis of runs",
-}
+KINDS: dict[Maker, str] = {"study": "a study", "analysis": "an analysis of runs"}
 
 
-def test_a_report_is_overwritten_by_its_own_kind_only(tmp_path: Path, no_figures: None) -> None:
+def test_a_report_is_overwritten_by_its_own_kind_only(tmp_path: Path) -> None:
     study = example.study_of(example.member("SM"))
     for held, name in KINDS.items():
         out = tmp_path / held
@@ -82,13 +70,6 @@ def test_a_study_that_has_members_and_no_report_yet_is_one(tmp_path: Path) -> No
     claim(tmp_path, "study")
     with pytest.raises(ValueError, match="holds the report of a study"):
         claim(tmp_path, "analysis")
-
-
-def test_a_folder_that_is_free_is_made(tmp_path: Path) -> None:
-    claim(tmp_path / "a" / "new", "study")
-    assert os.listdir(tmp_path / "a" / "new") == []
-    (tmp_path / "a" / "new" / "notes.txt").touch()
-    claim(tmp_path / "a" / "new", "study")
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"rows": []}', "\xff"])

@@ -32,12 +32,6 @@ def test_independent_lines_make_as_many_blocks_as_there_may_be() -> None:
     assert blocks.describe() == "30 blocks of whole lines, about 1,000 words each"
 
 
-def test_neighbours_that_are_alike_make_longer_blocks() -> None:
-    slow = np.repeat(np.random.default_rng(3).normal(size=12), 2500)
-    blocks = cut_into_blocks(np.arange(0, 30_000, 10), NONE, 5 + slow[None])
-    assert len(blocks) < NUMBERS[0]
-
-
 def test_a_text_that_drifts_from_end_to_end_is_said_to_be_alike() -> None:
     blocks = cut_into_blocks(np.arange(0, 30_000, 10), NONE, np.linspace(0, 1, 30_000)[None])
     assert len(blocks) == NUMBERS[-1] and blocks.are_alike
@@ -68,8 +62,3 @@ def test_blocks_are_whole_documents_where_there_are_enough() -> None:
     assert blocks.unit == "documents" and set(blocks.starts) <= set(headings)
     few = cut_into_blocks(lines, headings[:3], losses[None])
     assert few.unit == "lines"
-
-
-def test_a_single_line_is_one_block_and_says_so() -> None:
-    blocks = cut_into_blocks(np.array([0]), NONE, np.ones((1, 9)))
-    assert len(blocks) == 1 and "too little text" in blocks.describe()

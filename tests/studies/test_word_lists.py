@@ -44,13 +44,6 @@ def test_one_block_full_of_a_word_is_no_finding() -> None:
     assert lists.tested == 1 and lists.found == 0
 
 
-def test_a_model_against_itself_wins_and_loses_nothing() -> None:
-    ids, block = text(3)
-    losses = np.random.default_rng(0).random(len(ids))
-    lists = word_lists(ids, COUNTS, losses, losses, block)
-    assert lists.wins == lists.losses == () and lists.tested == 3
-
-
 def test_few_of_the_differences_are_false() -> None:
     """A thousand words, of which every tenth differs: most of those are found, next to no other."""
     random = np.random.default_rng(2)

@@ -39,7 +39,7 @@ def run_each(arguments):
 
 _PLACES = {
     "train": ("zipflm.training.step", "update", 2),
-    "read": ("zipflm.training.trainer", "_next_batches", 2),
+    "read": ("zipflm.training.stream.Stream", "next_update", 2),
     "score": ("zipflm.evaluation.scoring", "start_scoring", 0),
     "save": ("zipflm.runs.sharded.ShardWriter", "finish", 0),
 }

@@ -14,7 +14,7 @@ from zipflm.settings import override
 from zipflm.training import compilation, step
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
-from zipflm.training.setup import build_learner
+from zipflm.training.step import build_learner
 
 CPU = Process(0, 1, torch.device("cpu"))
 
@@ -77,24 +77,6 @@ def test_a_whole_run_compiles_once_for_each_block_length(word_data, tmp_path, ba
     assert run(word_data, tmp_path / "run", "training.compile=true", *more)
     assert backend.num_graphs == 2
     assert backend.num_calls == 20 * 2
-
-
-def test_modules_of_one_run_share_what_is_compiled(backend):
-    modules = [Squares() for _ in range(12)]
-    state = Compilation(modules, one_shape=True)
-    for module in modules:
-        module(torch.randn(4, 3)).sum().backward()
-    assert (backend.num_graphs, backend.num_calls) == (1, 12)
-    assert state.is_complete
-
-
-def test_changing_shapes_share_a_version(backend):
-    module = Squares()
-    state = Compilation([module], one_shape=False)
-    for length in range(2, 30):
-        module(torch.randn(length, 3)).sum().backward()
-    assert backend.num_graphs == 2  # for the first shape, then for any
-    assert (backend.num_calls, state.num_uncompiled) == (28, 0)
 
 
 def test_nothing_is_compiled_without_gradients(backend):

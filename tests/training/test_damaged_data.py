@@ -35,16 +35,6 @@ def test_one_flipped_bit_is_refused_before_anything_is_written(data, tmp_path, s
     assert not (tmp_path / "run").exists()
 
 
-def test_damage_that_came_later_is_refused_too_and_the_run_stays_as_it_was(data, tmp_path):
-    run(data, tmp_path / "run", *SHORT)
-    time.sleep(0.02)  # a tick of the file system's clock
-    flip(data.path / "train.tokens")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.*")}
-    with pytest.raises(ValueError, match="train.tokens: damaged"):
-        run(data, tmp_path / "run", "training.max_updates=4", resume=True)
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.*")} == before
-
-
 @pytest.mark.slow
 def test_a_file_cut_while_it_is_trained_on_is_named_and_checkpoints_are_intact(data, tmp_path):
     """The system would end the process where it reads behind the file's end, without a word."""

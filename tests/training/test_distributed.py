@@ -13,7 +13,7 @@ from training_runs import SMALL, call, train_command
 from tests.training import failing_run
 from zipflm.data.prepare import Options, prepare
 from zipflm.runs.folder import RunFolder
-from zipflm.training.distributed import Process, add_up, described, started
+from zipflm.training.distributed import Process, described, started
 
 SHORT = [*SMALL, "training.max_updates=4", "training.report_every=1", "training.checkpoint_every=2"]
 ENDLESS = [*SMALL, "training.max_updates=100000", "training.report_every=1"]
@@ -47,7 +47,7 @@ def statuses(ended):
 def test_one_process_needs_no_group():
     with started("cpu") as process:
         assert process == Process(0, 1, torch.device("cpu"))
-        assert add_up(torch.tensor(3), process) == 3
+        assert process.add_up(torch.tensor(3)) == 3
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from training_runs import (
 
 from zipflm.evaluation.scoring import tell
 from zipflm.runs.folder import RunFolder
-from zipflm.training import step, trainer
+from zipflm.training import step, validation
 
 LONG = ["training.max_updates=100000", "training.checkpoint_every=20", "training.report_every=10"]
 
@@ -122,18 +122,18 @@ def test_a_request_is_obeyed_after_the_update_in_which_it_came(word_data, tmp_pa
 
 def test_a_request_ends_a_pass_over_the_valid_set(word_data, tmp_path, monkeypatch):
     """The valid set of a long run takes minutes, for which nobody who wants to leave waits."""
-    monkeypatch.setattr(trainer, "validate", lambda run, **_: ask_amid_scoring())
+
+    def ask_amid_scoring(*_):
+        tell(1, None)
+        signal.raise_signal(signal.SIGINT)
+        tell(1, None)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(validation, "score_sums", ask_amid_scoring)
     short = ["training.max_updates=50", "training.validate_every=2"]
     assert not run(word_data, tmp_path / "run", *short)
     assert names(tmp_path / "run") == {"update-00000002"}
     assert not validations(tmp_path / "run")
-
-
-def ask_amid_scoring():
-    tell(1, None)
-    signal.raise_signal(signal.SIGINT)
-    tell(1, None)
-    raise AssertionError("it went on")
 
 
 @pytest.mark.slow

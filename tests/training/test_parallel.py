@@ -22,9 +22,9 @@ from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
 from zipflm.runs.load import empty_model, first_values
 from zipflm.training import parallel, step
-from zipflm.training.distributed import add_up, started
+from zipflm.training.distributed import started
 from zipflm.training.parallel import local_shard
-from zipflm.training.setup import build_learner
+from zipflm.training.step import build_learner
 from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
@@ -68,7 +68,7 @@ def test_two_processes_equal_one(word_data, tmp_path, case):
 
 def test_bfloat16_sharded_is_as_good_as_bfloat16_alone(word_data, tmp_path):
     """FSDP sends bfloat16, and one process computes with it: no worse by more than rounding."""
-    overrides = [*SAME, "training.precision=bfloat16", "training.tokens_per_update=256"]
+    overrides = [*SAME, "training.dtype=bfloat16", "training.tokens_per_update=256"]
     run(word_data, tmp_path / "one", *overrides)
     run_together(word_data, tmp_path / "two", *overrides, "training.parallel=fsdp")
     assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0.1, atol=0.03)
@@ -171,7 +171,7 @@ def hold_own_rows(path):
             for tensor in tensors:
                 assert tensor.untyped_storage().nbytes() <= most * tensor.itemsize
             number = torch.tensor([tensor.numel() for tensor in tensors])
-            assert add_up(number, process).tolist() == [p.numel()] * len(tensors)
+            assert process.add_up(number).tolist() == [p.numel()] * len(tensors)
 
 
 def test_a_process_holds_its_own_rows_their_gradients_and_their_state_alone(word_data):

@@ -10,7 +10,7 @@ from zipflm.runs.load import untrained_model
 from zipflm.training import optimizers, step
 from zipflm.training.cuda_graphs import Updates
 from zipflm.training.distributed import Process
-from zipflm.training.setup import build_learner
+from zipflm.training.step import build_learner
 
 OPTIMIZERS = [Nesterov(), AdamW(), Muon()]
 
@@ -61,7 +61,7 @@ def test_nothing_is_recorded_on_a_cpu(word_data):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_a_recorded_update_gives_the_numbers_of_a_plain_one(word_data, optimizer, precision):
-    overrides = [f"training.precision={precision}", "training.compile=true"]
+    overrides = [f"training.dtype={precision}", "training.compile=true"]
     dropouts = ["decoder.dropout=0.1", "decoder.relu_dropout=0.1", "decoder.attention_dropout=0.1"]
     learner, config = learner_on("cuda", word_data, optimizer, *overrides, *dropouts)
     batches = batches_on("cuda", word_data, config)
@@ -83,7 +83,7 @@ def test_a_recorded_update_gives_the_numbers_of_a_plain_one(word_data, optimizer
 def test_what_is_computed_again_is_recorded_too(word_data, mode):
     """Also the masks of dropout: with others, the numbers would differ at once."""
     dropouts = ["decoder.dropout=0.1", "decoder.relu_dropout=0.1", "decoder.attention_dropout=0.1"]
-    overrides = ["training.precision=bfloat16", "training.compile=true", *dropouts]
+    overrides = ["training.dtype=bfloat16", "training.compile=true", *dropouts]
     results = []
     for what in ("none", mode):
         more = f"training.recompute={what}"

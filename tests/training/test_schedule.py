@@ -59,14 +59,3 @@ def test_warmup_decay_rises_stays_and_falls(shape):
     assert all(low < high for high, low in zip(rates[50:], rates[51:], strict=False))
     assert rates[75] == pytest.approx(0.55)
     assert rates[100] == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("fraction", [-0.1, 1.1])
-def test_fractions_outside_0_and_1_are_refused(fraction):
-    with pytest.raises(ValueError, match="fraction"):
-        WarmupDecay(warmup=fraction)
-
-
-def test_warmup_and_decay_together_fit_into_the_run():
-    with pytest.raises(ValueError, match="lower one of them"):
-        WarmupDecay(warmup=0.5, decay=0.7)

@@ -1,25 +1,25 @@
-"""What is checked and counted before the first update."""
+"""What is checked, counted and found before the first update."""
 
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from training_runs import config_of
+from safetensors.torch import load_file, save_file
+from training_runs import config_of, in_processes, run
 
 from zipflm.data.prepare import prepare
 from zipflm.presets import preset
+from zipflm.runs.checkpoint import Checkpoint
+from zipflm.runs.folder import RunFolder
+from zipflm.storage import seal
+from zipflm.training import distributed
 from zipflm.training.distributed import Process
-from zipflm.training.setup import (
-    accumulation,
-    check_data,
-    check_processes,
-    overview,
-    tokens_per_batch,
-)
-from zipflm.training.stream import blocks_of
+from zipflm.training.setup import check_data, check_processes, newest_good, overview
+from zipflm.training.stream import accumulation, blocks_of, tokens_per_batch
 
 
 def processes(number):
@@ -56,13 +56,6 @@ def test_updates_are_whole_or_the_number_it_suggests_makes_them_so(config, world
         assert number * tokens * world_size == config.training.tokens_per_update
 
 
-def test_tokens_per_update_must_be_reachable(word_data):
-    config = config_of(word_data, "training.tokens_per_update=128")
-    assert accumulation(config, processes(2)) == 1
-    with pytest.raises(ValueError, match="use training.tokens_per_update=192"):
-        accumulation(config, processes(3))
-
-
 def test_a_config_for_another_vocabulary_is_refused(word_data, other_data):
     check_data(config_of(word_data), word_data)
     sizes = len(word_data.vocabulary), len(other_data.vocabulary)
@@ -81,17 +74,6 @@ def test_the_parts_in_the_overview_add_up_to_the_model(word_data):
     assert rest[len(parts) :] == ["128 tokens per update = 2 device(s) x 64 tokens x 1 accumulated"]
 
 
-def test_the_overview_says_that_tables_are_sharded(word_data):
-    config = config_of(word_data, "training.tables=sharded")
-    *_, last = overview(config, processes(2))
-    assert last == "each of 2 devices has its own rows of the tables"
-    compiled = config_of(word_data, "training.tables=sharded", "training.compile=true")
-    *_, last = overview(compiled, processes(2))
-    assert last.endswith("; of the model, the decoder alone is compiled")
-    *_, last = overview(config, processes(1))
-    assert "1 device(s)" in last
-
-
 def test_a_text_of_pieces_does_not_pass_for_words(tmp_path):
     (tmp_path / "train.txt").write_text("th@@ e c@@ at s@@ at\n" * 20)
     data = prepare(tmp_path / "d", {"train": [tmp_path / "train.txt"]})
@@ -101,9 +83,76 @@ def test_a_text_of_pieces_does_not_pass_for_words(tmp_path):
 
 def test_sparse_gradients_need_one_process_or_gloo(word_data):
     config = config_of(word_data, "tie=none", "input.sparse=true")
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    for process in (Process(0, 1, cpu), Process(0, 2, cpu), Process(0, 1, gpu)):
-        check_processes(config, process)
-    check_processes(config_of(word_data), Process(0, 2, gpu))
+    check_processes(config, word_data, Process(0, 1, torch.device("cuda")))
     with pytest.raises(ValueError, match="input.sparse=True: 2 processes exchange sparse gradi"):
-        check_processes(config, Process(0, 2, gpu))
+        check_processes(config, word_data, Process(0, 2, torch.device("cuda")))
+
+
+# --- Where a run begins: processes that look at its checkpoints together find the same one. ---
+
+
+@pytest.fixture(scope="module")
+def trained(word_data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "run"
+    run(word_data, out, "training.max_updates=4", "training.checkpoint_every=2")
+    return out
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    return RunFolder(shutil.copytree(trained, tmp_path / "copy"))
+
+
+def damage(folder, name, update=4):
+    path = folder.choose(update).path / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def _look(path, out):
+    torch.set_num_threads(1)
+    said = []
+    with distributed.started("cpu") as process:
+        found = newest_good(RunFolder(path), process, said.append)
+        (out / str(process.rank)).write_text(f"{found.update} {' '.join(said)}")
+
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+def test_damage_that_one_process_finds_all_of_them_know(copy, tmp_path):
+    """Each verifies another part of the files."""
+    damage(copy, "weights.safetensors")
+    assert in_processes(3, _look, copy.path, tmp_path) == [0] * 3
+    (text,) = {(tmp_path / str(rank)).read_text() for rank in range(3)}
+    assert text.startswith("2 ") and "weights.safetensors" in text and "falling back" in text
+
+
+def test_one_process_verifies_everything(copy, monkeypatch):
+    said, check = [], Checkpoint.check
+    assert newest_good(copy, processes(1), said.append).update == 4 and not said
+    with monkeypatch.context() as patch:
+
+        def fail_once(self, share):
+            if self.update == 4:
+                raise OSError(5, "Input/output error")
+            return check(self, share)
+
+        patch.setattr(Checkpoint, "check", fail_once)
+        assert newest_good(copy, processes(1), said.append).update == 2
+        assert "Input/output error" in said.pop()
+    damage(copy, "vocabulary.txt")
+    assert newest_good(copy, processes(1), said.append).update == 2 and len(said) == 1
+    damage(copy, "optimizer.safetensors", 2)
+    with pytest.raises(ValueError, match="none of its 2 checkpoints can be read; restore one"):
+        newest_good(copy, processes(1), said.append)
+
+
+def test_weights_of_another_model_are_refused_with_their_name(word_data, copy):
+    path = copy.choose(4).path
+    tensors = load_file(path / "weights.safetensors")
+    tensors["decoder.layers.0.ffn_in.weight"] = torch.zeros(7, 16)
+    save_file(tensors, path / "weights.safetensors")
+    seal(path)
+    with pytest.raises(ValueError, match=r"ffn_in.weight is \(7, 16\), and the model's \(32, 16\)"):
+        run(word_data, copy.path, "training.max_updates=5", resume=True)

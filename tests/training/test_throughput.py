@@ -1,4 +1,4 @@
-"""Operations per token, counted by hand for a small model; memory that was used."""
+"""Operations per token, counted by hand for a small model; memory that was used; hours."""
 
 import platform
 
@@ -7,12 +7,8 @@ import pytest
 import torch
 
 from zipflm.presets import preset
-from zipflm.training.metrics import (
-    flops_per_token,
-    peak_flops,
-    peak_memory,
-    reset_peak_memory,
-)
+from zipflm.training import throughput
+from zipflm.training.throughput import flops_per_token, peak_memory, reset_peak_memory, slowness
 
 
 def test_a_token_meets_its_own_band_only():
@@ -27,26 +23,6 @@ def test_a_token_meets_its_own_band_only():
     assert flops_per_token(config, counts, block=32) == pytest.approx(6 * weights + attention)
 
 
-@pytest.mark.parametrize("name", ["SM", "SM-T", "BPE", "CNN", "ASM"])
-def test_every_factorization_can_be_counted(name):
-    config = preset("wikitext-103", name)
-    counts = np.ones(config.vocab_size, dtype=np.int64)
-    assert flops_per_token(config, counts, 512) > 6 * config.params_by_part()["decoder.layers"]
-
-
-def test_a_tied_table_costs_as_much_as_an_untied_one():
-    flops = [
-        flops_per_token(preset("tiny", name), np.ones(4000, dtype=np.int64), 64)
-        for name in ("SM", "SM-T")
-    ]
-    assert flops[0] == flops[1]
-
-
-def test_a_cpu_has_no_known_peak_but_memory():
-    assert peak_flops(torch.device("cpu")) is None
-    assert peak_memory(torch.device("cpu")) > 2**20
-
-
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives memory back")
 def test_memory_that_was_freed_does_not_count_for_what_comes_next():
     cpu = torch.device("cpu")
@@ -59,3 +35,14 @@ def test_memory_that_was_freed_does_not_count_for_what_comes_next():
     reset_peak_memory(cpu)
     assert peak_memory(cpu) < before + 50 * 2**20
     assert last
+
+
+def test_without_a_gpu_a_long_run_is_told_its_hours(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(throughput, "cpu_speed", lambda: 4e9)
+    said = slowness(113 * 3600 * 1e9, "wikitext-2/ADP-T")
+    assert said.startswith("no GPU: wikitext-2/ADP-T needs about 110 hours here")
+    assert "tiny, demo or small" in said
+    assert slowness(1800 * 1e9, "x") is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert slowness(1e30, "x") is None

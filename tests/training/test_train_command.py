@@ -112,7 +112,7 @@ def test_sub_words_are_scored_per_word(bpe_data, tmp_path):
 BAD = {
     "training.max_update=3": "did you mean training.max_updates",
     "training.optimizer=Adam": "choose Nesterov, AdamW, Muon",
-    "training.precision=int8": "choose from float32, bfloat16, float16",
+    "training.dtype=int8": "choose from float32, bfloat16, float16",
     "batches.tokens=96": "use training.tokens_per_update=96",
     "batches.block=24": "whole blocks of 24 in batches.tokens=64",
     "batches.block=56": "use training.tokens_per_update=112",
@@ -175,8 +175,8 @@ def test_report_draws_several_runs_into_one_picture(word_data, tmp_path):
 
 @pytest.mark.parametrize(("asked", "expected"), [([], "float32"), (["bfloat16"], "bfloat16")])
 def test_on_a_cpu_the_default_precision_is_float32(word_data, tmp_path, asked, expected):
-    more = [f"training.precision={each}" for each in asked]
+    more = [f"training.dtype={each}" for each in asked]
     small = ["training.compile=false", "training.max_updates=1", "training.schedule=CosineCycles"]
     result = train(word_data, tmp_path, *small, *more, preset="wikitext-2/ADP-T")
     assert result.exit_code == 0, result.output
-    assert RunFolder(tmp_path).config().training.precision == expected
+    assert RunFolder(tmp_path).config().training.dtype == expected

@@ -28,7 +28,7 @@ from zipflm.cli.app import CLOSED_PIPE, app, complain
 from zipflm.messages import in_words
 
 _IN_ORDER_OF_WORK = (
-    *("prepare", "train", "evaluate", "score", "generate", "rescore", "ensemble", "serve"),
+    *("prepare", "train", "evaluate", "score", "generate", "rescore", "serve"),
     *("compare", "report", "info", "export", "import"),
 )
 app.registered_commands.sort(

@@ -10,10 +10,9 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, TypeVar
 
@@ -23,9 +22,6 @@ from typer.core import TyperCommand, TyperGroup
 from zipflm.messages import lines, one_line, unquoted
 from zipflm.training import STALL_SECONDS as STALL_SECONDS
 
-_RESUMABLE = ("compare",)
-"""Commands that continue when they are given again."""
-
 _RENAMED = {
     "presets": "zipflm info",
     "config": "zipflm info PRESET",
@@ -33,6 +29,7 @@ _RENAMED = {
     "bands": "zipflm info --data DATA",
     "analyse": "zipflm report",
     "plot": "zipflm report RUNS --curves FILE",
+    "ensemble": "zipflm evaluate FILE FILE",
     "export-hf": "zipflm export RUN OUT",
     "import-hf": "zipflm import FOLDER OUT",
     "import-fairseq": "zipflm import FILE OUT --dict DICT",
@@ -41,11 +38,18 @@ _RENAMED = {
     "import --split": "--words",
     "prepare --split": "--words",
     "evaluate --precision": "--dtype",
+    "evaluate --tune-weights": "--weights fit",
     "generate --jsonl": "--json",
-    "rescore --tune": "--reference",
+    "rescore --tune-names": "--tune",
     "compare --tune": "--grid",
 }
-"""Commands and options of before."""
+"""Commands and options under earlier names."""
+
+_CONTINUED = {
+    "compare": "; the same command continues it",
+    "train": "; the same command with --resume continues it",
+}
+"""How to continue commands that were interrupted."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -53,9 +57,22 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class Commands(TyperGroup):
     """All commands of zipflm."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if not hasattr(error, "possibilities"):  # of an unknown option
+                raise
+            raise ValueError(f"{error.option_name}: no such option; see zipflm --help") from None  # type: ignore[attr-defined]
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in _RENAMED:
-            raise ValueError(f"zipflm {args[0]}: is {_RENAMED[args[0]]} now")
+        name = args[0]
+        if name in _RENAMED:
+            raise ValueError(f"zipflm {name}: is {_RENAMED[name]} now")
+        if name not in self.commands:
+            close = get_close_matches(name, self.commands, n=1)
+            remedy = f"did you mean zipflm {close[0]}?" if close else "see zipflm --help"
+            raise ValueError(f"zipflm {unquoted(name)}: no such command; {remedy}")
         return super().resolve_command(ctx, args)
 
 
@@ -106,8 +123,8 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            remedy = "; the same command continues it" if ctx.info_name in _RESUMABLE else ""
-            complain(f"{ctx.info_name} was interrupted{remedy}")
+            if is_first_process():
+                complain(f"{ctx.info_name} was interrupted{_CONTINUED.get(ctx.info_name, '')}")
             sys.exit(INTERRUPTED)
         except ValueError as error:
             # The library names its arguments, `top_p=2.0: ...`; here they are options.
@@ -260,41 +277,13 @@ def say(text: str) -> None:
     typer.echo(lines(text))
 
 
+def tell(text: str) -> None:
+    """Print lines for people where the output is for programs."""
+    print(lines(text), file=sys.stderr)
+
+
 def complain(text: str) -> None:
     print(f"zipflm: {one_line(text)}", file=sys.stderr)
-
-
-def expanded(overrides: Iterable[str] | None) -> list[str]:
-    """Overrides, with the lines of a file in place of its name after `@`.
-
-    Empty lines and comments (after ` #`) are left out.
-    """
-    found: list[str] = []
-    for override in overrides or ():
-        if not override.startswith("@"):
-            found.append(override)
-            continue
-        path = Path(override[1:])
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"{path}: not a text; name a file of lines key=value") from None
-        lines = (f" {line}".partition(" #")[0].strip() for line in text.splitlines())
-        found += filter(None, lines)
-    return found
-
-
-def _device(name: str | None) -> str | None:
-    if name is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?|mps", name):
-        raise ValueError(f"--device {unquoted(name)}: choose cpu, cuda, cuda:N or mps")
-    return name
-
-
-def _dtype(name: str) -> str:
-    known = ("float32", "bfloat16", "float16")
-    if name not in known:
-        raise ValueError(f"--dtype {unquoted(name)}: choose from {', '.join(known)}")
-    return name
 
 
 def _size(text: str) -> int:
@@ -326,29 +315,40 @@ Checkpoint = Annotated[
     str | None,
     typer.Option(help="Of a run: newest (if not given), best or a number of updates."),
 ]
+Recipe = Annotated[
+    str, typer.Option(help="paper (as published) or modern (Muon, bfloat16, rotary ...).")
+]
 Block = Annotated[
     int | None, typer.Option(help="Tokens the model sees at once; the run's own unless given.")
 ]
 Context = Annotated[
     int | None,
-    typer.Option(help="Tokens before each part of a text that is longer than the block."),
+    typer.Option(
+        help="Tokens of each block, after the first of a text, that are context and not scored; "
+        "the run's own unless given."
+    ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
-        help="cpu, cuda, cuda:N or mps; unless given, a CUDA GPU if there is one.", callback=_device
-    ),
+    typer.Option(help="cpu, cuda, cuda:N or mps; unless given, a CUDA GPU if there is one."),
 ]
+Dtype = Annotated[str, typer.Option(help="To compute in: float32, bfloat16 or float16.")]
 StallSeconds = Annotated[
     float,
     typer.Option(min=1, help="Stop all processes if one does not answer for this many seconds."),
 ]
-Dtype = Annotated[
-    str, typer.Option(help="To compute in: float32, bfloat16 or float16.", callback=_dtype)
+Bands = Annotated[
+    list[str] | None,
+    typer.Option(help="Train with these words per band, e.g. 5k/155k/100k,20k/40k/200k."),
 ]
-Seeds = Annotated[int, typer.Option(help="Runs of everything trained, with different seeds.")]
+TailDropout = Annotated[
+    list[str] | None, typer.Option(help="Train with these dropouts in the tail bands, e.g. 0,0.2.")
+]
+Seeds = Annotated[
+    int, typer.Option(help="Number of runs of everything trained, with different seeds.")
+]
 Errors = Annotated[
-    str, typer.Option(help="On NUL or bytes that are no text: strict (stop) or replace.")
+    str, typer.Option(help="On NUL bytes or invalid text: strict (stop) or replace.")
 ]
 Encoding = Annotated[
     str,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
@@ -21,9 +20,6 @@ from zipflm.cli.app import (
     say,
 )
 
-if TYPE_CHECKING:
-    from zipflm.config import Splitting
-
 
 class _HeldOutTextsAreNamedOneByOne(Command):
     """Refuses `--valid a.txt b.txt`, which a shell makes of `--valid *.txt`.
@@ -39,41 +35,6 @@ class _HeldOutTextsAreNamedOneByOne(Command):
                     f"quote a glob ({option} '*.txt') and repeat {option} for several files"
                 )
         return super().parse_args(ctx, args)
-
-
-def splitting_of(
-    words: str | None, lowercase: bool, vocabulary: str | None = None, codes: str | None = None
-) -> Splitting:
-    """The rule that was asked for; as far as none was, that of a vocabulary's data folder."""
-    from zipflm.config import PLAIN, Rule, Splitting
-    from zipflm.data.folder import CODES_FILE, FACTS_FILE, read_facts
-
-    if words is not None and words not in get_args(Rule):
-        raise ValueError(f"--words {words}: choose from {', '.join(get_args(Rule))}")
-    kept, folder = PLAIN, Path(vocabulary or "").parent
-    if vocabulary is not None and (folder / FACTS_FILE).is_file():
-        facts = read_facts(folder)
-        kept = facts.splitting
-        if facts.bpe is not None and codes is None:
-            raise ValueError(
-                f"--vocabulary {vocabulary}: holds sub-words; add --bpe-codes {folder / CODES_FILE}"
-            )
-    return Splitting(words or kept.rule, lowercase or kept.lowercase)  # type: ignore[arg-type]
-
-
-def _scheduler(engine: str, scheduler: str | None) -> str | None:
-    """The scheduler that the texts are read by, if not by processes of ours."""
-    if engine not in ("processes", "dask"):
-        raise ValueError(f"--engine {engine}: choose from processes, dask")
-    if engine == "processes" and scheduler is not None:
-        raise ValueError(f"--scheduler {scheduler}: goes with --engine dask")
-    return None if engine == "processes" else scheduler or "local"
-
-
-def _training_text(texts: list[str] | None, ids: list[str] | None) -> list[str]:
-    if ids and texts:
-        raise ValueError(f"{texts[0]}: text or --ids, not both; repeat --ids for several files")
-    return ids or texts or []
 
 
 @command(
@@ -110,22 +71,25 @@ def prepare(
         ),
     ] = None,
     names: Annotated[
-        str | None, typer.Option(help="Names of these integers, a line each, that of 0 first.")
+        str | None, typer.Option(help="Names of these integers, one per line, that of 0 first.")
     ] = None,
     min_count: Annotated[
         int | None,
         typer.Option(help="Rarer words are unknown; 3 unless given, 1 for sub-words and ids."),
     ] = None,
     max_size: Annotated[
-        int | None, Size("Ids at most, specials included, before padding to 8.")
+        int | None, Size("Maximum number of ids, specials included, before padding to 8.")
     ] = None,
     vocabulary: Annotated[
         str | None,
         typer.Option(
-            help="Take this vocabulary.txt, with its data folder's --words, or fairseq's dict.txt."
+            help="Use this vocabulary.txt or fairseq's dict.txt, or the vocabulary, --words and "
+            "--bpe-codes of this run or data folder."
         ),
     ] = None,
-    bpe: Annotated[int | None, Size("Learn so many byte-pair merges, e.g. 32k.")] = None,
+    bpe: Annotated[
+        int | None, Size("Learn this many BPE merges from the training text, e.g. 32k.")
+    ] = None,
     bpe_codes: Annotated[
         str | None, typer.Option(help="Split words with these subword-nmt codes.")
     ] = None,
@@ -134,10 +98,10 @@ def prepare(
     errors: Errors = "strict",
     encoding: Encoding = "utf-8",
     processes: Annotated[
-        int | None, typer.Option(help="Processes that read text; all cores unless given.")
+        int | None, typer.Option(help="Processes that read text; one per core unless given.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="Who reads the texts: processes, or dask (a cluster).")
+        str, typer.Option(help="Read the texts in local processes, or with dask (a cluster).")
     ] = "processes",
     scheduler: Annotated[
         str | None,
@@ -147,41 +111,39 @@ def prepare(
         ),
     ] = None,
     cache: Annotated[
-        str | None,
-        typer.Option(help="Where downloads are kept; .cache/zipflm at home unless given."),
+        str | None, typer.Option(help="Folder for downloads; ~/.cache/zipflm unless given.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a data folder from text, from a corpus by name, or from sequences of integers."""
+    from zipflm import api
     from zipflm.data.folder import FACTS_FILE
-    from zipflm.data.prepare import Options, doubts, prepare_by_name, progress_bar, summary
-    from zipflm.data.prepare import prepare as make
-    from zipflm.data.scan import default_processes
+    from zipflm.data.prepare import doubts, progress_bar, summary
 
-    options = Options(
-        min_count=min_count,
-        max_size=max_size,
-        vocabulary=vocabulary,
-        bpe=bpe,
-        bpe_codes=bpe_codes,
-        splitting=splitting_of(words, lowercase, vocabulary, bpe_codes),
-        errors=errors,  # type: ignore[arg-type]  # checked there
-        encoding=encoding,
-        ids=bool(ids),
-        names=names,
-    )
-    splits = {"train": _training_text(texts, ids), "valid": valid or [], "test": test or []}
-    means: dict[str, Any] = {
-        "processes": default_processes() if processes is None else processes,
-        "scheduler": _scheduler(engine, scheduler),
-    }
     with removing_what_is_unfinished(), progress_bar() as report:
-        if corpus is None:
-            folder = make(out, splits, options, report=report, **means)
-        elif any(splits.values()):
-            raise ValueError("--corpus brings its own texts: leave out the others")
-        else:
-            folder = prepare_by_name(out, corpus, options, cache=cache, report=report, **means)
+        folder = api.prepare(
+            texts,
+            out=out,
+            corpus=corpus,
+            valid=valid,
+            test=test,
+            ids=ids,
+            names=names,
+            min_count=min_count,
+            max_size=max_size,
+            vocabulary=vocabulary,
+            bpe=bpe,
+            bpe_codes=bpe_codes,
+            words=words,
+            lowercase=lowercase,
+            errors=errors,
+            encoding=encoding,
+            processes=processes,
+            engine=engine,
+            scheduler=scheduler,
+            cache=cache,
+            report=report,
+        )
     say((folder.path / FACTS_FILE).read_text(encoding="utf-8") if as_json else summary(folder))
     for doubt in doubts(folder):
         complain(f"warning: {doubt}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,40 +14,49 @@ from zipflm.cli.app import (
     INTERRUPTED,
     MEMBER_FAILED,
     STALL_SECONDS,
+    Bands,
     Block,
     Checkpoint,
+    Context,
     Device,
     Dtype,
     Encoding,
     Errors,
     Json,
-    Run,
+    Recipe,
     Seeds,
     Size,
     StallSeconds,
+    TailDropout,
     command,
     complain,
-    expanded,
     is_first_process,
     numbers,
     parts,
     removing_what_is_unfinished,
     say,
     showing_progress,
+    tell,
 )
 
 if TYPE_CHECKING:
     from zipflm.studies.compare import FinishedStudy
-    from zipflm.studies.study import Study
 
 
 @command(
     "zipflm evaluate runs/first --data data/words",
     "zipflm evaluate runs/first --data data/words --split valid --checkpoint best --json",
     "zipflm evaluate runs/first --text article.txt --block 256 --context 128",
+    "zipflm evaluate first.tsv second.tsv --weights 0.6,0.4 --out both.tsv",
 )
 def evaluate(
-    run: Run,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="A run folder, or one of its checkpoints; or two or more files of zipflm score "
+            "--per word over the same text, whose probabilities are averaged."
+        ),
+    ],
     *,
     data: Annotated[str | None, typer.Option(help="The data folder to score.")] = None,
     split: Annotated[
@@ -58,12 +68,7 @@ def evaluate(
     encoding: Encoding = "utf-8",
     errors: Errors = "strict",
     block: Block = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            help="Of these, how many are context and not scored; the run's own unless given."
-        ),
-    ] = None,
+    context: Context = None,
     break_mode: Annotated[
         str | None,
         typer.Option(
@@ -74,49 +79,86 @@ def evaluate(
     ] = None,
     batch_tokens: Annotated[
         int | None,
-        Size("Tokens in one pass; bounds the memory; what suits it unless given."),
+        Size("Maximum number of tokens in one pass; by the device unless given."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Of several files: one weight per file, e.g. 0.6,0.4, or fit: those under which "
+            "this text is most probable; equal unless given."
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Of several files: write the averaged scores too, in the format of the first."
+        ),
     ] = None,
     device: Device = None,
     dtype: Dtype = "float32",
     checkpoint: Checkpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Perplexity of a run on a split or a text, with any block and context.
+    """Perplexity of a run on a split or a text, with any block and context; or of several runs as
+    one, from their scores.
 
     With torchrun, each process scores a share of the text.
     """
-    from zipflm.evaluation.evaluate import ScoringOptions
-    from zipflm.evaluation.evaluate import evaluate as score
-    from zipflm.runs.folder import parse_choice
+    from zipflm import api
     from zipflm.training import distributed
 
-    options = ScoringOptions(
-        block=block,
-        context=context,
-        break_mode=break_mode,  # type: ignore[arg-type]  # checked there
-        batch_tokens=batch_tokens,
-        device=device,
-        precision=dtype,  # type: ignore[arg-type]  # checked there
-    )
-    choice = parse_choice(checkpoint)
-    with (
-        distributed.started(device) as process,
-        removing_what_is_unfinished(),
-        showing_progress(),
-    ):
-        found = score(
-            run,
+    if len(runs) > 1:
+        of_runs = {"--data": data, "--split": split, "--text": text, "--checkpoint": checkpoint}
+        _average(runs, weights, out, as_json, of_runs)
+        return
+    if weights or out:
+        raise ValueError("--weights, --out: of several files of scores; leave them out")
+    with distributed.started(device), removing_what_is_unfinished(), showing_progress():
+        found = api.evaluate(
+            runs[0],
             data=data,
             split=split,
             text=text,
-            checkpoint=choice,
-            options=options,
             encoding=encoding,
-            errors=errors,  # type: ignore[arg-type]  # checked there
-            share=process,
+            errors=errors,
+            block=block,
+            context=context,
+            break_mode=break_mode,
+            batch_tokens=batch_tokens,
+            device=device,
+            dtype=dtype,
+            checkpoint=checkpoint,
         )
-    if process.is_first:
+    if is_first_process():
         say(found.as_json() if as_json else found.as_text())
+
+
+def _average(
+    files: list[str],
+    weights: str | None,
+    out: str | None,
+    as_json: bool,
+    of_runs: dict[str, str | None],
+) -> None:
+    """Perplexity of several files of scores, their probabilities averaged word by word."""
+    from zipflm.data.text import STDIN
+    from zipflm.language.ensemble import ensemble
+    from zipflm.language.files import check_destination
+
+    given = next((option for option, value in of_runs.items() if value is not None), None)
+    folder = next(filter(os.path.isdir, files), None)
+    if given or folder:
+        raise ValueError(
+            f"{given or folder}: evaluate one run at a time; to average runs, score the same text "
+            "with each (zipflm score RUN TEXT > FILE) and evaluate these files"
+        )
+    check_destination("--out", out, files)
+    fit = weights == "fit"
+    shares = None if weights is None or fit else numbers("--weights", [weights], float)
+    with removing_what_is_unfinished():
+        found = ensemble(files, shares, best_weights=fit, out=out)
+        # The scores themselves may go to standard output.
+        (tell if out == STDIN else say)(found.as_json() if as_json else found.as_text())
 
 
 @command(
@@ -130,31 +172,30 @@ def compare(
     ] = None,
     *,
     data: Annotated[str, typer.Option(help="The data folder; sub-words are in its bpe/.")],
-    preset: Annotated[str, typer.Option(help="Sizes and training, e.g. wikitext-103 or demo.")],
-    out: Annotated[str, typer.Option(help="The folder of the study, new or to go on with.")],
-    factorizations: Annotated[
-        list[str] | None, typer.Option(help="Some of the eight, e.g. ADP-T,SM; all unless given.")
-    ] = None,
-    seeds: Seeds = 1,
-    recipe: Annotated[str, typer.Option(help="paper or modern, as for train.")] = "paper",
-    bands: Annotated[
-        list[str] | None,
-        typer.Option(help="Compare words per band, e.g. 5k/155k/100k,20k/40k/200k."),
-    ] = None,
-    tail_dropout: Annotated[
-        list[str] | None, typer.Option(help="Compare dropout in the tail bands, e.g. 0,0.2.")
-    ] = None,
-    equal: Annotated[
+    preset: Annotated[
         str,
         typer.Option(
-            help="What every member gets as much of: updates (as the paper), text or seconds."
+            help="What to train: all models of a dataset, e.g. demo or billion-word/large, or one, "
+            "e.g. demo/SM; zipflm info lists them."
         ),
+    ],
+    out: Annotated[str, typer.Option(help="The folder of the study, new or to go on with.")],
+    factorizations: Annotated[
+        list[str] | None,
+        typer.Option(help="Some models of the dataset, e.g. ADP-T,SM; all unless given."),
+    ] = None,
+    seeds: Seeds = 1,
+    recipe: Recipe = "paper",
+    bands: Bands = None,
+    tail_dropout: TailDropout = None,
+    equal: Annotated[
+        str, typer.Option(help="Held equal: updates (as in the paper), text or seconds.")
     ] = "updates",
     grid: Annotated[
         list[str] | None,
         typer.Option(
             help="A field and values, e.g. training.optimizer.lr=1e-3,3e-3: every member takes the "
-            "best on the valid set. May be given several times."
+            "best on the valid set; can be repeated."
         ),
     ] = None,
     dry_run: Annotated[
@@ -169,37 +210,28 @@ def compare(
 
     Exit status 1 if a member has no result, 130 if a signal stopped it.
     """
-    from zipflm.presets import FACTORIZATIONS
-    from zipflm.studies.compare import compare as run
+    from zipflm import api
     from zipflm.studies.compare import dry_run as show
     from zipflm.studies.plan import Request
-    from zipflm.training import distributed
 
-    varies = bool(bands or tail_dropout)
-    request = Request(
-        data=Path(data),
-        preset=preset,
-        out=Path(out),
-        factorizations=(
-            (("ADP-T",) if varies else FACTORIZATIONS)
-            if not factorizations
-            else parts(factorizations)
-        ),
-        seeds=seeds,
-        recipe=recipe,
-        overrides=tuple(expanded(overrides)),
-        bands=parts(bands),
-        tail_dropout=numbers("--tail-dropout", tail_dropout, float),
-        equal=equal,
-        tune=tuple(grid or ()),
-    )
-    # Whatever one of several processes finds wrong with what it sees, all of them know.
-    with distributed.started(device, stall_seconds):
-        if dry_run:
-            show(request, device=device)
-            return
-        with _progress_aside(as_json):
-            finished = run(request, device=device)
+    given: dict[str, Any] = {
+        "data": Path(data),
+        "preset": preset,
+        "out": Path(out),
+        "factorizations": parts(factorizations),
+        "seeds": seeds,
+        "recipe": recipe,
+        "overrides": tuple(api.assignments(overrides or [])),
+        "bands": parts(bands),
+        "tail_dropout": numbers("--tail-dropout", tail_dropout, float),
+        "equal": equal,
+        "grid": tuple(grid or ()),
+    }
+    if dry_run:
+        show(Request(**given), device=device)
+        return
+    with _progress_aside(as_json):
+        finished = api.compare(**given, device=device, stall_seconds=stall_seconds)
     _conclude(finished, as_json)
 
 
@@ -230,24 +262,19 @@ def report(
     ] = None,
     x: Annotated[str, typer.Option(help="Of the curves: update, seconds or epoch.")] = "update",
     context_sizes: Annotated[
-        list[str] | None, typer.Option(help="Also score with so much context, e.g. 0,480.")
+        list[str] | None,
+        typer.Option(help="Also score with this many tokens of context, e.g. 0,480."),
     ] = None,
     block: Block = None,
-    bands: Annotated[
-        list[str] | None,
-        typer.Option(help="Train the run's model with these words per band as well."),
-    ] = None,
-    tail_dropout: Annotated[
-        list[str] | None, typer.Option(help="Train it with these dropouts in the tail as well.")
-    ] = None,
-    seeds: Seeds = 1,
     checkpoint: Checkpoint = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Losses by word frequency, figures and word lists of any runs; their training curves."""
+    from zipflm import api
+
     if curves is not None:
-        from zipflm.training.curves import plot
+        from zipflm.studies.curves import plot
 
         if is_first_process():
             plot([Path(run) for run in runs], Path(curves), x)
@@ -258,53 +285,17 @@ def report(
         raise ValueError(
             "a report needs --data and --out; training curves alone, --curves with a file"
         )
-    from zipflm.evaluation.evaluate import ScoringOptions
-    from zipflm.runs.folder import parse_choice
-    from zipflm.studies import analyse as library
-    from zipflm.studies.analyse import is_study, redraw
-
-    paths, choice = [Path(run) for run in runs], parse_choice(checkpoint)
-    if seeds != 1 and not (bands or tail_dropout):
-        raise ValueError(f"--seeds {seeds}: nothing is trained without --bands or --tail-dropout")
-    if len(paths) == 1 and is_study(paths[0]):
-        if context_sizes or block is not None or bands or tail_dropout or checkpoint is not None:
-            raise ValueError(
-                f"{runs[0]}: a study is drawn again from its kept scores, as it was scored; for "
-                "other contexts, blocks or checkpoints give the runs in its members/"
-            )
-        if is_first_process():
-            _show(redraw(paths[0], Path(data), Path(out)), Path(out) / "report.html", as_json)
-        return
-    if bands or tail_dropout:
-        if len(paths) != 1 or context_sizes or block is not None:
-            raise ValueError(
-                "--bands, --tail-dropout: start from one run, without --context-sizes and --block"
-            )
-        rates = numbers("--tail-dropout", tail_dropout, float)
-        with _progress_aside(as_json):
-            finished = library.ablate(
-                paths[0],
-                Path(data),
-                Path(out),
-                bands=parts(bands),
-                tail_dropout=rates,
-                checkpoint=choice,
-                seeds=seeds,
-                device=device,
-            )
-        _conclude(finished, as_json)
-        return
-    with showing_progress():
-        study = library.analyse(
-            paths,
-            Path(data),
-            Path(out),
-            checkpoint=choice,
+    with _progress_aside(as_json), showing_progress():
+        finished = api.report(
+            runs,
+            data=data,
+            out=out,
             context_sizes=numbers("--context-sizes", context_sizes, int),
-            options=ScoringOptions(block=block, device=device),
+            block=block,
+            checkpoint=checkpoint,
+            device=device,
         )
-    if is_first_process():
-        _show(study, Path(out) / "report.html", as_json)
+    _conclude(finished, as_json)
 
 
 def _progress_aside(as_json: bool) -> AbstractContextManager[object]:
@@ -312,22 +303,18 @@ def _progress_aside(as_json: bool) -> AbstractContextManager[object]:
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
-def _show(study: Study, page: Path | None, as_json: bool) -> None:
+def _conclude(finished: FinishedStudy, as_json: bool) -> None:
+    """The end of a study on the terminal; under torchrun the first process alone speaks."""
     from zipflm.studies.progress import print_table
     from zipflm.studies.report import TABLE
 
-    if not as_json:
-        print_table(study)
-        if page is not None:
-            say(f"report: {page}")
-    elif page is not None:
-        say((page.parent / TABLE).read_text(encoding="utf-8"))
-
-
-def _conclude(finished: FinishedStudy, as_json: bool) -> None:
-    """The end of a study on the terminal; under torchrun the first process alone speaks."""
+    page = finished.page
     if is_first_process():
-        _show(finished.study, finished.page, as_json)
+        if not as_json:
+            print_table(finished.study)
+        if page is not None:
+            table = page.parent / TABLE
+            say(table.read_text(encoding="utf-8") if as_json else f"report: {page}")
         if finished.stopped:
             (complain if as_json else say)(
                 "stopped before the end; the same command goes on where it was"

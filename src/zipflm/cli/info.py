@@ -6,17 +6,22 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zipflm.cli.app import Device, Json, Overrides, Size, command, expanded, say
+from zipflm.cli.app import Device, Json, Overrides, Size, command, say
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import Console
     from rich.table import Table
 
     from zipflm.config import Config
+    from zipflm.model.band_search import WeighedBands
+    from zipflm.presets import Name
 
 _COLUMN = 44
 """Where the remarks begin, unless an assignment is longer."""
@@ -80,7 +85,8 @@ def info(
 
     The settings of a preset are lines for train; its parameters follow as remarks.
     """
-    from zipflm.presets import DATASETS
+    from zipflm.api import assignments
+    from zipflm.presets import DATASETS, parse_name
 
     of_bands = {
         "dim": dim,
@@ -91,90 +97,157 @@ def info(
         "device": device,
     }
     given = {name: value for name, value in of_bands.items() if value is not None}
-    model = preset if preset and "/" in preset else None
-    if preset is not None and preset.partition("/")[0] not in DATASETS and os.path.exists(preset):
+    name = None if preset is None else parse_name(preset)
+    is_model = name is not None and name.factorization is not None
+    if preset and name and name.dataset not in DATASETS and os.path.exists(preset):
         raise ValueError(f"{preset}: no preset; for bands that suit a text write --data {preset}")
     if paper and (preset or data):
         raise ValueError("--paper: stands alone; leave out the preset and --data")
     if given and (preset or not data):
         raise ValueError(f"--{next(iter(given))}: of bands; give --data, and no preset")
-    if model is None and (overrides or recipe or (preset and data)):
+    if not is_model and (overrides or recipe or (preset and data)):
         raise ValueError("settings, --recipe: of one model; name it, e.g. tiny/ADP-T")
     if paper:
         _show_paper(as_json)
-    elif model is not None:
-        config = _resolved(model, recipe or "paper", expanded(overrides), data)
+    elif preset and is_model:
+        config = _resolved(preset, recipe or "paper", assignments(overrides or []), data)
         _show_model(config, as_json)
     elif data:
         _show_bands(data, given, as_json)
     else:
-        _show_presets(preset, as_json)
+        _show_presets(name, as_json)
 
 
-def _show_presets(dataset: str | None, as_json: bool) -> None:
-    rows = _datasets() if dataset is None else _models(dataset)
+def _show_presets(name: Name | None, as_json: bool) -> None:
+    rows = _datasets() if name is None else _models(name)
     if as_json:
         say(json.dumps(rows, indent=1))
         return
     _print(_table(rows))
-    say(_how_to_go_on(dataset))
+    say(_how_to_go_on(name.dataset if name else None))
 
 
 def _show_model(config: Config, as_json: bool) -> None:
     """All of it can be read as a file of overrides."""
     from zipflm.settings import fields_of
-    from zipflm.sizes import parts_table
 
-    found = list(fields_of(config))
+    settings, total = list(fields_of(config)), config.num_params()
+    parts = {**config.params_by_part(), "total": total}
     if as_json:
-        settings = [asdict(field) for field in found]
-        parameters = {**config.params_by_part(), "total": config.num_params()}
-        say(json.dumps({"settings": settings, "parameters": parameters}, indent=1))
+        facts = {"settings": [asdict(field) for field in settings], "parameters": parts}
+        say(json.dumps(facts, indent=1))
         return
-    for field in found:
+    for field in settings:
         remark = f"# {field.type}" + (f": {field.help}" if field.help else "")
         # The data folder decides on the vocabulary, whatever a line says.
         start = f"# {field.assignment}" if field.key == "vocab_size" else field.assignment
         say(f"{start:{_COLUMN}} {remark}")
+    rows = [
+        {"part": part, "parameters": count, "share": "" if part == "total" else count / total}
+        for part, count in parts.items()
+    ]
     console = _console()
     with console.capture() as captured:
-        console.print(parts_table(config))
+        console.print(_table(rows))
     for line in captured.get().splitlines():
         say(f"# {line}")
 
 
 def _show_paper(as_json: bool) -> None:
     """Exit status 1 if a count is not the paper's."""
-    from zipflm.sizes import paper_sizes, sizes_table
+    from zipflm.presets import from_name
+    from zipflm.studies.paper import MODELS
 
-    rows = paper_sizes()
-    off = sum(not row.matches for row in rows)
+    counts = [(model, from_name(model.preset).num_params()) for model in MODELS]
+    matches = [model.matches(count) for model, count in counts]
     if as_json:
-        say(json.dumps([row.as_dict() for row in rows], indent=1))
+        rows = [
+            {**asdict(model), "parameters": count, "match": model.matches(count)}
+            for model, count in counts
+        ]
+        say(json.dumps(rows, indent=1))
     else:
-        _print(sizes_table(rows))
-        say(f"{len(rows) - off} of {len(rows)} rows match the paper")
-    if off:
+        rows = [
+            {
+                "table": model.table,
+                "row": model.row,
+                "preset": model.preset,
+                "parameters": count,
+                "paper": f"{model.params}M",
+                "match": "yes" if model.matches(count) else "NO",
+            }
+            for model, count in counts
+        ]
+        _print(_table(rows))
+        say(f"{sum(matches)} of {len(rows)} rows match the paper")
+    if not all(matches):
         raise typer.Exit(1)
 
 
 def _show_bands(data: str, options: dict[str, Any], as_json: bool) -> None:
-    from zipflm.band_report import band_report
+    """Bands that suit a text, next to the paper's proportions on the same counts."""
+    from zipflm.evaluation.scoring import usable_device
+    from zipflm.model.band_search import DEVICES, paper_bands, suggest, weigh
 
-    device = options.pop("device", None) or _device_at_hand()
-    speeds = "cpu" if device == "cpu" else "h200"
-    report = band_report(data, **{"dim": 1024, "speeds": speeds, **options})
+    speeds = "cpu" if usable_device(options.pop("device", None)) == "cpu" else "h200"
+    counts, costs = _counts(Path(data)), DEVICES[speeds]
+    options = {"dim": 1024, "factor": 4, **options}
+    suggested = suggest(counts, **options, costs=costs)
+    paper = weigh(paper_bands(len(counts), options["dim"], options["factor"]), counts, costs)
     if as_json:
-        say(report.as_json())
+        rows = {"suggested": _plain(suggested), "paper": _plain(paper)}
+        say(json.dumps({"speeds": speeds} | rows, indent=1))
         return
-    _print(report.table())
-    say(report.notes())
+    named = {"suggested": suggested, "the paper's proportions": paper}
+    table = [
+        {
+            "bands": name,
+            "words": " / ".join(f"{size:,}" for size in row.bands.sizes),
+            "width": " / ".join(map(str, row.bands.widths)),
+            "of the text": " / ".join(f"{share:.1%}" for share in row.coverage),
+            "parameters": row.params,
+            "mean width": f"{row.mean_width:.1f}",
+            "cost": f"{row.cost / 1e6:.4g}M",
+            "relative": f"{row.cost / paper.cost:.2f}",
+        }
+        for name, row in named.items()
+    ]
+    _print(_table(table))
+    cutoffs = ",".join(map(str, suggested.bands.cutoffs))
+    say(
+        "mean width: geometric, over the running text; cost: time of the output layer for one "
+        f"token,\nin products of a wide layer ({speeds}); parameters: of a tied pair\n"
+        f"zipflm train ... input.cutoffs={cutoffs} output.cutoffs={cutoffs}"
+    )
 
 
-def _device_at_hand() -> str:
-    import torch
+def _counts(path: Path) -> NDArray[np.int64]:
+    """How often the training text has each id, `</s>` and `<unk>` included where that is known;
+    of a data folder, or of a file of words and counts (vocabulary.txt, dict.txt)."""
+    from zipflm.data.folder import DataFolder
+    from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if path.is_file():
+        return Vocabulary.load(path).counts
+    folder = DataFolder.open(path)
+    counts = folder.vocabulary.counts.copy()
+    if "train" in folder.splits:
+        train = folder.split("train")
+        counts[END], counts[UNKNOWN] = train.sentences, train.unknown
+    return counts
+
+
+def _plain(row: WeighedBands) -> dict[str, Any]:
+    return {
+        "cutoffs": row.bands.cutoffs,
+        "sizes": row.bands.sizes,
+        "widths": row.bands.widths,
+        "coverage": row.coverage,
+        "parameters": row.params,
+        "mean_width": row.mean_width,
+        "cost": row.cost,
+        "explanation": row.explanation,
+    }
 
 
 def _console() -> Console:
@@ -218,13 +291,13 @@ def _datasets() -> list[dict[str, Any]]:
     return rows
 
 
-def _models(dataset: str) -> list[dict[str, Any]]:
+def _models(name: Name) -> list[dict[str, Any]]:
     from zipflm.presets import FACTORIZATIONS, preset, variants
 
     rows = []
     for factorization in FACTORIZATIONS:
-        for variant in (None, *variants(dataset, factorization)):
-            config = preset(dataset, factorization, variant=variant)
+        for variant in (None, *variants(name.dataset, factorization)):
+            config = preset(name.dataset, factorization, size=name.size, variant=variant)
             input, output = config.describe(config.batches.unit)
             row = {"preset": config.name, **_numbers(config), "input": input, "output": output}
             rows.append(row)
@@ -240,16 +313,26 @@ def _numbers(config: Config) -> dict[str, int]:
     }
 
 
+_RIGHT = ("mean width", "cost", "relative", "paper", "share")
+"""Columns of numbers that come as text."""
+
+
 def _table(rows: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for title, value in rows[0].items():
-        is_number = isinstance(value, int)
+        is_number = isinstance(value, int) or title in _RIGHT
         table.add_column(title, justify="right" if is_number else "left", no_wrap=is_number)
     for row in rows:
-        table.add_row(*(f"{v:,}" if isinstance(v, int) else v for v in row.values()))
+        table.add_row(*map(_cell, row.values()))
     return table
+
+
+def _cell(value: int | float | str) -> str:
+    if isinstance(value, float):
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else value
 
 
 def _how_to_go_on(dataset: str | None) -> str:

@@ -21,7 +21,6 @@ from zipflm.cli.app import (
     removing_what_is_unfinished,
     say,
 )
-from zipflm.cli.data import splitting_of
 
 if TYPE_CHECKING:
     from zipflm.config import Config
@@ -117,6 +116,7 @@ def import_(
     elif dictionary is None:
         raise ValueError("--dict: missing; name the dict.txt of the data that fairseq trained on")
     else:
+        from zipflm.api import splitting_of
         from zipflm.interop.fairseq import import_run
 
         config = import_run(

@@ -1,11 +1,11 @@
-"""Commands that use a trained model: score text, write, rescore lists, average runs."""
+"""Commands that use a trained model: score text, generate, rescore n-best lists."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,17 +21,14 @@ from zipflm.cli.app import (
     Run,
     command,
     complain,
-    numbers,
     parts,
     removing_what_is_unfinished,
     run_comes_first,
     say,
+    tell,
 )
 from zipflm.messages import lines as printable_lines
 from zipflm.messages import one_line
-
-if TYPE_CHECKING:
-    from zipflm.language.rescoring import HypothesisScorer, OpenLists
 
 
 @command(
@@ -52,9 +49,7 @@ def score(
     output_format: Annotated[
         str, typer.Option("--format", help="tsv, or surprisal (for psycholinguists).")
     ] = "tsv",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="A line of JSON per row instead of --format.")
-    ] = False,
+    as_json: Json = False,
     in_bits: Annotated[
         bool, typer.Option("--bits", help="Surprisal in bits instead of natural logarithms.")
     ] = False,
@@ -62,7 +57,7 @@ def score(
         bool, typer.Option("--log10", help="Logarithms to base 10, as KenLM's, instead.")
     ] = False,
     top: Annotated[
-        int, typer.Option(help="With every word, the so many most likely in its place.")
+        int, typer.Option(help="Also list the K most likely alternatives for each word.")
     ] = 0,
     prefix: Annotated[
         str, typer.Option(help="Text before every line, or file where lines are running.")
@@ -83,7 +78,7 @@ def score(
 ) -> None:
     """Natural log-probability of every word, line or file, written while it reads.
 
-    With --log10 logarithms are to base 10, as KenLM's.
+    With --log10 logarithms are to base 10, as KenLM's; with --json there is a line of JSON per row.
     """
     from zipflm.data.prepare import progress_bar
     from zipflm.data.text import expand
@@ -92,8 +87,6 @@ def score(
     from zipflm.language.score_command import ScoreOptions, score_files
 
     run_comes_first(run, texts or ())
-    if output_format == "jsonl":
-        raise ValueError("--format jsonl: is --json now")
     names = expand(texts or ["-"])
     options = ScoreOptions(
         per=per,  # type: ignore[arg-type]  # checked there
@@ -123,35 +116,33 @@ def generate(
     run: Run,
     *,
     prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
-    max_words: Annotated[int, typer.Option(help="Words to write at most.")] = 50,
+    max_words: Annotated[int, typer.Option(help="Maximum number of words to generate.")] = 50,
     temperature: Annotated[
-        float, typer.Option(help="0 takes the most likely word, 1 draws as the model has it.")
+        float, typer.Option(help="0 takes the most likely word, 1 samples from the model.")
     ] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Draw among so many most likely words; 0: all.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Sample from the K most likely words; 0: all.")] = 0,
     top_p: Annotated[
-        float, typer.Option(help="Draw among the most likely words that make up this mass.")
+        float, typer.Option(help="Sample from the most likely words that make up this mass.")
     ] = 1.0,
     seed: Annotated[
-        int | None, typer.Option(help="The same seed, the same texts; others unless given.")
+        int | None, typer.Option(help="For the same texts again; random unless given.")
     ] = None,
-    num: Annotated[int, typer.Option(help="Texts to write.")] = 1,
+    num: Annotated[int, typer.Option(help="Number of texts.")] = 1,
     lines: Annotated[int, typer.Option(help="Lines after which a text ends; 0: no limit.")] = 1,
     forbid_unknown: Annotated[
         bool, typer.Option("--forbid-unknown/--allow-unknown", help="Never write <unk>.")
     ] = True,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="A line of JSON per text, with every word's natural log-probability."
-        ),
-    ] = False,
+    as_json: Json = False,
     block: Block = None,
     context: Context = None,
     checkpoint: Checkpoint = None,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Write on from a prompt; one text appears word by word, several one after the other."""
+    """Generate text from a prompt. A single text is streamed word by word.
+
+    With --json, a line per text with the natural log-probability of every word.
+    """
     import json
 
     from zipflm.language.decoding import SamplingOptions
@@ -211,11 +202,13 @@ def rescore(
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option(help="What was really said: choose the weights by word error rate on it."),
+        typer.Option(
+            help="Reference transcripts; weights are tuned to minimise word error rate on them."
+        ),
     ] = None,
-    tune_names: Annotated[
+    tune: Annotated[
         list[str] | None,
-        typer.Option(help="Weights to choose; lm,words as far as --weights lacks them."),
+        typer.Option(help="Weights to tune; lm,words unless given, without those of --weights."),
     ] = None,
     scores: Annotated[
         list[str] | None,
@@ -226,9 +219,9 @@ def rescore(
         typer.Option(help="The same with the other sign, as Kaldi writes them, e.g. ac=1.acwts."),
     ] = None,
     encoding: Encoding = "utf-8",
-    name: Annotated[str, typer.Option(help="What the run's score is called.")] = "lm",
+    name: Annotated[str, typer.Option(help="Name of the run's score.")] = "lm",
     out: Annotated[
-        str | None, typer.Option(help="The sorted list goes into this file, not to stdout.")
+        str | None, typer.Option(help="Write the sorted list to this file, not to stdout.")
     ] = None,
     scores_out: Annotated[
         str | None, typer.Option(help="For kaldi: a file of hypothesis, run's score and total.")
@@ -240,129 +233,37 @@ def rescore(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Add a run's score to n-best lists and sort them anew, best hypothesis first.
+    """Add a run's score to n-best lists and sort them again, best hypothesis first.
 
-    With --reference the weights are chosen on these lists, and told on stderr.
+    With --reference the weights are tuned on these lists, and printed on stderr.
     """
     from zipflm.data.prepare import progress_bar
     from zipflm.evaluation.scoring import watched_by
-    from zipflm.language.files import check_destination
-    from zipflm.language.nbest import NBest
-    from zipflm.language.rescoring import (
-        Results,
-        check_name,
-        open_lists,
-        parse_weights,
-        write,
-        written_weights,
-    )
-    from zipflm.language.rescoring import rescore as rescore_lists
-    from zipflm.language.tuning import read_development, tune_on
+    from zipflm.language import rescore_command as library
+    from zipflm.language.rescoring import Results, parse_weights
 
-    # All that can be refused without the model comes first: loading it takes a while.
-    tables = _files("--scores", scores), _files("--costs", costs)
     run_comes_first(run, [nbest])
-    read = [nbest, reference, *tables[0].values(), *tables[1].values()]
-    _read_stdin_once(read)
-    source = NBest(nbest, format, scores=tables[0], costs=tables[1], encoding=encoding)
-    given = parse_weights(",".join(weights)) if weights else {}
-    check_name(name)
-    names = _names_to_tune(reference, tune_names, given)
-    if scores_out is not None and source.format_name != "kaldi":
-        raise ValueError(f"--scores-out: a list of --format {source.format_name} holds its scores")
-    for option, place in (("--out", out), ("--scores-out", scores_out)):
-        check_destination(option, place, read)
-    results = Results(out=out, scores_out=scores_out, one_best=one_best)
+    options = library.RescoreOptions(
+        format=format,
+        weights=parse_weights(",".join(weights)) if weights else {},
+        reference=reference,
+        tune=parts(tune),
+        scores=_files("--scores", scores),
+        costs=_files("--costs", costs),
+        encoding=encoding,
+        name=name,
+        results=Results(out=out, scores_out=scores_out, one_best=one_best),
+    )
     # Lines and a bar on one terminal would write over each other.
     to_terminal = out in (None, "-") and sys.stdout.isatty()
     bar = nullcontext(lambda *_: None) if to_terminal else progress_bar("hypotheses")
     with removing_what_is_unfinished(), bar as report, watched_by(report):
-        if reference is None:
-            lists = open_lists(source, given, name)
-            scorer = _scorer(run, checkpoint, device, dtype)
-            _tell(f"{_scores_of(lists)}; weights {written_weights(lists.weights)}")
-            rescore_lists(lists, scorer, results)
-            return
-        development = read_development(source, given, reference, names, lm=name)
-        scorer = _scorer(run, checkpoint, device, dtype)
-        _tell(_scores_of(development.lists))
-        found, utterances = tune_on(development, scorer)
-        _tell(found.as_text())
-        write(source, utterances, found.weights, lm=name, results=results)
-
-
-@command(
-    "zipflm ensemble first.tsv second.tsv",
-    "zipflm ensemble first.tsv second.tsv --weights 0.6,0.4 --out both.tsv --json",
-)
-def ensemble(
-    files: Annotated[
-        list[str],
-        typer.Argument(help="Two or more files of zipflm score --per word over the same text."),
-    ],
-    *,
-    weights: Annotated[
-        list[str] | None, typer.Option(help="One per file, e.g. 0.6,0.4; equal unless given.")
-    ] = None,
-    tune_weights: Annotated[
-        bool,
-        typer.Option("--tune-weights", help="Take the weights that suit this text best, by EM."),
-    ] = False,
-    out: Annotated[
-        str | None,
-        typer.Option(help="Write the averaged scores too, in the format of the first file."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Perplexity of several runs as one: their probabilities averaged word by word."""
-    from zipflm.data.text import STDIN
-    from zipflm.language.ensemble import ensemble as average
-    from zipflm.language.files import check_destination
-
-    _read_stdin_once(files)
-    check_destination("--out", out, files)
-    given = numbers("--weights", weights, float) if weights else None
-    with removing_what_is_unfinished():
-        found = average(files, given, best_weights=tune_weights, out=out)
-        # The scores themselves may go to standard output.
-        (_tell if out == STDIN else say)(found.as_json() if as_json else found.as_text())
-
-
-def _scores_of(lists: OpenLists) -> str:
-    """The names of a list's own scores, which may be in files of their own."""
-    from zipflm.language.nbest import WORDS
-
-    names = [name for name in lists.weights if name not in (lists.lm, WORDS)]
-    return f"scores of the list: {', '.join(names) or 'none'}"
-
-
-def _scorer(run: str, checkpoint: str | None, device: str | None, dtype: str) -> HypothesisScorer:
-    """A run as rescoring needs it."""
-    from zipflm.language.model import load
-    from zipflm.language.rescoring import PrefixSharingScorer
-
-    lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype)
-    return PrefixSharingScorer(lm.engine, lambda text: lm.reader.line(text).ids)
-
-
-def _names_to_tune(
-    reference: str | None, tune_names: list[str] | None, given: Mapping[str, float]
-) -> tuple[str, ...] | None:
-    """The weights that are to be chosen; None where the library decides which."""
-    from zipflm.language.tuning import check_names
-
-    if not tune_names:
-        return None
-    if reference is None:
-        raise ValueError("--tune-names: needs --reference with what was really said")
-    names = parts(tune_names)
-    check_names(names, given)
-    return names
-
-
-def _read_stdin_once(names: Iterable[str | None]) -> None:
-    if list(names).count("-") > 1:
-        raise ValueError("standard input can be read once only; give files for the others")
+        library.rescore_file(
+            nbest,
+            options,
+            lambda: library.run_scorer(run, checkpoint=checkpoint, device=device, dtype=dtype),
+            say=tell,
+        )
 
 
 def _files(option: str, texts: list[str] | None) -> dict[str, str]:
@@ -376,11 +277,6 @@ def _files(option: str, texts: list[str] | None) -> dict[str, str]:
             )
         files[name] = file
     return files
-
-
-def _tell(text: str) -> None:
-    """Lines for people, where the output is for programs."""
-    print(printable_lines(text), file=sys.stderr)
 
 
 def _show_as_it_comes(prompt: str, texts: Iterable[str]) -> None:

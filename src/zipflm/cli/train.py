@@ -7,13 +7,12 @@ from typing import Annotated
 import typer
 
 from zipflm.cli.app import (
-    INTERRUPTED,
     STALL_SECONDS,
     Device,
     Overrides,
+    Recipe,
     StallSeconds,
     command,
-    expanded,
 )
 
 
@@ -40,9 +39,7 @@ def train(
             "on data prepared with its vocabulary.",
         ),
     ] = None,
-    recipe: Annotated[
-        str, typer.Option(help="paper (as published) or modern (Muon, bfloat16, rotary ...).")
-    ] = "paper",
+    recipe: Recipe = "paper",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run in --out.")
     ] = False,
@@ -69,18 +66,18 @@ def train(
     Ctrl-C or SIGTERM saves and stops it: exit status 130. A second one leaves at once, and so does
     the first while there is nothing to save.
     """
-    from zipflm.api import run_training
+    from zipflm import api
 
+    changes = overrides or []
     if from_run is not None and preset is not None and "=" in preset:
-        overrides, preset = [preset, *(overrides or [])], None
-    is_finished = run_training(
+        changes, preset = [preset, *changes], None
+    api.train(
         preset,
-        expanded(overrides),
+        changes,
         data=data,
         out=out,
         recipe=recipe,
         from_run=from_run,
-        checkpoint=None,
         resume=resume,
         resume_if_any=resume_if_any,
         keep=keep,
@@ -88,5 +85,3 @@ def train(
         device=device,
         stall_seconds=stall_seconds,
     )
-    if not is_finished:
-        raise typer.Exit(INTERRUPTED)

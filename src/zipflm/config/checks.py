@@ -1,4 +1,4 @@
-"""Errors that name the field, its value and the remedy; and how a union of configs is told apart.
+"""Bounds of fields, with errors that name field, value and remedy; and unions of configs in JSON.
 
 Nothing here needs pydantic until a file is read: models are built without it.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from zipflm.messages import quoted
 
@@ -19,48 +22,49 @@ def require(condition: bool, field: str, value: object, remedy: str) -> None:
         raise ValueError(f"{field}={quoted(value)}: {remedy}")
 
 
-def require_fraction(**values: float) -> None:
-    """Every number, given by its field's name, is 0 or more and below 1."""
-    for name, value in values.items():
-        require(0 <= value < 1, name, value, "must lie in [0, 1)")
+@dataclass(frozen=True)
+class Bound:
+    """A condition on a field, as metadata of its type."""
+
+    holds: Callable[[Any], bool]
+    remedy: str
 
 
-def require_positive(**values: int) -> None:
-    """Every size, given by its field's name, is at least 1."""
-    for name, value in values.items():
-        require(value >= 1, name, value, "must be at least 1")
+Positive = Annotated[int, Bound(lambda n: n >= 1, "must be at least 1")]
+Count = Annotated[int, Bound(lambda n: n >= 0, "must be 0 or more")]
+Fraction = Annotated[float, Bound(lambda x: 0 <= x < 1, "must lie in [0, 1)")]
+Share = Annotated[float, Bound(lambda x: 0 <= x <= 1, "is a fraction, 0 to 1")]
+AboveZero = Annotated[float, Bound(lambda x: 0 < x < math.inf, "must be a finite number above 0")]
+NotNegative = Annotated[
+    float, Bound(lambda x: 0 <= x < math.inf, "must be a finite number, 0 or more")
+]
 
 
-def require_count(**values: int) -> None:
-    """Every count, given by its field's name, is 0 or more."""
-    for name, value in values.items():
-        require(value >= 0, name, value, "must be 0 or more")
+class Checked:
+    """A dataclass whose values lie within the bounds of their fields' types.
 
+    Fields of a Literal type hold one of its values, which Python itself does not check.
+    """
 
-def require_above_zero(**values: float) -> None:
-    """Every number, given by its field's name, is positive and finite."""
-    for name, value in values.items():
-        require(0 < value < math.inf, name, value, "must be a finite number above 0")
-
-
-def require_not_negative(**values: float) -> None:
-    """Every number, given by its field's name, is finite and 0 or more."""
-    for name, value in values.items():
-        require(0 <= value < math.inf, name, value, "must be a finite number, 0 or more")
-
-
-def require_choices(config: Any) -> None:
-    """Every field of a Literal type holds one of its values, which Python itself does not check."""
-    kind: Any = type(config)
-    for name, choices in _choices(kind).items():
-        value = getattr(config, name)
-        require(value in choices, name, value, f"choose from {', '.join(map(str, choices))}")
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, bound in _bounds(kind).items():
+            value = getattr(self, name)
+            require(bound.holds(value), name, value, bound.remedy)
 
 
 @cache
-def _choices(cls: Any) -> dict[str, tuple[Any, ...]]:
-    hints = get_type_hints(cls).items()
-    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
+def _bounds(cls: Any) -> dict[str, Bound]:
+    found: dict[str, Bound] = {}
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        if get_origin(hint) is Literal:
+            choices = get_args(hint)
+            remedy = f"choose from {', '.join(map(str, choices))}"
+            found[name] = Bound(partial(operator.contains, choices), remedy)
+        for bound in getattr(hint, "__metadata__", ()):
+            if isinstance(bound, Bound):
+                found[name] = bound
+    return found
 
 
 class ByKind:

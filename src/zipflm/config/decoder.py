@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Literal
 
-from zipflm.config.checks import require, require_choices, require_fraction, require_positive
+from zipflm.config.checks import Checked, Fraction, Positive, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
+class DecoderConfig(Checked):
     """The Transformer decoder (section 4.1); the defaults are the paper's for WikiText-103."""
 
-    dim: int = 1024
+    dim: Positive = 1024
     """Width of what a word becomes, from layer to layer."""
-    num_layers: int = 16
+    num_layers: Positive = 16
     """Layers, each of attention and a feed-forward."""
-    num_heads: int = 16
+    num_heads: Positive = 16
     """Of attention; they share `dim` among them."""
-    ffn_dim: int = 4096
+    ffn_dim: Positive = 4096
     """Width inside the feed-forward."""
-    dropout: float = 0.3
+    dropout: Fraction = 0.3
     """On the input, and on what attention and feed-forward add to the residual."""
-    attention_dropout: float = 0.1
+    attention_dropout: Fraction = 0.1
     """On the weights that attention gives to earlier words."""
-    relu_dropout: float = 0.1
+    relu_dropout: Fraction = 0.1
     """Inside the feed-forward, after its activation."""
     final_norm: bool = False
     """A norm after the last layer; the paper's parameter counts leave no room for one."""
@@ -46,13 +46,7 @@ class DecoderConfig:
     """Biases in attention and feed-forward."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
-        require_positive(
-            dim=self.dim,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            ffn_dim=self.ffn_dim,
-        )
+        super().__post_init__()
         require(
             self.dim % self.num_heads == 0,
             "num_heads",
@@ -71,11 +65,6 @@ class DecoderConfig:
             "final_norm",
             self.final_norm,
             "with norm_position=after the last layer ends with a norm; use final_norm=false",
-        )
-        require_fraction(
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            relu_dropout=self.relu_dropout,
         )
 
     def params(self) -> dict[str, int]:
@@ -101,10 +90,4 @@ class DecoderConfig:
 
     @property
     def _num_norm_params(self) -> int:
-        match self.norm:
-            case "layer":
-                return 2 * self.dim
-            case "rms":
-                return 0
-            case _:
-                assert_never(self.norm)
+        return 2 * self.dim if self.norm == "layer" else 0

@@ -15,7 +15,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, NoReturn
 
-from zipflm.config.checks import ByKind, require, require_count, require_fraction, require_positive
+from zipflm.config.checks import ByKind, Checked, Count, Fraction, Positive, require
 from zipflm.config.text import Unit
 from zipflm.messages import quoted
 from zipflm.model.bands import Bands
@@ -59,7 +59,7 @@ class Tie(StrEnum):
         return self == Tie.HEAD
 
 
-class Layer(ABC):
+class Layer(Checked, ABC):
     """The questions to any layer; `vocab_size` is the number of ids."""
 
     def bands(self, vocab_size: int) -> Bands | None:
@@ -118,14 +118,11 @@ class OutputLayer(Layer):
 class FixedInput(InputLayer):
     """One table for all words or sub-words, projected to the decoder's width if it differs."""
 
-    dim: int
+    dim: Positive
     """Width of the table."""
     sparse: bool = False
     """Whether an update costs only the rows whose words are in its batches, and leaves the others
     as they are; for tables that the output layer does not share."""
-
-    def __post_init__(self) -> None:
-        require_positive(dim=self.dim)
 
     @property
     def has_sparse_gradients(self) -> bool:
@@ -147,14 +144,10 @@ class Banded(Layer):
 
     cutoffs: tuple[int, ...]
     """Cumulative ends of all bands but the last."""
-    dim: int
+    dim: Positive
     """Width of the head; band i has floor(dim / factor**i)."""
     factor: float = 4
     """By how much each band is narrower than the one before."""
-
-    def __post_init__(self) -> None:
-        # The rest is for the bands to check, who know how many words there are.
-        require_positive(dim=self.dim)
 
     def bands(self, vocab_size: int) -> Bands:
         return Bands(vocab_size, self.cutoffs, self.dim, self.factor)
@@ -189,7 +182,7 @@ class AdaptiveInput(Banded, InputLayer):
 class CharacterInput(InputLayer):
     """A convolution over the bytes of each word, highway layers, a projection (section 4.4)."""
 
-    char_dim: int = 128
+    char_dim: Positive = 128
     """Width of a byte's embedding."""
     filters: tuple[tuple[int, int], ...] = (
         (1, 128),
@@ -201,14 +194,14 @@ class CharacterInput(InputLayer):
         (7, 512),
     )
     """(bytes seen at once, features) of every filter."""
-    highway_layers: int = 1
+    highway_layers: Count = 1
     """The paper uses 1 for WikiText-103 and 2 for Billion Word."""
-    max_bytes: int = 50
+    max_bytes: Positive = 50
     """Longer words are cut, shorter ones padded."""
     markers: bool = False
     """Put a start and an end marker around the bytes of each word; they count as bytes. The paper
     found no gain from them."""
-    predicted_words: int = 0
+    predicted_words: Count = 0
     """Predict this many ids, specials included, and read words beyond them by their bytes instead
     of as `<unk>`, which stays what is predicted for them (0: predict every id of the data)."""
 
@@ -217,17 +210,16 @@ class CharacterInput(InputLayer):
         return True
 
     def __post_init__(self) -> None:
-        require_positive(char_dim=self.char_dim, max_bytes=self.max_bytes)
-        require_count(highway_layers=self.highway_layers, predicted_words=self.predicted_words)
+        super().__post_init__()
         require(len(self.filters) > 0, "filters", self.filters, "give at least one filter")
         for pair in self.filters:
             require(
-                len(pair) == 2 and 1 <= pair[0] <= self.max_bytes,
+                len(pair) == 2 and 1 <= pair[0] <= self.max_bytes and pair[1] >= 1,
                 "filters",
                 self.filters,
-                f"each is (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes}",
+                f"each is (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes} and at "
+                "least 1 feature",
             )
-            require_positive(filters=pair[1])
         require(
             not self.markers or self.max_bytes > NUM_MARKERS,
             "max_bytes",
@@ -279,11 +271,8 @@ InputConfig = Annotated[FixedInput | AdaptiveInput | CharacterInput, ByKind()]
 class FullOutput(OutputLayer):
     """One softmax over the whole vocabulary, behind a projection if `dim` is not the decoder's."""
 
-    dim: int
+    dim: Positive
     """Width of the table."""
-
-    def __post_init__(self) -> None:
-        require_positive(dim=self.dim)
 
     def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
         if not isinstance(input, FixedInput):
@@ -321,7 +310,7 @@ class AdaptiveOutput(Banded, OutputLayer):
     tail_dropout: float | tuple[float, ...] = 0.0
     """Dropout after each tail projection (section 5.4), never on the head: one rate for all tails,
     or one per tail (0.1,0.2)."""
-    input_dropout: float = 0.0
+    input_dropout: Fraction = 0.0
     """Dropout on everything that enters the layer, head included: fairseq's, not the paper's."""
     head_projection: bool = False
     """Project what the head scores with a matrix of its own; tie=head shares the input's instead.
@@ -339,8 +328,7 @@ class AdaptiveOutput(Banded, OutputLayer):
                 f"give one rate, or one per tail ({tails})",
             )
         for rate in rates if isinstance(rates, tuple) else (rates,):
-            require_fraction(tail_dropout=rate)
-        require_fraction(input_dropout=self.input_dropout)
+            require(0 <= rate < 1, "tail_dropout", rate, "must lie in [0, 1)")
 
     def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
         if not isinstance(input, AdaptiveInput):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zipflm.config.checks import require, require_positive
+from zipflm.config.checks import Checked, Positive, require
 from zipflm.config.decoder import DecoderConfig
 from zipflm.config.layers import (
     AdaptiveInput,
@@ -60,10 +60,10 @@ def label_of(factorization: Factorization) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Checked):
     """A complete model: one input layer, one decoder, one output layer, and what they share."""
 
-    vocab_size: int
+    vocab_size: Positive
     """Number of ids, specials and fillers included."""
     input: InputConfig
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
@@ -73,7 +73,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tie", Tie(self.tie))  # its value is welcome too
-        require_positive(vocab_size=self.vocab_size)
+        super().__post_init__()
         # Bands check cutoffs and widths: here rather than when the model is built.
         checks: dict[str, Callable[[], object]] = {
             "input": lambda: (self.num_predicted, self.input_bands),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zipflm.config.checks import require, require_choices, require_positive
+from zipflm.config.checks import Checked, Positive, require
 
 Rule = Literal["whitespace", "words", "wikitext"]
 BreakMode = Literal["none", "complete", "sentence"]
@@ -18,20 +18,19 @@ Unit = Literal["word", "bpe"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class Blocks(Checked):
     """Blocks of at most `block` tokens, of which the first `context` are not scored."""
 
     break_mode: BreakMode
     """`none`: cut after exactly `block` tokens. `complete`: as many whole sentences as fit.
     `sentence`: one sentence each, batched with others of similar length."""
-    block: int
+    block: Positive
     """Tokens that the model sees at once, context included (a longer sentence is not cut)."""
     context: int = 0
     """Tokens in front of what is scored, which an earlier block scored."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
-        require_positive(block=self.block)
+        super().__post_init__()
         require(
             0 <= self.context < self.block,
             "context",
@@ -41,7 +40,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Splitting:
+class Splitting(Checked):
     """The rule by which a line of text becomes words, as `data.splitting` applies it."""
 
     rule: Rule = "whitespace"
@@ -49,9 +48,6 @@ class Splitting:
     `wikitext`: prose is brought into the form that WikiText has (`@-@`, `@,@`, `'s`)."""
     lowercase: bool = False
     """Words are lowercased after they have been split."""
-
-    def __post_init__(self) -> None:
-        require_choices(self)
 
     @property
     def is_plain(self) -> bool:

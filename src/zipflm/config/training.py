@@ -6,21 +6,22 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from zipflm.config.checks import (
+    AboveZero,
     ByKind,
+    Checked,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Share,
     require,
-    require_above_zero,
-    require_choices,
-    require_count,
-    require_fraction,
-    require_not_negative,
-    require_positive,
 )
 from zipflm.config.model import ModelConfig
 from zipflm.config.text import Blocks, BreakMode, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchConfig:
+class BatchConfig(Checked):
     """How token streams become batches (section 4.3)."""
 
     unit: Unit = "word"
@@ -30,7 +31,7 @@ class BatchConfig:
     `sentence` at every one of them (see `Blocks`)."""
     block: int = 512
     """Tokens in a training block."""
-    tokens: int = 4096
+    tokens: Positive = 4096
     """At most this many tokens, padding included, go through a device at once."""
     eval_break_mode: BreakMode = "complete"
     """Where text is cut that is scored; the same choices."""
@@ -40,8 +41,7 @@ class BatchConfig:
     """Of `eval_block`, how many tokens are context that is not scored."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
-        require_positive(tokens=self.tokens)
+        super().__post_init__()
         _ = self.blocks
         try:
             _ = self.eval_blocks
@@ -68,71 +68,56 @@ class BatchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nesterov:
+class Nesterov(Checked):
     """The paper's optimizer (section 4.5); the schedule gives its learning rate."""
 
-    momentum: float = 0.99
+    momentum: Fraction = 0.99
     """How much of the last step goes on in the next."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """On all weights."""
-
-    def __post_init__(self) -> None:
-        require_fraction(momentum=self.momentum)
-        require_not_negative(weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW:
+class AdamW(Checked):
     """AdamW for everything; the schedule multiplies the learning rates."""
 
-    lr: float = 1e-3
+    lr: AboveZero = 1e-3
     """Of everything but the tables."""
-    table_lr: float = 1e-3
+    table_lr: AboveZero = 1e-3
     """Of the embedding tables, bands included."""
-    beta1: float = 0.9
+    beta1: Fraction = 0.9
     """Of the running mean of gradients."""
-    beta2: float = 0.95
+    beta2: Fraction = 0.95
     """Of the running mean of their squares."""
-    eps: float = 1e-8
+    eps: AboveZero = 1e-8
     """Added to the root of that mean."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """On matrices and tables, not on biases and norms."""
-
-    def __post_init__(self) -> None:
-        require_above_zero(lr=self.lr, table_lr=self.table_lr, eps=self.eps)
-        require_fraction(beta1=self.beta1, beta2=self.beta2)
-        require_not_negative(weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(AdamW):
     """Muon for the matrices of the decoder's layers, AdamW for all else."""
 
-    matrix_lr: float = 2e-3
+    matrix_lr: AboveZero = 2e-3
     """Of Muon, in AdamW's units (`match_rms_adamw`)."""
-    momentum: float = 0.95
+    momentum: Fraction = 0.95
     """Of Muon."""
-    matrix_weight_decay: float = 0.0
+    matrix_weight_decay: NotNegative = 0.0
     """On the matrices of the decoder's layers."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_above_zero(matrix_lr=self.matrix_lr)
-        require_fraction(momentum=self.momentum)
-        require_not_negative(matrix_weight_decay=self.matrix_weight_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosineCycles:
+class CosineCycles(Checked):
     """Linear warm-up, then cosine cycles that grow longer and lower (section 4.5)."""
 
-    warmup_updates: int = 16_000
+    warmup_updates: Count = 16_000
     """Updates until the learning rate is at its height."""
-    warmup_from: float = 1e-7
+    warmup_from: NotNegative = 1e-7
     """The learning rate of the first update."""
-    first_cycle: int = 18_000
+    first_cycle: Positive = 18_000
     """Updates of the first cycle, after the warm-up; each further one is twice as long."""
-    max_lr: float = 1.0
+    max_lr: NotNegative = 1.0
     """The learning rate at the height of the first cycle."""
     min_lr: float = 1e-5
     """The learning rate at its end."""
@@ -140,9 +125,7 @@ class CosineCycles:
     """Both ends of the learning rate are multiplied by this from one cycle to the next."""
 
     def __post_init__(self) -> None:
-        require_count(warmup_updates=self.warmup_updates)
-        require_positive(first_cycle=self.first_cycle)
-        require_not_negative(warmup_from=self.warmup_from, max_lr=self.max_lr)
+        super().__post_init__()
         require(
             0 <= self.min_lr <= self.max_lr,
             "min_lr",
@@ -153,23 +136,20 @@ class CosineCycles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmupDecay:
+class WarmupDecay(Checked):
     """Linear warm-up, full height, decay over the last part; a factor of the learning rates."""
 
-    warmup: float = 0.02
+    warmup: Share = 0.02
     """Fraction of the updates."""
-    decay: float = 0.7
+    decay: Share = 0.7
     """Fraction of the updates, at the end; 1 - warmup decays from the start."""
     shape: Literal["linear", "cosine"] = "linear"
     """Of the decay."""
-    final: float = 0.0
+    final: Share = 0.0
     """Where the decay ends, as a fraction of the full height."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
-        for name in ("warmup", "decay", "final"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, name, value, "is a fraction, 0 to 1")
+        super().__post_init__()
         require(
             self.warmup + self.decay <= 1 + 1e-9,
             "decay",
@@ -184,24 +164,24 @@ ScheduleConfig = Annotated[CosineCycles | WarmupDecay, ByKind()]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Checked):
     """Optimisation; the defaults are the paper's for WikiText-103."""
 
     optimizer: OptimizerConfig = field(default_factory=Nesterov)
     schedule: ScheduleConfig = field(default_factory=CosineCycles)
-    max_updates: int = 286_000
+    max_updates: Positive = 286_000
     """Updates of the whole run."""
-    epochs: float = 0.0
+    epochs: NotNegative = 0.0
     """Length of the run in passes over the training text, instead of max_updates: the schedule is
     stretched from that number of updates to this length. 0: max_updates decides."""
-    patience: int = 0
+    patience: Count = 0
     """Stop early when the valid loss has not improved for this many validations in a row. Whenever
     it improves, a checkpoint is saved. 0: never stop early."""
-    tokens_per_update: int = 65_536
+    tokens_per_update: Positive = 65_536
     """Reached with all devices together, by accumulating gradients where needed."""
-    clip_norm: float = 0.1
+    clip_norm: NotNegative = 0.1
     """Gradients above this norm are scaled down to it; 0 leaves them as they are."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float16"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float16"
     """Of activations and matrix products; weights, loss and statistics stay in float32. On a CPU
     `train` and `compare` use float32 unless you ask for another one."""
     stages: tuple[tuple[float, int], ...] = ()
@@ -219,40 +199,31 @@ class TrainingConfig:
     """With several processes: `sharded` leaves each of them its own rows of every table of words,
     for vocabularies that fit no single device; `replicated` treats tables like the other weights.
     The result is the same, and so is a run that changes it when it is resumed."""
-    seed: int = 1
+    seed: Count = 1
     """Of the first weights, the order of the text and dropout."""
-    report_every: int = 100
+    report_every: Positive = 100
     """Updates between two lines of the log."""
-    validate_every: int = 2_000
+    validate_every: Count = 2_000
     """Updates between two passes over the valid set; 0 does it only at the end."""
     validate_share: float = 1.0
     """Share of the valid set that a pass on the way scores at most: always the same words, spread
     over all of it, and no more than a quarter of the tokens trained on since the last pass (but
     2,000 words). All of it is scored as well when a checkpoint is saved and at the end."""
-    checkpoint_every: int = 2_000
+    checkpoint_every: Count = 2_000
     """Updates between two checkpoints; 0 saves only at the end."""
-    max_bad_updates: int = 20
+    max_bad_updates: Positive = 20
     """Stop after so many non-finite losses or gradients in a row."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra `tensorboard`)."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
-        require_positive(
-            max_updates=self.max_updates,
-            tokens_per_update=self.tokens_per_update,
-            report_every=self.report_every,
-            max_bad_updates=self.max_bad_updates,
-        )
-        require_count(validate_every=self.validate_every, checkpoint_every=self.checkpoint_every)
+        super().__post_init__()
         require(
             0 < self.validate_share <= 1,
             "validate_share",
             self.validate_share,
             "is a share of the valid set, above 0 and up to 1, which is all of it",
         )
-        require_not_negative(clip_norm=self.clip_norm, epochs=self.epochs)
-        require_count(patience=self.patience, seed=self.seed)
         require(
             not self.patience or self.validate_every > 0,
             "patience",
@@ -267,7 +238,7 @@ class TrainingConfig:
             "ends are fractions that rise from above 0 to at most 1, e.g. 0.3:128,0.8:256",
         )
         for _, block in self.stages:
-            require_positive(stages=block)
+            require(block >= 1, "stages", self.stages, "blocks have at least 1 token")
 
 
 @dataclass(frozen=True, kw_only=True)

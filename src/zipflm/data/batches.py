@@ -7,6 +7,7 @@ outside the range go through again (Kensler, Correlated Multi-Jittered Sampling,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
@@ -21,7 +22,7 @@ from zipflm.config import Blocks
 from zipflm.data.token_file import Tokens
 from zipflm.data.vocabulary import END, PAD
 from zipflm.data.windows import Windows, group_runs, rows
-from zipflm.distinct_words import DistinctWords, distinct_words
+from zipflm.model.inputs import UniqueTokens
 
 Numbers = NDArray[np.uint64]
 
@@ -85,6 +86,12 @@ _MOST_AT_ONCE, _ROWS_AT_ONCE = 64, 1 << 14
 """Batches whose places are found together, and their rows: for one batch alone, a dozen rows, NumPy
 takes as long."""
 
+_UNIQUE_SIZES = 16
+"""Sizes to which the number of unique tokens is rounded up: a compiled model has a version for
+each."""
+_UNIQUE_MARGIN = 1.125
+"""Room for a batch with more words, so that it rarely takes another size."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -95,17 +102,17 @@ class Batch:
     targets: Tensor
     scored: Tensor
     """False on padding and on context."""
-    distinct: DistinctWords | None = None
-    """The inputs once more, each word once, where somebody has asked for that."""
+    unique: UniqueTokens | None = None
+    """The inputs once more, each word once, for an input layer that spends much on a word."""
 
     @property
-    def inputs(self) -> Tensor | DistinctWords:
-        """What a model is given."""
-        return self.words if self.distinct is None else self.distinct
+    def inputs(self) -> Tensor | UniqueTokens:
+        """The input of a model."""
+        return self.words if self.unique is None else self.unique
 
-    def with_distinct_words(self, least: int = 0) -> Batch:
-        """With `distinct`, of at least so many words; on the host."""
-        return replace(self, distinct=distinct_words(self.words, least))
+    def with_unique_tokens(self, least: int = 0) -> Batch:
+        """With `unique`, padded to at least `least` words; on the host."""
+        return replace(self, unique=unique_tokens(self.words, least))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -116,12 +123,25 @@ class Batch:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that it holds."""
-        return self.words, self.targets, self.scored, *(self.distinct or ())
+        return self.words, self.targets, self.scored, *(self.unique or ())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Every tensor changed."""
-        distinct = None if self.distinct is None else DistinctWords(*map(change, self.distinct))
-        return Batch(change(self.words), change(self.targets), change(self.scored), distinct)
+        unique = None if self.unique is None else UniqueTokens(*map(change, self.unique))
+        return Batch(change(self.words), change(self.targets), change(self.scored), unique)
+
+
+def unique_tokens(words_BT: Tensor, least: int = 0) -> UniqueTokens:
+    """The different words of a text, padded to one of a few sizes, at least `least`.
+
+    Real text repeats itself: five of six words of a batch have been seen in it before.
+    """
+    ids, places_BT = torch.unique(words_BT, return_inverse=True)
+    size = least
+    if len(ids) > least:
+        step = -(-words_BT.numel() // _UNIQUE_SIZES)
+        size = math.ceil(_UNIQUE_MARGIN * len(ids) / step) * step
+    return UniqueTokens(torch.cat([ids, ids[-1:].expand(size - len(ids))]), places_BT)
 
 
 def batch_of(ids: NDArray[Any], windows: Windows) -> Batch:

@@ -4,9 +4,8 @@ Codes are learned with the `tokenizers` library on counted words and kept in sub
 so that its codes can be imported too. A piece that is continued ends in `@@`; a piece that ends its
 word never does, so the boundaries of words are known from the pieces alone.
 
-A word of more than 1,000 characters, which is no word of any language, is learned and split in
-stretches of so many: no piece crosses from one into the next. Otherwise learning would take time
-with the square of its length.
+A word of more than 1,000 characters is learned and split in stretches of that length: no piece
+crosses from one into the next. Otherwise learning would take time with the square of its length.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Codes:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Codes:
-        """Read subword-nmt codes of version 0.2; ValueError names the line that is none."""
+        """Read subword-nmt codes of version 0.2; ValueError names a line that is not one."""
         try:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except UnicodeDecodeError as error:
@@ -171,7 +170,7 @@ def _last_parts(stretch: str, model: models.BPE) -> list[str]:
 
 
 def _stretches(word: str) -> list[str]:
-    """What is learned, and split, each on its own."""
+    """Parts of a word that are learned and split separately."""
     starts = range(0, len(word), _LONGEST_STRETCH)
     return [word[start : start + _LONGEST_STRETCH] for start in starts]
 
@@ -211,7 +210,7 @@ def _interruptibly(work: Callable[[], _T]) -> _T:
     """Do foreign work that may take minutes, and let signals end it.
 
     Python handles a signal in the main thread, between two instructions of its own. So this thread
-    only waits while another one works: a daemon, for which nobody waits once a signal has come.
+    only waits while another one works: a daemon, which does not keep the process alive.
     """
     result: Future[_T] = Future()
 

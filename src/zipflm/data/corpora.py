@@ -31,7 +31,6 @@ from zipflm.data.folder import SPLITS
 from zipflm.storage import TEMPORARY_REMEDY, file_hash, naming_full_disk, written_whole
 
 _FILE = "state_of_the_union.txt.xz"
-_HEADING = re.compile(r"= (\d{4}) (.+) =")
 
 # Every tenth address is held out, in turn for validation and for the test, so that each split has
 # addresses from all times.
@@ -59,21 +58,12 @@ _GOES_ON = frozenset(",;:.?!-\u2014")
 _CLOSES = frozenset("\"')]\u201d\u2019")
 
 
-@dataclass(frozen=True)
-class Address:
-    year: int
-    speaker: str
-    text: str
-
-
-def addresses() -> Iterator[Address]:
-    """All addresses, oldest first."""
+def addresses() -> Iterator[str]:
+    """The texts of all addresses, oldest first; in the file a heading stands before each."""
     with (files("zipflm.data") / _FILE).open("rb") as stored, lzma.LZMAFile(stored) as plain:
         lines = TextIOWrapper(plain, encoding="utf-8")
-        for heading, text in zip(lines, lines, strict=True):
-            match = _HEADING.fullmatch(heading.rstrip("\n"))
-            assert match is not None, heading
-            yield Address(int(match[1]), match[2], html.unescape(text))
+        for _, text in zip(lines, lines, strict=True):
+            yield html.unescape(text)
 
 
 def split_of(number: int) -> str:
@@ -101,7 +91,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def _is_over(sentence: list[str], following: str) -> bool:
-    """A period, perhaps with quotes behind it, unless lower case or a comma follows."""
+    """A period, perhaps followed by quotes, unless lower case or a comma follows."""
     closed = len(sentence)
     while closed > 1 and sentence[closed - 1] in _CLOSES:
         closed -= 1
@@ -126,7 +116,7 @@ class Corpus:
     archive: str
     mirrors: Sequence[str]
     sha256: str
-    """Of the archive, as several independent public recipes state it."""
+    """Hash of the archive, as several independent public recipes state it."""
     members: Mapping[str, str]
     """The files of every split inside the archive, as patterns."""
     tokens: Mapping[str, int]
@@ -266,7 +256,7 @@ def _write_addresses(folder: Path) -> Splits:
     paths = {split: folder / f"{split}.txt" for split in SPLITS}
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     for number, address in enumerate(addresses()):
-        texts[split_of(number)] += sentences(address.text)
+        texts[split_of(number)] += sentences(address)
     for split, path in paths.items():
         path.write_text("\n".join(texts[split]) + "\n", encoding="utf-8")
     return {split: [path] for split, path in paths.items()}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,9 @@ from zipflm.storage import CHECKSUMS, Verified, clear_abandoned, read_checksums,
 
 FORMAT = 3
 FACTS_FILE = "data.json"
+VOCABULARY_FILE = "vocabulary.txt"
+CODES_FILE = "bpe.codes"
+SPLITTING_FILE = "splitting.json"
 SPLITS = ("train", "valid", "test")
 
 
@@ -53,16 +55,16 @@ class SplitFacts:
     out_of_vocabulary: int
     """Words that became `<unk>` although the text spells them otherwise."""
     bytes: int
-    """Of the text in plain dress: one space between two words, one line end per line. Where a
+    """Size of the text with one space between two words and one line end per line. Where a
     rule splits further than white space does, or lowercases, of the words that it makes."""
     continued: int
     """Words that end in `@@`, because the text was split into pieces before."""
     types: int
     """Different words, `</s>` included."""
     sha256: str
-    """Of the token file."""
+    """Hash of the token file."""
     words_sha256: str
-    """Of the words and line ends in order, whatever ids they became: two folders hold the same
+    """Hash of words and line ends in order, whatever their ids: two folders hold the same
     text where this is equal."""
     sources: tuple[str, ...]
     """Names of the files the text came from."""
@@ -83,7 +85,7 @@ class CodesFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class OptionFacts:
-    """What `zipflm prepare` was asked for."""
+    """Options of `zipflm prepare`."""
 
     min_count: int | None
     max_size: int | None
@@ -133,24 +135,9 @@ def read_facts(folder: Path) -> DataFacts:
         if values.get("format") != FORMAT:
             found = quoted(values.get("format"))
             raise ValueError(f"format {found}, this release reads {FORMAT}")
-        _drop_single_shard(values)
         return from_dict(DataFacts, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; prepare the data again") from None
-
-
-def _drop_single_shard(values: dict[str, Any]) -> None:
-    """Folders made when a split could have several token files say that it has one."""
-    splits = values.get("splits")
-    for split in splits.values() if isinstance(splits, dict) else ():
-        if isinstance(split, dict) and split.get("shards") == 1:
-            del split["shards"]
-            split.pop("files_sha256", None)
-
-
-VOCABULARY_FILE = "vocabulary.txt"
-CODES_FILE = "bpe.codes"
-SPLITTING_FILE = "splitting.json"
 
 
 class DataFolder:
@@ -194,7 +181,11 @@ class DataFolder:
         """The tokens of a split, checked against this folder's vocabulary."""
         facts = self.split(split)
         tokens = TokenFile(self.path / facts.file)
-        tokens.require_vocabulary(self.vocabulary.hash)
+        if tokens.vocabulary_hash != self.vocabulary.hash:
+            raise ValueError(
+                f"{tokens.path}: made with vocabulary {tokens.vocabulary_hash}, but this one is "
+                f"{self.vocabulary.hash}; prepare the text again with this vocabulary"
+            )
         if len(tokens) != facts.tokens:
             raise ValueError(
                 f"{tokens.path}: has {len(tokens)} tokens, but {FACTS_FILE} says {facts.tokens}; "
@@ -225,7 +216,7 @@ class DataFolder:
         return codes
 
     def split(self, split: str) -> SplitFacts:
-        """What data.json says of a split; ValueError if the folder has no such."""
+        """The facts of a split; ValueError if the folder does not have it."""
         if split not in SPLITS:
             raise ValueError(f"split {split!r}: choose from {', '.join(SPLITS)}")
         if split not in self.facts.splits:

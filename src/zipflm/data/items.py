@@ -1,7 +1,7 @@
 """Sequences of integers instead of text: a catalogue, tokens of code, any symbols with a number.
 
 What comes out is a scan, as of a text whose words are the numbers and whose lines are the
-sequences, so that the vocabulary, encoding and everything behind them are the same for both.
+sequences, so that the vocabulary, encoding and everything after them are the same for both.
 
 A file is one of:
 
@@ -23,13 +23,13 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.data.scan import LINE_END, Progress, Rename, Scan, ScannedChunk, place_type
+from zipflm.data.scan import LINE_END, Progress, Rename, Scan, ScannedChunk
 from zipflm.data.text import chunks, is_stored, shown
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.messages import quoted
 
 Sequences = tuple[NDArray[Any], NDArray[np.int64]]
-"""Ids, and the position behind each of the sequences that they are."""
+"""Ids, and the position after each of their sequences."""
 
 ARRAYS = (".npy", ".npz")
 _CHUNK_IDS = 1 << 22
@@ -56,9 +56,9 @@ def are_arrays(sources: Sequence[str]) -> bool:
 
 
 def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
-    """What the ids of these files are called: `names[i]`, or as they are.
+    """A function that names the ids of these files: `names[i]`, or the id itself.
 
-    Raises ValueError, naming file and line, for a word of a text that is no id.
+    Raises ValueError, naming file and line, for a word that is not an id.
     """
     checks = not are_arrays(sources)
 
@@ -125,7 +125,7 @@ def _place(word: str, sources: Sequence[str]) -> str:
                 number += 1
                 if word.encode() in line.split():
                     return f"{source}: line {number}"
-            number -= 1  # what stands behind the last line end of a chunk is no line
+            number -= 1  # after the last line end of a chunk there is no line
     return ", ".join(sources)
 
 
@@ -138,18 +138,20 @@ def scan_arrays(sources: Iterable[str], into: Scan, progress: Progress) -> None:
 
 
 def _load(source: str) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]:
-    """The array of a file, or ids and offsets, of integers; nothing in the file is executed."""
+    """The rows of a file, or its ids and offsets, of integers; nothing in the file is executed."""
     if source.endswith(".npy"):
         with _by_numpy(source):
             array = np.lib.format.open_memmap(source, mode="r")
-        return _integers(source, array)
+        _require_integers(source, array)
+        return array if array.ndim == 2 else (array, np.array([0, len(array)]))
     needed = ("ids", "offsets")
     with _by_numpy(source), open(source, "rb") as file, np.load(file, allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in needed if name in stored}
     missing = set(needed) - set(arrays)
     if missing:
         raise ValueError(f"{source}: no array {min(missing)!r}; save ids and offsets")
-    ids, offsets = (_integers(source, arrays[name]) for name in needed)
+    ids, offsets = (arrays[name] for name in needed)
+    _require_integers(source, ids, offsets)
     _require_offsets(source, ids, offsets)
     return ids, offsets
 
@@ -165,16 +167,16 @@ def _by_numpy(source: str) -> Iterator[None]:
         ) from None
 
 
-def _integers(source: str, array: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype.kind not in "iu":
-        raise ValueError(
-            f"{source}: numbers of type {array.dtype}; {_WHOLE}: save array.astype(numpy.int64)"
-        )
-    if array.ndim not in (1, 2):
-        raise ValueError(f"{source}: an array of {array.ndim} dimensions; give one or two")
-    if not array.size:
-        raise ValueError(f"{source}: empty")
-    return array
+def _require_integers(source: str, *arrays: NDArray[Any]) -> None:
+    for array in arrays:
+        if array.dtype.kind not in "iu":
+            raise ValueError(
+                f"{source}: numbers of type {array.dtype}; {_WHOLE}: save array.astype(numpy.int64)"
+            )
+        if array.ndim not in (1, 2):
+            raise ValueError(f"{source}: an array of {array.ndim} dimensions; give one or two")
+        if not array.size:
+            raise ValueError(f"{source}: empty")
 
 
 def _require_offsets(source: str, ids: NDArray[Any], offsets: NDArray[Any]) -> None:
@@ -203,9 +205,6 @@ def _stretches(
             _require_positive(source, stretch, int(start))
             yield stretch, ends[first:last] - start
             first = last
-    elif loaded.ndim == 1:
-        _require_positive(source, loaded, 0)
-        yield loaded, np.array([len(loaded)])
     else:
         rows = max(1, _CHUNK_IDS // loaded.shape[1])
         for first in range(0, len(loaded), rows):
@@ -229,7 +228,7 @@ def _scan_stretch(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
     line_ends = ends + np.arange(len(ends))
     is_id = np.ones(len(ids) + len(ends), dtype=np.bool_)
     is_id[line_ends] = False
-    places = np.zeros(len(is_id), dtype=place_type(len(distinct) + 1))
+    places = np.zeros(len(is_id), dtype=np.min_scalar_type(len(distinct)))
     places[is_id] = numbers + 1
     words = " ".join([LINE_END, *map(str, distinct.tolist())])
     counts = np.bincount(places, minlength=len(distinct) + 1)

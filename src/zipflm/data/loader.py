@@ -26,13 +26,13 @@ class Loader:
         device: torch.device | str,
         *,
         ahead: int = 4,
-        finds_distinct_words: bool = False,
+        finds_unique_tokens: bool = False,
     ) -> None:
-        """`ahead` batches are kept ready; with `finds_distinct_words` they have those as well."""
+        """`ahead` batches are kept ready; with `finds_unique_tokens` they have those as well."""
         self.batches: Batches = batches
         self.device: torch.device = torch.device(device)
         self._ahead = ahead
-        self._finds_distinct_words = finds_distinct_words
+        self._finds_unique_tokens = finds_unique_tokens
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -59,13 +59,13 @@ class Loader:
     ) -> None:
         pins = self.device.type == "cuda"
         # Never less than before: a new size is a new shape to a compiled model.
-        num_distinct = 0
+        num_unique = 0
         try:
             for batch in self.batches.epoch(epoch, start):
-                if self._finds_distinct_words:
-                    batch = batch.with_distinct_words(num_distinct)
-                    assert batch.distinct is not None
-                    num_distinct = len(batch.distinct.ids_U)
+                if self._finds_unique_tokens:
+                    batch = batch.with_unique_tokens(num_unique)
+                    assert batch.unique is not None
+                    num_unique = len(batch.unique.ids_U)
                 if not _put(ready, batch.pin_memory() if pins else batch, stop):
                     return
             _put(ready, None, stop)

@@ -52,9 +52,9 @@ from zipflm.settings import write_record
 from zipflm.storage import file_hash, new_folder, refuse_existing, seal
 
 _MOST_UNKNOWN = 0.05
-"""Of the words of a held-out text: beyond that, a perplexity says little about the text."""
+"""Share of unknown words in a held-out text above which its perplexity says little."""
 _LONGEST_LINE = 1_000_000
-"""Words; no sentence and no article has so many."""
+"""Words; no sentence or article is that long."""
 _COMPARED = 1 << 20
 
 
@@ -128,7 +128,7 @@ def _longest(offsets: NDArray[np.uint64]) -> int:
 
 
 def doubts(folder: DataFolder) -> Iterator[str]:
-    """What is probably not as it was meant."""
+    """Warnings about data that is probably not as intended."""
     for name, split in folder.facts.splits.items():
         unknown = split.out_of_vocabulary / split.words
         if name != "train" and unknown > _MOST_UNKNOWN:
@@ -162,14 +162,14 @@ class Options:
     """An existing vocabulary instead of a new one: a file in zipflm's or fairseq's format, or one
     that was loaded."""
     bpe: int | None = None
-    """Learn so many merges on the training text and split words with them."""
+    """Learn this many merges on the training text and split words with them."""
     bpe_codes: Text | Codes | None = None
     """Split words with these subword-nmt codes: a file, or codes that were loaded."""
     splitting: Splitting = PLAIN
     """How raw text becomes words."""
     errors: Errors = "strict"
     encoding: str = UTF_8
-    """Of the texts; the folder is in UTF-8, whatever they are in."""
+    """Encoding of the texts; the folder is always in UTF-8."""
     ids: bool = False
     """The files hold sequences of integers instead of text (`data.items`)."""
     names: Text | None = None
@@ -237,8 +237,8 @@ def prepare(
             _check_sizes(scans, expected or {})
             if options.bpe is not None:
                 report("learning sub-words", 0, None)
-                codes = Codes.learn(_counts(scans["train"]), options.bpe)
-            vocabulary = given or _vocabulary(options, codes, _counts(scans["train"]))
+                codes = Codes.learn(scans["train"].word_counts(), options.bpe)
+            vocabulary = given or _vocabulary(options, codes, scans["train"].word_counts())
             split_facts = {
                 split: _write_split(folder, split, texts, scans[split], vocabulary, codes, report)
                 for split, texts in sources.items()
@@ -280,7 +280,7 @@ def prepare_by_name(
 
 @contextmanager
 def _workers(processes: int, scheduler: str | None) -> Iterator[tuple[InOrder, int]]:
-    """What runs tasks on chunks of text, and how many bytes a chunk should have."""
+    """A function that runs tasks on chunks of text, and the size of a chunk in bytes."""
     if processes < 1:
         raise ValueError(f"--processes {processes}: must be at least 1")
     if scheduler is None:
@@ -373,11 +373,6 @@ def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None
             )
 
 
-def _counts(scanned: Scan) -> dict[str, int]:
-    """The different words and their counts, line ends left out."""
-    return dict(zip(scanned.words[1:], scanned.counts[1:].tolist(), strict=True))
-
-
 def _vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:
     if codes is not None:
         counts = _piece_counts(codes, counts)
@@ -421,24 +416,24 @@ def _write_split(
             unknown += int(np.count_nonzero(ids == UNKNOWN))
             blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
             report(f"writing {split}", 4 * len(places), 4 * num_words)
-    letters = continued = spelt_unknown = 0
-    for word, count in zip(words[1:], scanned.counts[1:].tolist(), strict=True):
+    letters = continued = literal_unknown = 0
+    for word, count in scanned.word_counts().items():
         letters += count * (len(word) if word.isascii() else len(word.encode()))
         if word.endswith(CONTINUES):
             continued += count
         elif word == SPECIALS[UNKNOWN]:
-            spelt_unknown += count
+            literal_unknown += count
     # A word is one `<unk>` or none, and the text may spell that one itself.
     if vocabulary.id(SPECIALS[UNKNOWN]) != UNKNOWN:
-        spelt_unknown = 0
+        literal_unknown = 0
     return SplitFacts(
         file=path.name,
         tokens=writer.num_tokens,
         words=num_words,
         sentences=writer.num_sentences,
         unknown=unknown,
-        out_of_vocabulary=unknown - spelt_unknown,
-        # Words and line ends are the tokens; the last word of a line has no space behind it.
+        out_of_vocabulary=unknown - literal_unknown,
+        # Words and line ends are the tokens; the last word of a line has no space after it.
         bytes=letters + num_words - (scanned.num_sentences - blank),
         continued=continued,
         types=len(words),
@@ -472,7 +467,9 @@ def _facts(
             ids=options.ids,
             names=_name(options.names),
         ),
-        bpe=None if codes is None else _codes_facts(codes),
+        bpe=None
+        if codes is None
+        else CodesFacts(file=CODES_FILE, merges=len(codes.merges), hash=codes.hash),
     )
 
 
@@ -480,7 +477,3 @@ def _name(source: Text | Vocabulary | Codes | None) -> str | None:
     if isinstance(source, Vocabulary | Codes):
         return f"loaded, hash {source.hash}"
     return None if source is None else str(source)
-
-
-def _codes_facts(codes: Codes) -> CodesFacts:
-    return CodesFacts(file=CODES_FILE, merges=len(codes.merges), hash=codes.hash)

@@ -31,7 +31,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import PLAIN, Splitting
-from zipflm.data.encoding import concatenated
 from zipflm.data.splitting import Splitter
 from zipflm.data.text import CHUNK_BYTES, UTF_8, Chunk, chunks, encoding_hint
 
@@ -39,7 +38,7 @@ Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
 
 Rename = Callable[[list[str]], list[str]]
-"""What the words of a chunk are called, where that is not what the text has."""
+"""Gives the words of a chunk other names than the text has."""
 
 # The word that stands for the end of a line; NUL cannot come from a text, which is refused with it.
 LINE_END = "\0"
@@ -49,13 +48,13 @@ _Word = TypeVar("_Word", str, bytes)
 
 @dataclass(frozen=True)
 class ScannedChunk:
-    """What a worker sends back."""
+    """The result of a worker."""
 
     words: str
     """The chunk's words, the end of a line first, joined by spaces."""
     counts: NDArray[np.int64]
     places: NDArray[Any]
-    """The chunk as places among its words, in 2 or 4 bytes each."""
+    """The chunk as places among its words, in the smallest integer type."""
     num_unsplit: int
     """Tokens and line ends as white space alone separates them."""
 
@@ -103,6 +102,10 @@ class Scan:
     def counts(self) -> NDArray[np.int64]:
         return self._counts[: len(self._index)]
 
+    def word_counts(self) -> dict[str, int]:
+        """The different words and their counts, without line ends."""
+        return dict(zip(self.words[1:], self.counts[1:].tolist(), strict=True))
+
     @property
     def num_tokens(self) -> int:
         return int(self.counts.sum())
@@ -131,7 +134,7 @@ def scan(
     encoding: str = UTF_8,
     splitting: Splitting = PLAIN,
     chunk_bytes: int = CHUNK_BYTES,
-    progress: Progress = lambda stored_bytes: None,
+    progress: Progress = lambda consumed: None,
 ) -> None:
     """Scan sources in order."""
     task = partial(scan_chunk, errors=errors, splitting=splitting)
@@ -159,12 +162,8 @@ def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> Sc
     if not splitting.is_plain:
         joined, numbers = _split_tokens(joined.split(" "), numbers, _splitter(splitting))
     counts = np.bincount(numbers)
-    return ScannedChunk(joined, counts, numbers.astype(place_type(len(counts))), num_unsplit)
-
-
-def place_type(num_words: int) -> type[np.unsignedinteger[Any]]:
-    """The integer type for places among this many words."""
-    return np.uint16 if num_words <= 1 << 16 else np.uint32
+    places = numbers.astype(np.min_scalar_type(len(counts)))
+    return ScannedChunk(joined, counts, places, num_unsplit)
 
 
 def _numbering(first: _Word) -> defaultdict[_Word, int]:
@@ -200,6 +199,15 @@ def _split_tokens(
     return " ".join(table), split
 
 
+def concatenated(
+    flat: NDArray[np.uint32], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Stretches of `flat` one after the other, and the position after each."""
+    ends = np.cumsum(lengths)
+    first = np.repeat(starts - (ends - lengths), lengths)
+    return flat[first + np.arange(len(first))], ends
+
+
 @lru_cache(maxsize=1)
 def _splitter(splitting: Splitting) -> Splitter:
     """One for all chunks that a process scans: it remembers tokens."""
@@ -212,7 +220,7 @@ def _plain_spaces(data: bytes) -> bytes:
 
 
 def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
-    """The text with `\\n` behind every line, the last one too, and no byte order mark.
+    """The text with `\\n` after every line, the last one too, and no byte order mark.
 
     Raises ValueError, naming source and byte, for a NUL; `errors="replace"` puts U+FFFD in place of
     it and of what is not UTF-8.

@@ -40,7 +40,7 @@ class Joiner:
         self._is_tight = True
 
     def add(self, word: str) -> str:
-        """What the word adds to the text: itself, behind a space where one belongs."""
+        """The text that the word adds: itself, after a space where one belongs."""
         before, after = self._spaces(word)
         space = " " if before and not self._is_tight else ""
         self._is_tight = not after
@@ -48,7 +48,7 @@ class Joiner:
         return space + (_WIKITEXT_MARKS.get(word, word) if self._rule == "wikitext" else word)
 
     def _spaces(self, word: str) -> tuple[bool, bool]:
-        """Whether a space may stand before the word, and behind it."""
+        """Whether a space may stand before the word, and after it."""
         if self._rule == "whitespace":
             return True, True
         if word in _CLOSING or _RUN.fullmatch(word):
@@ -90,7 +90,7 @@ class Joiner:
 # spaces between words, a token is as long as a line.
 _REMEMBERED = 1 << 20
 
-# A longer token is cut into stretches of so many characters, each split on its own: some patterns
+# A longer token is cut into stretches of this many characters, each split on its own: some patterns
 # take time with the square of its length, and no word is that long.
 _LONGEST_STRETCH = 1_000
 
@@ -119,7 +119,7 @@ class Splitter:
         self._pieces_of = _RULES[splitting.rule](splitting.lowercase)
         self._seen: dict[str, tuple[Piece, ...]] = {}
         self._num_characters = 0
-        """Of the tokens seen."""
+        """Total length of the tokens seen."""
 
     def words(self, line: str) -> list[Piece]:
         """The words of a line in order, with their spans; what lies between is white space."""
@@ -168,7 +168,7 @@ class Splitter:
 
     def _obvious(self, token: str) -> tuple[str, ...] | None:
         """The words of most tokens, without the pattern: letters and digits, perhaps with a mark in
-        front or behind; None for the others."""
+        front or after them; None for the others."""
         if self.splitting.rule == "whitespace":
             return (token,)
         if not token.isascii() or len(token) > _LONGEST_STRETCH:
@@ -208,7 +208,7 @@ _WORDS = rf"""(?x)
     # Addresses, up to their last letter, digit or slash.
   | (?: [A-Za-z][A-Za-z0-9+.\-]{{0,15}}:// | [Ww]{{3}}\. ) \S* [\p{{L}}\p{{N}}/]
   | [\p{{L}}\p{{N}}_.%+\-]{{1,64}} @ [\p{{L}}\p{{N}}\-]{{1,63}} (?: \. [\p{{L}}\p{{N}}\-]{{1,63}} )+
-    # Initials, perhaps with a word behind them: U.S., U.S.-led.
+    # Initials, perhaps followed by a word: U.S., U.S.-led.
   | (?: \p{{L}} \p{{M}}* \. ){{2,}} (?: {_LETTER}+ | (?: - {_LETTER}+ )+ )?
     # Words and numbers, with what may stand inside them.
   | (?: \A [-+\u2212] (?= \.?\d ) )? (?: (?<! {_LETTER} ) \. (?= \d ) )?
@@ -258,7 +258,7 @@ _WIKITEXT = rf"""(?x)
     # U.S., U.S.-based; J., Mr.
   | {_ALNUM}+ (?: \. {_ALNUM}+ )+ \. (?! {_ALNUM} | \. ) (?: - {_ALNUM}+ )*
   | (?: \p{{L}} \p{{M}}* | ABBREVIATIONS ) \. (?! {_ALNUM} | \. )
-    # Words, with a hyphen in front or behind unless a word lies on the other side too.
+    # Words, with a hyphen before or after unless a word lies on the other side too.
   | (?: (?<! {_ALNUM} ) - (?= \.?{_ALNUM} ) )? (?: \. (?= \d ) )?
     {_ALNUM}+ (?: (?: \. | (?<= \d ) , (?= \d ) ) {_ALNUM}+ )*
     (?: - (?! - | {_ALNUM} ) )?
@@ -272,7 +272,7 @@ _PART_OF_NUMBER = re.compile(r"-?\d+|[.,]")
 
 
 def _wikitext(lowercased: bool) -> _Rule:
-    """What is lowercased is known as well, so that words are not split further a second time."""
+    """Lowercased forms are known as well, so that words are not split further a second time."""
     endings, abbreviations = _AFTER_APOSTROPHE.split(), _ABBREVIATIONS.split()
     endings += [form(word) for word in endings for form in (str.lower, str.upper)]
     if lowercased:

@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from os import PathLike
 from typing import IO, Any
 
@@ -39,9 +40,9 @@ Counted from the end of a chunk, so that a line that begins inside one may have 
 STDIN = "-"
 UTF_8 = "utf-8"
 _STORED_BYTES = 1 << 12
-"""Of a .zst file, taken at once: a block of four bytes may stand for 128 KiB, so that this is
-what bounds the memory that a file made on purpose can ask for."""
-_READ_BYTES = 1 << 16
+"""Bytes of a .zst file decompressed at once. A block of four bytes may stand for 128 KiB, so this
+bounds the memory that a hostile file can ask for."""
+_READ_BYTES = 1 << 20
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _URL = re.compile(r"[a-z][a-z0-9+]+://.")  # one letter is a drive
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
@@ -187,19 +188,19 @@ def check_encoding(encoding: str) -> str:
 def chunks(
     name: str, size: int = CHUNK_BYTES, *, encoding: str = UTF_8, errors: str = "strict"
 ) -> Iterator[Chunk]:
-    """All of one source, in order, cut behind line ends.
+    """All of one source, in order, cut after line ends.
 
     Bytes that are not of the encoding are a ValueError, or U+FFFD if `errors` is `replace`; those
     that are not UTF-8 are left to the caller.
     """
     encoding = check_encoding(encoding)
-    empty = True
-    ranges = is_stored(name) and not name.endswith(_SUFFIXES) and encoding == UTF_8
-    for chunk in _ranges(name, size) if ranges else _pieces(name, size, encoding, errors):
-        empty = False
-        yield chunk
-    if empty:
-        raise ValueError(f"{shown(name)}: empty")
+    if is_stored(name) and not name.endswith(_SUFFIXES) and encoding == UTF_8:
+        yield from _ranges(name, size)
+        return
+    start = 0
+    for data, consumed in _whole_lines(name, size, encoding, errors):
+        yield Chunk(shown(name), start, len(data), data, consumed)
+        start += len(data)
 
 
 def is_stored(name: str) -> bool:
@@ -208,76 +209,62 @@ def is_stored(name: str) -> bool:
 
 
 def line_groups(
-    name: str, size: int = 1 << 20, *, encoding: str = UTF_8, errors: str = "strict"
+    name: str, *, encoding: str = UTF_8, errors: str = "strict"
 ) -> Iterator[tuple[list[bytes], int]]:
-    """Lines without their ends, as many at a time as are there, and the bytes they took as stored.
+    """Lines without their ends, all that have arrived at a time, and the bytes they took as stored.
 
-    Unlike `chunks`, which wait until they are full: whoever writes into a pipe line by line may be
-    waiting for an answer. Lines end at line feeds, carriage returns, or both, as everywhere.
+    Unlike `chunks`, which wait until they are full: a program that writes into a pipe line by line
+    may be waiting for an answer. Lines end at line feeds, carriage returns, or both.
     """
-    rest, before, position, is_first = b"", 0, 0, True
-    with _open(name, check_encoding(encoding), errors) as (file, raw):
-        while True:
-            data = file.read1(size)
-            position += len(data)
-            held = rest + data
-            cut = _last_line_end(held) if data else len(held)
-            rest = held[cut:]
-            if cut:
-                lines = held[:cut].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-                if is_first:
-                    lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
-                if not lines[-1]:
-                    lines.pop()
-                now = raw.tell() if raw is not None else position
-                yield lines, now - before
-                before, is_first = now, False
-            if len(rest) > MAX_LINE_BYTES:
-                raise _endless_line(name, position - len(rest))
-            if not data:
-                break
-    if position == 0:
-        raise ValueError(f"{shown(name)}: empty")
-
-
-def _last_line_end(data: bytes) -> int:
-    """Just behind the last line end that is whole, 0 if there is none.
-
-    A carriage return at the very end may be half of one.
-    """
-    return max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+    is_first = True
+    for data, consumed in _whole_lines(name, 1, check_encoding(encoding), errors):
+        lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if is_first:
+            lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+        if not lines[-1]:
+            lines.pop()
+        yield lines, consumed
+        is_first = False
 
 
 def _ranges(name: str, size: int) -> Iterator[Chunk]:
-    with _stored(name, _READ_BYTES) as file:  # line ends are looked for, and no more is read
+    with _stored(name, 1 << 16) as file:  # only line ends are read here
         total = file.seek(0, os.SEEK_END)
+        if total == 0:
+            raise _empty(name)
         start = 0
         while start < total:
             file.seek(min(start + size, total))
-            _rest_of_line(file, name, start)
+            if len(file.readline(MAX_LINE_BYTES + 1)) > MAX_LINE_BYTES:
+                raise _endless_line(name, start)
             end = file.tell()
             yield Chunk(name, start, end - start, None, end - start)
             start = end
 
 
-def _pieces(name: str, size: int, encoding: str, errors: str) -> Iterator[Chunk]:
-    with _open(name, encoding, errors) as (file, raw):
-        start = before = 0
-        while True:
-            data = file.read(size)
-            if not data:
-                return
-            data += _rest_of_line(file, name, start)
-            now = raw.tell() if raw is not None else start + len(data)
-            yield Chunk(shown(name), start, len(data), data, now - before)
-            start, before = start + len(data), now
+def _whole_lines(name: str, size: int, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
+    """Lines with their ends, at least `size` bytes at a time, and the bytes they took as stored."""
+    held, start, before, now = bytearray(), 0, 0, 0
+    for data, now in _blocks(name, encoding, errors):
+        held += data
+        if len(held) < size:
+            continue
+        # After the last whole line end; a carriage return at the very end may be half of one.
+        cut = max(held.rfind(b"\n"), held.rfind(b"\r", 0, len(held) - 1)) + 1
+        if cut:
+            yield bytes(held[:cut]), now - before
+            del held[:cut]
+            start, before = start + cut, now
+        if len(held) > size + MAX_LINE_BYTES:
+            raise _endless_line(name, start)
+    if held:
+        yield bytes(held), now - before
+    elif start == 0:
+        raise _empty(name)
 
 
-def _rest_of_line(file: IO[bytes], name: str, start: int) -> bytes:
-    rest = file.readline(MAX_LINE_BYTES + 1)
-    if len(rest) > MAX_LINE_BYTES:
-        raise _endless_line(name, start)
-    return rest
+def _empty(name: str) -> ValueError:
+    return ValueError(f"{shown(name)}: empty")
 
 
 def _endless_line(name: str, start: int) -> ValueError:
@@ -287,15 +274,16 @@ def _endless_line(name: str, start: int) -> ValueError:
     )
 
 
-@contextmanager
-def _open(name: str, encoding: str, errors: str) -> Iterator[tuple[Any, IO[bytes] | None]]:
-    """The uncompressed stream in UTF-8, and the stored one if its position tells the progress."""
+def _blocks(name: str, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
+    """The uncompressed text in UTF-8 as it arrives, and the bytes read so far as stored."""
     with _stored(name) as raw:
-        file = _decompressed(name, raw)
+        blocks, position = _uncompressed(name, raw), 0
         if encoding != UTF_8:
-            file = io.BufferedReader(_Recoded(name, file, encoding, errors), CHUNK_BYTES)
+            blocks = _recoded(name, blocks, encoding, errors)
         try:
-            yield file, raw if raw.seekable() else None
+            for block in blocks:
+                position = raw.tell() if raw.seekable() else position + len(block)
+                yield block, position
         except _DAMAGED as error:
             if isinstance(error, OSError) and error.errno is not None:  # of the disk
                 raise
@@ -325,98 +313,62 @@ def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
         raise
 
 
-class _Recoded(io.RawIOBase):
-    """A stream of text in another encoding, as UTF-8."""
-
-    def __init__(self, name: str, file: Any, encoding: str, errors: str) -> None:
-        self._name, self._file, self._encoding = name, file, encoding
-        self._decoder = codecs.getincrementaldecoder(encoding)(errors)
-        self._before = 0
-        """Bytes that were read before those that are being decoded."""
-        self._ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = None
-        while not self._ready and data != b"":
-            # As much as is there: whoever writes into a pipe may be waiting for an answer.
-            data = self._file.read1(_READ_BYTES)
-            self._ready = self._decoded(data).encode()
-            self._before += len(data)
-        taken = min(len(buffer), len(self._ready))
-        buffer[:taken], self._ready = self._ready[:taken], self._ready[taken:]
-        return taken
-
-    def _decoded(self, data: bytes) -> str:
+def _recoded(name: str, blocks: Iterator[bytes], encoding: str, errors: str) -> Iterator[bytes]:
+    """Text in another encoding as UTF-8."""
+    decoder = codecs.getincrementaldecoder(encoding)(errors)
+    before = 0
+    for data in chain(blocks, [b""]):
         # The decoder holds back the beginning of a character, and counts from there.
-        held = len(self._decoder.getstate()[0])
+        held = len(decoder.getstate()[0])
         try:
-            text = self._decoder.decode(data, final=not data)
-            text.encode()  # some codecs let halves of characters pass
+            # Encoding may fail as well: some codecs let halves of characters pass.
+            text = decoder.decode(data, final=not data).encode()
         except UnicodeError as error:
-            place = self._before - held + getattr(error, "start", 0)
+            place = before - held + getattr(error, "start", 0)
             raise ValueError(
-                f"{shown(self._name)}: not {self._encoding} near byte {place}; give another "
-                "--encoding, or mend the text"
+                f"{shown(name)}: not {encoding} near byte {place}; give another --encoding, or "
+                "mend the text"
             ) from None
-        return text
+        before += len(data)
+        yield text
 
 
-def _decompressed(name: str, raw: IO[bytes]) -> Any:
-    if name.endswith(".gz"):
-        return gzip.GzipFile(fileobj=raw)
-    if name.endswith(".bz2"):
-        return bz2.BZ2File(raw)
-    if name.endswith(".xz"):
-        return lzma.LZMAFile(raw)
+def _uncompressed(name: str, raw: IO[bytes]) -> Iterator[bytes]:
     if name.endswith(".zst"):
         return _zstd(name, raw)
-    return raw
+    file: Any = raw
+    if name.endswith(".gz"):
+        file = gzip.GzipFile(fileobj=raw)
+    elif name.endswith(".bz2"):
+        file = bz2.BZ2File(raw)
+    elif name.endswith(".xz"):
+        file = lzma.LZMAFile(raw)
+    return iter(lambda: file.read1(_READ_BYTES), b"")
 
 
-def _zstd(name: str, raw: IO[bytes]) -> IO[bytes]:
+def _zstd(name: str, raw: IO[bytes]) -> Iterator[bytes]:
+    """Frames one after the other. The library's own reader takes a cut file for a whole one."""
     try:
         import zstandard
     except ImportError:
         raise ValueError(f"{name}: needs the package zstandard: pip install zstandard") from None
-    return io.BufferedReader(_ZstdFrames(raw, zstandard))
-
-
-class _ZstdFrames(io.RawIOBase):
-    """Frames one after the other. The library's own reader takes a cut file for a whole one."""
-
-    def __init__(self, raw: IO[bytes], zstandard: Any) -> None:
-        self._raw, self._library = raw, zstandard
-        self._frame: Any = None
-        self._stored = self._ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            self._stored = self._stored or self._raw.read(_STORED_BYTES)
-            if not self._stored:
-                if self._frame is not None:
-                    raise EOFError("it ends inside a frame")
-                return 0
-            self._frame = self._frame or self._library.ZstdDecompressor().decompressobj()
+    frame: Any = None
+    while stored := raw.read(_STORED_BYTES):
+        while stored:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
             try:
-                self._ready = self._frame.decompress(self._stored)
-            except self._library.ZstdError as error:
+                yield frame.decompress(stored)
+            except zstandard.ZstdError as error:
                 raise EOFError(str(error)) from None
-            self._stored = self._frame.unused_data
-            if self._frame.eof:
-                self._frame = None
-        taken = min(len(buffer), len(self._ready))
-        buffer[:taken], self._ready = self._ready[:taken], self._ready[taken:]
-        return taken
+            stored = frame.unused_data
+            if frame.eof:
+                frame = None
+    if frame is not None:
+        raise EOFError("it ends inside a frame")
 
 
 def encoding_hint(data: bytes) -> str:
-    """What to try for text that is not UTF-8, by how it begins."""
+    """A suggestion for text that is not UTF-8, by how it begins."""
     # Windows writes UTF-16 with a mark in front; without one, every other byte of most text is 0.
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "it begins as UTF-16 does: give --encoding utf-16"
@@ -427,5 +379,5 @@ def encoding_hint(data: bytes) -> str:
 
 
 def shown(name: str) -> str:
-    """What a user knows a source as."""
+    """The name of a source in messages."""
     return "standard input" if name == STDIN else name

@@ -36,7 +36,7 @@ Ids = NDArray[np.unsignedinteger[Any]]
 
 
 class Tokens(Protocol):
-    """What batches are cut from: a stream of ids and where its sentences start."""
+    """Source of batches: a stream of ids and where its sentences start."""
 
     @property
     def ids(self) -> NDArray[Any]: ...
@@ -78,7 +78,7 @@ class TokenFile:
     vocabulary_size: int
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Open a token file; ValueError if it is none, of another version, or cut short."""
+        """Open a token file; ValueError if it is another file, of another version, or cut short."""
         self.path: str = os.fspath(path)
         require_file(path)
         with open(path, "rb") as file:
@@ -111,13 +111,9 @@ class TokenFile:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
+    @cached_property
     def offsets(self) -> NDArray[np.uint64]:
         """Start of every sentence, then the number of tokens; ValueError if they are not that."""
-        return self._offsets
-
-    @cached_property
-    def _offsets(self) -> NDArray[np.uint64]:
         self.require_whole()
         shape = (self.num_sentences + 1,)
         offsets: NDArray[np.uint64] = np.ndarray(shape, np.uint64, self._map, self._offsets_at)
@@ -132,7 +128,7 @@ class TokenFile:
     def require_whole(self) -> None:
         """ValueError if the file has been cut or added to since it was opened.
 
-        The system ends a process that reads a mapped file behind its end, without a word.
+        The system ends a process that reads a mapped file past its end.
         """
         size = self._map.size()
         if size != self._size:
@@ -141,29 +137,13 @@ class TokenFile:
                 "prepare the data again"
             )
 
-    def require_vocabulary(self, digest: str) -> None:
-        """ValueError, naming both hashes, unless the file was made with that vocabulary."""
-        if self.vocabulary_hash != digest:
-            raise ValueError(
-                f"{self.path}: made with vocabulary {self.vocabulary_hash}, but this one is "
-                f"{digest}; prepare the text again with this vocabulary"
-            )
-
-
-def smallest_type(vocabulary_size: int) -> type[np.unsignedinteger[Any]]:
-    """The narrowest unsigned integer type that holds every id."""
-    for width, dtype in _TYPES.items():
-        if vocabulary_size <= 1 << (8 * width):
-            return dtype
-    raise ValueError(f"vocabulary of {vocabulary_size} words: ids go up to 32 bits")
-
 
 class TokenWriter:
     """Writes a token file piece by piece in bounded memory; complete only after a clean exit."""
 
     def __init__(self, path: str | PathLike[str], vocabulary_size: int, digest: str) -> None:
         self._size, self._digest = vocabulary_size, digest
-        self.dtype: type[np.unsignedinteger[Any]] = smallest_type(vocabulary_size)
+        self.dtype: np.dtype[Any] = np.min_scalar_type(vocabulary_size - 1)
         self.num_tokens: int = 0
         self.num_sentences: int = 0
         self._file = open(path, "w+b")
@@ -173,20 +153,22 @@ class TokenWriter:
         self._file.write(b"\0" * _HEADER_SIZE)
 
     def write(self, ids: NDArray[Any], ends: NDArray[Any]) -> None:
-        """Append ids; `ends` are the positions just behind each sentence that ends in them."""
+        """Append ids; `ends` are the positions just after each sentence that ends in them."""
         self._file.write(ids.astype(self.dtype).tobytes())
         self._waiting.write((ends.astype(np.uint64) + np.uint64(self.num_tokens)).tobytes())
         self.num_tokens += len(ids)
         self.num_sentences += len(ends)
 
     def _finish(self) -> None:
-        end = _HEADER_SIZE + self.num_tokens * np.dtype(self.dtype).itemsize
+        end = _HEADER_SIZE + self.num_tokens * self.dtype.itemsize
         self._file.write(b"\0" * (_aligned(end) - end) + b"\0" * 8)
         self._waiting.seek(0)
         while piece := self._waiting.read(_COPY_BYTES):
             self._file.write(piece)
         self._file.seek(0)
-        self._file.write(_header(self.num_tokens, self.num_sentences, self._size, self._digest))
+        counts = self.num_tokens, self.num_sentences, self._size
+        header = _MAGIC, _VERSION, self.dtype.itemsize, *counts, self._digest.encode()
+        self._file.write(_HEADER.pack(*header))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -207,12 +189,6 @@ class TokenWriter:
         with suppress(OSError):
             self._waiting.close()
         os.unlink(self._waiting_path)
-
-
-def _header(num_tokens: int, num_sentences: int, vocabulary_size: int, digest: str) -> bytes:
-    width = np.dtype(smallest_type(vocabulary_size)).itemsize
-    counts = num_tokens, num_sentences, vocabulary_size
-    return _HEADER.pack(_MAGIC, _VERSION, width, *counts, digest.encode())
 
 
 def _rises(offsets: NDArray[np.uint64]) -> bool:

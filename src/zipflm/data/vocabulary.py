@@ -19,7 +19,7 @@ SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 BEGIN, PAD, END, UNKNOWN = range(4)
 
 FILLER = "madeupword"
-"""What the names of ids begin with that only fill a vocabulary up; fairseq has the same."""
+"""Prefix of the names of filler ids, as in fairseq."""
 CONTINUES = "@@"
 """How a piece of a word ends that the next one continues, as subword-nmt writes it."""
 

@@ -41,7 +41,7 @@ class Rows:
     """Windows in the order in which they are put into batches."""
 
     runs: Runs
-    """Of their lengths."""
+    """Their lengths."""
     windows: Callable[[Positions], Windows]
     """Those at the given places of the order."""
 
@@ -125,7 +125,7 @@ def _window_lengths(bounds: NDArray[Any], blocks: Blocks) -> NDArray[Any]:
 
 
 def with_context(start: Positions, end: Positions, blocks: Blocks, begin: int = 0) -> Windows:
-    """Parts behind as much context as there is since `begin` and as a block has room for."""
+    """Parts after as much context as there is since `begin` and as a block has room for."""
     room = np.clip(blocks.block - (end - start), 0, blocks.context)
     return Windows(np.maximum(start - room, begin), start, end)
 
@@ -206,7 +206,7 @@ class Runs:
 
     @classmethod
     def of(cls, lengths: NDArray[Any], counts: Positions | None = None) -> Runs:
-        """Of so many rows of each length, or one."""
+        """Group equal neighbours; `counts` is the number of rows of each length, by default one."""
         if len(lengths) == 0:
             return cls(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
         last = np.append(np.flatnonzero(lengths[1:] != lengths[:-1]), len(lengths) - 1)
@@ -225,7 +225,7 @@ class Runs:
         return np.append(0, self.ends[:-1])
 
     def lengths_of(self, start: int, stop: int) -> Positions:
-        """The lengths of rows `start` to `stop`, which may lie behind the last row."""
+        """The lengths of rows `start` to `stop`, which may exceed the number of rows."""
         stop = min(stop, self.num_rows)
         first, last = np.searchsorted(self.ends, [start, stop - 1], side="right")
         edges = np.clip(np.append(start, self.ends[first : last + 1]), start, stop)
@@ -237,7 +237,7 @@ class Groups:
     """Which rows a batch has, with batches of equally many rows taken together."""
 
     first_rows: Positions
-    """Of the first batch of each piece."""
+    """First row of the first batch of each piece."""
     first_batches: Positions
     """Their numbers, and that of all batches."""
     sizes: Positions

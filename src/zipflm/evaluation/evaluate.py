@@ -54,7 +54,7 @@ class ScoringOptions:
     break_mode: BreakMode | None = None
     batch_tokens: int | None = None
     device: str | None = None
-    precision: Precision = "float32"
+    dtype: Precision = "float32"
     memory: Sequence[str] = ()
     """Memories to mix with the model: `cache:2000`, the folder of a store."""
 
@@ -64,10 +64,8 @@ class ScoringOptions:
                 f"--break {self.break_mode}: choose from {', '.join(get_args(BreakMode))} "
                 "(fairseq's eos is sentence)"
             )
-        if self.precision not in get_args(Precision):
-            raise ValueError(
-                f"--dtype {self.precision}: choose from {', '.join(get_args(Precision))}"
-            )
+        if self.dtype not in get_args(Precision):
+            raise ValueError(f"--dtype {self.dtype}: choose from {', '.join(get_args(Precision))}")
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ValueError(f"--batch-tokens {self.batch_tokens}: must be at least 1")
 
@@ -80,7 +78,7 @@ class ScoringOptions:
             raise ValueError(
                 f"--batch-tokens {tokens}: must hold at least one --block, {blocks.block} tokens"
             )
-        return ResolvedOptions(blocks, tokens, device, self.precision)
+        return ResolvedOptions(blocks, tokens, device, self.dtype)
 
     def blocks(self, config: Config) -> Blocks:
         """How a run's text is cut; ValueError if these options and the run's own do not fit."""
@@ -104,7 +102,7 @@ class ResolvedOptions:
     blocks: Blocks
     batch_tokens: int
     device: str
-    precision: Precision
+    dtype: Precision
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,7 @@ class Evaluation:
             "unk": protocol.unk,
             "eos": protocol.eos,
             "positions": protocol.positions,
-            "precision": protocol.precision,
+            "dtype": protocol.dtype,
             "memory": list(protocol.memory),
             "seconds": self.seconds,
             "tokens_per_second": protocol.tokens / self.seconds,
@@ -188,7 +186,7 @@ class Evaluation:
                 f"scored      {protocol.tokens:,} tokens, {protocol.words:,} words, of these "
                 f"{protocol.eos:,} line ends and {protocol.unk:,} unknown",
                 f"protocol    block {blocks.block}, context {blocks.context}, break "
-                f"{blocks.break_mode}, {protocol.precision}",
+                f"{blocks.break_mode}, {protocol.dtype}",
                 *(f"memory      {name}" for name in protocol.memory),
                 f"bits/byte   {self._bits_per_byte_in_words()}",
                 f"time        {self.seconds:.1f} s on {self.device}, "
@@ -284,7 +282,7 @@ def score_split(
             batches,
             device=chosen.device,
             ends_word=_ends_word(run.config, folder),
-            precision=chosen.precision,
+            precision=chosen.dtype,
             memories=memories,
             share=share,
         )

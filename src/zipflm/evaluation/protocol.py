@@ -34,7 +34,7 @@ class ScoringProtocol:
     """How many of the tokens are `</s>`."""
     positions: int
     """Tokens that went through the model, context included, padding not."""
-    precision: str
+    dtype: str
     """Of activations and matrix products; log-probabilities are float32."""
     memory: tuple[str, ...] = ()
     """Memories that were mixed with the model, with their settings."""

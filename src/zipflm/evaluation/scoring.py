@@ -469,7 +469,7 @@ def predicting(
     chosen = batch.scored.flatten().nonzero().squeeze(1)
     targets = batch.targets.flatten()[chosen]
     if model.config.input.spells_words:
-        batch = batch.with_distinct_words()
+        batch = batch.with_unique_tokens()
     inputs = batch.pin_memory() if torch.device(device).type == "cuda" else batch
     words = inputs.to(device, non_blocking=True).inputs
     targets, chosen = _on_device((targets, chosen), torch.device(device))
@@ -526,7 +526,7 @@ def _scores(
         unk=int(np.count_nonzero(targets == UNKNOWN)),
         eos=int(np.count_nonzero(targets == END)),
         positions=positions,
-        precision=precision,
+        dtype=precision,
     )
     return TokenScores(targets, nll, ends, protocol)
 

@@ -46,7 +46,7 @@ from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import write_imported
 from zipflm.runs.records import ImportedState
 
-# What Python raises for a text that is no literal, or not the expected one.
+# Raised for a text that is not a literal, or not the expected one.
 _NO_LITERAL = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 # Of a layer, band or convolution, as a part of a weight's name.
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
@@ -59,7 +59,7 @@ _NAMES: dict[str, str | None] = {
     "adaptive_softmax.head._float_tensor": None,
     "embed_tokens._float_tensor": None,
     "embed_positions._float_tensor": None,
-    "embed_positions.weights": None,  # sinusoids, computed anew
+    "embed_positions.weights": None,  # sinusoids, computed again
     "embed_tokens.weight": "input.table",
     "project_in_dim.weight": "input.projection.weight",
     "embed_tokens.embeddings.{}.0.weight": "input.embeddings.{}",
@@ -221,7 +221,7 @@ def weights_and_copies(
         raise ValueError(f"unknown weights: {listed(map(unquoted, sorted(unknown)))}")
     if twice:
         raise ValueError(f"weights given twice, under two names: {listed(twice)}")
-    copies = {name: weights.pop(name) for name in list(weights) if _is_copy(name, config.tie)}
+    copies = {name: weights.pop(name) for name in list(weights) if _original(name, config.tie)}
     return weights, copies
 
 
@@ -248,11 +248,13 @@ def _our_name(template: str, number: str) -> str:
     return template.format(number)
 
 
-def _is_copy(name: str, tie: Tie) -> bool:
-    """Whether this weight of the output layer is one of the input layer's."""
-    if name == "output.table" or name.startswith("output.embeddings."):
-        return tie != Tie.NONE
-    return name.startswith("output.tail_projections.") and tie == Tie.PROJECTIONS
+def _original(name: str, tie: Tie) -> str | None:
+    """The weight of the input layer that one of the output layer is, where they are tied."""
+    if tie != Tie.NONE and name.startswith(("output.table", "output.embeddings.")):
+        return name.replace("output.", "input.")
+    if tie == Tie.PROJECTIONS and name.startswith("output.tail_projections."):
+        return f"input.projections.{int(name.rpartition('.')[2]) + 1}"  # ours include the head
+    return None
 
 
 Source = str | PathLike[str]
@@ -265,7 +267,7 @@ _SHARE_OF_PIECES = 0.05
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """What a run folder is made of."""
+    """The parts of a run folder."""
 
     config: Config
     weights: dict[str, Tensor]
@@ -336,7 +338,14 @@ def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[st
     _require_known_softmax(state, config)
     weights, copies = weights_and_copies(state, config)
     _require_fit(weights, config)
-    _require_equal_copies(copies, weights)
+    for name, copy in copies.items():
+        original = _original(name, config.tie)
+        same = weights.get(original or "")
+        if same is None or copy.dtype != same.dtype or not torch.equal(copy, same):
+            raise ValueError(
+                f"{name} and {original} should be one weight, by the options, but differ; the "
+                "file was changed or its options are not its own"
+            )
     return weights
 
 
@@ -368,28 +377,6 @@ def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
     if any(wrong.values()):
         lists = "; ".join(f"{what}: {listed(names)}" for what, names in wrong.items() if names)
         raise ValueError(f"weights do not fit the options: {lists}")
-
-
-def _require_equal_copies(copies: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """A file holds a tied weight under both of its names; this package keeps one."""
-    for name, copy in copies.items():
-        original = _original(name)
-        same = weights.get(original)
-        if same is None or copy.dtype != same.dtype or not torch.equal(copy, same):
-            raise ValueError(
-                f"{name} and {original} should be one weight, by the options, but differ; the "
-                "file was changed or its options are not its own"
-            )
-
-
-def _original(name: str) -> str:
-    """The weight of the input layer that a tied weight of the output layer is."""
-    if name == "output.table":
-        return "input.table"
-    kind, band = name.split(".")[1:]
-    if kind == "embeddings":
-        return f"input.embeddings.{band}"
-    return f"input.projections.{int(band) + 1}"  # here bands are counted without the head
 
 
 def _float32_copies(weights: dict[str, Tensor]) -> dict[str, Tensor]:

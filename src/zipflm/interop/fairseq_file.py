@@ -131,7 +131,7 @@ def _stream_names(file: BinaryIO) -> set[str]:
 
 
 def _names(stream: io.BytesIO | BinaryIO) -> set[str]:
-    """What the next pickle of the stream names, of which nothing is run."""
+    """The names in the next pickle of the stream, which is not run."""
     found = (text for opcode, text, _ in pickletools.genops(stream) if opcode.name == "GLOBAL")
     return {_python_3(str(text).replace(" ", ".")) for text in found}
 

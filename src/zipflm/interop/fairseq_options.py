@@ -36,9 +36,6 @@ _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "past_target": (False,),
     "output_dictionary_size": (-1,),
 }
-# Options that must be on in a section of model options. Old code put norms first whatever its flat
-# list said; later code does as the section says.
-_TRUE_IF_IN_A_SECTION = ("decoder_normalize_before",)
 # What a file without the option means: its version of fairseq had no other choice.
 _WHEN_ABSENT: dict[str, Any] = {
     "adaptive_input": False,
@@ -53,10 +50,7 @@ _WHEN_ABSENT: dict[str, Any] = {
     "share_decoder_input_output_embed": False,
 }
 _SIZES = (
-    "decoder_embed_dim",
-    "decoder_layers",
-    "decoder_attention_heads",
-    "decoder_ffn_embed_dim",
+    *("decoder_embed_dim", "decoder_layers", "decoder_attention_heads", "decoder_ffn_embed_dim"),
 )
 _REQUIRED = (*_SIZES, "dropout", "attention_dropout")
 _REQUIRED_BY_CHARACTERS = (
@@ -66,60 +60,44 @@ _REQUIRED_BY_CHARACTERS = (
 )
 # The types of the options that are translated; None means "not set" everywhere.
 _TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(_SIZES, (int,)),
-    "decoder_input_dim": (int,),
-    "decoder_output_dim": (int,),
-    "tokens_per_sample": (int,),
-    "character_embedding_dim": (int,),
-    "char_embedder_highway_layers": (int,),
-    "character_filters": (str,),
-    "adaptive_input_cutoff": (str,),
-    "adaptive_softmax_cutoff": (str,),
-    "adaptive_input_factor": (int, float),
-    "adaptive_softmax_factor": (int, float),
-    "adaptive_softmax_dropout": (int, float),
-    "dropout": (int, float),
-    "attention_dropout": (int, float),
-    "activation_dropout": (int, float),
-    "relu_dropout": (int, float),
-    "adaptive_input": (bool,),
-    "tie_adaptive_weights": (bool,),
-    "tie_adaptive_proj": (bool,),
-    "no_tie_adaptive_proj": (bool,),
-    "character_embeddings": (bool,),
-    "share_decoder_input_output_embed": (bool,),
-    "no_decoder_final_norm": (bool,),
-    "decoder_final_norm": (bool,),
+    **dict.fromkeys(
+        [
+            *(*_SIZES, "decoder_input_dim", "decoder_output_dim", "tokens_per_sample"),
+            *("character_embedding_dim", "char_embedder_highway_layers"),
+        ],
+        (int,),
+    ),
+    **dict.fromkeys(
+        [
+            *("dropout", "attention_dropout", "activation_dropout", "relu_dropout"),
+            *("adaptive_input_factor", "adaptive_softmax_factor", "adaptive_softmax_dropout"),
+        ],
+        (int, float),
+    ),
+    **dict.fromkeys(
+        [
+            *("adaptive_input", "character_embeddings", "share_decoder_input_output_embed"),
+            *("tie_adaptive_weights", "tie_adaptive_proj", "no_tie_adaptive_proj"),
+            *("no_decoder_final_norm", "decoder_final_norm"),
+        ],
+        (bool,),
+    ),
+    **dict.fromkeys(
+        ["character_filters", "adaptive_input_cutoff", "adaptive_softmax_cutoff"], (str,)
+    ),
 }
 _MOST_SHOWN = 10
 # Without effect on a trained model.
-_IGNORED = (
-    "decoder_normalize_before",
-    "decoder_layerdrop",
-    "quant_noise_pq",
-    "quant_noise_pq_block_size",
-    "base_sublayers",
-    "base_shuffle",
-    "max_target_positions",
-    "checkpoint_activations",
-    "offload_activations",
-    "min_params_to_wrap",
-    "tpu",
-    "scale_parameter",  # Adafactor's
-)
+_IGNORED = """
+    decoder_normalize_before decoder_layerdrop quant_noise_pq quant_noise_pq_block_size
+    base_sublayers base_shuffle max_target_positions checkpoint_activations offload_activations
+    min_params_to_wrap tpu
+    scale_parameter
+""".split()  # the last one is Adafactor's
 # How the names of model options begin, in a flat `args` that holds a hundred others as well.
-_PREFIXES = (
-    "decoder_",
-    "encoder_",
-    "adaptive_",
-    "character_",
-    "char_",
-    "tie_",
-    "share_",
-    "scale_",
-    "base_",
-    "quant_noise_",
-    "layernorm_",
+_PREFIXES = tuple(
+    "decoder_ encoder_ adaptive_ character_ char_ tie_ share_ scale_ base_ quant_noise_ "
+    "layernorm_".split()
 )
 
 
@@ -177,7 +155,8 @@ def _is_supported(name: str, value: Any, *, is_model_option: bool) -> bool:
         return _is_one_of(value, _SUPPORTED_VALUES[name])
     if name in _TYPES:
         return _is_of_type(value, _TYPES[name])
-    if name in _TRUE_IF_IN_A_SECTION and is_model_option:
+    if name == "decoder_normalize_before" and is_model_option:
+        # Old code put norms first whatever its flat list said; later code does as its section says.
         return value is True
     if name in _IGNORED:
         return True
@@ -199,13 +178,8 @@ def _is_off(value: Any) -> bool:
 
 
 def _is_of_type(value: Any, types: tuple[type, ...]) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, types):
-        return False
-    if isinstance(value, bool):
-        return types == (bool,)  # to Python it is an int, but it is no size
-    return not isinstance(value, int | float) or value >= 0
+    # By its exact type: to Python a bool is an int, but it is no size.
+    return value is None or (type(value) in types and (type(value) is str or value >= 0))
 
 
 def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:

@@ -1,10 +1,9 @@
 """Operators of our own: what a compiler, a tracer or a gradient sees as one step.
 
 Whatever an operator does inside, a graph holds it as a single node, and eager, compiled and
-distributed code call it in the same way. Where nothing looks, the function alone does the same
-(`nobody_looks`). That matters once per process: the first call of any such operator makes torch
-import its compiler, for two thirds of the time that everything else takes when a line of text is
-scored.
+distributed code call it in the same way. Otherwise the function alone is called
+(`can_skip_dispatch`): the first call of any such operator in a process makes torch import its
+compiler, for two thirds of the time that everything else takes when a line of text is scored.
 
 Shapes: N tokens, E width, V words.
 """
@@ -33,8 +32,8 @@ SumAndGradients = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tenso
 latter in the precision of statistics; both contiguous."""
 
 
-def nobody_looks(*tensors: Tensor) -> bool:
-    """Whether no compiler, no tracer and no gradient sees a call with these tensors."""
+def can_skip_dispatch(*tensors: Tensor) -> bool:
+    """True if no compiler, tracer or autograd needs to see a call with these tensors."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
     # In a transform of `torch.func` a tensor does not say that somebody outside differentiates it.
@@ -83,7 +82,7 @@ def checked_ids(name: str, ids: Tensor, size: int, active: Tensor | None = None)
     # First, because a narrow type may not hold `size` to compare with.
     ids = ids.to(torch.int64)
     tensors = (ids,) if active is None else (ids, active)
-    check = _check if nobody_looks(*tensors) else _checked
+    check = _check if can_skip_dispatch(*tensors) else _checked
     checked: Tensor = check(ids, active, name, size)
     return checked
 
@@ -109,7 +108,7 @@ def nll_operator(name: str, forward: Forward, backward: Backward) -> Nll:
         hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
     ) -> Tensor:
         inputs = hidden_NE, weight_VE, targets_N, active_N
-        nll_N, _ = forward(*inputs) if nobody_looks(*inputs) else run_forward(*inputs)
+        nll_N, _ = forward(*inputs) if can_skip_dispatch(*inputs) else run_forward(*inputs)
         return nll_N
 
     return linear_nll

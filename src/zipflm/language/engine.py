@@ -52,7 +52,7 @@ class Engine:
     memories: Memories | None = None
 
     @property
-    def precision(self) -> str:
+    def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
     def nll(self, documents: Sequence[Ids], skip: int = 0) -> list[NDArray[np.float32]]:
@@ -89,7 +89,7 @@ class Engine:
             unk=int(np.count_nonzero(targets == UNKNOWN)),
             eos=int(np.count_nonzero(targets == END)),
             positions=positions,
-            precision=self.precision,
+            dtype=self.dtype_name,
             memory=() if self.memories is None else self.memories.names,
         )
 

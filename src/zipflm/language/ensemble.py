@@ -122,7 +122,7 @@ def ensemble(
     if len(names) < 2:
         raise ValueError("an ensemble is made of two or more files of zipflm score --per word")
     if best_weights and weights is not None:
-        raise ValueError("--weights and --tune-weights: give one of them")
+        raise ValueError("weights and best_weights: give one of them")
     mixture = _checked_weights(weights, len(names))
     files = [ScoreFile(name) for name in names]
     blocks = _together(files)

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from zipflm.config import Blocks
 from zipflm.data.bpe import join
-from zipflm.data.text_encoder import TextEncoder
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.language.decoding import SamplingOptions, WrittenWord, never_written
@@ -41,7 +41,7 @@ from zipflm.language.next_words import (
 )
 from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
 from zipflm.memory.specs import open_memories
-from zipflm.messages import quoted, read_file
+from zipflm.messages import quoted, read_file, unquoted
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import is_checkpoint
 from zipflm.runs.folder import Choice, parse_choice
@@ -367,7 +367,7 @@ def _engine(
 ) -> Engine:
     if isinstance(dtype, str):
         if dtype not in _DTYPES:
-            raise ValueError(f"dtype={quoted(dtype)}: choose from {', '.join(_DTYPES)}")
+            raise ValueError(f"dtype={unquoted(dtype)}: choose from {', '.join(_DTYPES)}")
         dtype = _DTYPES[dtype]
     elif dtype not in _DTYPES.values():
         raise ValueError(f"dtype={dtype}: choose from {', '.join(_DTYPES)}")

@@ -108,7 +108,7 @@ def _protocol(lm: TrainedModel, options: ScoreOptions) -> dict[str, str | int]:
         "break": blocks.break_mode,
         "block": blocks.block,
         "context": blocks.context,
-        "precision": lm.engine.precision,
+        "dtype": lm.engine.dtype_name,
         "ends": "scored" if options.ends else "left-out",
         "prefix": len(lm.reader.prefix(options.prefix)),
     }

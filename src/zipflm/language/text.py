@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import Unit
-from zipflm.data.text_encoder import EncodedWord, TextEncoder
+from zipflm.data.encoding import EncodedWord, TextEncoder
 from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.evaluation.scoring import predicted_ids

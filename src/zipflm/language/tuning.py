@@ -98,7 +98,7 @@ def edits(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
 
 
 class DevelopmentSet:
-    """ScoredEntry lists and what was really said, as arrays over all hypotheses."""
+    """Scored lists and what was really said, as arrays over all hypotheses."""
 
     def __init__(
         self,
@@ -353,9 +353,7 @@ def check_names(names: Sequence[str], given: Mapping[str, float]) -> None:
     if not names:
         raise ValueError("--reference: all weights are given, so that there is nothing to choose")
     if not len(names) <= MOST_NAMES or len(set(names)) != len(names):
-        raise ValueError(
-            f"--tune-names {','.join(names)}: give one to {MOST_NAMES} different names"
-        )
+        raise ValueError(f"--tune {','.join(names)}: give one to {MOST_NAMES} different names")
     for name in names:
         if name in given:
             raise ValueError(

@@ -88,7 +88,7 @@ def build(
         vocabulary=run.vocabulary.hash,
         blocks=chosen.blocks,
         batch_tokens=chosen.batch_tokens,
-        precision=chosen.precision,
+        compute_dtype=chosen.dtype,
     )
     remedy = "free some space and run the same command again: it continues where it stopped"
     with sole_writer(out), naming_full_disk(out, remedy):
@@ -146,7 +146,7 @@ def _write(
             continue
         if done == plan.keys:
             break
-        with autocast(plan.precision, torch.device(device)):  # type: ignore[arg-type]
+        with autocast(plan.compute_dtype, torch.device(device)):  # type: ignore[arg-type]
             hidden, targets = predicting(model, batch_of(batches.tokens.ids, windows), device)
         number = min(len(places), plan.keys - done)
         words = targets.where(targets < model.output.edges[-1], UNKNOWN)

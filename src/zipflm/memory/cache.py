@@ -12,19 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.config.checks import (
-    require_above_zero,
-    require_choices,
-    require_fraction,
-    require_positive,
-)
+from zipflm.config.checks import AboveZero, Bound, Checked, Fraction
 from zipflm.data.vocabulary import END
 from zipflm.memory.mixing import Found, Recalled, Rows, unit_vectors
 
@@ -35,24 +30,17 @@ Reset = Literal["none", "line", "blank", "heading"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheSettings:
+class CacheSettings(Checked):
     """A continuous cache: the last words of the text."""
 
-    window: int | None = None
+    window: Annotated[int | None, Bound(lambda n: n is None or n >= 1, "must be at least 1")] = None
     """Number of words that are remembered; all of them if null."""
-    weight: float = 0.15
+    weight: Fraction = 0.15
     """Share of the cache in every probability."""
-    temperature: float = 0.08
+    temperature: AboveZero = 0.08
     """Of the softmax over cosines: the lower, the fewer words count."""
     reset: Reset = "none"
     """Empty the cache after every line, blank line, or heading (a line `= Title =`)."""
-
-    def __post_init__(self) -> None:
-        if self.window is not None:
-            require_positive(window=self.window)
-        require_fraction(weight=self.weight)
-        require_above_zero(temperature=self.temperature)
-        require_choices(self)
 
 
 class Cache:

@@ -20,12 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.config.checks import (
-    require_above_zero,
-    require_choices,
-    require_fraction,
-    require_positive,
-)
+from zipflm.config.checks import AboveZero, Checked, Fraction, Positive
 from zipflm.memory.mixing import Found, unit_vectors
 from zipflm.memory.store import INDEX_FILE, Store
 
@@ -42,23 +37,17 @@ _PROBES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeighbourSettings:
+class NeighbourSettings(Checked):
     """Nearest neighbours in a store."""
 
-    k: int = 1024
+    k: Positive = 1024
     """Number of neighbours."""
-    weight: float = 0.25
+    weight: Fraction = 0.25
     """Share of the neighbours in every probability."""
-    temperature: float = 0.02
+    temperature: AboveZero = 0.02
     """Of the softmax over cosines: the lower, the fewer neighbours count."""
     search: Literal["auto", "exact"] = "auto"
     """exact compares all keys even if the store has an index."""
-
-    def __post_init__(self) -> None:
-        require_positive(k=self.k)
-        require_fraction(weight=self.weight)
-        require_above_zero(temperature=self.temperature)
-        require_choices(self)
 
 
 class Neighbours:

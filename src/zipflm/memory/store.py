@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import Blocks
-from zipflm.config.checks import require, require_choices
+from zipflm.config.checks import Checked, Positive
 from zipflm.settings import read_record
 from zipflm.storage import Verified
 
@@ -31,7 +31,7 @@ KeyType = Literal["float16", "float32"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Checked):
     """Everything that decides what a store holds."""
 
     run: str
@@ -39,9 +39,9 @@ class Plan:
     weights: str
     """Hash of the model's weights."""
     layer: str = "decoder output, unit length"
-    dim: int
+    dim: Positive
     dtype: KeyType
-    keys: int
+    keys: Positive
     """Number of pairs: the first tokens of the split."""
     data: str
     split: str
@@ -52,11 +52,7 @@ class Plan:
     blocks: Blocks
     """How the text was cut for the model."""
     batch_tokens: int
-    precision: str
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require(self.keys >= 1 and self.dim >= 1, "keys", self.keys, "must be at least 1")
+    compute_dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)

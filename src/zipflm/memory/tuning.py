@@ -149,7 +149,7 @@ class _Tuner:
     ) -> list[tuple[Trial, NDArray[np.float64]]]:
         """Every memory at every temperature, in one pass over the text."""
         watch = _Watch(memories, temperatures, self._ids)
-        device, precision = self._options.device, self._options.precision
+        device, precision = self._options.device, self._options.dtype
         with named(f"tuning {name}"):
             plan = planned(self._batches)
             scores = start_scoring(

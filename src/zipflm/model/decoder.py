@@ -27,7 +27,7 @@ from torch.utils.checkpoint import (
 from zipflm.config import DecoderConfig, Recompute
 from zipflm.kernels import autocast
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
-from zipflm.kernels.operators import nobody_looks
+from zipflm.kernels.operators import can_skip_dispatch
 from zipflm.model import initialization
 from zipflm.model.initialization import Fill
 from zipflm.model.kv_cache import Past
@@ -99,7 +99,7 @@ class Decoder(nn.Module):
                 hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
             case "rotary":
                 head_dim = config.dim // config.num_heads
-                if isinstance(start, Tensor) or nobody_looks(hidden_BTD):
+                if isinstance(start, Tensor) or can_skip_dispatch(hidden_BTD):
                     rotation = rotations(length, head_dim, hidden_BTD.device, start)
                 else:
                     rotation = _opaque_rotations(hidden_BTD.detach(), head_dim, start)

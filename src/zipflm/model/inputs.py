@@ -4,13 +4,13 @@ The layers know how many words there are, but not what they are; the character l
 they are spelt. Nothing here waits for the device: every word goes through every band, masked.
 
 Shapes: ... any leading dimensions, D model width, V words, E width of one band, C bytes of a word,
-N flattened words.
+N flattened words, U different words of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from torch.types import Device
 
 from zipflm.config.layers import NUM_BYTES
-from zipflm.distinct_words import DistinctWords
 from zipflm.kernels import checked_ids, statistics_dtype
 from zipflm.model import initialization
 from zipflm.model.bands import Bands
@@ -194,6 +193,18 @@ def sparse_tables(model: nn.Module) -> list[nn.Parameter]:
     return tables
 
 
+class UniqueTokens(NamedTuple):
+    """A text as places in a list that has each of its words once."""
+
+    ids_U: Tensor
+    """Padded at the end with the id of the last word."""
+    places_BT: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.places_BT.shape
+
+
 class CharacterEmbedding(nn.Module):
     """A convolution over the bytes of a word, max-pooled, then highway layers and a projection.
 
@@ -260,8 +271,8 @@ class CharacterEmbedding(nn.Module):
         yield "projection.weight", initialization.xavier_uniform()
         yield "projection.bias", initialization.zeros
 
-    def forward(self, words: Tensor | DistinctWords) -> Tensor:
-        if isinstance(words, DistinctWords):
+    def forward(self, words: Tensor | UniqueTokens) -> Tensor:
+        if isinstance(words, UniqueTokens):
             hidden_UD = self._hidden(words.ids_U)
             # Not in low precision, because the gradients of a frequent word's places are added up.
             exact_UD = hidden_UD.to(statistics_dtype(hidden_UD.dtype))

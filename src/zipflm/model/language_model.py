@@ -21,10 +21,9 @@ from zipflm.config import (
     ModelConfig,
     Tie,
 )
-from zipflm.distinct_words import DistinctWords
 from zipflm.kernels import Impl, autocast
 from zipflm.model.decoder import Decoder
-from zipflm.model.inputs import AdaptiveEmbedding, CharacterEmbedding, FixedEmbedding
+from zipflm.model.inputs import AdaptiveEmbedding, CharacterEmbedding, FixedEmbedding, UniqueTokens
 from zipflm.model.kv_cache import KeyValueCache, Past
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
@@ -50,7 +49,7 @@ class LanguageModel(nn.Module):
         self, config: ModelConfig, spellings: Tensor | None = None, *, impl: Impl = "auto"
     ):
         """`spellings` [V, max_bytes] is needed by character input alone: byte + 1 of each word,
-        0 behind its end (`zipflm.data.text_encoder` makes it from a vocabulary)."""
+        0 behind its end (`zipflm.data.encoding` makes it from a vocabulary)."""
         super().__init__()
         self.config = config
         self.input: InputLayer = _input_layer(config, spellings)
@@ -59,7 +58,7 @@ class LanguageModel(nn.Module):
         if config.num_predicted < config.vocab_size:
             self.output.unknown_id = UNKNOWN
 
-    def forward(self, words_BT: Tensor | DistinctWords, cache: Past | None = None) -> Tensor:
+    def forward(self, words_BT: Tensor | UniqueTokens, cache: Past | None = None) -> Tensor:
         """Hidden vectors [B, T, D], from which the output layer predicts the next word.
 
         With a cache the words follow those that it holds, and it holds them too afterwards: a
@@ -78,7 +77,7 @@ class LanguageModel(nn.Module):
 
     def nll(
         self,
-        words_BT: Tensor | DistinctWords,
+        words_BT: Tensor | UniqueTokens,
         targets_BT: Tensor,
         scored_BT: Tensor | None = None,
     ) -> Tensor:
@@ -87,7 +86,7 @@ class LanguageModel(nn.Module):
 
     def nll_sum(
         self,
-        words_BT: Tensor | DistinctWords,
+        words_BT: Tensor | UniqueTokens,
         targets_BT: Tensor,
         scored_BT: Tensor | None = None,
     ) -> Tensor:
@@ -161,7 +160,7 @@ def _checked_spellings(
             return torch.empty(shape, dtype=torch.int16)
         raise ValueError(
             "spellings=None: character input must be told how words are spelt; give the byte "
-            f"table of shape {shape} that zipflm.data.text_encoder makes from a vocabulary"
+            f"table of shape {shape} that zipflm.data.encoding makes from a vocabulary"
         )
     if tuple(spellings.shape) != shape:
         raise ValueError(

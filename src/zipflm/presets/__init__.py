@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from zipflm.config import Config, require
 from zipflm.config.model import BY_LABEL
@@ -78,22 +78,36 @@ def preset(
     return replace(vary(config), name=f"{name}/{variant}")
 
 
-def from_name(name: str) -> Config:
-    """The preset of a name as written on the command line.
+class Name(NamedTuple):
+    """The parts of a name, `dataset[/factorization][/size][/variant]`."""
 
-    `wikitext-103/ADP-T`, `billion-word/ADP-T/very-large` or `wikitext-103/ASM/input-128`.
+    dataset: str
+    factorization: str | None
+    """None in the name of all models of a dataset, at one size."""
+    size: str
+    variant: str | None
+
+
+def parse_name(name: str) -> Name:
+    """The name of a model or of all models of a dataset, as every command takes it.
+
+    `wikitext-103`, `billion-word/large`, `billion-word/ADP-T/very-large`,
+    `wikitext-103/ASM/input-128`.
     """
-    dataset, _, rest = name.partition("/")
-    factorization, *options = rest.split("/")
-    require(
-        bool(rest),
-        "preset",
-        name,
-        f"write dataset/factorization, e.g. {dataset if dataset in DATASETS else 'tiny'}/ADP-T",
-    )
-    size = options.pop(0) if options and options[0] in SIZES else "base"
-    require(len(options) <= 1, "preset", name, "write dataset/factorization[/size][/variant]")
-    return preset(dataset, factorization, size=size, variant=options[0] if options else None)
+    dataset, *rest = name.split("/")
+    factorization = rest.pop(0) if rest and rest[0] not in SIZES else None
+    size = rest.pop(0) if rest and rest[0] in SIZES else "base"
+    require(len(rest) <= 1, "preset", name, "write dataset/factorization[/size][/variant]")
+    return Name(dataset, factorization, size, rest[0] if rest else None)
+
+
+def from_name(name: str) -> Config:
+    """The preset of the name of one model."""
+    dataset, factorization, size, variant = parse_name(name)
+    if not factorization:
+        example = f"{dataset if dataset in DATASETS else 'tiny'}/ADP-T"
+        raise ValueError(f"preset={name!r}: write dataset/factorization, e.g. {example}")
+    return preset(dataset, factorization, size=size, variant=variant)
 
 
 def dataset_of(name: str) -> Dataset:

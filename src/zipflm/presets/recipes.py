@@ -42,7 +42,7 @@ def modern(config: Config, dataset: Dataset) -> Config:
         optimizer=Muon(matrix_lr=2e-3, table_lr=3e-3, lr=1e-3),
         schedule=WarmupDecay(),
         clip_norm=1.0,
-        precision="float32" if dataset.is_for_a_cpu else "bfloat16",
+        dtype="float32" if dataset.is_for_a_cpu else "bfloat16",
         compile=not dataset.is_for_a_cpu,
         stages=((0.5, block // 2),) if is_staged else (),
     )
@@ -69,7 +69,7 @@ def resolve(
 ) -> Config:
     """The config of a run: preset, recipe, the data folder's vocabulary, overrides.
 
-    With `on_cpu` the precision is float32 by default, whatever the preset says: most CPUs compute
+    With `on_cpu` the dtype is float32 by default, whatever the preset says: most CPUs compute
     slowly in the others. A run that is continued, whose config is `held`, keeps its own.
     """
     overrides = list(overrides)
@@ -77,8 +77,8 @@ def resolve(
     config, dataset = from_name(preset), dataset_of(preset)
     config = apply(recipe, config, dataset)
     if on_cpu or held is not None:
-        precision = "float32" if held is None else held.training.precision
-        config = replace(config, training=replace(config.training, precision=precision))
+        dtype = "float32" if held is None else held.training.dtype
+        config = replace(config, training=replace(config.training, dtype=dtype))
     if dataset.is_of_the_paper:
         # Overrides come before the cutoffs are checked, since they may mend these.
         changed = fit_vocabulary(override(config, overrides), vocab_size)

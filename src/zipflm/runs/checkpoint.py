@@ -39,7 +39,7 @@ from zipflm.data.bpe import Codes
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.messages import unquoted
-from zipflm.runs.records import State, TrainingState
+from zipflm.runs.records import SavedState, TrainingState
 from zipflm.settings import read_record, read_value, write_record
 from zipflm.storage import new_folder, read_checksums, require_unchanged, seal
 
@@ -62,7 +62,7 @@ class Contents:
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    state: State
+    state: SavedState
     config: Config
     vocabulary: Vocabulary
     codes: Codes | None
@@ -136,8 +136,8 @@ class Checkpoint:
                 "it its name again"
             )
 
-    def state(self) -> State:
-        state: State = read_value(State, self.path / _STATE)
+    def state(self) -> SavedState:
+        state: SavedState = read_value(SavedState, self.path / _STATE)
         return state
 
     def config(self) -> Config:
@@ -253,7 +253,7 @@ def checkpoint_path(root: Path, update: int) -> Path:
 
 
 def write_all_but_tensors(folder: Path, contents: Contents) -> None:
-    write_record(folder / _STATE, contents.state, State)
+    write_record(folder / _STATE, contents.state, SavedState)
     write_record(folder / _CONFIG, contents.config)
     contents.vocabulary.save(folder / VOCABULARY_FILE)
     if contents.codes is not None:

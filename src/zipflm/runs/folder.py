@@ -5,7 +5,7 @@ line.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -145,32 +145,6 @@ class RunFolder:
                 return checkpoint
         return None
 
-    def newest_good(
-        self,
-        warn: Callable[[str], None],
-        problem_of: Callable[[Checkpoint | None], str | None] | None = None,
-    ) -> Checkpoint | None:
-        """The newest checkpoint that is not damaged, or None if the run has none at all.
-
-        Each damaged one is reported by name; ValueError if there is no other. `problem_of` says
-        what is wrong with one; processes that look at them together are asked about None after the
-        last, to notice that they do not see the same ones.
-        """
-        found = self.checkpoints()
-        problem_of = problem_of or problem_alone
-        for checkpoint in found:
-            problem = problem_of(checkpoint)
-            if problem is None:
-                return checkpoint
-            warn(f"{problem}; falling back to the checkpoint before it")
-        problem_of(None)
-        if found:
-            raise ValueError(
-                f"{self.path}: none of its {len(found)} checkpoints can be read; restore one of "
-                "them, or remove the folder to train again"
-            )
-        return None
-
     # --- What training writes. ---
 
     @contextmanager
@@ -226,17 +200,6 @@ class RunFolder:
             if best is None or checkpoint.path != best.path:
                 checkpoint.remove()
 
-    def tidy(self) -> None:
-        """Remove the checkpoints that a finished run was not to keep, for which a killed process
-        had no time. To be called with the lock."""
-        for newest in self.checkpoints()[:1]:
-            try:
-                state = newest.state()
-            except ValueError:  # damaged: those before it are needed
-                return
-            if isinstance(state, TrainingState) and state.is_proven:
-                self.prune(state.keep)
-
     def set_aside(self, update: int) -> list[Path]:
         """Rename the checkpoints after `update`, which could not be read; their new paths."""
         return [c.set_aside() for c in self.checkpoints() if c.update > update]
@@ -248,16 +211,6 @@ class RunFolder:
                 shutil.rmtree(path)
             else:  # a lock
                 path.unlink()
-
-
-def problem_alone(checkpoint: Checkpoint | None, share: tuple[int, int] = (0, 1)) -> str | None:
-    """What is wrong with a checkpoint, or with a share of its files; None if nothing is."""
-    try:
-        if checkpoint is not None:
-            checkpoint.check(share)
-    except (ValueError, OSError) as error:
-        return str(error)
-    return None
 
 
 def write_imported(out: Path, contents: Contents) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from zipflm.config import CharacterInput, Config, Splitting
 from zipflm.data.bpe import Codes
+from zipflm.data.encoding import spelled, spellings
 from zipflm.data.folder import VOCABULARY_FILE
-from zipflm.data.text_encoder import spelled, spellings
 from zipflm.data.vocabulary import UNKNOWN, Vocabulary
 from zipflm.model.initialization import fills, first_value
 from zipflm.model.inputs import CharacterEmbedding

@@ -111,7 +111,7 @@ class Place:
     total: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SinceReport:
     """What the next report will say of the updates since the last one, as far as they are done."""
 
@@ -151,8 +151,6 @@ class TrainingState:
     """Its hash."""
     text: str
     """SHA-256 of the training text's token file."""
-    keep: int
-    """How many checkpoints the run was to keep besides the best one; 0 is all."""
     valid: Validation | None
     """The result on the valid set with these very weights, if they were scored."""
     best_loss: float | None = None
@@ -175,7 +173,7 @@ class ImportedState:
     imported_from: str
 
 
-State = Annotated[TrainingState | ImportedState, ByKind()]
+SavedState = Annotated[TrainingState | ImportedState, ByKind()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch
 
 from zipflm import __version__
 from zipflm.data.bpe import Codes
-from zipflm.data.text_encoder import TextEncoder
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.language.engine import Engine
 from zipflm.language.model import TrainedModel, load
@@ -111,7 +111,7 @@ def _entry(name: str, lm: TrainedModel) -> ModelEntry:
             "perplexity": _perplexity(lm, path),
             "checkpoint": run.checkpoint.name,
             "block": lm.engine.blocks.block,
-            "precision": lm.engine.precision,
+            "dtype": lm.engine.dtype_name,
         }
         | _memory(lm),
     )

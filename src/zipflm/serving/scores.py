@@ -85,7 +85,7 @@ class Scoring:
             "break": blocks.break_mode,
             "block": blocks.block,
             "context": blocks.context,
-            "precision": model.engine.precision,
+            "dtype": model.engine.dtype_name,
             "prefix": len(self._prefix),
         }
         if memory := model.entry.zipflm.get("memory"):

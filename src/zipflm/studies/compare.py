@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,25 +24,34 @@ from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.runs import resume
 from zipflm.storage import naming_full_disk, sole_writer
 from zipflm.studies.budgets import (
-    Equal,
+    Setting,
     calibrations,
-    describe,
-    require_known,
+    choose,
+    describe_equal,
+    grid_plans,
+    parse_grid,
     seconds_per_update,
     with_same_seconds,
     with_same_text,
 )
-from zipflm.studies.build import build
-from zipflm.studies.members import ScoredRun, make_member, score_once
-from zipflm.studies.plan import Plan, Request, make_plans, open_words, watched, watched_alike
-from zipflm.studies.progress import Display, State, measured_speed, print_plans
-from zipflm.studies.report import Maker, claim, write_report
-from zipflm.studies.study import Member, ScoredText, Study, Tried
-from zipflm.studies.tuning import Setting, choose, grid_plans, parse_grid, to_try
-from zipflm.training import advice, distributed
+from zipflm.studies.members import ScoredRun, StudyMember, make_member, score_once
+from zipflm.studies.plan import (
+    Plan,
+    Request,
+    first_seeds,
+    make_plans,
+    open_words,
+    watched,
+    watched_alike,
+)
+from zipflm.studies.progress import Display, MemberProgress, measured_speed, print_plans
+from zipflm.studies.report import claim, write_report
+from zipflm.studies.study import SplitText, Study, Tried, build
+from zipflm.training import distributed, throughput
 from zipflm.training.distributed import Process, described
-from zipflm.training.metrics import device_name, reset_peak_memory
-from zipflm.training.setup import accumulation, check_data
+from zipflm.training.setup import check_data
+from zipflm.training.stream import accumulation
+from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
 
 Train = Callable[[Config, DataFolder, Path], bool]
@@ -65,57 +74,48 @@ class Runner:
     def train(self, plans: Sequence[Plan]) -> dict[Path, str]:
         """Train without scoring; the reasons of runs that came to nothing."""
         problems: dict[Path, str] = {}
-        named = [replace(plan, label=f"{plan.label} {plan.setting}".strip()) for plan in plans]
-        display = self._display(named)
-        with display.shown():
+        with self._displayed(plans) as display:
             for plan in plans:
                 if self.stopped:
                     break
-                problem = self._agreed(plan, partial(self._make_trained, plan, display))
-                stage = "stopped" if self.stopped else "failed" if problem else "trained"
-                display.enter(plan, stage)
-                if problem:
+                if problem := self._agreed(plan, partial(self._make_trained, plan, display)):
                     problems[plan.run.path] = problem
+                display.enter(plan, self._stage(problem, "trained"))
         return problems
 
-    def members(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[Member]:
+    def members(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[StudyMember]:
         """Train and score; a member for every plan, with its problem if it has no result."""
-        display = self._display(plans)
-        with display.shown():
+        with self._displayed(plans) as display:
             return [self._member(plan, splits, display) for plan in plans]
 
-    def _display(self, plans: Sequence[Plan]) -> Display:
-        return Display(plans, sys.stdout, is_silent=not self._process.is_first)
+    @contextmanager
+    def _displayed(self, plans: Sequence[Plan]) -> Iterator[Display]:
+        display = Display(plans, sys.stdout, is_silent=not self._process.is_first)
+        with display.shown():
+            yield display
 
-    def _member(self, plan: Plan, splits: Sequence[str], display: Display) -> Member:
-        row = partial(
-            make_member,
-            plan.run,
-            plan.config,
-            label=plan.label,
-            factorization=plan.factorization,
-            words=self._words,
-            data=plan.data,
-            split=splits[-1],
-        )
-        found: list[Member] = []
+    def _stage(self, problem: str, otherwise: str) -> str:
+        return "stopped" if self.stopped else "failed" if problem else otherwise
+
+    def _member(self, plan: Plan, splits: Sequence[str], display: Display) -> StudyMember:
+        make = partial(make_member, plan, self._words, splits[-1])
+        if self.stopped:
+            display.enter(plan, "not trained")
+            return make(scored=None, problem="not trained: the study was interrupted")
+        found: list[StudyMember] = []
 
         def score() -> str:
             display.enter(plan, "scoring")
             options = ScoringOptions(device=self._process.device.type)
             scored = self._score(plan.run.path, plan.data, splits, options)
             if self._process.is_first:  # which writes the report
-                found.append(row(scored=scored))
+                found.append(make(scored=scored))
             return ""
 
-        if self.stopped:
-            problem, stage = "not trained: the study was interrupted", "not trained"
-        else:
-            problem = self._agreed(plan, partial(self._make_trained, plan, display))
-            problem = problem or self._agreed(plan, score)
-            stage = "stopped" if self.stopped else "failed" if problem else "done"
-        display.enter(plan, stage)
-        return found[0] if found else row(scored=None, problem=problem)
+        problem = self._agreed(plan, partial(self._make_trained, plan, display))
+        problem = problem or self._agreed(plan, score)
+        display.enter(plan, self._stage(problem, "done"))
+        return found[0] if found else make(scored=None, problem=problem)
 
     def _agreed(self, plan: Plan, work: Callable[[], str]) -> str:
         """Do a piece of work; why it has no result, which is the same in all processes."""
@@ -124,7 +124,7 @@ class Runner:
                 problem = work()
         except (ValueError, OSError, RuntimeError) as error:
             problem = described(error)
-        return distributed.agree(problem, self._process)
+        return self._process.agree(problem)
 
     def _make_trained(self, plan: Plan, display: Display) -> str:
         """Why the member is not trained to its end, if it is not."""
@@ -146,29 +146,16 @@ class Runner:
         """Whether a whole checkpoint of the last update is there, of this very model."""
         resume.check(plan.run, plan.config, plan.data, resume=True)
         found = plan.run.checkpoints()
-        if not found or found[0].update < plan.config.training.max_updates:
+        if not found or found[0].update < plan.updates:
             return False
         try:
             found[0].verify()
         except ValueError:  # the trainer names the damage and goes on from the one before
             return False
         if self._process.is_first:
-            with plan.run.lock():  # which removes what a killed process left unfinished
-                plan.run.tidy()
+            with plan.run.lock():  # removes what a killed process left unfinished
+                pass
         return True
-
-
-PROTOCOL_FACTS: dict[str, str] = {
-    "losses": "natural logarithm, per word; the end of a sentence counts as a word (column eos)",
-    "unknown words": (
-        "scored like any other: as the one symbol <unk> by word models (column unk), piece by "
-        "piece by sub-word models, unless the text itself says <unk>"
-    ),
-    "time": "training alone: compilation stands beside it, validation and checkpoints are left out",
-    "tokens/s": "median over the log; of sub-word models, sub-words",
-    "zipflm": __version__,
-    "torch": torch.__version__,
-}
 
 
 @dataclass(frozen=True)
@@ -198,123 +185,83 @@ def compare(
     A member that fails is in `FinishedStudy.failures`; only what concerns the whole study is an
     error.
     """
+    out = request.out
     with distributed.started(device) as process:
-        words, plans = distributed.done_by_all(lambda: _planned(request, process), process)
-        equal, grid = require_known(request.equal), parse_grid(request.tune)
-        recipe = "the preset's own" if request.recipe == "paper" else request.recipe
-        dataset, _, size = request.preset.partition("/")
-        return run_plans(
-            plans,
-            words,
-            request.out,
-            title=f"Word representations compared on {request.data}",
-            # The paper's rows stand next to ours where it has them, for models of the base size.
-            dataset=dataset if size in ("", "base") else "",
-            facts={"preset": request.preset, "recipe": recipe}
-            | ({"overrides": " ".join(request.overrides)} if request.overrides else {})
-            | {"held equal": describe(equal, plans)}
-            | ({"tuned": " ".join(request.tune)} if grid else {}),
-            device=device,
-            train=train,
-            score=score,
-            equal=equal,
-            grid=grid,
-            overrides=request.overrides,
-        )
+        words, plans, grid = process.done_by_all(lambda: _planned(request, process))
+        facts = _request_facts(request, plans)
+        with process.held_by_first(sole_writer(out)):
+            is_timed = request.equal == "seconds"
+            for plan in grid_plans(plans, grid) if grid else plans:
+                check(plan, process, folder=not is_timed)  # times decide what folders must hold
+            process.let_first(lambda: claim(out, "study"))
+            train = train or _trainer(device, is_tuned=bool(grid))
+            runner = Runner(words, process, train, score or partial(score_once, share=process))
+            if is_timed:
+                plans = _timed(plans, out, runner)
+            plans = [replace(p, config=watched(p.config, request.overrides)) for p in plans]
+            tried: list[Tried] = []
+            if grid and not runner.stopped:
+                planned = grid_plans(plans, grid)
+                plans, tried = choose(planned, runner.train(first_seeds(planned)))
+            for plan in plans if not runner.stopped else ():
+                check(plan, process)
+            splits = scored_splits(words)
+            dataset, _, size = request.preset.partition("/")
+            study = build(
+                runner.members(plans, splits),
+                split_text(words, splits[-1]),
+                title=f"Word representations compared on {request.data}",
+                # The paper's rows stand next to ours where it has them: models of the base size.
+                dataset=dataset if size in ("", "base") else "",
+                facts=facts | study_facts(words, plans, process),
+                tried=tried,
+            )
+            page = None
+            if process.is_first and (study.finished or runner.stopped):
+                with naming_full_disk(out, FULL_DISK_REMEDY):
+                    page = write_report(study, out, "study")
+    return FinishedStudy(study, page, runner.stopped)
 
 
 def dry_run(request: Request, *, device: str | None = None) -> None:
     """Print what `compare` would train, with parameters and estimated times; write nothing."""
     with distributed.started(device) as process:
-        words, plans = distributed.done_by_all(lambda: _planned(request, process), process)
-        scored_splits(words)
-        equal, grid = require_known(request.equal), parse_grid(request.tune)
+        words, plans, grid = process.done_by_all(lambda: _planned(request, process))
+        is_timed = request.equal == "seconds"
         for plan in plans:
-            (check_training if equal == "seconds" or grid else check)(plan, process)
-        states = [State(plan) for plan in plans]
-        for state in states:
-            state.read()
-        speed, basis = measured_speed(states), "from what is trained already"
+            check(plan, process, folder=not is_timed and not grid)
+        members = [MemberProgress(plan) for plan in plans]
+        for member in members:
+            member.read()
+        speed, basis = measured_speed(members), "from what is trained already"
         if speed is None:
-            precision = plans[0].config.training.precision
-            speed = advice.training_speed(process.device, precision) * process.world_size
+            precision = plans[0].config.training.dtype
+            speed = throughput.training_speed(process.device, precision) * process.world_size
             name = device_name(process.device)
             basis = f"a rough guess from the speed of matrix products on {name}"
-        if equal == "seconds":
-            seconds = {s.plan.label: s.work / s.plan.config.training.max_updates for s in states}
-            plans = with_same_seconds(plans, seconds)
+        if is_timed:
+            plans = with_same_seconds(
+                plans, {m.plan.label: m.work / m.plan.updates for m in members}
+            )
         if grid:
-            first = {plan.label: plan.seed for plan in reversed(plans)}
-            more = [p for p in plans if p.seed != first[p.label]]
-            plans = [*to_try(grid_plans(plans, grid)), *more]
+            first = first_seeds(plans)
+            plans = [*grid_plans(first, grid), *(plan for plan in plans if plan not in first)]
         if process.is_first:
             print_plans(plans, speed, basis, sys.stdout)
 
 
-def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan]]:
-    """The text and what to train on it; ValueError for what cannot be done."""
+def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan], list[Setting]]:
+    """The text, what to train on it, and the settings to choose from."""
     words = open_words(request.data)
-    equal, grid = require_known(request.equal), parse_grid(request.tune)
+    scored_splits(words)
+    grid = parse_grid(request.grid)
     plans = make_plans(request, words, on_cpu=process.device.type == "cpu")
     if grid and "valid" not in words.splits:
         raise ValueError(f"--grid: {words.path} has no valid set to decide on; prepare it with one")
-    return words, with_same_text(plans) if equal == "text" else plans
+    return words, with_same_text(plans) if request.equal == "text" else plans, grid
 
 
-def run_plans(
-    plans: Sequence[Plan],
-    words: DataFolder,
-    out: Path,
-    *,
-    title: str,
-    dataset: str,
-    facts: dict[str, str],
-    device: str | None = None,
-    train: Train | None = None,
-    score: Score | None = None,
-    others: Sequence[Member] = (),
-    maker: Maker = "study",
-    equal: Equal = "updates",
-    grid: Sequence[Setting] = (),
-    overrides: Sequence[str] = (),
-) -> FinishedStudy:
-    """Train and score every plan, in order, and report on the held-out splits of `words`; `others`
-    are members that need no training. With `equal="seconds"` short runs measure the time of every
-    member first; with a `grid` every setting is trained and the best one taken. Each of these is a
-    run in a folder of its own, so an interrupted study goes on from any of them."""
-    splits = scored_splits(words)
-    lock = sole_writer(out)
-    with distributed.started(device) as process, distributed.held_by_first(lock, process):
-        for plan in plans:
-            check_training(plan, process)
-        if equal != "seconds":  # which decides what the folders must hold
-            for plan in grid_plans(plans, grid) if grid else plans:
-                check(plan, process)
-        distributed.let_first(lambda: claim(out, maker), process)
-        train = train or _trainer(device, is_tuned=bool(grid))
-        runner = Runner(words, process, train, score or partial(score_once, share=process))
-        if equal == "seconds":
-            plans = _timed(plans, out, runner)
-        plans = [replace(plan, config=watched(plan.config, overrides)) for plan in plans]
-        tried: list[Tried] = []
-        if grid and not runner.stopped:
-            planned = grid_plans(plans, grid)
-            plans, tried = choose(planned, runner.train(to_try(planned)))
-        for plan in plans if not runner.stopped else ():
-            check(plan, process)
-        members = [*others, *runner.members(plans, splits)]
-        facts = facts | study_facts(words, plans, process)
-        text = scored_text(words, splits[-1])
-        study = build(members, text, title=title, dataset=dataset, facts=facts)
-        study = replace(study, tried=tuple(tried))
-        page = None
-        if process.is_first and (study.finished or runner.stopped):
-            with naming_full_disk(out, FULL_DISK_REMEDY):
-                page = write_report(study, out, maker)
-    return FinishedStudy(study, page, runner.stopped)
-
-
-def _timed(plans: Sequence[Plan], out: Path, runner: Runner) -> Sequence[Plan]:
+def _timed(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]:
     """Plans with as many updates as take the same time, by short runs of every member; unchanged
     if a signal ended these."""
     short = calibrations(plans, out)
@@ -330,34 +277,25 @@ def _timed(plans: Sequence[Plan], out: Path, runner: Runner) -> Sequence[Plan]:
     return with_same_seconds(plans, {p.label: seconds_per_update(p.run.log()) for p in short})
 
 
-def check_training(plan: Plan, process: Process) -> None:
-    """ValueError if a member cannot be trained as planned."""
+def check(plan: Plan, process: Process, *, folder: bool = True) -> None:
+    """ValueError if a member cannot be trained as planned or, with `folder`, if its folder holds
+    another run.
+
+    A run may be resumed with other settings, but then its result is not what the report says it
+    is; only what leaves the result as it is may change in a study.
+    """
     try:
         plan.data.tokens("train")
         check_data(plan.config, plan.data)
         accumulation(plan.config, process)
+        if folder:
+            resume.check(plan.run, plan.config, plan.data, resume=True)
+        if folder and plan.run.holds_a_run:
+            held = watched_alike(plan.run.config(), plan.config)
+            remedy = "choose another --out for another study"
+            resume.require_same_config(plan.run.path, held, plan.config, remedy)
     except ValueError as error:
         raise ValueError(f"{plan.label}: {error}") from None
-
-
-def check(plan: Plan, process: Process) -> None:
-    """ValueError if a member cannot be trained as planned, or its folder holds another run."""
-    check_training(plan, process)
-    try:
-        resume.check(plan.run, plan.config, plan.data, resume=True)
-        _require_same_training(plan)
-    except ValueError as error:
-        raise ValueError(f"{plan.label}: {error}") from None
-
-
-def _require_same_training(plan: Plan) -> None:
-    """A run may be resumed with other settings, but then its result is not what the report says it
-    is; only what leaves the result as it is may change in a study."""
-    if not plan.run.holds_a_run:
-        return
-    held = watched_alike(plan.run.config(), plan.config)
-    remedy = "choose another --out for another study"
-    resume.require_same_config(plan.run.path, held, plan.config, remedy)
 
 
 def scored_splits(words: DataFolder) -> tuple[str, ...]:
@@ -370,14 +308,47 @@ def scored_splits(words: DataFolder) -> tuple[str, ...]:
     return splits
 
 
-def scored_text(words: DataFolder, split: str) -> ScoredText:
+def split_text(words: DataFolder, split: str) -> SplitText:
     tokens = words.tokens(split)
-    return ScoredText(
+    return SplitText(
         split=split,
         word_ids=tokens.ids,
         vocabulary=words.vocabulary,
         line_starts=tokens.offsets[:-1],
     )
+
+
+def data_facts(words: DataFolder) -> dict[str, str]:
+    """The text of a report, and what its numbers mean."""
+    return {
+        "data": f"a vocabulary of {len(words.vocabulary):,} words",
+        "folder": str(words.path),
+        "vocabulary": words.vocabulary.hash,
+        "losses": (
+            "natural logarithm, per word; the end of a sentence counts as a word (column eos)"
+        ),
+        "unknown words": (
+            "scored like any other: as the one symbol <unk> by word models (column unk), piece by "
+            "piece by sub-word models, unless the text itself says <unk>"
+        ),
+        "time": (
+            "training alone: compilation stands beside it, validation and checkpoints are left out"
+        ),
+        "tokens/s": "median over the log; of sub-word models, sub-words",
+        "zipflm": __version__,
+        "torch": torch.__version__,
+    }
+
+
+def _request_facts(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
+    facts = {
+        "preset": request.preset,
+        "recipe": "the preset's own" if request.recipe == "paper" else request.recipe,
+        "overrides": " ".join(request.overrides),
+        "held equal": describe_equal(request.equal, plans),
+        "tuned": " ".join(request.grid),
+    }
+    return {name: text for name, text in facts.items() if text}
 
 
 def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> dict[str, str]:
@@ -387,16 +358,13 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
     tokens = _either(f"{config.tokens_per_update:,}" for config in configs)
     optimizer = _either(type(config.optimizer).__name__ for config in configs)
     on_cuda = process.device.type == "cuda"
-    return {
-        "data": f"a vocabulary of {len(words.vocabulary):,} words",
-        "folder": str(words.path),
-        "vocabulary": words.vocabulary.hash,
+    return data_facts(words) | {
         "training": f"{updates} updates of {tokens} tokens each, {optimizer}",
         "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
         "devices": f"{process.world_size} x {device_name(process.device)}",
         "threads of each process": str(torch.get_num_threads()),
         "memory": "peak of the GPU's allocator" if on_cuda else "peak of the whole process",
-    } | PROTOCOL_FACTS
+    }
 
 
 def _either(values: Iterable[str]) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, cycle, product
+from functools import partial
+from itertools import chain, cycle
 from pathlib import Path
 
 import matplotlib
@@ -18,11 +19,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
-from matplotlib.transforms import Bbox
 
 from zipflm.storage import written_whole
 from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, bins_of_paper
-from zipflm.studies.study import Row, Study
+from zipflm.studies.study import ModelRow, Study
 from zipflm.units import perplexity
 
 
@@ -98,132 +98,9 @@ def _mixed() -> Iterator[Style]:
 
 
 INK = "#16181d"
-
-
-def bar_chart(
-    bins: Sequence[FrequencyBin], look: Mapping[str, Style], *, title: str, xlabel: str
-) -> Figure:
-    """Loss per bin, one bar per model, with its interval. A few bars that would flatten all others
-    are cut, with their loss on them."""
-    bins = [b for b in bins if any(loss is not None for loss in b.loss.values())]
-    figure, axes = new_axes(title, xlabel, "loss (nats per word)", size=(9.0, 4.2))
-    models = [label for label in look if any(b.loss.get(label) is not None for b in bins)]
-    width = 0.84 / max(1, len(models))
-    for i, label in enumerate(models):
-        places = np.arange(len(bins)) + (i - (len(models) - 1) / 2) * width
-        heights = [b.loss.get(label) or 0.0 for b in bins]
-        _bars(axes, places, heights, width, look[label], label)
-        for place, b in zip(places, bins, strict=True):
-            if label in b.interval:
-                axes.vlines(place, *b.interval[label], color=INK, linewidth=0.9)
-    _break_axis(axes, bins, models, width)
-    axes.set_xticks(range(len(bins)), [f"{b.name}\n{b.tokens:,}" for b in bins])
-    axes.grid(axis="x", visible=False)
-    if models:
-        # Outside: among the bars, many models or long names would cover some.
-        figure.legend(ncols=8 if max(map(len, models)) < 8 else 3, loc="outside lower center")
-    return figure
-
-
-def _break_axis(
-    axes: Axes, bins: Sequence[FrequencyBin], models: Sequence[str], width: float
-) -> None:
-    """End the axis where most models do, if a few bars would flatten all others."""
-    top = usual_top(bins)
-    if top is None:
-        return
-    axes.set_ylim(0, top)
-    for (place, b), (i, label) in product(enumerate(bins), enumerate(models)):
-        loss = b.loss.get(label)
-        if loss is not None and loss > top:
-            x = place + (i - (len(models) - 1) / 2) * width
-            for y in (0.93, 0.945):
-                axes.plot(
-                    [x - 0.6 * width, x + 0.6 * width],
-                    [(y - 0.01) * top, (y + 0.01) * top],
-                    color="white",
-                    linewidth=1.5,
-                    zorder=5,
-                )
-            axes.text(
-                x,
-                0.9 * top,
-                f"{loss:.1f}",
-                rotation=90,
-                ha="center",
-                va="top",
-                fontsize=6.5,
-                zorder=6,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-            )
-
-
-def usual_top(bins: Sequence[FrequencyBin]) -> float | None:
-    """Where the axis ends if a few bars would flatten all others, as on the page: a little above
-    what the middle one of the models needs, unknown words left out. None if all fit."""
-    highest: dict[str, float] = {}
-    for b in bins:
-        for label, loss in b.loss.items():
-            if loss is not None and b.name != "UNK":
-                highest[label] = max(highest.get(label, 1.0), *b.interval.get(label, (loss,)))
-    if not highest:
-        return None
-    limit = 1.3 * sorted(highest.values())[len(highest) // 2]
-    most = max(loss for b in bins for loss in b.loss.values() if loss is not None)
-    return limit if most > 1.1 * limit else None
-
-
-def paper_bars(dataset: str, *, previous: bool) -> Figure:
-    """The paper's own bar chart, drawn from its numbers."""
-    by = "previous word" if previous else "word"
-    return bar_chart(
-        bins_of_paper(dataset, previous=previous),
-        {label: STYLES[label] for label in BIN_MODELS[dataset]},
-        title=f"The paper's: loss by frequency of the {by}, {DATASETS[dataset]} test",
-        xlabel=bin_label(by),
-    )
-
-
-def bin_label(by: str) -> str:
-    """What stands below bins of a word, or of the `previous word`."""
-    return f"occurrences of the {by} in the training text, and {by}s scored"
-
-
-def new_axes(
-    title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (7.2, 4.2)
-) -> tuple[Figure, Axes]:
-    """A figure of its own, apart from matplotlib's global state."""
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, loc="left", fontweight="bold")
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    return figure, axes
-
-
-def _bars(
-    axes: Axes,
-    places: np.ndarray,
-    heights: Sequence[float],
-    width: float,
-    style: Style,
-    label: str,
-) -> None:
-    """Colour and pattern first; the outline apart, because a pattern has the edge's colour."""
-    axes.bar(
-        places,
-        heights,
-        width,
-        color=style.light,
-        edgecolor="#ffffff" if style.is_dark else INK,
-        hatch=style.hatch,
-        linewidth=0,
-        label=label,
-    )
-    axes.bar(places, heights, width, fill=False, edgecolor=INK, linewidth=0.6)
-
-
 _LARGEST_DRAWN = 1e130
+_MARGIN = 0.05
+"""In nats, above the highest mark."""
 _SETTINGS = {
     "font.family": "sans-serif",
     "font.size": 9.0,
@@ -239,100 +116,6 @@ _SETTINGS = {
     "svg.hashsalt": "zipflm",
     "svg.fonttype": "none",
 }
-
-
-def learning_curves(study: Study) -> Figure:
-    """Loss on the valid set, and on the training text, against updates."""
-    figure, axes = new_axes("Learning curves", "update", "loss (nats per word)")
-    for row, style in _curves(study):
-        points = [(p.update, p.valid_loss) for p in row.curve if p.valid_loss is not None]
-        _line(axes, points, style, row.label)
-        training = [(p.update, p.loss) for p in row.curve if p.loss is not None]
-        axes.plot(*_columns(training), color=style.light, linewidth=0.7, alpha=0.45)
-    _cut_above(axes, _valid_losses(study), lambda loss: loss)
-    figure.legend(loc="outside right upper", title="valid (thin: training)")
-    return figure
-
-
-def perplexity_against_time(study: Study) -> Figure:
-    """What a model has learned after so much training time."""
-    longest = max((p.seconds for row in study.rows for p in row.curve), default=0.0)
-    unit, seconds = time_unit(longest)
-    figure, axes = new_axes("Perplexity against training time", unit, "valid perplexity")
-    for row, style in _curves(study):
-        points = [
-            (p.seconds / seconds, _drawn_perplexity(p.valid_loss))
-            for p in row.curve
-            if p.valid_loss is not None
-        ]
-        _line(axes, points, style, row.label)
-    axes.set_yscale("log")
-    _cut_above(axes, _valid_losses(study), _drawn_perplexity)
-    _plain_ticks(axes)
-    figure.legend(loc="outside right upper")
-    return figure
-
-
-def parameters_against_perplexity(study: Study) -> Figure:
-    """One point per model; low and to the left is better."""
-    title, ylabel = "Parameters against perplexity", study.headline_name
-    unit, size = count_unit(max((row.num_params for row in study.finished), default=0))
-    figure, axes = new_axes(title, f"parameters ({unit})", ylabel)
-    look = style_of(study)
-    axes.set_yscale("log")
-    # Rows whose perplexity is beyond all numbers have no place.
-    rows = [row for row in study.finished if np.isfinite(study.headline(row).mean)]
-    points = {row.label: (row.num_params / size, study.headline(row).mean) for row in rows}
-    for row in rows:
-        x, y = points[row.label]
-        style = look[row.label]
-        axes.errorbar(
-            x,
-            y,
-            yerr=_reach(study, row),
-            marker=style.marker,
-            color=style.light,
-            markeredgecolor=INK,
-            markersize=10,
-        )
-    axes.margins(0.15)
-    ends = {label: [float(np.log(y))] for label, (_, y) in points.items()}
-    _cut_above(axes, ends, _drawn_perplexity)
-    _plain_ticks(axes)
-    _name_points(figure, axes, points)
-    return figure
-
-
-def _reach(study: Study, row: Row) -> list[list[float]] | None:
-    """How far the interval reaches down and up, as matplotlib wants it."""
-    found = study.headline_interval(row)
-    if found is None or not np.isfinite(found.high):
-        return None
-    return [[found.estimate - found.low], [found.high - found.estimate]]
-
-
-def figures(study: Study) -> dict[str, Callable[[], Figure]]:
-    """Every figure of a study by its file name, drawn when called."""
-    look = style_of(study)
-
-    def bars(bins: Sequence[FrequencyBin], by: str) -> Figure:
-        title = f"Loss by frequency of the {by} ({study.split})"
-        return bar_chart(bins, look, title=title, xlabel=bin_label(by))
-
-    drawn: dict[str, Callable[[], Figure]] = {
-        "loss-by-word-frequency": lambda: bars(study.word_bins, "word"),
-        "loss-by-previous-word-frequency": lambda: bars(study.previous_bins, "previous word"),
-        "parameters-against-perplexity": lambda: parameters_against_perplexity(study),
-    }
-    if any(row.curve for row in study.rows):
-        drawn["learning-curves"] = lambda: learning_curves(study)
-        drawn["perplexity-against-time"] = lambda: perplexity_against_time(study)
-    if study.dataset in DATASETS:
-        drawn["paper-loss-by-word-frequency"] = lambda: paper_bars(study.dataset, previous=False)
-        drawn["paper-loss-by-previous-word-frequency"] = lambda: paper_bars(
-            study.dataset, previous=True
-        )
-    return drawn
 
 
 def save_figures(study: Study, folder: Path) -> list[Path]:
@@ -351,16 +134,180 @@ def save_figures(study: Study, folder: Path) -> list[Path]:
     return written
 
 
+def figures(study: Study) -> dict[str, Callable[[], Figure]]:
+    """Every figure of a study by its file name, drawn when called."""
+    look = style_of(study)
+    by_word = f"Loss by frequency of the word ({study.split})"
+    by_previous = f"Loss by frequency of the previous word ({study.split})"
+    drawn: dict[str, Callable[[], Figure]] = {
+        "loss-by-word-frequency": partial(bar_chart, study.word_bins, look, by_word, "word"),
+        "loss-by-previous-word-frequency": partial(
+            bar_chart, study.previous_bins, look, by_previous, "previous word"
+        ),
+        "parameters-against-perplexity": partial(parameters_against_perplexity, study),
+    }
+    if any(row.curve for row in study.rows):
+        drawn["learning-curves"] = partial(learning_curves, study)
+        drawn["perplexity-against-time"] = partial(perplexity_against_time, study)
+    if study.dataset in DATASETS:
+        for name, previous in (("word", False), ("previous-word", True)):
+            drawn[f"paper-loss-by-{name}-frequency"] = partial(
+                paper_bars, study.dataset, previous=previous
+            )
+    return drawn
+
+
+def paper_bars(dataset: str, *, previous: bool) -> Figure:
+    """The paper's own bar chart, drawn from its numbers."""
+    by = "previous word" if previous else "word"
+    look = {label: STYLES[label] for label in BIN_MODELS[dataset]}
+    title = f"The paper's: loss by frequency of the {by}, {DATASETS[dataset]} test"
+    return bar_chart(bins_of_paper(dataset, previous=previous), look, title, by)
+
+
+def bar_chart(
+    bins: Sequence[FrequencyBin], look: Mapping[str, Style], title: str, by: str
+) -> Figure:
+    """Loss per bin, one bar per model, with its interval. A few bars that would flatten all others
+    are cut, with their loss on them."""
+    bins = [b for b in bins if any(loss is not None for loss in b.loss.values())]
+    xlabel = f"occurrences of the {by} in the training text, and {by}s scored"
+    figure, axes = _new_axes(title, xlabel, "loss (nats per word)", size=(9.0, 4.2))
+    models = [label for label in look if any(b.loss.get(label) is not None for b in bins)]
+    width = 0.84 / max(1, len(models))
+    top = usual_top(bins)
+    if top is not None:
+        axes.set_ylim(0, top)
+    for i, label in enumerate(models):
+        places = np.arange(len(bins)) + (i - (len(models) - 1) / 2) * width
+        losses = [b.loss.get(label) or 0.0 for b in bins]
+        axes.bar(
+            places,
+            losses,
+            width,
+            color=look[label].light,
+            edgecolor="#ffffff" if look[label].is_dark else INK,
+            hatch=look[label].hatch,
+            linewidth=0,
+            label=label,
+        )
+        # The outline apart, because a pattern has the edge's colour.
+        axes.bar(places, losses, width, fill=False, edgecolor=INK, linewidth=0.6)
+        for place, loss, b in zip(places, losses, bins, strict=True):
+            if label in b.interval:
+                axes.vlines(place, *b.interval[label], color=INK, linewidth=0.9)
+            if top is not None and loss > top:
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+                text = axes.text(place, 0.97 * top, f"{loss:.1f}", rotation=90, bbox=box)
+                text.set(fontsize=6.5, ha="center", va="top")
+    axes.set_xticks(range(len(bins)), [f"{b.name}\n{b.tokens:,}" for b in bins])
+    axes.grid(axis="x", visible=False)
+    if models:
+        # Outside: among the bars, many models or long names would cover some.
+        figure.legend(ncols=8 if max(map(len, models)) < 8 else 3, loc="outside lower center")
+    return figure
+
+
+def usual_top(bins: Sequence[FrequencyBin]) -> float | None:
+    """Where the axis ends if a few bars would flatten all others, as on the page: a little above
+    what the middle one of the models needs, unknown words left out. None if all fit."""
+    highest: dict[str, float] = {}
+    for b in bins:
+        for label, loss in b.loss.items():
+            if loss is not None and b.name != "UNK":
+                highest[label] = max(highest.get(label, 1.0), *b.interval.get(label, (loss,)))
+    if not highest:
+        return None
+    limit = 1.3 * sorted(highest.values())[len(highest) // 2]
+    most = max(loss for b in bins for loss in b.loss.values() if loss is not None)
+    return limit if most > 1.1 * limit else None
+
+
+def learning_curves(study: Study) -> Figure:
+    """Loss on the valid set, and on the training text, against updates."""
+    figure, axes = _new_axes("Learning curves", "update", "loss (nats per word)")
+    for row, style in _curves(study):
+        points = [(p.update, p.valid_loss) for p in row.curve if p.valid_loss is not None]
+        _line(axes, points, style, row.label)
+        training = [(p.update, p.loss) for p in row.curve if p.loss is not None]
+        axes.plot(*_columns(training), color=style.light, linewidth=0.7, alpha=0.45)
+    _cut_above(axes, _valid_losses(study), lambda loss: loss)
+    figure.legend(loc="outside right upper", title="valid (thin: training)")
+    return figure
+
+
+def perplexity_against_time(study: Study) -> Figure:
+    """What a model has learned after so much training time."""
+    longest = max((p.seconds for row in study.rows for p in row.curve), default=0.0)
+    unit, seconds = time_unit(longest)
+    figure, axes = _new_axes("Perplexity against training time", unit, "valid perplexity")
+    for row, style in _curves(study):
+        points = [
+            (p.seconds / seconds, _drawn_perplexity(p.valid_loss))
+            for p in row.curve
+            if p.valid_loss is not None
+        ]
+        _line(axes, points, style, row.label)
+    axes.set_yscale("log")
+    _cut_above(axes, _valid_losses(study), _drawn_perplexity)
+    _plain_ticks(axes)
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def parameters_against_perplexity(study: Study) -> Figure:
+    """One point per model; low and to the left is better."""
+    largest = max((row.num_params for row in study.finished), default=0)
+    unit, size = ("millions", 1e6) if largest >= 1_000_000 else ("thousands", 1e3)
+    title = "Parameters against perplexity"
+    figure, axes = _new_axes(title, f"parameters ({unit})", study.headline_name)
+    look = style_of(study)
+    axes.set_yscale("log")
+    # Rows whose perplexity is beyond all numbers have no place.
+    points = {row.label: study.headline(row).mean for row in study.finished}
+    for row in study.finished:
+        if not np.isfinite(points[row.label]):
+            continue
+        interval = study.headline_interval(row)
+        reach = None
+        if interval is not None and np.isfinite(interval.high):
+            reach = [[interval.estimate - interval.low], [interval.high - interval.estimate]]
+        axes.errorbar(
+            row.num_params / size,
+            points[row.label],
+            yerr=reach,
+            marker=look[row.label].marker,
+            color=look[row.label].light,
+            markeredgecolor=INK,
+            markersize=10,
+            linestyle="none",
+            label=row.label,
+        )
+    axes.margins(0.15)
+    ends = {label: [float(np.log(y))] for label, y in points.items() if np.isfinite(y)}
+    _cut_above(axes, ends, _drawn_perplexity)
+    _plain_ticks(axes)
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def _new_axes(
+    title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (7.2, 4.2)
+) -> tuple[Figure, Axes]:
+    """A figure of its own, apart from matplotlib's global state."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    return figure, axes
+
+
 def time_unit(longest: float) -> tuple[str, float]:
     """The unit for times up to `longest` seconds, and its length in seconds."""
     if longest < 900:
         return "seconds", 1.0
     return ("minutes", 60.0) if longest < 3 * 3600 else ("hours", 3600.0)
-
-
-def count_unit(largest: int) -> tuple[str, float]:
-    """The unit for parameters up to `largest`, and its size."""
-    return ("millions", 1e6) if largest >= 1_000_000 else ("thousands", 1e3)
 
 
 def ceiling(losses: Sequence[float]) -> float:
@@ -371,10 +318,6 @@ def ceiling(losses: Sequence[float]) -> float:
     """
     middle = sorted(losses)[len(losses) // 2]
     return middle + max(1.0, 4 * (middle - min(losses)))
-
-
-_MARGIN = 0.05
-"""In nats, above the highest mark."""
 
 
 def _valid_losses(study: Study) -> dict[str, list[float]]:
@@ -419,26 +362,7 @@ def _plain_ticks(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _name_points(figure: Figure, axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
-    """A name at every point, where neither a point nor another name is in the way."""
-    figure.draw_without_rendering()  # Gives the axes their place on the paper.
-    top = axes.get_ylim()[1]
-    visible = {label: point for label, point in points.items() if point[1] <= top}
-    centres = [axes.transData.transform(point) for point in visible.values()]
-    taken = [Bbox.from_bounds(x - 8, y - 8, 16, 16) for x, y in centres]
-    sides = (("left", 8), ("right", -8), ("center", 0))
-    spots = [(side, x, y) for y in (4, -12, 12, -20, 20, -28) for side, x in sides]
-    for label, point in visible.items():
-        for side, x, y in spots:
-            name = axes.annotate(label, point, (x, y), textcoords="offset points", ha=side)
-            box = name.get_window_extent()
-            if figure.bbox.fully_containsx(box.x1) and not box.count_overlaps(taken):
-                taken.append(box)
-                break
-            name.remove()
-
-
-def _curves(study: Study) -> list[tuple[Row, Style]]:
+def _curves(study: Study) -> list[tuple[ModelRow, Style]]:
     look = style_of(study)
     return [(row, look[row.label]) for row in study.rows if row.curve]
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 
 SOURCE = "Baevski & Auli, Adaptive Input Representations for Neural Language Modeling, ICLR 2019"
+REFERENCE = "ADP-T"
+"""The paper's own model, to which a study compares the others."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,4 @@
-"""The members of a study: what each trains, settings varied within a factorization, early
-checks.
-"""
+"""The members of a study: what each trains, on what, where; early checks."""
 
 from __future__ import annotations
 
@@ -9,109 +7,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
+from typing import Literal, get_args
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, Tie, require
 from zipflm.config.model import BY_LABEL
 from zipflm.data.folder import FACTS_FILE, DataFolder
 from zipflm.messages import quoted
-from zipflm.presets import FACTORIZATIONS, from_name
+from zipflm.presets import FACTORIZATIONS, from_name, parse_name
 from zipflm.presets.recipes import resolve
 from zipflm.runs.folder import RunFolder
+from zipflm.runs.records import Report
 from zipflm.settings import UnknownKey
+from zipflm.studies.paper import REFERENCE
 from zipflm.training.setup import in_updates
 
-
-@dataclass(frozen=True)
-class Variation:
-    """One combination of settings; without any, a config stays as it is."""
-
-    bands: str | None = None
-    tail_dropout: float | None = None
-
-    @property
-    def name(self) -> str:
-        """`bands 5k/155k/100k, tail dropout 0.2`, for the member's label."""
-        bands = [] if self.bands is None else [f"bands {self.bands}"]
-        rate = [] if self.tail_dropout is None else [f"tail dropout {self.tail_dropout:g}"]
-        return ", ".join(bands + rate)
-
-    def apply(self, config: Config) -> Config:
-        """The config with these settings; ValueError if it has no bands."""
-        if not self.name:
-            return config
-        input, output = config.input, config.output
-        if not isinstance(output, AdaptiveOutput):
-            option = "--tail-dropout" if self.bands is None else "--bands"
-            raise ValueError(f"{option}: {config.name} has no bands; leave it out")
-        if self.bands is not None:
-            ends = cutoffs(self.bands)
-            if ends[-1] >= config.vocab_size:
-                raise ValueError(
-                    f"--bands {self.bands}: the vocabulary has only {config.vocab_size:,} ids; all "
-                    "bands but the last must fit into it"
-                )
-            output = replace(output, cutoffs=ends)
-            if isinstance(input, AdaptiveInput):
-                input = replace(input, cutoffs=ends)
-        if self.tail_dropout is not None:
-            output = replace(output, tail_dropout=self.tail_dropout)
-        return replace(config, input=input, output=output)
-
-
-def variations(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Variation]:
-    """Every combination of the settings asked for."""
-    _require_distinct("--bands", bands, [cutoffs(text) for text in bands])
-    _require_distinct("--tail-dropout", tail_dropout, tail_dropout)
-    every_band: Sequence[str | None] = bands or [None]
-    every_rate: Sequence[float | None] = tail_dropout or [None]
-    return [Variation(*pair) for pair in product(every_band, every_rate)]
-
-
-def _require_distinct(option: str, given: Sequence[object], meant: Sequence[object]) -> None:
-    """Two members of one name would pass for two seeds."""
-    for place, value in enumerate(meant):
-        if value in meant[:place]:
-            same = given[meant.index(value)]
-            raise ValueError(f"{option} {given[place]}: the same as {same}; name each setting once")
-
-
-def cutoffs(text: str) -> tuple[int, ...]:
-    """The cutoffs of bands written as words per band; the last takes what remains.
-
-    >>> cutoffs("5k/155k/100k")
-    (5000, 160000)
-    """
-    sizes = []
-    for part in text.lower().split("/"):
-        found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(k?)", part.strip())
-        if found is None:
-            raise ValueError(f"--bands {quoted(text)}: write words per band, e.g. 5k/155k/100k")
-        sizes.append(round(float(found[1]) * (1000 if found[2] else 1)))
-    if len(sizes) < 2 or min(sizes) < 1:
-        raise ValueError(f"--bands {quoted(text)}: give at least two bands of at least one word")
-    return tuple(accumulate(sizes[:-1]))
-
-
-def require_comparable(config: Config) -> None:
-    """ValueError unless the model predicts every word of the data, as others do."""
-    if config.num_predicted < config.vocab_size:
-        raise ValueError(
-            f"input.predicted_words={config.num_predicted}: models that are compared predict the "
-            "same words; use zipflm train and zipflm evaluate for this one"
-        )
-
-
+Equal = Literal["updates", "text", "seconds"]
 SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
-_SAME_TEXT = "prepare both from the same text"
-
 CURVE_POINTS = 8
 """The fewest validations of a member, for its learning curve."""
 _CURVE_SHARE = 0.1
 """The share of the valid set that such a validation scores."""
 MEMBERS = "members"
-"""Name of the folder, inside that of a study, with the run of every member."""
+"""Folder, inside that of a study, with the run of every member."""
 TWIN = "bpe"
-"""Name of the folder, inside the data folder, with the same text in sub-words."""
+"""Folder, inside the data folder, with the same text in sub-words."""
+_SAME_TEXT = "prepare both from the same text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +40,10 @@ class Request:
 
     data: Path
     preset: str
-    """`wikitext-103`, or with a size: `billion-word/large`."""
+    """All models of a dataset, `wikitext-103` or `billion-word/large`, or one of them."""
     out: Path
-    factorizations: tuple[str, ...] = FACTORIZATIONS
+    factorizations: tuple[str, ...] = ()
+    """Those of its models to train; unless given all, or ADP-T where settings are compared."""
     seeds: int = 1
     recipe: str = "paper"
     overrides: tuple[str, ...] = ()
@@ -132,9 +53,22 @@ class Request:
     tail_dropout: tuple[float, ...] = ()
     """Settings to compare: dropout in the tail bands."""
     equal: str = "updates"
-    """What is held equal between members: `updates`, `text` or `seconds` (see `budgets`)."""
-    tune: tuple[str, ...] = ()
-    """Settings of which every member takes the one that suits it: `FIELD=a,b,c` (see `tuning`)."""
+    """What is held equal between members: `updates`, `text` or `seconds`."""
+    grid: tuple[str, ...] = ()
+    """Settings of which every member takes the one that suits it: `FIELD=a,b,c`."""
+
+    def __post_init__(self) -> None:
+        name = parse_name(self.preset)
+        if name.variant or (name.factorization and self.factorizations):
+            raise ValueError(
+                f"--preset {self.preset}: name a dataset, e.g. {name.dataset}, and choose its "
+                "models with --factorizations, or one of its models"
+            )
+        every = ("ADP-T",) if self.bands or self.tail_dropout else FACTORIZATIONS
+        members = (name.factorization,) if name.factorization else self.factorizations or every
+        family = name.dataset if name.size == "base" else f"{name.dataset}/{name.size}"
+        object.__setattr__(self, "preset", family)
+        object.__setattr__(self, "factorizations", members)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,12 +77,19 @@ class Plan:
 
     label: str
     factorization: str
-    seed: int
     config: Config
     data: DataFolder
     run: RunFolder
     setting: str = ""
-    """What was chosen for it, or is tried."""
+    """The point of a grid that is tried, or was chosen."""
+
+    @property
+    def seed(self) -> int:
+        return self.config.training.seed
+
+    @property
+    def updates(self) -> int:
+        return self.config.training.max_updates
 
 
 def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> list[Plan]:
@@ -158,20 +99,25 @@ def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> 
     Raises ValueError for anything that cannot be trained, before anything is.
     """
     _require_known(request)
-    require_seeds(request.seeds)
     folders = _folders(request, words)
     configs = _resolved(request, words, folders, on_cpu)
     chosen = variations(request.bands, request.tail_dropout)
     plans = []
     for factorization, variation in product(request.factorizations, chosen):
-        plans += seeded(
-            variation.apply(configs[factorization]),
-            request.seeds,
-            label=f"{factorization} {variation.name}".strip(),
-            factorization=factorization,
-            data=folders[factorization],
-            out=request.out,
-        )
+        config = variation.apply(configs[factorization])
+        label = f"{factorization} {variation.name}".strip()
+        first = config.training.seed
+        for seed in range(first, first + request.seeds):
+            plan = Plan(
+                label=label,
+                factorization=factorization,
+                config=replace(config, training=replace(config.training, seed=seed)),
+                data=folders[factorization],
+                run=RunFolder(request.out / MEMBERS / path_name(label) / f"seed-{seed}"),
+            )
+            plans.append(plan)
+    if len({plan.run.path for plan in plans}) < len(plans):
+        raise ValueError("--bands, --tail-dropout: name each setting once")
     return plans
 
 
@@ -236,24 +182,105 @@ def _same_tokens(configs: dict[str, Config], overrides: Sequence[str]) -> dict[s
 
 def _require_as_named(config: Config, named: Config) -> None:
     """A row goes by the name of its factorization, so overrides may not make another one of it."""
-    for key, ours, theirs in (
-        ("name", config.name, named.name),
-        ("input", type(config.input).__name__, type(named.input).__name__),
-        ("output", type(config.output).__name__, type(named.output).__name__),
-        ("batches.unit", config.batches.unit, named.batches.unit),
+    is_tied, should_be = config.tie != Tie.NONE, named.tie != Tie.NONE
+    for key, ours, is_same in (
+        ("name", config.name, config.name == named.name),
+        ("input", type(config.input).__name__, type(config.input) is type(named.input)),
+        ("output", type(config.output).__name__, type(config.output) is type(named.output)),
+        ("batches.unit", config.batches.unit, config.batches.unit == named.batches.unit),
+        ("tie", config.tie, is_tied == should_be),
     ):
-        if ours != theirs:
-            raise ValueError(f"{key}={ours}: {_another(named)}")
+        if not is_same:
+            raise ValueError(
+                f"{key}={ours}: {named.name} would no longer be what its name says; leave it out, "
+                "or choose members that are so with --factorizations"
+            )
     require_comparable(config)
-    if (config.tie == Tie.NONE) != (named.tie == Tie.NONE):
-        raise ValueError(f"tie={config.tie}: {_another(named)}")
 
 
-def _another(named: Config) -> str:
-    return (
-        f"{named.name} would no longer be what its name says; leave it out, or choose members that "
-        "are so with --factorizations"
-    )
+def require_comparable(config: Config) -> None:
+    """ValueError unless the model predicts every word of the data, as others do."""
+    if config.num_predicted < config.vocab_size:
+        raise ValueError(
+            f"input.predicted_words={config.num_predicted}: models that are compared predict the "
+            "same words; use zipflm train and zipflm evaluate for this one"
+        )
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One combination of settings; without any, a config stays as it is."""
+
+    bands: str | None = None
+    tail_dropout: float | None = None
+
+    @property
+    def name(self) -> str:
+        """`bands 5k/155k/100k, tail dropout 0.2`, for the member's label."""
+        bands = [] if self.bands is None else [f"bands {self.bands}"]
+        rate = [] if self.tail_dropout is None else [f"tail dropout {self.tail_dropout:g}"]
+        return ", ".join(bands + rate)
+
+    def apply(self, config: Config) -> Config:
+        """The config with these settings; ValueError if it has no bands."""
+        if not self.name:
+            return config
+        input, output = config.input, config.output
+        if not isinstance(output, AdaptiveOutput):
+            option = "--tail-dropout" if self.bands is None else "--bands"
+            raise ValueError(f"{option}: {config.name} has no bands; leave it out")
+        if self.bands is not None:
+            ends = cutoffs(self.bands)
+            if ends[-1] >= config.vocab_size:
+                raise ValueError(
+                    f"--bands {self.bands}: the vocabulary has only {config.vocab_size:,} ids; all "
+                    "bands but the last must fit into it"
+                )
+            output = replace(output, cutoffs=ends)
+            if isinstance(input, AdaptiveInput):
+                input = replace(input, cutoffs=ends)
+        if self.tail_dropout is not None:
+            output = replace(output, tail_dropout=self.tail_dropout)
+        return replace(config, input=input, output=output)
+
+
+def variations(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Variation]:
+    """Every combination of the settings asked for."""
+    every_band: Sequence[str | None] = bands or [None]
+    every_rate: Sequence[float | None] = tail_dropout or [None]
+    return [Variation(*pair) for pair in product(every_band, every_rate)]
+
+
+def cutoffs(text: str) -> tuple[int, ...]:
+    """The cutoffs of bands written as words per band; the last takes what remains.
+
+    >>> cutoffs("5k/155k/100k")
+    (5000, 160000)
+    """
+    sizes = []
+    for part in text.lower().split("/"):
+        found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(k?)", part.strip())
+        if found is None:
+            raise ValueError(f"--bands {quoted(text)}: write words per band, e.g. 5k/155k/100k")
+        sizes.append(round(float(found[1]) * (1000 if found[2] else 1)))
+    if len(sizes) < 2 or min(sizes) < 1:
+        raise ValueError(f"--bands {quoted(text)}: give at least two bands of at least one word")
+    return tuple(accumulate(sizes[:-1]))
+
+
+def first_seeds(plans: Sequence[Plan]) -> list[Plan]:
+    """Of every label the plans with its first seed."""
+    first = {plan.label: plan.seed for plan in reversed(plans)}
+    return [plan for plan in plans if plan.seed == first[plan.label]]
+
+
+def path_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", text)
+
+
+def training_seconds(report: Report) -> float:
+    """Spent training so far, without compilation, which depends on what the compiler has cached."""
+    return max(0.0, report.seconds - report.compile_seconds)
 
 
 def watched(config: Config, overrides: Sequence[str]) -> Config:
@@ -268,64 +295,41 @@ def watched(config: Config, overrides: Sequence[str]) -> Config:
     return replace(config, training=replace(training, validate_every=every, validate_share=share))
 
 
+_WATCHING = (
+    "compile",
+    "parallel",
+    "tables",
+    "report_every",
+    "validate_every",
+    "validate_share",
+    "checkpoint_every",
+    "max_bad_updates",
+    "tensorboard",
+)
+
+
 def watched_alike(config: Config, other: Config) -> Config:
     """`config` with those fields of `other` that decide how and how closely watched a member is
     trained, not what comes of it."""
-    theirs = other.training
+    theirs = {name: getattr(other.training, name) for name in _WATCHING}
     return replace(
         config,
         batches=replace(config.batches, tokens=other.batches.tokens),
-        training=replace(
-            config.training,
-            compile=theirs.compile,
-            parallel=theirs.parallel,
-            tables=theirs.tables,
-            report_every=theirs.report_every,
-            validate_every=theirs.validate_every,
-            validate_share=theirs.validate_share,
-            checkpoint_every=theirs.checkpoint_every,
-            max_bad_updates=theirs.max_bad_updates,
-            tensorboard=theirs.tensorboard,
-        ),
+        training=replace(config.training, **theirs),
     )
 
 
-def seeded(
-    config: Config, seeds: int, *, label: str, factorization: str, data: DataFolder, out: Path
-) -> list[Plan]:
-    """The same model with as many seeds, counted on from the config's own."""
-    first = config.training.seed
-    return [
-        Plan(
-            label=label,
-            factorization=factorization,
-            seed=seed,
-            config=replace(config, training=replace(config.training, seed=seed)),
-            data=data,
-            run=RunFolder(out / MEMBERS / re.sub(r"[^A-Za-z0-9.-]+", "-", label) / f"seed-{seed}"),
-        )
-        for seed in range(first, first + seeds)
-    ]
-
-
-def require_seeds(seeds: int) -> None:
-    if seeds < 1:
-        raise ValueError(f"--seeds {seeds}: give 1 or more")
-
-
 def _require_known(request: Request) -> None:
-    dataset, _, size = request.preset.partition("/")
-    if size in FACTORIZATIONS:
-        raise ValueError(
-            f"--preset {request.preset}: a study takes the dataset, --preset {dataset}; choose its "
-            f"members with --factorizations {size},..."
-        )
     for name in request.factorizations:
         if name not in FACTORIZATIONS:
             raise ValueError(f"--factorizations {name}: choose from {', '.join(FACTORIZATIONS)}")
-    if len(set(request.factorizations)) < max(1, len(request.factorizations)):
+    if len(set(request.factorizations)) < len(request.factorizations):
         given = ",".join(request.factorizations)
-        raise ValueError(f"--factorizations {given}: name at least one, and each of them once")
+        raise ValueError(f"--factorizations {given}: name each of them once")
+    if request.seeds < 1:
+        raise ValueError(f"--seeds {request.seeds}: give 1 or more")
+    if request.equal not in get_args(Equal):
+        raise ValueError(f"--equal {request.equal}: choose from {', '.join(get_args(Equal))}")
 
 
 def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
@@ -333,7 +337,7 @@ def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
     if not set(SUBWORDS) & set(request.factorizations):
         return dict.fromkeys(request.factorizations, words)
     others = ",".join(name for name in request.factorizations if name not in SUBWORDS)
-    twin = open_twin(words, f"leave them out: --factorizations {others or 'ADP-T'}")
+    twin = open_twin(words, f"leave them out: --factorizations {others or REFERENCE}")
     return {name: twin if name in SUBWORDS else words for name in request.factorizations}
 
 
@@ -365,11 +369,9 @@ def open_twin(words: DataFolder, otherwise: str) -> DataFolder:
     for split in words.splits:
         if split not in twin.splits:
             raise ValueError(f"{path}: has no {split} split, but {words.path} has; {_SAME_TEXT}")
-        ours, theirs = words.split(split), twin.split(split)
-        if ours.words_sha256 != theirs.words_sha256:
+        if words.split(split).words_sha256 != twin.split(split).words_sha256:
             raise ValueError(
-                f"{path}: the words of its {split} split ({theirs.words:,}, hash "
-                f"{theirs.words_sha256[:12]}) are not those of {words.path} ({ours.words:,}, hash "
-                f"{ours.words_sha256[:12]}); {_SAME_TEXT}"
+                f"{path}: the words of its {split} split are not those of {words.path}; "
+                f"{_SAME_TEXT}"
             )
     return twin

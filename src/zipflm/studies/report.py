@@ -6,34 +6,90 @@ page.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from zipflm.messages import read_file
 from zipflm.settings import load_object, to_dict
 from zipflm.storage import write_whole
-from zipflm.studies import paper, report_tables, wording
+from zipflm.studies import paper, tables, wording
 from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, bins_of_paper
 from zipflm.studies.figures import Style, figures, save_figures, style_of
-from zipflm.studies.paper_findings import percent_of
-from zipflm.studies.study import Row, Study
-from zipflm.studies.tables import (
-    EMPTY,
-    column_groups,
-    columns,
-    finite,
-    is_best,
-    to_csv,
-    to_json,
-    to_latex,
-)
-from zipflm.studies.wording import headline
+from zipflm.studies.findings import paper_findings, percent_of
+from zipflm.studies.members import StudyMember
+from zipflm.studies.plan import MEMBERS
+from zipflm.studies.study import ModelRow, Study
+from zipflm.studies.tables import EMPTY, PAPER, Column, column_groups, columns, is_best
+
+Maker = Literal["study", "analysis"]
+"""What a report belongs to: a study, which trains its members, or an analysis of runs."""
+TABLE = "table.json"
+
+
+def write_report(study: Study, out: Path, maker: Maker) -> Path:
+    """Write everything into the folder `out`; the path of the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    save_figures(study, out / "figures")
+    write_whole(out / "table.csv", to_csv(study))
+    write_whole(out / "table.tex", to_latex(study, f"{wording.headline(study)}: {study.title}"))
+    table = json.dumps(to_json(study, maker), indent=1, allow_nan=False)
+    write_whole(out / TABLE, table + "\n")
+    write_whole(out / "report.md", markdown(study))
+    write_whole(out / "report.html", html(study))
+    return out / "report.html"
+
+
+def claim(out: Path, maker: Maker) -> None:
+    """Make the folder of a report before the work that it is about.
+
+    ValueError if that cannot be done, or if the folder holds a report of another kind, which
+    would be lost, or a run or data.
+    """
+    for name, what in (("config.json", "a run"), ("data.json", "data")):
+        if (out / name).exists():
+            raise ValueError(f"--out {out}: holds {what}; choose another folder for the report")
+    held = _maker_of(out)
+    if held is None and maker == "analysis" and (out / MEMBERS).is_dir():
+        held = "study"  # which has not come to its report yet
+    if held not in (None, maker):
+        kind = "a study" if held == "study" else "an analysis of runs"
+        raise ValueError(
+            f"--out {out}: holds the report of {kind}, which would be overwritten; choose another "
+            "--out"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--out {out}: cannot be made ({error.strerror}); give a folder that can"
+        ) from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {out}: cannot be written to; give a folder that can")
+
+
+def _maker_of(out: Path) -> str | None:
+    """Whose report a folder holds, if it holds one."""
+    try:
+        made_by = load_object(read_file(out / TABLE)).get("made_by")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError):
+        made_by = None
+    if made_by not in get_args(Maker):
+        raise ValueError(
+            f"{out / TABLE}: cannot be read, so whose report it is cannot be told; choose another "
+            "--out or remove it first"
+        )
+    return str(made_by)
 
 
 def html(study: Study) -> str:
@@ -46,7 +102,7 @@ def html(study: Study) -> str:
         looks=list(style_of(study).values()),
         places={row.label: i for i, row in enumerate(study.rows)},
         details={row.label: json.dumps(_details(row), indent=1) for row in study.rows},
-        data=finite(chart_data(study)),
+        data=plain(chart_data(study)),
     )
     return text.replace("95 %", "95\u00a0%")  # no line ends between the two
 
@@ -75,7 +131,7 @@ def _render(template: str, study: Study, **more: Any) -> str:
         column_groups=column_groups,
         is_best=is_best,
         percent_of=percent_of,
-        tables=report_tables,
+        tables=tables,
         wording=wording,
         source=paper.SOURCE,
         empty=EMPTY,
@@ -87,13 +143,13 @@ def _file(name: str) -> str:
     return resources.files("zipflm.studies").joinpath(name).read_text(encoding="utf-8")
 
 
-def _details(row: Row) -> dict[str, Any]:
+def _details(row: ModelRow) -> dict[str, Any]:
     return {
         "runs": [
             {"seed": member.seed, "run": member.run, "checkpoint": member.checkpoint}
             for member in row.members
         ],
-        "parameters": dict(row.first.params),
+        "parameters": row.params,
         "versions": to_dict(row.first.versions) if row.first.versions else None,
         "config": to_dict(row.first.config),
     }
@@ -125,15 +181,15 @@ def chart_data(study: Study) -> dict[str, Any]:
     }
 
 
-def _model(row: Row, study: Study, look: Style) -> dict[str, Any]:
-    interval = study.headline_interval(row) if row.perplexity else None
+def _model(row: ModelRow, study: Study, look: Style) -> dict[str, Any]:
+    interval = study.headline_interval(row)
     return {
         "label": row.label,
         "params": row.num_params,
         "perplexity": study.headline(row).mean if row.perplexity else None,
         "low": interval.low if interval else None,
         "high": interval.high if interval else None,
-        "curve": [asdict(point) for point in row.curve],
+        "curve": row.curve,
         "pattern": look.pattern,
         "marker": look.marker,
         "dash": look.dash,
@@ -142,13 +198,13 @@ def _model(row: Row, study: Study, look: Style) -> dict[str, Any]:
 
 def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> list[dict[str, Any]]:
     """Our bins first, then the paper's, where it has some of our models."""
-    ours = {"name": "this study", "reference": study.reference, "bins": [asdict(b) for b in bins]}
+    ours = {"name": "this study", "reference": study.reference, "bins": bins}
     labels = {row.label for row in study.rows}
     theirs = [
         {
             "name": f"the paper, {DATASETS[dataset]}",
             "reference": "ADP-T",
-            "bins": [asdict(b) for b in bins_of_paper(dataset, previous=previous)],
+            "bins": bins_of_paper(dataset, previous=previous),
         }
         for dataset, models in BIN_MODELS.items()
         if labels & set(models)
@@ -156,76 +212,149 @@ def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> l
     return [ours, *theirs]
 
 
-Maker = Literal["study", "ablation", "analysis"]
-"""What a report belongs to: a study or an ablation of one run, which train their members, or an
-analysis of runs that are there."""
-TABLE = "table.json"
-_MEMBERS = "members"
+def to_csv(study: Study) -> str:
+    """One line per model, values rather than texts, problems in the last column."""
+    table_columns = columns(study)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([column.key for column in table_columns] + ["seeds", "problem"])
+    for row in study.rows:
+        seeds = " ".join(str(member.seed) for member in row.members)
+        writer.writerow([column.value(row) for column in table_columns] + [seeds, row.problem])
+    return out.getvalue()
 
 
-def claim(out: Path, maker: Maker) -> None:
-    """Make the folder of a report before the work that it is about.
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
+    | {"[": "{[}", "*": "{*}"}  # arguments of the line break before them
+    | {"\u00b1": r"$\pm$", "\u2212": "$-$", "\u00a0": "~"}
+)
 
-    ValueError if that cannot be done, or if the folder holds a report of the other kind, which
-    would be lost, or a run or data.
+
+_LATEX_COLUMNS = (
+    "model",
+    "perplexity 95 % interval",
+    "parameters all",
+    "training time",
+    f"{PAPER} test",
+)
+
+
+def to_latex(study: Study, comment: str) -> str:
+    """Perplexities, parameters and time as a LaTeX table, which needs the package booktabs; the
+    lowest perplexities are bold unless models are missing."""
+    shown = [c for c in columns(study) if c.ranks or c.name in _LATEX_COLUMNS]
+
+    def cell(column: Column, row: ModelRow) -> str:
+        text = column.text(row)
+        text = "--" if text == EMPTY else text.translate(_LATEX)
+        return rf"\textbf{{{text}}}" if is_best(column, row, study) else text
+
+    lines = [
+        "% " + comment.replace("\n", " "),
+        rf"\begin{{tabular}}{{{''.join('r' if c.is_number else 'l' for c in shown)}}}",
+        r"\toprule",
+        " & ".join(c.name.translate(_LATEX) for c in shown) + r" \\",
+        r"\midrule",
+        *(" & ".join(cell(c, row) for c in shown) + r" \\" for row in study.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def to_json(study: Study, made_by: str) -> dict[str, Any]:
+    """Everything in the report as plain values; `made_by` says which command it belongs to."""
+    table_columns = columns(study)
+    found = {
+        "made_by": made_by,
+        "title": study.title,
+        "dataset": study.dataset,
+        "split": study.split,
+        "reference": study.reference,
+        "facts": study.facts,
+        "rows": [
+            {column.key: column.value(row) for column in table_columns}
+            | {
+                "factorization": row.first.factorization,
+                "problem": row.problem,
+                "params": row.params,
+                "curve": row.curve,
+                "paper": row.paper,
+                "members": [_member(member) for member in row.members],
+            }
+            for row in study.rows
+        ],
+        "loss_by_word_frequency": study.word_bins,
+        "loss_by_previous_word_frequency": study.previous_bins,
+        "words": {label: _words_of(study, label) for label in study.words},
+        "contexts": study.contexts,
+        "blocks": {
+            "unit": study.blocks.unit,
+            "number": len(study.blocks),
+            "likeness": study.blocks.likeness,
+        },
+        "differences": study.differences,
+        "paper_findings": paper_findings(study),
+        "tried": study.tried,
+    }
+    return dict(plain(found))
+
+
+def _words_of(study: Study, label: str) -> dict[str, list[dict[str, Any]]]:
+    lists = study.words[label]
+    return {
+        name: [
+            {"word": study.vocabulary.words[w.word_id], **asdict(w), "difference": w.difference}
+            for w in entries
+        ]
+        for name, entries in (("wins", lists.wins), ("losses", lists.losses))
+    }
+
+
+_MEMBER_FIELDS = (
+    "seed",
+    "run",
+    "checkpoint",
+    "problem",
+    "seconds",
+    "cpu_seconds",
+    "compile_seconds",
+    "seen",
+    "tokens_per_second",
+    "memory",
+    "compiled",
+)
+
+
+def _member(member: StudyMember) -> dict[str, Any]:
+    return {name: getattr(member, name) for name in _MEMBER_FIELDS} | {
+        "scores": {
+            split: {
+                "perplexity": score.perplexity,
+                "known_perplexity": score.known_perplexity,
+                "loss": score.loss,
+                "protocol": score.protocol.by_name(),
+            }
+            for split, score in member.scores.items()
+        },
+        "config": to_dict(member.config),
+        "versions": to_dict(member.versions) if member.versions else None,
+    }
+
+
+def plain(value: Any) -> Any:
+    """Values that JSON has: records as dictionaries, None for infinity and NaN, at any depth.
+
+    >>> plain({"loss": [1.5, math.inf]})
+    {'loss': [1.5, None]}
     """
-    for name, what in (("config.json", "a run"), ("data.json", "data")):
-        if (out / name).exists():
-            raise ValueError(f"--out {out}: holds {what}; choose another folder for the report")
-    held = _maker_of(out)
-    if held is None and maker == "analysis" and (out / _MEMBERS).is_dir():
-        held = "study"  # which has not come to its report yet
-    if held is not None and held != maker:
-        raise ValueError(
-            f"--out {out}: holds the report of {_KINDS[held]}, which would be overwritten; choose "
-            "another --out"
-        )
-    _make_writable(out)
-
-
-_KINDS: dict[Maker, str] = {
-    "study": "a study",
-    "ablation": "an ablation",
-    "analysis": "an analysis of runs",
-}
-
-
-def _maker_of(out: Path) -> Maker | None:
-    """Whose report a folder holds, if it holds one."""
-    try:
-        made_by = load_object(read_file(out / TABLE)).get("made_by")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError):
-        made_by = None
-    for maker in _KINDS:
-        if made_by == maker:
-            return maker
-    raise ValueError(
-        f"{out / TABLE}: cannot be read, so whose report it is cannot be told; choose another "
-        "--out or remove it first"
-    )
-
-
-def _make_writable(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"--out {out}: cannot be made ({error.strerror}); give a folder that can"
-        ) from None
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise ValueError(f"--out {out}: cannot be written to; give a folder that can")
-
-
-def write_report(study: Study, out: Path, maker: Maker) -> Path:
-    """Write everything into the folder `out`; the path of the page."""
-    _make_writable(out)
-    save_figures(study, out / "figures")
-    write_whole(out / "table.csv", to_csv(study))
-    write_whole(out / "table.tex", to_latex(study, f"{headline(study)}: {study.title}"))
-    table = json.dumps(to_json(study, maker), indent=1, allow_nan=False)
-    write_whole(out / TABLE, table + "\n")
-    write_whole(out / "report.md", markdown(study))
-    write_whole(out / "report.html", html(study))
-    return out / "report.html"
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,24 +1,34 @@
-"""The tables of a study: one row per model, and what the bins and word lists say about it.
+"""A study: one row per model, with differences, intervals, frequency bins and lists of words.
 
-A `Member` is one trained model with one seed, described by plain values; `build.build` turns
-members into a `Study`, which is all that figures and reports read. Nothing here knows how a member
-was trained, so runs of any origin make a study.
+`build` makes it of `StudyMember`s, however they were trained; it is all that figures and reports
+read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
 from statistics import fmean, stdev
 
-from zipflm.config import Config
-from zipflm.data.vocabulary import Vocabulary
-from zipflm.evaluation.protocol import ScoringProtocol
-from zipflm.runs.records import Versions
-from zipflm.studies.bins import FloatArray, FrequencyBin, IntArray
-from zipflm.studies.paper import PaperModel
-from zipflm.studies.statistics import Interval, TextBlocks
-from zipflm.studies.word_lists import WordLists
+import numpy as np
+
+from zipflm.data.vocabulary import UNKNOWN, Vocabulary
+from zipflm.studies.bins import (
+    BIN_NAMES,
+    RARE,
+    FloatArray,
+    FrequencyBin,
+    IntArray,
+    bin_indices,
+    loss_by_bin,
+    previous_words,
+)
+from zipflm.studies.members import CurvePoint, Seen, StudyMember, all_known
+from zipflm.studies.paper import REFERENCE, PaperModel, comparison_row, setting_row
+from zipflm.studies.statistics import Estimate, Interval, Sample, TextBlocks
+from zipflm.studies.word_lists import WordLists, word_lists
 from zipflm.units import perplexity
 
 NOT_COMPILED = "was to be compiled but ran uncompiled; its time and speed are not comparable"
@@ -26,139 +36,74 @@ BUSY = "was trained while other processes held the CPU; its time and speed are n
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurvePoint:
-    """One moment of a training run; losses in nats per word."""
-
-    update: int
-    seconds: float
-    """Spent training until then, without compilation."""
-    loss: float | None = None
-    valid_loss: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitScore:
-    """How a model does on one split."""
-
-    loss: float
-    """Mean nll in nats per word."""
-    known_loss: float
-    """The same without unknown words, which sub-word models must spell and others need not."""
-    protocol: ScoringProtocol
-    """What the number means."""
-
-    @property
-    def perplexity(self) -> float:
-        return perplexity(self.loss)
-
-    @property
-    def known_perplexity(self) -> float:
-        return perplexity(self.known_loss)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What a model has seen of the training text, and what that took."""
-
-    updates: int
-    words: int
-    """Of running text, with the end of each line; pieces count as the words they make up."""
-    passes: float
-    """Over the training text."""
-    operations: float
-    """Additions and multiplications of all updates, as the config's cost model has them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Member:
-    """One trained model with one seed."""
-
-    label: str
-    """The row it belongs to: the factorization, with the setting where a study varies one."""
-    factorization: str
-    seed: int
-    run: str
-    checkpoint: str | None
-    """The one that was scored; None for a member without a result."""
-    input: str
-    output: str
-    params: Mapping[str, int]
-    """Trained parameters by part, `input...`, `decoder...` and `output...`."""
-    scores: Mapping[str, SplitScore] = field(default_factory=dict)
-    """By split; empty for a member without a result."""
-    nll: FloatArray | None = None
-    """Loss of every word of the split that is analysed."""
-    curve: tuple[CurvePoint, ...] = ()
-    seen: Seen | None = None
-    seconds: float | None = None
-    """Spent training, without compilation."""
-    cpu_seconds: float | None = None
-    """CPU time of the training thread in these seconds; None where it says nothing, as on a GPU."""
-    compile_seconds: float | None = None
-    tokens_per_second: float | None = None
-    memory: int | None = None
-    """Peak, in bytes."""
-    compiled: bool | None = None
-    """Whether it ran compiled; None where that was not asked for, or is not known."""
-    config: Config
-    versions: Versions | None
-    """None for a model that was trained elsewhere."""
-    problem: str = ""
-    """Why there is no result, for the row; empty where there is one."""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether training took over a third more seconds than its thread had of the CPU. Alone on
-        a machine the thread has the CPU nearly all the time, however many threads help it."""
-        if self.seconds is None or self.cpu_seconds is None:
-            return False
-        return self.seconds > 4 / 3 * self.cpu_seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Mean over seeds and, with two or more, their standard deviation."""
+class SeedMean:
+    """A perplexity over seeds: the mean and, with two or more, their standard deviation."""
 
     mean: float
     deviation: float | None = None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Summary | None:
-        if not values:
-            return None
-        return cls(mean=fmean(values), deviation=stdev(values) if len(values) > 1 else None)
-
-    @classmethod
-    def of_losses(cls, losses: Sequence[float]) -> Summary | None:
-        """Perplexities; the mean is that of the losses, so that the ratio of two rows is the
-        difference of their losses."""
-        if not losses:
-            return None
+    def of_losses(cls, losses: Sequence[float]) -> SeedMean:
+        """The mean is that of the losses, so that the ratio of two rows is the difference of their
+        losses."""
         spread = stdev(map(perplexity, losses)) if len(losses) > 1 else None
         return cls(mean=perplexity(fmean(losses)), deviation=spread)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """All seeds of one model."""
+class ModelRow:
+    """All seeds of one model. Numbers are of the seeds that have a result."""
 
     label: str
-    members: tuple[Member, ...]
-    perplexity: Mapping[str, Summary]
-    known_perplexity: Mapping[str, Summary]
-    seen: Seen | None
-    seconds: Summary | None
-    cpu_seconds: Summary | None
-    compile_seconds: Summary | None
-    tokens_per_second: Summary | None
-    memory: int | None
-    compiled: bool | None
-    curve: tuple[CurvePoint, ...]
+    members: tuple[StudyMember, ...]
     paper: PaperModel | None
 
     @property
-    def first(self) -> Member:
+    def first(self) -> StudyMember:
         return self.members[0]
+
+    @cached_property
+    def scored(self) -> tuple[StudyMember, ...]:
+        return tuple(member for member in self.members if member.scores)
+
+    @cached_property
+    def perplexity(self) -> dict[str, SeedMean]:
+        """By split; empty without a result."""
+        return {
+            split: SeedMean.of_losses([member.scores[split].loss for member in self.scored])
+            for split in (self.scored[0].scores if self.scored else ())
+        }
+
+    @cached_property
+    def known_perplexity(self) -> dict[str, SeedMean]:
+        return {
+            split: SeedMean.of_losses([member.scores[split].known_loss for member in self.scored])
+            for split in (self.scored[0].scores if self.scored else ())
+        }
+
+    def mean(self, name: str) -> float | None:
+        """Mean of a member's field, such as `seconds`; None if no member has it."""
+        values = [value for m in self.scored if (value := getattr(m, name)) is not None]
+        return fmean(values) if values else None
+
+    @property
+    def memory(self) -> int | None:
+        return max((m.memory for m in self.scored if m.memory is not None), default=None)
+
+    @property
+    def compiled(self) -> bool | None:
+        return all_known(member.compiled for member in self.scored)
+
+    @property
+    def seen(self) -> Seen | None:
+        return next((member.seen for member in self.scored if member.seen), None)
+
+    @cached_property
+    def curve(self) -> tuple[CurvePoint, ...]:
+        """The mean over the seeds, at the updates that all of them have."""
+        curves = [{p.update: p for p in member.curve} for member in self.members if member.curve]
+        shared = [u for u in curves[0] if all(u in c for c in curves)] if curves else []
+        return tuple(_mean_point([c[update] for c in curves]) for update in shared)
 
     @property
     def problem(self) -> str:
@@ -177,18 +122,38 @@ class Row:
         """Why its time and speed are not comparable."""
         return (NOT_COMPILED,) * (self.compiled is False) + (BUSY,) * self.is_busy
 
+    @cached_property
+    def params(self) -> dict[str, int]:
+        """Trained parameters by part, `input...`, `decoder...` and `output...`."""
+        return dict(self.first.config.params_by_part())
+
     def params_of(self, part: str) -> int:
-        """Parameters of `input`, `decoder` or `output`."""
-        parts = self.first.params.items()
-        return sum(count for name, count in parts if name.split(".")[0] == part)
+        return sum(n for name, n in self.params.items() if name.split(".")[0] == part)
 
     @property
     def num_params(self) -> int:
-        return sum(self.first.params.values())
+        return sum(self.params.values())
+
+    @cached_property
+    def layers(self) -> tuple[str, str]:
+        """Input and output layer in words."""
+        config = self.first.config
+        return config.describe(config.batches.unit)
+
+
+def _mean_point(points: Sequence[CurvePoint]) -> CurvePoint:
+    losses = [point.loss for point in points if point.loss is not None]
+    valid = [point.valid_loss for point in points if point.valid_loss is not None]
+    return CurvePoint(
+        update=points[0].update,
+        seconds=fmean(point.seconds for point in points),
+        loss=fmean(losses) if len(losses) == len(points) else None,
+        valid_loss=fmean(valid) if len(valid) == len(points) else None,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredText:
+class SplitText:
     """The words that every model of a study was scored on."""
 
     split: str
@@ -224,12 +189,7 @@ class Difference:
 
     @property
     def reversed(self) -> Difference:
-        return Difference(
-            label=self.other,
-            other=self.label,
-            nats=self.nats.negated,
-            has_all_seeds=self.has_all_seeds,
-        )
+        return replace(self, label=self.other, other=self.label, nats=self.nats.negated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +216,7 @@ class Study:
     split: str
     reference: str
     """The row the others are compared to."""
-    rows: tuple[Row, ...]
+    rows: tuple[ModelRow, ...]
     word_bins: tuple[FrequencyBin, ...]
     previous_bins: tuple[FrequencyBin, ...]
     words: Mapping[str, WordLists]
@@ -278,7 +238,7 @@ class Study:
     tried: tuple[Tried, ...] = ()
 
     @property
-    def finished(self) -> tuple[Row, ...]:
+    def finished(self) -> tuple[ModelRow, ...]:
         return tuple(row for row in self.rows if row.perplexity)
 
     @property
@@ -290,22 +250,26 @@ class Study:
     def has_unknown(self) -> bool:
         return any(b.name == "UNK" and b.tokens for b in self.word_bins)
 
-    def headline(self, row: Row) -> Summary:
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the units of the models differ and some words are unknown."""
+        return self.has_unknown and have_several_units(self.rows)
+
+    def headline(self, row: ModelRow) -> SeedMean:
         """The perplexity that ranks the rows: on known words where the units of the models differ
         and some words are unknown, since only word models may then say `<unk>`."""
         return (row.known_perplexity if self.is_mixed else row.perplexity)[self.split]
 
-    def headline_interval(self, row: Row) -> Interval | None:
-        """The interval of `headline`; None where the text is too short or has too few sources."""
+    @property
+    def headline_name(self) -> str:
+        return f"{self.split} perplexity" + (" on known words" if self.is_mixed else "")
+
+    def headline_interval(self, row: ModelRow) -> Interval | None:
+        """None without a result, or where the text is too short or has too few sources."""
         return (self.known_intervals if self.is_mixed else self.intervals).get(row.label)
 
-    @property
-    def is_mixed(self) -> bool:
-        """Whether the units of the models differ and some words are unknown."""
-        return self.has_unknown and len(units_of(self.rows, self.split)) > 1
-
-    @property
-    def ranked(self) -> tuple[Row, ...]:
+    @cached_property
+    def ranked(self) -> tuple[ModelRow, ...]:
         """The finished rows, the best one first."""
         return tuple(sorted(self.finished, key=lambda row: self.headline(row).mean))
 
@@ -318,18 +282,11 @@ class Study:
         found = self.difference(label, other)
         return found is not None and found.nats.high < 0
 
-    @property
+    @cached_property
     def level_with_best(self) -> tuple[str, ...]:
         """Rows that cannot be told from the best one, which is the first of them."""
-        if not self.finished:
-            return ()
-        best = self.ranked[0].label
-        return tuple(r.label for r in self.ranked if not self.is_better(best, r.label))
-
-    @property
-    def headline_name(self) -> str:
-        """What `headline` is, for sentences."""
-        return f"{self.split} perplexity" + (" on known words" if self.is_mixed else "")
+        labels = [row.label for row in self.ranked]
+        return tuple(label for label in labels if not self.is_better(labels[0], label))
 
 
 def find_difference(differences: Sequence[Difference], label: str, other: str) -> Difference | None:
@@ -342,6 +299,102 @@ def find_difference(differences: Sequence[Difference], label: str, other: str) -
     return None
 
 
-def units_of(rows: Sequence[Row], split: str) -> set[str]:
-    """Words, sub-words: what the models of these rows score."""
-    return {m.scores[split].protocol.unit for r in rows for m in r.members if split in m.scores}
+def have_several_units(rows: Sequence[ModelRow]) -> bool:
+    """Whether some of the models with a result score words and others sub-words."""
+    return len({member.config.batches.unit for row in rows for member in row.scored}) > 1
+
+
+def build(
+    members: Sequence[StudyMember],
+    text: SplitText,
+    *,
+    title: str,
+    dataset: str,
+    facts: Mapping[str, str],
+    contexts: Sequence[ContextScore] = (),
+    tried: Sequence[Tried] = (),
+) -> Study:
+    """The study of `members`, whose `nll` belong to the words of `text`."""
+    labels = list(dict.fromkeys(member.label for member in members))
+    rows = tuple(_row([m for m in members if m.label == label], dataset) for label in labels)
+    by_seed = {row.label: _nll_of(row) for row in rows if row.scored}
+    losses = {label: nll.mean(axis=0) for label, nll in by_seed.items()}
+    word_ids, counts = np.asarray(text.word_ids), text.vocabulary.counts
+    previous = previous_words(word_ids)
+    reference = REFERENCE if REFERENCE in losses else next(iter(losses), "")
+    sample = Sample(word_ids, text.line_starts, text.vocabulary, by_seed, reference)
+    is_known = word_ids != UNKNOWN
+    everything = sample.estimates(np.ones(len(word_ids), dtype=bool))
+    known = sample.estimates(is_known) if is_known.any() else {}
+    is_mixed = not is_known.all() and have_several_units(rows)
+    return Study(
+        title=title,
+        dataset=dataset,
+        split=text.split,
+        reference=reference,
+        rows=rows,
+        word_bins=sample.with_intervals(loss_by_bin(word_ids, counts, losses), word_ids),
+        previous_bins=sample.with_intervals(
+            loss_by_bin(word_ids, counts, losses, by=previous), previous
+        ),
+        words={
+            label: word_lists(word_ids, counts, nll, losses[reference], sample.blocks.of_word)
+            for label, nll in losses.items()
+            if label != reference
+        },
+        vocabulary=text.vocabulary,
+        facts={**facts, **_trained_with(members)},
+        blocks=sample.blocks,
+        intervals=_perplexities(everything),
+        known_intervals=_perplexities(known),
+        differences=_differences(known if is_mixed else everything),
+        rare=_on_rare(sample, word_ids, counts),
+        after_rare=_on_rare(sample, previous, counts),
+        contexts=tuple(contexts),
+        tried=tuple(tried),
+    )
+
+
+def _row(members: Sequence[StudyMember], dataset: str) -> ModelRow:
+    label = members[0].label
+    find = comparison_row if label == members[0].factorization else setting_row
+    return ModelRow(label=label, members=tuple(members), paper=find(dataset, label))
+
+
+def _nll_of(row: ModelRow) -> FloatArray:
+    """[seeds, words]"""
+    return np.stack([m.nll for m in row.scored if m.nll is not None]).astype(np.float64, copy=False)
+
+
+def _trained_with(members: Sequence[StudyMember]) -> dict[str, str]:
+    """Device, packages and commit of the trainings; of every one where they differ."""
+    texts = [
+        ", ".join(
+            ([one.device] if one.device else [])
+            + [f"{name} {one.packages[name]}" for name in ("torch", "zipflm")]
+            + ([f"commit {one.commit[:12]}"] if one.commit else [])
+        )
+        for one in (member.versions.latest for member in members if member.versions)
+    ]
+    return {"trained with": "; ".join(dict.fromkeys(texts))} if texts else {}
+
+
+def _perplexities(estimates: Mapping[str, Estimate]) -> dict[str, Interval]:
+    intervals = {label: estimate.interval for label, estimate in estimates.items()}
+    return {label: i.as_perplexity for label, i in intervals.items() if i is not None}
+
+
+def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
+    found = []
+    for (label, ours), (other, theirs) in combinations(estimates.items(), 2):
+        difference = ours - theirs
+        if (nats := difference.interval) is not None:
+            both = difference.has_all_seeds
+            found.append(Difference(label=label, other=other, nats=nats, has_all_seeds=both))
+    return tuple(found)
+
+
+def _on_rare(sample: Sample, groups: IntArray, counts: IntArray) -> tuple[Difference, ...]:
+    """Differences on the words whose entry of `groups` is rare."""
+    is_rare = bin_indices(groups, counts) == BIN_NAMES.index(RARE)
+    return _differences(sample.estimates(is_rare)) if is_rare.any() else ()

@@ -1,23 +1,21 @@
-"""The comparison table, column by column, for the page, Markdown, CSV and JSON alike.
+"""The tables of a report, for the page, Markdown, the terminal, CSV, LaTeX and JSON alike.
 
-A column knows its value, which goes into files, and its text, which goes before people; so no two
-outputs can disagree.
+A `Column` knows its value, which goes into files, and its text, which people read; so no two
+outputs can disagree. Tables whose rows are not models are a `Grid` of texts.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import accumulate, groupby
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
 
-from zipflm.settings import to_dict
-from zipflm.studies.paper import GPUS, PaperModel
-from zipflm.studies.paper_findings import paper_findings
-from zipflm.studies.study import Member, Row, Seen, Study, Summary
+from zipflm.studies.bins import FrequencyBin
+from zipflm.studies.findings import Claim, Verdict, claims, paper_findings, percent_of
+from zipflm.studies.paper import CONTEXT, GPUS, PaperModel
+from zipflm.studies.study import ModelRow, SeedMean, Study
 
 Value = str | int | float | None
 EMPTY = "-"
@@ -25,73 +23,183 @@ EMPTY = "-"
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the comparison table."""
+    """One column of a table with a row for every model."""
 
     title: str
     group: str
-    value: Callable[[Row], Value]
-    text: Callable[[Row], str]
+    value: Callable[[ModelRow], Value]
+    text: Callable[[ModelRow], str]
     is_number: bool = True
-    is_paper: bool = False
     ranks: bool = False
     """Whether the lowest value is the best one, and marked."""
 
+    @property
+    def name(self) -> str:
+        return f"{self.group} {self.title}".strip()
+
+    @property
+    def key(self) -> str:
+        """Its name in files."""
+        return self.name.replace(" ", "_").replace("/", "_per_")
+
+    @property
+    def is_paper(self) -> bool:
+        return self.group == PAPER
+
+
+PAPER = "the paper's"
+
 
 def columns(study: Study) -> list[Column]:
-    """The columns that this study can fill; the paper's come last, where it has such rows."""
+    """The comparison, with the columns that this study can fill."""
     found = [
         _words("model", lambda row: row.label),
         *_perplexities(study),
         _numbers("all", "parameters", lambda row: row.num_params, millions),
         *(_parameters_of(part) for part in ("input", "decoder", "output")),
         *_times(study),
-        _numbers(
-            "tokens/s",
-            "training",
-            lambda row: _mean(row.tokens_per_second),
-            "{:,.0f}".format,
-            busy=True,
-        ),
+        _mean("tokens/s", "tokens_per_second", "{:,.0f}".format, busy=True),
         _numbers("memory", "training", lambda row: row.memory, memory),
     ]
     if any(row.compiled is not None for row in study.rows):
         names = {None: EMPTY, True: "yes", False: "no"}
         found.append(_words("compiled", lambda row: names[row.compiled], group="training"))
-    found.append(_words("input", lambda row: row.first.input))
-    found.append(_words("output", lambda row: row.first.output))
+    found.append(_words("input", lambda row: row.layers[0]))
+    found.append(_words("output", lambda row: row.layers[1]))
     return found + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
 
 
-def _words(title: str, text: Callable[[Row], str], group: str = "") -> Column:
+def seen_columns(study: Study) -> list[Column]:
+    """What every model saw of the training text, and what that took."""
+
+    def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
+        return _numbers(title, "", lambda row: getattr(row.seen, name) if row.seen else None, text)
+
+    return [
+        _words("model", lambda row: row.label),
+        column("updates", "updates", "{:,}".format),
+        column("words", "words", "{:,}".format),
+        column("passes over the text", "passes", "{:.2f}".format),
+        column("operations", "operations", operations),
+        *_times(study),
+    ]
+
+
+def _words(title: str, text: Callable[[ModelRow], str], group: str = "") -> Column:
     return Column(title, group, text, text, is_number=False)
 
 
 def _numbers(
     title: str,
     group: str,
-    value: Callable[[Row], float | None],
+    value: Callable[[ModelRow], float | None],
     text: Callable[[Any], str],
     *,
-    is_paper: bool = False,
     busy: bool = False,
 ) -> Column:
     """A column of numbers, with a dash for those that are missing; with `busy`, numbers of a busy
     machine are marked."""
 
-    def shown(row: Row) -> str:
+    def shown(row: ModelRow) -> str:
         found = value(row)
         mark = " (busy)" if busy and row.is_busy else ""
         return (EMPTY if found is None else text(found)) + mark
 
-    return Column(title, group, value, shown, is_paper=is_paper)
+    return Column(title, group, value, shown)
 
 
-def _mean(summary: Summary | None) -> float | None:
-    return summary.mean if summary else None
+def _mean(title: str, field: str, text: Callable[[Any], str], *, busy: bool = False) -> Column:
+    """The mean of a member's field, about training."""
+    return _numbers(title, "training", lambda row: row.mean(field), text, busy=busy)
 
 
 def _parameters_of(part: str) -> Column:
     return _numbers(part, "parameters", lambda row: row.params_of(part), millions)
+
+
+def _times(study: Study) -> list[Column]:
+    """Training time, next to it the CPU time where it tells whether the machine was busy, and the
+    time of compilation where there was any."""
+    found = [_mean("time", "seconds", duration, busy=True)]
+    if any(row.mean("cpu_seconds") for row in study.rows):
+        found.append(_mean("CPU time", "cpu_seconds", duration))
+    if any(row.mean("compile_seconds") for row in study.rows):
+        found.append(_mean("compilation", "compile_seconds", duration))
+    return found
+
+
+def _perplexities(study: Study) -> list[Column]:
+    """What ranks the rows first, with its interval and the distance to the best row."""
+    found = [_perplexity(study.split, known=study.is_mixed)]
+    if study.differences or study.intervals:
+        found.append(_interval(study))
+    if study.differences:
+        found.append(_distance(study))
+    if study.has_unknown:
+        found.append(_perplexity(study.split, known=not study.is_mixed))
+    others = dict.fromkeys(split for row in study.rows for split in row.perplexity)
+    return found + [_perplexity(split) for split in others if split != study.split]
+
+
+def _perplexity(split: str, *, known: bool = False) -> Column:
+    def found(row: ModelRow) -> SeedMean | None:
+        return (row.known_perplexity if known else row.perplexity).get(split)
+
+    def value(row: ModelRow) -> Value:
+        summary = found(row)
+        return None if summary is None else summary.mean
+
+    title = f"{split}, known words" if known else split
+    return Column(title, "perplexity", value, lambda row: spread(found(row)), ranks=True)
+
+
+def _interval(study: Study) -> Column:
+    def shown(row: ModelRow, form: Callable[[float], str], empty: str | None) -> Any:
+        found = study.headline_interval(row)
+        return f"{form(found.low)} to {form(found.high)}" if found else empty
+
+    return Column(
+        "95 % interval",
+        "perplexity",
+        value=lambda row: shown(row, "{:.6g}".format, None),
+        text=lambda row: shown(row, number, EMPTY),
+    )
+
+
+def _distance(study: Study) -> Column:
+    """How much higher a perplexity is than the best one, on the same text."""
+    best, level = study.ranked[0].label, study.level_with_best
+
+    def value(row: ModelRow) -> Value:
+        found = study.difference(row.label, best)
+        return found.nats.as_perplexity.estimate - 1 if found else None
+
+    def text(row: ModelRow) -> str:
+        if row.label == best:
+            return "lowest so far" if study.missing else "best"
+        found = study.difference(row.label, best)
+        if found is None:
+            return "cannot tell" if row.perplexity else EMPTY
+        ratio = found.nats.as_perplexity
+        change, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
+        mark = ", not told apart" if row.label in level else ""
+        return f"{change:+.1f} % ({low:.1f} to {high:.1f}){mark}"
+
+    return Column("to the best", "perplexity", value, text)
+
+
+def _paper_columns(study: Study) -> list[Column]:
+    def column(title: str, value: Callable[[PaperModel], float | None], text: str) -> Column:
+        return _numbers(
+            title, PAPER, lambda row: value(row.paper) if row.paper else None, text.format
+        )
+
+    return [
+        column("parameters", lambda model: float(model.params) if model.params else None, "{}M"),
+        column("valid", lambda model: model.valid, "{:.2f}"),
+        column("test", lambda model: model.test, "{:.2f}"),
+        column(f"hours on {GPUS[study.dataset]} GPUs", lambda model: model.hours, "{}"),
+    ]
 
 
 def column_groups(shown: Sequence[Column]) -> list[tuple[str, int]]:
@@ -99,7 +207,7 @@ def column_groups(shown: Sequence[Column]) -> list[tuple[str, int]]:
     return [(name, len(list(of))) for name, of in groupby(column.group for column in shown)]
 
 
-def is_best(column: Column, row: Row, study: Study) -> bool:
+def is_best(column: Column, row: ModelRow, study: Study) -> bool:
     """Whether to mark a value as the best of its column; none is while models are missing."""
     if not column.ranks or study.missing:
         return False
@@ -107,41 +215,143 @@ def is_best(column: Column, row: Row, study: Study) -> bool:
     return column.value(row) == min(values, default=None)
 
 
-def seen_columns(study: Study) -> list[Column]:
-    """What every model saw of the training text, and what that took."""
+class Grid(NamedTuple):
+    """Names of columns, and rows of as many cells."""
 
-    def column(title: str, value: Callable[[Seen], float], text: Callable[[Any], str]) -> Column:
-        return _numbers(title, "", lambda row: value(row.seen) if row.seen else None, text)
+    names: list[str]
+    rows: list[list[str]]
 
-    return [
-        _words("model", lambda row: row.label),
-        column("updates", lambda seen: seen.updates, "{:,}".format),
-        column("words", lambda seen: seen.words, "{:,}".format),
-        column("passes over the text", lambda seen: seen.passes, "{:.2f}".format),
-        column("operations", lambda seen: seen.operations, operations),
-        *_times(study),
+
+def comparison(study: Study) -> Grid:
+    """The comparison, with a column for problems where there are any."""
+    shown = columns(study)
+    if study.missing:
+        shown.append(_words("problem", lambda row: row.problem))
+    return Grid([c.name for c in shown], [[c.text(row) for c in shown] for row in study.rows])
+
+
+def seen(study: Study) -> Grid:
+    """What each model saw of the training text; no rows where nothing is known."""
+    shown = seen_columns(study)
+    rows = [row for row in study.rows if row.seen is not None]
+    return Grid([c.title for c in shown], [[c.text(row) for c in shown] for row in rows])
+
+
+def pairs(study: Study) -> Grid:
+    """The difference of every pair of models, in bold where it excludes zero."""
+    labels = [row.label for row in study.ranked]
+
+    def cell(label: str, other: str) -> str:
+        found = study.difference(label, other)
+        if found is None:
+            return "" if label == other else EMPTY
+        text = percent_of(found.nats)
+        return f"**{text}**" if found.nats.excludes_zero else text
+
+    return Grid(["", *labels], [[a, *(cell(a, b) for b in labels)] for a in labels])
+
+
+def bins(study: Study, chosen: Sequence[FrequencyBin]) -> Grid:
+    """Number of words and loss of every model, bin by bin."""
+    labels = [row.label for row in study.finished]
+    names = ["occurrences", "different words", "in training", f"in {study.split}", *labels]
+    rows = [
+        [
+            b.name,
+            f"{b.types:,}",
+            EMPTY if b.train_tokens is None else f"{b.train_tokens:,}",
+            f"{b.tokens:,}",
+            *(bin_loss(b, label) for label in labels),
+        ]
+        for b in chosen
     ]
+    return Grid(names, rows)
 
 
-def _times(study: Study) -> list[Column]:
-    """Training time, next to it the CPU time where it tells whether the machine was busy, and the
-    time of compilation where there was any."""
-    found = [_numbers("time", "training", lambda row: _mean(row.seconds), duration, busy=True)]
-    if any(row.cpu_seconds for row in study.rows):
-        found.append(_numbers("CPU time", "training", lambda row: _mean(row.cpu_seconds), duration))
-    if any(row.compile_seconds and row.compile_seconds.mean > 0 for row in study.rows):
-        found.append(
-            _numbers("compilation", "training", lambda row: _mean(row.compile_seconds), duration)
-        )
-    return found
+def bin_loss(b: FrequencyBin, label: str) -> str:
+    """`4.21 (4.10 to 4.32)`."""
+    text = number(b.loss.get(label), 2)
+    if label in b.interval:
+        low, high = b.interval[label]
+        text += f" ({low:.2f} to {high:.2f})"
+    return text
 
 
-def operations(count: float) -> str:
-    """`2.1e12` as `2.1 T`."""
-    for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G")):
-        if count >= size:
-            return f"{count / size:.3g}\u00a0{unit}"
-    return f"{count:,.0f}"
+def contexts(study: Study) -> Grid:
+    """Training block against context, the paper's perplexities beside ours."""
+    splits = list(dict.fromkeys(split for c in study.contexts for split in c.perplexity))
+    names = ["model", "train block", "block", "context", *splits]
+    rows = [
+        [c.label, f"{c.train_block:,}", f"{c.block:,}", f"{c.context:,}"]
+        + [number(c.perplexity.get(split)) for split in splits]
+        for c in study.contexts
+    ]
+    if study.dataset == "wikitext-103":
+        names += ["the paper's valid", "the paper's test"]
+        for row, c in zip(rows, study.contexts, strict=True):
+            theirs = CONTEXT.get((c.train_block, c.context)) if c.label == "ADP-T" else None
+            row += [number(value) for value in theirs] if theirs else [EMPTY, EMPTY]
+    return Grid(names, rows)
+
+
+def tuning(study: Study) -> Grid:
+    """Every setting that was tried, and at the end what all of it took."""
+    rows = [
+        [
+            tried.label,
+            tried.setting,
+            tried.problem or number(tried.perplexity),
+            duration(tried.seconds),
+            "yes" if tried.is_chosen else "",
+        ]
+        for tried in study.tried
+    ]
+    total = sum(tried.seconds or 0.0 for tried in study.tried)
+    rows.append(["all", "", "", duration(total), ""])
+    return Grid(["model", "setting", "valid perplexity", "training time", "chosen"], rows)
+
+
+def paper_claims(study: Study) -> Grid:
+    """How many pairs of each claim have each verdict; exceptions by name."""
+
+    def named(claim: Claim, verdict: Verdict) -> str:
+        found = claim.having(verdict)
+        return f"{len(found)}: {', '.join(f.models for f in found)}" if found else "0"
+
+    rows = [
+        [
+            claim.name,
+            str(len(claim.findings)),
+            str(len(claim.having("agrees"))),
+            named(claim, "disagrees"),
+            named(claim, "cannot be told"),
+        ]
+        for claim in claims(study)
+    ]
+    return Grid(["compared", "pairs", "follow the paper", "contradict it", "cannot be told"], rows)
+
+
+def paper_pairs(study: Study) -> Grid:
+    """Every pair of models by every measure, in the paper and here."""
+    return Grid(
+        ["measure", "models", "the paper", "this study", "verdict"],
+        [[f.measure, f.models, f.paper, f.ours, f.verdict] for f in paper_findings(study)],
+    )
+
+
+def protocol(study: Study) -> Grid:
+    """What every perplexity means: one row per model, seed and split."""
+    found = [
+        {"model": row.label, "seed": member.seed, "split": split}
+        | {"checkpoint": member.checkpoint or EMPTY}
+        | {key.replace("_", " "): value for key, value in score.protocol.by_name().items()}
+        | {"perplexity": number(score.perplexity)}
+        for row in study.rows
+        for member in row.members
+        for split, score in member.scores.items()
+    ]
+    rows = [[f"{v:,}" if type(v) is int else str(v) for v in row.values()] for row in found]
+    return Grid(list(found[0]) if found else [], rows)
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -152,6 +362,21 @@ def number(value: float | None, digits: int = 2) -> str:
         return "infinite"
     # A model that all but diverged would fill the line with digits.
     return f"{value:,.{digits}f}" if abs(value) < 1e9 else f"{value:.2e}"
+
+
+def spread(summary: SeedMean | None) -> str:
+    """A mean, with the standard deviation over seeds where there are several."""
+    if summary is None or summary.deviation is None:
+        return number(summary.mean if summary else None)
+    return f"{number(summary.mean)} \u00b1 {number(summary.deviation)}"
+
+
+def operations(count: float) -> str:
+    """`2.1e12` as `2.1 T`."""
+    for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if count >= size:
+            return f"{count / size:.3g}\u00a0{unit}"
+    return f"{count:,.0f}"
 
 
 def millions(count: int) -> str:
@@ -172,250 +397,3 @@ def duration(seconds: float | None) -> str:
 
 def memory(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
-
-
-def spread(summary: Summary | None, digits: int = 2) -> str:
-    """A mean, with the standard deviation over seeds where there are several."""
-    if summary is None:
-        return EMPTY
-    text = number(summary.mean, digits)
-    return (
-        text if summary.deviation is None else f"{text} \u00b1 {number(summary.deviation, digits)}"
-    )
-
-
-def to_csv(study: Study) -> str:
-    """One line per model, values rather than texts, problems in the last column."""
-    table_columns = columns(study)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([_name(column) for column in table_columns] + ["seeds", "problem"])
-    for row in study.rows:
-        seeds = " ".join(str(member.seed) for member in row.members)
-        writer.writerow([column.value(row) for column in table_columns] + [seeds, row.problem])
-    return out.getvalue()
-
-
-_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
-    | {"[": "{[}", "*": "{*}"}  # arguments of the line break before them
-    | {"\u00b1": r"$\pm$", "\u2212": "$-$", "\u00a0": "~"}
-)
-
-
-def to_latex(study: Study, comment: str) -> str:
-    """Perplexities, parameters and time as a LaTeX table, which needs the package booktabs; the
-    lowest perplexities are bold unless models are missing."""
-    shown = [
-        column
-        for column in columns(study)
-        if column.ranks or f"{column.group} {column.title}".strip() in _LATEX_COLUMNS
-    ]
-    groups = column_groups(shown)
-    ends = list(accumulate(span for _, span in groups))
-    lines = [
-        "% " + comment.replace("\n", " "),
-        rf"\begin{{tabular}}{{{''.join('r' if c.is_number else 'l' for c in shown)}}}",
-        r"\toprule",
-        _latex_line(rf"\multicolumn{{{n}}}{{c}}{{{name.translate(_LATEX)}}}" for name, n in groups),
-        " ".join(
-            rf"\cmidrule(lr){{{end - span + 1}-{end}}}"
-            for (name, span), end in zip(groups, ends, strict=True)
-            if name
-        ),
-        _latex_line(column.title.translate(_LATEX) for column in shown),
-        r"\midrule",
-        *(_latex_line(_latex_cell(column, row, study) for column in shown) for row in study.rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-_LATEX_COLUMNS = (
-    "model",
-    "perplexity 95 % interval",
-    "parameters all",
-    "training time",
-    "the paper's test",
-)
-
-
-def _latex_line(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + r" \\"
-
-
-def _latex_cell(column: Column, row: Row, study: Study) -> str:
-    text = "--" if column.text(row) == EMPTY else column.text(row).translate(_LATEX)
-    return rf"\textbf{{{text}}}" if is_best(column, row, study) else text
-
-
-def to_json(study: Study, made_by: str) -> dict[str, Any]:
-    """Everything in the report as plain values; `made_by` says which command it belongs to."""
-    table_columns = columns(study)
-    found = {
-        "made_by": made_by,
-        "title": study.title,
-        "dataset": study.dataset,
-        "split": study.split,
-        "reference": study.reference,
-        "facts": dict(study.facts),
-        "rows": [
-            {_name(column): column.value(row) for column in table_columns}
-            | {
-                "factorization": row.first.factorization,
-                "problem": row.problem,
-                "params": dict(row.first.params),
-                "curve": [asdict(point) for point in row.curve],
-                "paper": asdict(row.paper) if row.paper else None,
-                "members": [_member(member) for member in row.members],
-            }
-            for row in study.rows
-        ],
-        "loss_by_word_frequency": [asdict(b) for b in study.word_bins],
-        "loss_by_previous_word_frequency": [asdict(b) for b in study.previous_bins],
-        "words": {label: _words_of(study, label) for label in study.words},
-        "contexts": [asdict(context) for context in study.contexts],
-        "blocks": {
-            "unit": study.blocks.unit,
-            "number": len(study.blocks),
-            "likeness": study.blocks.likeness,
-        },
-        "differences": [asdict(difference) for difference in study.differences],
-        "paper_findings": [asdict(finding) for finding in paper_findings(study)],
-        "tried": [asdict(tried) for tried in study.tried],
-    }
-    return dict(finite(found))
-
-
-def _words_of(study: Study, label: str) -> dict[str, list[dict[str, Any]]]:
-    lists = study.words[label]
-    return {
-        name: [
-            {"word": study.vocabulary.words[w.word_id]} | asdict(w) | {"difference": w.difference}
-            for w in entries
-        ]
-        for name, entries in (("wins", lists.wins), ("losses", lists.losses))
-    }
-
-
-def _member(member: Member) -> dict[str, Any]:
-    return {
-        "seed": member.seed,
-        "run": member.run,
-        "checkpoint": member.checkpoint,
-        "problem": member.problem,
-        "seconds": member.seconds,
-        "cpu_seconds": member.cpu_seconds,
-        "compile_seconds": member.compile_seconds,
-        "seen": asdict(member.seen) if member.seen else None,
-        "tokens_per_second": member.tokens_per_second,
-        "memory": member.memory,
-        "compiled": member.compiled,
-        "scores": {
-            split: {
-                "perplexity": score.perplexity,
-                "known_perplexity": score.known_perplexity,
-                "loss": score.loss,
-                "protocol": score.protocol.by_name(),
-            }
-            for split, score in member.scores.items()
-        },
-        "config": to_dict(member.config),
-        "versions": to_dict(member.versions) if member.versions else None,
-    }
-
-
-def finite(value: Any) -> Any:
-    """The same with None for infinity and NaN, at any depth: JSON has neither.
-
-    >>> finite({"loss": [1.5, math.inf]})
-    {'loss': [1.5, None]}
-    """
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _name(column: Column) -> str:
-    return f"{column.group} {column.title}".strip().replace(" ", "_").replace("/", "_per_")
-
-
-def _perplexities(study: Study) -> list[Column]:
-    """What ranks the rows first, with its interval and the distance to the best row."""
-    first = [_perplexity(study.split, known=study.is_mixed)]
-    if study.differences or study.intervals:
-        first.append(_interval(study))
-    if study.differences:
-        first.append(_distance(study))
-    if study.is_mixed:
-        first.append(_perplexity(study.split))
-    elif study.has_unknown:
-        first.append(_perplexity(study.split, known=True))
-    others = dict.fromkeys(split for row in study.rows for split in row.perplexity)
-    return first + [_perplexity(split) for split in others if split != study.split]
-
-
-def _interval(study: Study) -> Column:
-    def text(row: Row) -> str:
-        found = study.headline_interval(row) if row.perplexity else None
-        return f"{number(found.low)} to {number(found.high)}" if found else EMPTY
-
-    def value(row: Row) -> Value:
-        found = study.headline_interval(row) if row.perplexity else None
-        return f"{found.low:.6g} to {found.high:.6g}" if found else None
-
-    return Column("95 % interval", "perplexity", value, text)
-
-
-def _distance(study: Study) -> Column:
-    """How much higher a perplexity is than the best one, on the same text."""
-    best, level = study.ranked[0].label, study.level_with_best
-
-    def value(row: Row) -> Value:
-        found = study.difference(row.label, best)
-        return found.nats.as_perplexity.estimate - 1 if found else None
-
-    def text(row: Row) -> str:
-        if row.label == best:
-            return "lowest so far" if study.missing else "best"
-        found = study.difference(row.label, best)
-        if found is None:
-            return "cannot tell" if row.perplexity else EMPTY
-        ratio = found.nats.as_perplexity
-        change, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
-        mark = ", not told apart" if row.label in level else ""
-        return f"{change:+.1f} % ({low:.1f} to {high:.1f}){mark}"
-
-    return Column("to the best", "perplexity", value, text)
-
-
-def _perplexity(split: str, *, known: bool = False) -> Column:
-    def summary(row: Row) -> Summary | None:
-        return (row.known_perplexity if known else row.perplexity).get(split)
-
-    def value(row: Row) -> Value:
-        found = summary(row)
-        return None if found is None else found.mean
-
-    title = f"{split}, known words" if known else split
-    return Column(title, "perplexity", value, lambda row: spread(summary(row)), ranks=True)
-
-
-def _paper_columns(study: Study) -> list[Column]:
-    def column(title: str, value: Callable[[PaperModel], float | None], text: str) -> Column:
-        def found(row: Row) -> float | None:
-            return value(row.paper) if row.paper else None
-
-        return _numbers(title, "the paper's", found, text.format, is_paper=True)
-
-    return [
-        column("parameters", lambda model: float(model.params) if model.params else None, "{}M"),
-        column("valid", lambda model: model.valid, "{:.2f}"),
-        column("test", lambda model: model.test, "{:.2f}"),
-        column(f"hours on {GPUS[study.dataset]} GPUs", lambda model: model.hours, "{}"),
-    ]

@@ -8,7 +8,7 @@ training may use the other one at any time. At most one checkpoint is being save
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
-from zipflm.runs.checkpoint import Contents
+from zipflm.data.batches import Batch
+from zipflm.runs.checkpoint import Contents, checkpoint_path
 from zipflm.runs.records import TrainingState, Validation
 from zipflm.runs.sharded import ShardWriter
+from zipflm.storage import written_whole
 from zipflm.training import optimizers
 from zipflm.training.distributed import Process
 from zipflm.training.setup import Run
@@ -98,7 +101,7 @@ class Saver:
         self.newest: int = run.update
         """The update of the newest checkpoint that is known to be there, 0 if there is none."""
         self._is_proven = run.update == 0
-        self._background = _background(run.process)
+        self._background = BackgroundSaving(run.process) if run.process.world_size > 1 else None
         self._saving: TrainingState | None = None
         """Of the checkpoint that is being saved in the background."""
 
@@ -116,21 +119,22 @@ class Saver:
         Where writing fails the run goes on and tries again next time; OSError if it must.
         """
         run = self._run
-        if run.tally.bad_in_a_row and not must:
+        if (skipped := run.tally.skipped_in_a_row) and not must:
             run.log.say(
-                f"not saved after update {run.update}: the last {run.tally.bad_in_a_row} update(s) "
-                "had a non-finite loss or gradient"
+                f"not saved after update {run.update}: the last {skipped} update(s) had a "
+                "non-finite loss or gradient"
             )
             return
-        self.wait()
-        state = _state(run, self._keep, valid)
-        if self._background is None:
-            self._conclude(state, _failure(run, state), must)
-            return
-        self._background.start(run.folder.checkpoints_path, _contents(run, state))
-        self._saving = state
-        if must:
-            self.wait(must=True)
+        with run.log.doing("saving"):
+            self.wait()
+            state = _state(run, valid)
+            if self._background is None:
+                self._conclude(state, _failure(run, state), must)
+                return
+            self._background.start(run.folder.checkpoints_path, _contents(run, state))
+            self._saving = state
+            if must:
+                self.wait(must=True)
 
     def wait(self, must: bool = False) -> None:
         """Until nothing is being saved in the background; OSError if it failed and must not."""
@@ -180,15 +184,6 @@ class Saver:
             self._run.log.say(f"could not remove an old checkpoint ({error}); the run goes on")
 
 
-def _background(process: Process) -> BackgroundSaving | None:
-    """What saves the shards of several processes; None for a process alone."""
-    if process.world_size == 1:
-        return None
-    # Importing what torch needs for it takes half a second.
-
-    return BackgroundSaving(process)
-
-
 def _failure(run: Run, state: TrainingState) -> OSError | None:
     """Save here and now; why that failed, if it did."""
     contents = _contents(run, state)
@@ -203,7 +198,7 @@ def _failure(run: Run, state: TrainingState) -> OSError | None:
     return None
 
 
-def _state(run: Run, keep: int, valid: Validation | None) -> TrainingState:
+def _state(run: Run, valid: Validation | None) -> TrainingState:
     tally, data = run.tally, run.data
     return TrainingState(
         update=run.update,
@@ -212,14 +207,13 @@ def _state(run: Run, keep: int, valid: Validation | None) -> TrainingState:
         compile_seconds=tally.compile_seconds,
         cpu_seconds=tally.cpu_seconds,
         skipped=tally.skipped,
-        skipped_in_a_row=tally.bad_in_a_row,
-        since_report=tally.since_report,
+        skipped_in_a_row=tally.skipped_in_a_row,
+        since_report=replace(tally.since_report),  # which goes on counting
         loss_scale=run.learner.scale.dump(),
         seed=run.config.training.seed,
         world_size=run.process.world_size,
         vocabulary=data.vocabulary.hash,
         text=data.split("train").sha256,
-        keep=keep,
         valid=valid,
         best_loss=run.best_loss,
         since_best=run.since_best,
@@ -233,4 +227,30 @@ def _contents(run: Run, state: TrainingState) -> Contents:
     tensors = optimizers.state_tensors(run.learner.optimizers, model)
     return Contents(
         weights, tensors, state, run.config, data.vocabulary, data.codes, data.splitting
+    )
+
+
+def stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
+    """ValueError after too many updates without a finite loss and gradient; saves the batches.
+
+    All processes say the same, so that a study knows it for one failure.
+    """
+    if run.tally.skipped_in_a_row < run.config.training.max_bad_updates:
+        return
+    tensors = {}
+    for index, batch in enumerate(batches):
+        for name in ("words", "targets", "scored"):
+            tensors[f"{index}/{name}"] = getattr(batch, name).cpu()
+    with written_whole(run.folder.path / f"bad-batch-{run.process.rank}.safetensors") as path:
+        save_file(tensors, path)
+    numbers = "0" if run.process.world_size == 1 else "*"
+    remedy = "lower the learning rate, or use training.dtype=bfloat16 or float32"
+    doubtful = saver.doubtful()
+    if doubtful:
+        newest = checkpoint_path(run.folder.checkpoints_path, doubtful)
+        remedy += f"; {newest} may be spoilt already: remove it to resume from the one before"
+    raise ValueError(
+        f"training.max_bad_updates={run.config.training.max_bad_updates}: so many updates in a row "
+        f"had a non-finite loss or gradient, up to update {run.update}; the last batch is in "
+        f"{run.folder.path}/bad-batch-{numbers}.safetensors; {remedy}"
     )

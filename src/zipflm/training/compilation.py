@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zipflm.distinct_words import DistinctWords
+from zipflm.model.inputs import UniqueTokens
 
 BACKEND: str | Callable[..., Any] = "inductor"
 """What turns torch's graphs into code."""
@@ -82,8 +82,8 @@ class Compilation:
         )
 
 
-def _shapes(words: Tensor | DistinctWords) -> tuple[torch.Size, ...]:
-    tensors = words if isinstance(words, DistinctWords) else (words,)
+def _shapes(words: Tensor | UniqueTokens) -> tuple[torch.Size, ...]:
+    tensors = words if isinstance(words, UniqueTokens) else (words,)
     return tuple(tensor.shape for tensor in tensors)
 
 

@@ -64,16 +64,89 @@ class Process:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    # The `Share` of `evaluation.scoring`.
-
-    def all_values(self, value: T) -> list[T]:
-        return all_values(value, self)
+    # What processes tell each other; all of them make the same calls. The first three make this the
+    # `Share` of `evaluation.scoring`.
 
     def add_up(self, tensor: Tensor) -> Tensor:
-        return add_up(tensor, self)
+        """The sum over all processes, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def all_values(self, value: T) -> list[T]:
+        """The values of all processes, by rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
 
     def done_by_all(self, work: Callable[[], T]) -> T:
-        return done_by_all(work, self)
+        """The result of a piece of work that each process does for itself, such as opening a
+        folder; ValueError in all of them if it fails in one."""
+        if self.world_size == 1:
+            return work()
+        result, problem = None, ""
+        try:
+            result = work()
+        except (ValueError, OSError, RuntimeError) as error:
+            problem = described(error)
+        problems = self.all_values(problem)
+        if any(problems):
+            is_same = len(set(problems)) == 1
+            raise ValueError(problem if is_same else _listed(dict(enumerate(problems))))
+        return cast(T, result)
+
+    def let_first(self, work: Callable[[], object]) -> None:
+        """Have the first process do this while the others wait; ValueError in all if it fails."""
+        self.done_by_all(lambda: work() if self.is_first else None)
+
+    @contextmanager
+    def held_by_first(self, context: AbstractContextManager[object]) -> Iterator[None]:
+        """A context, such as a lock, that the first process enters for all of them."""
+        with ExitStack() as held:
+            self.let_first(lambda: held.enter_context(context))
+            yield
+
+    def agree(self, problem: str) -> str:
+        """The problem of a piece of work that all processes did, or nothing; see `Group.agree`."""
+        return self.group.agree(problem) if self.group is not None else problem
+
+    def require_same(self, values: dict[str, object], remedy: str) -> None:
+        """ValueError in every process, with the name of what differs, unless all have these."""
+        gathered = self.all_values(values)
+        for rank, other in enumerate(gathered):
+            for name in gathered[0] | other:
+                ours, theirs = (str(each.get(name, "missing")) for each in (gathered[0], other))
+                if ours != theirs:
+                    raise ValueError(
+                        f"{name} is {ours} in process 0, but {theirs} in process {rank}; {remedy}"
+                    )
+
+    def require_shared(self, folder: Path) -> None:
+        """ValueError in every process unless all see this folder, in which the first one holds the
+        lock."""
+        expected = self.all_values(_lock_in(folder))[0]
+
+        def look() -> None:
+            end = time.monotonic() + _SLOW_FOLDER
+            while _lock_in(folder) != expected:
+                if time.monotonic() > end:
+                    raise ValueError(
+                        f"{folder} does not have what process 0 writes to it; --out must be a "
+                        "folder that all machines share"
+                    )
+                time.sleep(_PAUSE)
+
+        self.done_by_all(look)
+
+
+def _lock_in(folder: Path) -> str | None:
+    try:
+        os.listdir(folder)  # so that a network file system looks again
+        return (folder / LOCK).read_text(encoding="utf-8")
+    except OSError:
+        return None
 
 
 class Group:
@@ -337,103 +410,3 @@ def _wait_after_sigterm() -> None:
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, end_soon)
-
-
-# --- What processes tell each other; all of them make the same calls. ---
-
-
-def add_up(tensor: Tensor, process: Process) -> Tensor:
-    """The sum over all processes, in place."""
-    if process.world_size > 1:
-        dist.all_reduce(tensor)
-    return tensor
-
-
-def average_rows(gradient: Tensor, process: Process) -> Tensor:
-    """The mean over all processes of a sparse gradient, as DDP makes it of the others."""
-    if process.world_size > 1:
-        dist.all_reduce(gradient)
-        gradient = gradient.coalesce() / process.world_size
-    return gradient
-
-
-def all_values(value: T, process: Process) -> list[T]:
-    """The values of all processes, by rank."""
-    if process.world_size == 1:
-        return [value]
-    values: list[Any] = [None] * process.world_size
-    dist.all_gather_object(values, value)
-    return values
-
-
-def agree(problem: str, process: Process) -> str:
-    """The problem of a piece of work that all processes did, or nothing; see `Group.agree`."""
-    return process.group.agree(problem) if process.group is not None else problem
-
-
-def require_same(values: dict[str, object], process: Process, remedy: str) -> None:
-    """ValueError in every process, with the name of what differs, unless all have these values."""
-    gathered = all_values(values, process)
-    for rank, other in enumerate(gathered):
-        for name in gathered[0] | other:
-            ours, theirs = (str(each.get(name, "missing")) for each in (gathered[0], other))
-            if ours != theirs:
-                raise ValueError(
-                    f"{name} is {ours} in process 0, but {theirs} in process {rank}; {remedy}"
-                )
-
-
-def require_shared(folder: Path, process: Process) -> None:
-    """ValueError in every process unless all see this folder, in which the first one holds the
-    lock."""
-    expected = all_values(_lock_in(folder), process)[0]
-
-    def look() -> None:
-        end = time.monotonic() + _SLOW_FOLDER
-        while _lock_in(folder) != expected:
-            if time.monotonic() > end:
-                raise ValueError(
-                    f"{folder} does not have what process 0 writes to it; --out must be a folder "
-                    "that all machines share"
-                )
-            time.sleep(_PAUSE)
-
-    done_by_all(look, process)
-
-
-def _lock_in(folder: Path) -> str | None:
-    try:
-        os.listdir(folder)  # so that a network file system looks again
-        return (folder / LOCK).read_text(encoding="utf-8")
-    except OSError:
-        return None
-
-
-def done_by_all(work: Callable[[], T], process: Process) -> T:
-    """The result of a piece of work that each process does for itself, such as opening a folder;
-    ValueError in all of them if it fails in one."""
-    if process.world_size == 1:
-        return work()
-    result, problem = None, ""
-    try:
-        result = work()
-    except (ValueError, OSError, RuntimeError) as error:
-        problem = described(error)
-    problems = all_values(problem, process)
-    if any(problems):
-        is_same = len(set(problems)) == 1
-        raise ValueError(problem if is_same else _listed(dict(enumerate(problems))))
-    return cast(T, result)
-
-
-def let_first(work: Callable[[], object], process: Process) -> None:
-    """Have the first process do this while the others wait; ValueError in all if it fails."""
-    done_by_all(lambda: work() if process.is_first else None, process)
-
-
-@contextmanager
-def held_by_first(context: AbstractContextManager[object], process: Process) -> Iterator[None]:
-    """A context, such as a lock, that the first process enters for all of them."""
-    with ExitStack() as held:
-        let_first(lambda: held.enter_context(context), process)
-        yield

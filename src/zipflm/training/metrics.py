@@ -1,26 +1,15 @@
-"""Training metrics: throughput and memory, sums between two reports, the log and its console
-lines.
-"""
+"""What a run counts between two reports, and its log: lines of JSON, and lines for people."""
 
 from __future__ import annotations
 
-import ctypes
 import math
-import platform
-import re
-import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -30,143 +19,66 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from zipflm.config import ModelConfig
 from zipflm.messages import one_line
 from zipflm.runs.folder import RunFolder, append_line
-from zipflm.runs.records import LogLine, Report, SinceReport, Sums, Validation
+from zipflm.runs.records import LogLine, Report, SinceReport, Validation
 from zipflm.settings import to_dict
 from zipflm.training.step import Learner, UpdateResult
 
-# Dense bfloat16 operations per second, by a part of the device's name.
-_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
-
-def device_name(device: torch.device) -> str:
-    """Model name of a GPU or of this machine's CPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:  # not Linux
-        facts = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", facts, re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
-
-
-def peak_flops(device: torch.device) -> float | None:
-    """What the device can do at most, where known."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in _PEAKS.items() if part in name), None)
-
-
-def flops_per_token(config: ModelConfig, counts: NDArray[np.int64], block: int) -> float:
-    """Operations to learn from one token of a block; `counts` [V] says how common each id is."""
-    total = max(int(counts.sum()), 1)
-
-    def share(first: int, end: int) -> float:
-        return float(counts[first:end].sum()) / total
-
-    # Two operations a product, and three passes: forward, and a gradient for each of two factors.
-    return 6.0 * config.products_per_token(share, block)
-
-
-def peak_memory(device: torch.device) -> int:
-    """Most bytes used so far: of the GPU, or of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Let `peak_memory` count from here on, where the system allows it."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    try:
-        # What glibc keeps for later of memory that was freed would count as used.
-        ctypes.CDLL(None).malloc_trim(0)
-        # Linux: sets the peak of the resident set to its present size (man 5 proc, clear_refs).
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except (OSError, AttributeError, TypeError):  # another system, or another C library
-        return
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The updates since the last summary."""
-
-    sums: Sums
-    """Over those that were not skipped."""
-    grad_norm: float
-    tokens_per_second: float
-    seconds_per_update: float
-    data_share: float
-    """Part of the time spent waiting for data."""
-
-
+@dataclass
 class Tally:
-    """Time counts while training only: `pause` before validating or saving, `go_on` after.
+    """What a run has counted so far; a checkpoint keeps it.
 
-    A run that is resumed hands over what its checkpoint knew; `since_report` gives that back.
+    Time counts while training only: `pause` before validating or saving, `go_on` after.
     """
 
-    def __init__(
-        self,
-        seconds: float = 0.0,
-        skipped: int = 0,
-        *,
-        update: int = 0,
-        skipped_in_a_row: int = 0,
-        since_report: SinceReport | None = None,
-        compile_seconds: float = 0.0,
-        cpu_seconds: float | None = None,
-    ) -> None:
-        self.seconds: float = seconds
-        self.skipped: int = skipped
-        self.compile_seconds: float = compile_seconds
-        """Of `seconds`, those of updates in which the model was compiled."""
-        self.cpu_seconds = cpu_seconds
-        """CPU time of this thread, without compilation; None: not counted.
+    update: int = 0
+    """The last one whose result has arrived."""
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+    """Of `seconds`, those of updates in which the model was compiled."""
+    cpu_seconds: float | None = None
+    """CPU time of this thread, without compilation; None: not counted.
 
-        Of this thread alone, because that of all threads depends on how OpenMP waits.
-        """
-        self.bad_in_a_row: int = skipped_in_a_row
-        self.stop: bool = False
-        self.last_good: int | None = None
-        """The last update of this session that was not skipped."""
-        self._update = update
-        self._since, self._cpu_since = time.perf_counter(), time.thread_time()
-        self._start_again(since_report or SinceReport())
+    Of this thread alone, because that of all threads depends on how OpenMP waits.
+    """
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    since_report: SinceReport = field(default_factory=SinceReport)
+    stop: bool = False
+    """A process was asked to stop."""
+    last_good: int | None = None
+    """The last update of this session that was not skipped."""
 
-    def _start_again(self, since: SinceReport) -> None:
-        self._nll, self._tokens, self._words = since.nll, since.tokens, since.words
-        self._updates, self._norm = since.updates, since.grad_norm
-        self._from = self.seconds - since.seconds
-        self.waited: float = since.waited
-        """Seconds the loop waited for data."""
+    def __post_init__(self) -> None:
+        self.go_on()
 
-    def see(self, outcomes: Iterable[UpdateResult]) -> None:
+    def see(self, results: Iterable[UpdateResult]) -> None:
         """Take in what has arrived from the device."""
-        for outcome in outcomes:
-            self._update += 1
-            self._updates += 1
-            self.stop = self.stop or outcome.stop > 0
-            if outcome.bad:
+        since = self.since_report
+        for result in results:
+            self.update += 1
+            since.updates += 1
+            self.stop = self.stop or result.stop > 0
+            if result.bad:
                 self.skipped += 1
-                self.bad_in_a_row += 1
+                self.skipped_in_a_row += 1
                 continue
-            self.bad_in_a_row = 0
-            self.last_good = self._update
-            self._nll += outcome.nll
-            self._tokens += int(outcome.tokens)
-            self._words += int(outcome.words)
-            self._norm = outcome.norm
+            self.skipped_in_a_row = 0
+            self.last_good = self.update
+            since.nll += result.nll
+            since.tokens += int(result.tokens)
+            since.words += int(result.words)
+            since.grad_norm = result.norm
+
+    def go_on(self) -> None:
+        self._since, self._cpu_since = time.perf_counter(), time.thread_time()
 
     def pause(self) -> None:
-        self.seconds += time.perf_counter() - self._since
+        elapsed = time.perf_counter() - self._since
+        self.seconds += elapsed
+        self.since_report.seconds += elapsed
         if self.cpu_seconds is not None:
             self.cpu_seconds += time.thread_time() - self._cpu_since
 
@@ -183,38 +95,14 @@ class Tally:
             self.compile_seconds += time.perf_counter() - start
             self._cpu_since += time.thread_time() - cpu_start
 
-    def go_on(self) -> None:
-        self._since, self._cpu_since = time.perf_counter(), time.thread_time()
-
-    @property
-    def since_report(self) -> SinceReport:
-        """What the next summary will be made of; read it between `pause` and `go_on`."""
-        return SinceReport(
-            updates=self._updates,
-            nll=self._nll,
-            tokens=self._tokens,
-            words=self._words,
-            grad_norm=self._norm,
-            seconds=self.seconds - self._from,
-            waited=self.waited,
-        )
-
-    def summary(self) -> Summary:
-        """The numbers since the last summary; call between `pause` and `go_on`."""
-        since = self.since_report
-        elapsed = max(since.seconds, 1e-9)
-        self._start_again(SinceReport())
-        return Summary(
-            sums=Sums(since.nll, since.tokens, since.words),
-            grad_norm=since.grad_norm if since.tokens else math.nan,
-            tokens_per_second=since.tokens / elapsed,
-            seconds_per_update=elapsed / max(since.updates, 1),
-            data_share=since.waited / elapsed,
-        )
+    def take(self) -> SinceReport:
+        """What was counted since the last report, to count anew; between `pause` and `go_on`."""
+        since, self.since_report = self.since_report, SinceReport()
+        return since
 
 
 class Log:
-    """Open with `with`; `report` for numbers, `say` for sentences, `advance` after every update."""
+    """`report` for numbers, `say` for sentences, `advance` after every update; `close` it."""
 
     def __init__(
         self, run: RunFolder, max_updates: int, is_silent: bool = False, tensorboard: bool = False
@@ -225,11 +113,6 @@ class Log:
         """Nothing reads the output any more (`| head`, or a `| tee` that Ctrl-C ended first)."""
         self._make_events = _event_writer() if tensorboard and not is_silent else None
         self._events: Any = None
-
-    def __enter__(self) -> Self:
-        if self._make_events is not None:
-            self._events = self._make_events(self._run.path / "tensorboard")
-        return self
 
     def begin(self, update: int) -> None:
         """On a terminal, a bar below the lines, which stands at `update`."""
@@ -268,12 +151,7 @@ class Log:
         finally:
             self._bar.update(self._task, stage="", refresh=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
         if self._events is not None:
@@ -297,22 +175,22 @@ class Log:
         """One object of the log, and its line."""
         if self._is_silent:
             return
-        self._write(line)
-        self.say(as_text(line, self._max_updates))
-        if self._events is not None:
-            prefix = "train"
-            if isinstance(line, Validation):
-                prefix = "valid" if line.share == 1 else "valid-part"
-            for name, value in to_dict(line).items():
-                if isinstance(value, int | float) and name != "update":
-                    self._events.add_scalar(f"{prefix}/{name}", value, line.update)
-
-    def _write(self, line: LogLine) -> None:
-        """A line that cannot be written, on a full disk, is no reason to lose the run."""
         try:
             append_line(self._run.log_path, line)
-        except OSError as error:
+        except OSError as error:  # a full disk is no reason to lose the run
             self.say(f"could not write to {self._run.log_path} ({error}); the run goes on")
+        self.say(as_text(line, self._max_updates))
+        if self._make_events is not None:
+            self._events = self._events or self._make_events(self._run.path / "tensorboard")
+            self._add_events(line)
+
+    def _add_events(self, line: LogLine) -> None:
+        prefix = "train"
+        if isinstance(line, Validation):
+            prefix = "valid" if line.share == 1 else "valid-part"
+        for name, value in to_dict(line).items():
+            if isinstance(value, int | float) and name != "update":
+                self._events.add_scalar(f"{prefix}/{name}", value, line.update)
 
 
 def as_text(line: LogLine, max_updates: int) -> str:

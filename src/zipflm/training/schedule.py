@@ -12,6 +12,9 @@ from dataclasses import replace
 
 from zipflm.config import Config, CosineCycles, ScheduleConfig, WarmupDecay
 
+_LOW = 0.2
+"""Share of the peak below which a learning rate has come down."""
+
 
 def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> float:
     """The factor by which every group's learning rate is multiplied after `update` updates.
@@ -39,6 +42,21 @@ def stretched(config: Config, max_updates: int) -> Config:
         )
     training = replace(training, max_updates=max_updates, epochs=0.0, schedule=schedule)
     return replace(config, training=training)
+
+
+def ends_too_high(config: Config) -> str | None:
+    """A warning if the run ends within its warm-up or with a high learning rate."""
+    schedule, updates = config.training.schedule, config.training.max_updates
+    if not isinstance(schedule, CosineCycles) or not schedule.max_lr:
+        return None
+    last = learning_rate(schedule, updates - 1, updates) / schedule.max_lr
+    if updates > schedule.warmup_updates and last < _LOW:
+        return None
+    return (
+        f"training.max_updates={updates}: the learning rate is still at {last:.0%} of its peak in "
+        f"the last update; change training.schedule.warmup_updates={schedule.warmup_updates} and "
+        f"training.schedule.first_cycle={schedule.first_cycle} so that a cycle ends there"
+    )
 
 
 def _cosine_cycles(schedule: CosineCycles, update: int) -> float:

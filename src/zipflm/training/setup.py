@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from zipflm import __version__
 from zipflm.config import Config, require
@@ -19,18 +19,19 @@ from zipflm.data.batches import Batches
 from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE, DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.model.language_model import LanguageModel
+from zipflm.runs import resume as resuming
 from zipflm.runs.checkpoint import Checkpoint
-from zipflm.runs.folder import RunFolder, problem_alone
+from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import empty_model, first_values
+from zipflm.runs.provenance import origin_of
 from zipflm.runs.records import Place, TrainingState
 from zipflm.settings import to_dict
-from zipflm.training import distributed, optimizers, parallel, step
-from zipflm.training.compilation import Compilation
+from zipflm.training import optimizers, parallel, throughput
 from zipflm.training.distributed import Process
 from zipflm.training.metrics import Log, Tally
-from zipflm.training.schedule import stretched
-from zipflm.training.step import Learner
-from zipflm.training.stream import Stream, block_at, blocks_of
+from zipflm.training.schedule import ends_too_high, stretched
+from zipflm.training.step import Learner, build_learner
+from zipflm.training.stream import Stream, accumulation, block_at, blocks_of, tokens_per_batch
 
 
 @dataclass
@@ -79,6 +80,15 @@ class Run:
 
 # In a text of pieces every few words have subword-nmt's mark, in a text of words next to none.
 _SHARE_OF_CONTINUED_WORDS = 0.05
+
+
+def checked(config: Config, data: DataFolder, initial: Checkpoint | None = None) -> Config:
+    """The config, its length in updates; ValueError if it cannot be trained on this folder, with
+    the weights of `initial`."""
+    if initial is not None:
+        check_initial(initial, config, data)
+    check_data(config, data)
+    return in_updates(config, data)
 
 
 def check_data(config: Config, data: DataFolder) -> None:
@@ -145,28 +155,25 @@ def in_updates(config: Config, data: DataFolder) -> Config:
     return stretched(config, max(1, math.ceil(training.epochs / epochs_per_update - 1e-6)))
 
 
-def accumulation(config: Config, process: Process, block: int | None = None) -> int:
-    """How many batches each process accumulates for an update, with blocks of this length
-    (`batches.block` by default). ValueError unless every block length of the run allows for a
-    whole number."""
-    wanted = config.training.tokens_per_update
-    at_once = {b: tokens_per_batch(config, b) * process.world_size for b in blocks_of(config)}
-    if wanted % (common := math.lcm(*at_once.values())):
-        short = next(b for b, tokens in at_once.items() if wanted % tokens)
-        nearest = max(round(wanted / common), 1) * common
-        raise ValueError(
-            f"training.tokens_per_update={wanted}: not a multiple of the {at_once[short]} tokens "
-            f"that {process.world_size} device(s) x {_batch(config, short)} process at once; use "
-            f"training.tokens_per_update={nearest}, or change batches.tokens"
-        )
-    return wanted // (tokens_per_batch(config, block or config.batches.block) * process.world_size)
+_SAME = "give all processes the same command, data and packages"
 
 
-def inputs(config: Config, data: DataFolder) -> dict[str, object]:
-    """Everything that must be the same in all processes of a run, by name."""
+def check_processes(config: Config, data: DataFolder, process: Process) -> None:
+    """ValueError in all processes if they cannot make the config's updates together, or do not
+    have the same input."""
+    accumulation(config, process)  # an error if no whole number of batches makes an update
+    is_on_gpus = process.world_size > 1 and process.device.type == "cuda"
+    require(
+        not (config.input.has_sparse_gradients and is_on_gpus),
+        "input.sparse",
+        True,
+        f"{process.world_size} processes exchange sparse gradients through gloo alone, and those "
+        "on GPUs use NCCL; use one process or CPUs, or leave input.sparse out",
+    )
     texts = {f"the {split} text": data.split(split).sha256 for split in data.splits}
     packages = {"zipflm": __version__, "torch": torch.__version__}
-    return {"the vocabulary": data.vocabulary.hash} | texts | packages | _flat(to_dict(config))
+    same = {"the vocabulary": data.vocabulary.hash} | texts | packages | _flat(to_dict(config))
+    process.require_same(same, _SAME)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
@@ -177,32 +184,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
         else:
             found[f"{prefix}{name}"] = value
     return found
-
-
-def check_processes(config: Config, process: Process) -> None:
-    """ValueError if several processes cannot make the config's updates together."""
-    is_on_gpus = process.world_size > 1 and process.device.type == "cuda"
-    require(
-        not (config.input.has_sparse_gradients and is_on_gpus),
-        "input.sparse",
-        True,
-        f"{process.world_size} processes exchange sparse gradients through gloo alone, and those "
-        "on GPUs use NCCL; use one process or CPUs, or leave input.sparse out",
-    )
-
-
-def tokens_per_batch(config: Config, block: int) -> int:
-    """Tokens that go through a device at once: whole blocks, or an upper limit for sentences."""
-    tokens = config.batches.tokens
-    return tokens // block * block if config.batches.break_mode == "none" else tokens
-
-
-def _batch(config: Config, block: int) -> str:
-    """A batch in words: `batches.tokens`, or what is left of them in whole blocks."""
-    tokens = tokens_per_batch(config, block)
-    if tokens == config.batches.tokens:
-        return f"batches.tokens={tokens}"
-    return f"{tokens} tokens (whole blocks of {block} in batches.tokens={config.batches.tokens})"
 
 
 def overview(config: Config, process: Process) -> Iterator[str]:
@@ -230,77 +211,107 @@ def _update_line(config: Config, process: Process, block: int) -> str:
     )
 
 
-def build_learner(
+def open_run(
     config: Config,
-    model: LanguageModel,
+    data: DataFolder,
+    folder: RunFolder,
     process: Process,
-    ends_word: Tensor | None = None,
-    fill: Callable[[], None] | None = None,
-) -> Learner:
-    """The model on its device, with everything that trains it.
+    *,
+    resume: bool,
+    other_text: bool,
+    initial: Checkpoint | None,
+) -> Run | None:
+    """The run, ready for its next update, in a folder that says what it is; None if it is finished.
 
-    `fill` is for a model on the meta device, which gets memory where it is to be trained, and
-    then its values from `fill`; any other model is moved there. `ends_word` [V] tells which ids
-    end a word; without it, all do.
+    ValueError if it may not be started or continued there.
     """
+    resuming.check(folder, config, data, resume=resume, other_text=other_text)
     training = config.training
-    model.decoder.set_recompute(training.recompute)
-    tables = parallel.share_tables(model, process, training.tables)
-    scorer = step.Scorer(model)
-    compilation = None
-    if training.compile:
-        # FSDP gathers the weights of one layer at a time, between layers, and tokens come to
-        # sharded tables before the first and behind the last: not inside compiled code. Nor can
-        # that return a sparse gradient.
-        shards = parallel.shards(process, training.parallel) or bool(tables)
-        by_layer = shards or config.input.has_sparse_gradients
-        compilation = Compilation(
-            model.decoder.layers if by_layer else [scorer], config.batches.break_mode == "none"
+    log = Log(folder, training.max_updates, not process.is_first, training.tensorboard)
+    # All look at the folder before the first process changes it, and after.
+    found = newest_good(folder, process, log.say) if resume else None
+    if found is not None and _is_finished(config, found):
+        field = "max_updates" if found.update >= training.max_updates else "patience"
+        log.say(
+            f"{folder.path}: already finished (update {found.update} of {training.max_updates}); "
+            f"to go on raise training.{field}"
         )
-    accumulates = max(accumulation(config, process, block) for block in blocks_of(config)) > 1
+        return None
+    origin = None
+    if initial is not None and found is None:
+        origin = origin_of(initial)
+        process.require_same({"the initial weights": origin.weights}, _SAME)
+        process.let_first(partial(initial.verify, optimizer=False))
+    used = ["train"] + (["valid"] if "valid" in data.splits else [])
+    process.let_first(lambda: data.verify(*used))
+    process.require_shared(folder.path)
+    done = found.update if found else 0
 
-    def place() -> None:
-        if fill is None:
-            model.to(process.device)
-            return
-        parallel.allocate(model, process.device)
-        fill()
+    def open_folder() -> None:
+        folder.open(config, data, done, throughput.device_name(process.device), origin)
+        for path in folder.set_aside(done) if found else ():
+            log.say(f"the damaged checkpoint was moved out of the way, to {path}")
 
-    policy = parallel.sharded_precision(training.precision, accumulates)
-    wrapped = parallel.wrap(scorer, model, process, training.parallel, policy, place, tables)
-    return Learner(
-        model=model,
-        scorer=wrapped,
-        optimizers=optimizers.build(training.optimizer, model),
-        scale=step.LossScale(training.precision == "float16", process.device),
-        process=process,
-        precision=training.precision,
-        clip_norm=training.clip_norm,
-        ends_word=None if ends_word is None else ends_word.to(process.device),
-        compilation=compilation,
-        tables=[model.get_parameter(name) for name in tables],
+    process.let_first(open_folder)
+    for line in overview(config, process):
+        log.say(line)
+    doubts = [ends_too_high(config)]
+    if process.is_first and process.device.type == "cpu":
+        work = throughput.work(config, data.vocabulary.counts, done)
+        doubts += [throughput.slowness(work, config.name), throughput.load()]
+    for doubt in filter(None, doubts):
+        log.say(f"warning: {doubt}")
+    if origin is not None:
+        log.say(f"starting with the weights of {origin.checkpoint} of {origin.run}")
+    remedy = (
+        f"{config.name}: no room for its {config.num_params():,} parameters on "
+        f"{process.world_size} device(s); lower decoder.num_layers or decoder.dim, or shard it "
+        "over more of them with training.parallel=fsdp"
     )
+    with explaining_no_room(remedy):
+        return begin(config, data, folder, process, log, found, initial)
 
 
 def newest_good(
     folder: RunFolder, process: Process, warn: Callable[[str], None]
 ) -> Checkpoint | None:
-    """The checkpoint to resume from: each process verifies some of its files.
+    """The newest checkpoint that is not damaged, or None if the run has none at all; each process
+    verifies some of its files.
 
-    ValueError in all of them if they do not see the same checkpoints.
+    Each damaged one is reported by name; ValueError in all processes if there is no other, or if
+    they do not see the same ones.
     """
+    found = folder.checkpoints()
+    process.require_same(
+        {"the checkpoints' updates": [checkpoint.update for checkpoint in found]},
+        "--out must be a folder that all machines share",
+    )
 
-    def problem_of(checkpoint: Checkpoint | None) -> str | None:
-        update = None if checkpoint is None else checkpoint.update
-        distributed.require_same(
-            {"the newest checkpoint's update": update},
-            process,
-            "--out must be a folder that all machines share",
+    def problem_here(checkpoint: Checkpoint) -> str:
+        try:
+            checkpoint.check(share=(process.rank, process.world_size))
+        except (ValueError, OSError) as error:
+            return str(error)
+        return ""
+
+    for checkpoint in found:
+        problem = next(filter(None, process.all_values(problem_here(checkpoint))), None)
+        if problem is None:
+            return checkpoint
+        warn(f"{problem}; falling back to the checkpoint before it")
+    if found:
+        raise ValueError(
+            f"{folder.path}: none of its {len(found)} checkpoints can be read; restore one of "
+            "them, or remove the folder to train again"
         )
-        problem = problem_alone(checkpoint, (process.rank, process.world_size))
-        return next((found for found in process.all_values(problem) if found), None)
+    return None
 
-    return folder.newest_good(warn, problem_of)
+
+def _is_finished(config: Config, checkpoint: Checkpoint) -> bool:
+    state, training = checkpoint.state(), config.training
+    if isinstance(state, TrainingState) and 0 < training.patience <= state.since_best:
+        return True
+    return checkpoint.update >= training.max_updates
 
 
 def begin(
@@ -323,19 +334,28 @@ def begin(
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
     learner = build_learner(config, model, process, ends_word, fill)
     counts_cpu = process.device.type == "cpu" and process.world_size == 1
-    update, place, state = 0, Place(), None
-    tally = Tally(cpu_seconds=0.0 if counts_cpu else None)
-    if found is not None:
-        state = found.state()
-        assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
-        optimizers.load_tensors(learner.optimizers, model, found.stored_optimizer())
-        learner.scale.load(state.loss_scale)
-        update, place, tally = state.update, state.place, _tally(state, counts_cpu)
-        log.say(f"resuming after update {update}")
-    stream = Stream(config, data.tokens("train"), process, place, block_at(config, update))
-    run = Run(config, data, folder, process, learner, stream, tally, log, update)
-    if isinstance(state, TrainingState):
-        run.best_loss, run.since_best = state.best_loss, state.since_best
+    if found is None:
+        tally = Tally(cpu_seconds=0.0 if counts_cpu else None)
+        stream = Stream(config, data.tokens("train"), process, Place(), block_at(config, 0))
+        return Run(config, data, folder, process, learner, stream, tally, log, update=0)
+    state = found.state()
+    assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
+    optimizers.load_tensors(learner.optimizers, model, found.stored_optimizer())
+    learner.scale.load(state.loss_scale)
+    tally = Tally(
+        update=state.update,
+        seconds=state.seconds,
+        compile_seconds=state.compile_seconds,
+        cpu_seconds=state.cpu_seconds if counts_cpu else None,
+        skipped=state.skipped,
+        skipped_in_a_row=state.skipped_in_a_row,
+        since_report=state.since_report,
+    )
+    log.say(f"resuming after update {state.update}")
+    block = block_at(config, state.update)
+    stream = Stream(config, data.tokens("train"), process, state.place, block)
+    run = Run(config, data, folder, process, learner, stream, tally, log, state.update)
+    run.best_loss, run.since_best = state.best_loss, state.since_best
     return run
 
 
@@ -356,13 +376,33 @@ def _require_weights_of(model: LanguageModel, checkpoint: Checkpoint) -> None:
             )
 
 
-def _tally(state: TrainingState, counts_cpu: bool) -> Tally:
-    return Tally(
-        state.seconds,
-        state.skipped,
-        update=state.update,
-        skipped_in_a_row=state.skipped_in_a_row,
-        since_report=state.since_report,
-        compile_seconds=state.compile_seconds,
-        cpu_seconds=state.cpu_seconds if counts_cpu else None,
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device, or the host in torch's allocator, ran out of memory."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+@contextmanager
+def explaining_no_room(remedy: str) -> Iterator[None]:
+    """ValueError with this remedy if memory runs out."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ValueError(remedy) from None
+
+
+def remedy_for_updates(config: Config) -> str:
+    """What to change if an update does not fit."""
+    tokens = config.batches.tokens
+    remedy = (
+        f"batches.tokens={tokens}: no room for a batch of that size; lower it, for example to "
+        f"{tokens // 2}: gradients are then accumulated, and training.tokens_per_update stays the "
+        "same"
     )
+    if config.training.recompute != "layer":
+        remedy += (
+            "; or set training.recompute=layer, which keeps far less of every layer for the "
+            "backward pass and computes it again, in about a fifth more time"
+        )
+    return remedy

@@ -15,7 +15,7 @@ still uses up its batches and one step of the schedule. fairseq does not count s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,15 +24,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from zipflm.config import Config
 from zipflm.data.batches import Batch
-from zipflm.distinct_words import DistinctWords
-from zipflm.model.inputs import sparse_tables
+from zipflm.model.inputs import UniqueTokens, sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
-from zipflm.training import distributed, optimizers, parallel
+from zipflm.training import optimizers, parallel
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.parallel import local_shard
+from zipflm.training.stream import accumulation, blocks_of
 
 _CLIP_EPS = 1e-6  # fairseq's
 _SCALE_START = 128.0  # fairseq's; the loss is a sum over tokens, so no large factor is needed
@@ -46,7 +47,7 @@ class Scorer(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, words: Tensor | DistinctWords, targets: Tensor, scored: Tensor) -> Tensor:
+    def forward(self, words: Tensor | UniqueTokens, targets: Tensor, scored: Tensor) -> Tensor:
         return self.model.nll_sum(words, targets, scored)
 
 
@@ -127,6 +128,58 @@ class Learner:
         return 0 if self.compilation is None else self.compilation.num_versions
 
 
+def build_learner(
+    config: Config,
+    model: LanguageModel,
+    process: Process,
+    ends_word: Tensor | None = None,
+    fill: Callable[[], None] | None = None,
+) -> Learner:
+    """The model on its device, with everything that trains it.
+
+    `fill` is for a model on the meta device, which gets memory where it is to be trained, and
+    then its values from `fill`; any other model is moved there. `ends_word` [V] tells which ids
+    end a word; without it, all do.
+    """
+    training = config.training
+    model.decoder.set_recompute(training.recompute)
+    tables = parallel.share_tables(model, process, training.tables)
+    scorer = Scorer(model)
+    compilation = None
+    if training.compile:
+        # FSDP gathers the weights of one layer at a time, between layers, and tokens come to
+        # sharded tables before the first and behind the last: not inside compiled code. Nor can
+        # that return a sparse gradient.
+        shards = parallel.shards(process, training.parallel) or bool(tables)
+        by_layer = shards or config.input.has_sparse_gradients
+        compilation = Compilation(
+            model.decoder.layers if by_layer else [scorer], config.batches.break_mode == "none"
+        )
+    accumulates = max(accumulation(config, process, block) for block in blocks_of(config)) > 1
+
+    def place() -> None:
+        if fill is None:
+            model.to(process.device)
+            return
+        parallel.allocate(model, process.device)
+        fill()
+
+    policy = parallel.sharded_precision(training.dtype, accumulates)
+    wrapped = parallel.wrap(scorer, model, process, training.parallel, policy, place, tables)
+    return Learner(
+        model=model,
+        scorer=wrapped,
+        optimizers=optimizers.build(training.optimizer, model),
+        scale=LossScale(training.dtype == "float16", process.device),
+        process=process,
+        precision=training.dtype,
+        clip_norm=training.clip_norm,
+        ends_word=None if ends_word is None else ends_word.to(process.device),
+        compilation=compilation,
+        tables=[model.get_parameter(name) for name in tables],
+    )
+
+
 def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = False) -> Tensor:
     """Learn from the micro-batches of one update; an `UpdateResult` as a tensor on the device.
 
@@ -170,10 +223,12 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
         # A tensor made from it would be copied to the device, which waits; filling does not.
         stop = torch.full_like(sums[:1], float(stop))
     totals = torch.cat([sums, stop])
-    nll, tokens, words, stops = distributed.add_up(totals, learner.process)
+    nll, tokens, words, stops = learner.process.add_up(totals)
     for table in sparse_tables(learner.model):
         if table.grad is not None:
-            table.grad = distributed.average_rows(table.grad.coalesce(), learner.process)
+            # The mean over the processes, as DDP makes it of the others.
+            sums_of_rows = learner.process.add_up(table.grad.coalesce()).coalesce()
+            table.grad = sums_of_rows / learner.process.world_size
     if learner.tables:
         # Theirs are sums over the processes: averages, too, so that all can be treated alike.
         sums_here = [local_shard(p.grad) for p in learner.tables if p.grad is not None]

@@ -8,6 +8,7 @@ after the same fraction of the epoch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from itertools import count
@@ -38,6 +39,37 @@ def blocks_of(config: Config) -> list[int]:
     return [block for _, block in stages] + ([] if is_staged_throughout else [config.batches.block])
 
 
+def accumulation(config: Config, process: Process, block: int | None = None) -> int:
+    """How many batches each process accumulates for an update, with blocks of this length
+    (`batches.block` by default). ValueError unless every block length of the run allows for a
+    whole number."""
+    wanted = config.training.tokens_per_update
+    at_once = {b: tokens_per_batch(config, b) * process.world_size for b in blocks_of(config)}
+    if wanted % (common := math.lcm(*at_once.values())):
+        short = next(b for b, tokens in at_once.items() if wanted % tokens)
+        nearest = max(round(wanted / common), 1) * common
+        raise ValueError(
+            f"training.tokens_per_update={wanted}: not a multiple of the {at_once[short]} tokens "
+            f"that {process.world_size} device(s) x {_batch(config, short)} process at once; use "
+            f"training.tokens_per_update={nearest}, or change batches.tokens"
+        )
+    return wanted // (tokens_per_batch(config, block or config.batches.block) * process.world_size)
+
+
+def tokens_per_batch(config: Config, block: int) -> int:
+    """Tokens that go through a device at once: whole blocks, or an upper limit for sentences."""
+    tokens = config.batches.tokens
+    return tokens // block * block if config.batches.break_mode == "none" else tokens
+
+
+def _batch(config: Config, block: int) -> str:
+    """A batch in words: `batches.tokens`, or what is left of them in whole blocks."""
+    tokens = tokens_per_batch(config, block)
+    if tokens == config.batches.tokens:
+        return f"batches.tokens={tokens}"
+    return f"{tokens} tokens (whole blocks of {block} in batches.tokens={config.batches.tokens})"
+
+
 class Stream:
     """This process's training batches, starting from a place and going on epoch after epoch."""
 
@@ -55,7 +87,7 @@ class Stream:
         loader = Loader(
             share,
             self._process.device,
-            finds_distinct_words=self._config.input.spells_words,
+            finds_unique_tokens=self._config.input.spells_words,
         )
         self._batches = loader.epoch(0, self._consumed)
 
@@ -79,6 +111,11 @@ class Stream:
         """This process's next batch; the other processes take one each meanwhile."""
         self._consumed += self._process.world_size
         return next(self._batches)
+
+    def next_update(self) -> list[Batch]:
+        """This process's batches of an update."""
+        number = accumulation(self._config, self._process, self.block)
+        return [self.next() for _ in range(number)]
 
     def close(self) -> None:
         """Stop the loader's thread."""

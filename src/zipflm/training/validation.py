@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -12,11 +13,10 @@ from numpy.typing import NDArray
 from zipflm.data.batches import Batches
 from zipflm.data.loader import Loader
 from zipflm.data.token_file import TokenArray, Tokens
-from zipflm.evaluation.scoring import score_sums
+from zipflm.evaluation.scoring import score_sums, watched_by
 from zipflm.model.precision import autocast, dtype_of_sums
 from zipflm.runs.records import Sums, Validation
-from zipflm.training import distributed, parallel
-from zipflm.training.distributed import Process
+from zipflm.training import parallel
 from zipflm.training.setup import Run
 
 _STRETCHES = 16
@@ -28,15 +28,36 @@ _FEWEST_WORDS = 2_000
 """Fewer say too little, however often they are scored."""
 
 
-def validate(run: Run, *, whole: bool) -> Validation | None:
+class _GivenUp(Exception):
+    """A pass over the valid set was given up."""
+
+
+def validate(
+    run: Run, *, whole: bool, gives_up: Callable[[], bool] = lambda: False
+) -> Validation | None:
     """Score a part of the valid set and, if `whole`, all of it, each process a share; report both.
     The result on all of it, if it was scored.
 
-    None if there is no such set, too. What a checkpoint is chosen by covers everything; curves are
-    drawn from the part, which is the same all along.
+    None if there is no such set, too, or if `gives_up` said so meanwhile. What a checkpoint is
+    chosen by covers everything; curves are drawn from the part, which is the same all along.
     """
     if "valid" not in run.data.splits:
         return None
+
+    def look(*_: object) -> None:
+        if gives_up():
+            raise _GivenUp
+
+    try:
+        with watched_by(look), run.log.doing("validating"):
+            return _validate(run, whole)
+    except _GivenUp:
+        return None
+    finally:
+        run.learner.model.train()
+
+
+def _validate(run: Run, whole: bool) -> Validation | None:
     tokens = run.data.tokens("valid")
     share = _share(run)
     part = part_of(tokens, share, run.data.ends_word)
@@ -134,15 +155,10 @@ def _scored(run: Run, tokens: Tokens) -> Sums:
     learner.model.eval()
     with autocast(learner.precision, process.device):
         loaded = Loader(
-            batches, process.device, finds_distinct_words=run.config.input.spells_words
+            batches, process.device, finds_unique_tokens=run.config.input.spells_words
         ).epoch(0)
         sums = score_sums(nll, loaded, process.device, ends_word)
-    learner.model.train()
-    return _over_processes(sums, process)
-
-
-def _over_processes(sums: Sums, process: Process) -> Sums:
     own = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)
     own = own.to(process.device, dtype_of_sums(process.device))
-    nll, tokens, words = distributed.add_up(own, process).tolist()
-    return Sums(nll, int(tokens), int(words))
+    total, num_tokens, num_words = process.add_up(own).tolist()
+    return Sums(total, int(num_tokens), int(num_words))

@@ -32,12 +32,6 @@ def test_measured_numbers_come_with_their_protocol(run):
     assert "--words whitespace" in text
 
 
-def test_it_begins_with_what_a_hub_reads(run):
-    _, head, body = card(run).split("---", 2)
-    assert "library_name: transformers" in head and "pipeline_tag: text-generation" in head
-    assert "import zipflm.interop.huggingface" in body.strip().splitlines()[0]
-
-
 def test_without_a_measurement_there_is_no_number(runs):
     text = card(load_run(runs["ADP-T"]))
     evaluation = text.split("## Evaluation")[1]

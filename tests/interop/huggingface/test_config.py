@@ -29,10 +29,6 @@ def test_others_find_what_they_look_for():
     assert not config.tie_word_embeddings
 
 
-def test_without_arguments_it_is_the_papers_model():
-    assert ZipfConfig().native == preset("wikitext-103", "ADP-T")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 
+import huggingface_hub
 import pytest
 import torch
 from loaded_models import loaded, on_disk
@@ -11,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+import zipflm
 from zipflm.config import Splitting
-from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.interop.huggingface.exchange import export_run, import_run
 from zipflm.language.model import load
@@ -39,11 +40,6 @@ def folder(exported, tmp_path):
         return tmp_path / "folder"
 
     return copy
-
-
-def test_exported_weights_are_as_readable_as_other_files(exported):
-    modes = {path.stat().st_mode for path in exported["ADP-T"].iterdir() if path.is_file()}
-    assert len(modes) == 1
 
 
 def assert_same_run(ours, theirs):
@@ -80,26 +76,14 @@ def test_a_run_of_items_is_exported_like_one_of_words(tmp_path):
     sessions = [" ".join(str(draw.randrange(40)) for _ in range(8)) for _ in range(30)]
     (tmp_path / "ids.txt").write_text("\n".join(sessions) + "\n")
     (tmp_path / "titles.txt").write_text("".join(f"song {number}\n" for number in range(40)))
-    for name, options in {
-        "plain": Options(ids=True),
-        "named": Options(ids=True, names=str(tmp_path / "titles.txt")),
-    }.items():
-        prepare(str(tmp_path / name), {"train": [str(tmp_path / "ids.txt")]}, options, processes=1)
-        lm = loaded(DataFolder.open(tmp_path / name), "ADP-T")
-        run = on_disk(lm, tmp_path / f"{name}-run")
-        export_run(run, tmp_path / f"{name}-hf")
-        import_run(tmp_path / f"{name}-hf", tmp_path / f"{name}-back")
-        assert_same_run(tmp_path / f"{name}-back", run)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "plain-hf")
-    vocabulary = load_run(tmp_path / "plain-run").vocabulary
-    assert tokenizer("3 17 99").input_ids == [2, vocabulary.id("3"), vocabulary.id("17"), 3]
-
-
-def test_a_model_of_fairseq_goes_out_and_comes_back(imported_run, tmp_path):
-    export_run(imported_run, tmp_path / "hf")
+    options = Options(ids=True, names=tmp_path / "titles.txt")
+    data = prepare(tmp_path / "data", {"train": [tmp_path / "ids.txt"]}, options)
+    run = on_disk(loaded(data, "ADP-T"), tmp_path / "run")
+    export_run(run, tmp_path / "hf")
     import_run(tmp_path / "hf", tmp_path / "back")
-    assert_same_run(tmp_path / "back", imported_run)
-    assert load_run(tmp_path / "back").checkpoint.update == 60
+    assert_same_run(tmp_path / "back", run)
+    tokenizer, ids = AutoTokenizer.from_pretrained(tmp_path / "hf"), data.vocabulary.index
+    assert tokenizer("song_3 song_17 99").input_ids == [2, ids["song_3"], ids["song_17"], 3]
 
 
 def test_scores_in_transformers_are_those_of_the_run(runs, exported):
@@ -214,13 +198,40 @@ def test_an_exported_folder_knows_when_any_byte_of_it_changed(name, exported, tm
         import_run(tmp_path / "folder", tmp_path / "run")
 
 
-def test_what_is_no_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no folder; give one from `zipflm export`"):
-        import_run(tmp_path / "none", tmp_path / "run")
-
-
 @pytest.mark.parametrize("size", ["0GB", "foo", "5GiB", -1])
 def test_what_is_no_size_of_a_file_is_refused(size, imported_run, tmp_path):
     with pytest.raises(ValueError, match=f"--max-shard-size {size}: give a size with KB, MB"):
         export_run(imported_run, tmp_path / "hf", max_shard_size=size)
     assert not (tmp_path / "hf").exists()
+
+
+TEXT = "ba de ba fila\nsoro ba\n"
+
+
+@pytest.mark.parametrize("label", ["ADP-T", "BPE", "CNN"])
+def test_an_exported_folder_loads_as_its_run(label, runs, exported):
+    ours, theirs = zipflm.load(runs[label]), zipflm.load(exported[label])
+    assert theirs.score(TEXT).nll.tolist() == ours.score(TEXT).nll.tolist()
+    assert theirs.encode(TEXT) == ours.encode(TEXT)
+    assert str(exported[label]) in repr(theirs)
+
+
+def test_an_exported_folder_is_one_model(exported):
+    with pytest.raises(ValueError, match="--checkpoint best: .* is one model"):
+        zipflm.load(exported["SM"], checkpoint="best")
+
+
+def test_a_model_on_the_hub_is_downloaded(exported, monkeypatch):
+    folders = {"somebody/model": str(exported["SM"])}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", folders.__getitem__)
+    assert zipflm.load("somebody/model").perplexity(TEXT) > 1
+    with pytest.raises(ValueError, match="somebody/none: not a folder here, and not found"):
+        zipflm.load("somebody/none")
+
+
+def test_a_folder_that_is_here_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
+    with pytest.raises(ValueError, match="runs/none: no run with a checkpoint"):
+        zipflm.load("runs/none")

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from zipflm.config import Splitting
 from zipflm.data.bpe import Codes
-from zipflm.data.text_encoder import TextEncoder
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.interop.huggingface import ZipfTokenizer
 from zipflm.language.text import TextReader
@@ -77,14 +77,6 @@ def test_ids_are_those_of_the_run(splitting, unit, text):
     tokenizer = TOKENIZERS[splitting, unit]
     assert tokenizer(text).input_ids == [2, *expected]
     assert tokenizer(text, add_special_tokens=False).input_ids == expected
-
-
-def test_a_last_line_end_ends_the_text_as_a_line_that_is_scored():
-    reader = TextReader(ENCODERS[RULES[0], "word"], "word")
-    for text in ("The cat's on", "The\ncat's"):
-        whole = TOKENIZERS[RULES[0], "word"](text + "\n").input_ids
-        assert whole == [2, *reader.text(text).ids.tolist()]
-    assert TOKENIZERS[RULES[0], "word"]("").input_ids == [2]
 
 
 @pytest.mark.parametrize("unit", ["word", "bpe"])

@@ -23,7 +23,7 @@ if SOURCES is None:
 pytest.importorskip("parameterized")
 
 from zipflm import LanguageModel  # noqa: E402
-from zipflm.data.text_encoder import TextEncoder  # noqa: E402
+from zipflm.data.encoding import TextEncoder  # noqa: E402
 from zipflm.data.vocabulary import Vocabulary  # noqa: E402
 from zipflm.interop.huggingface import ZipfConfig, ZipfForCausalLM, ZipfTokenizer  # noqa: E402
 from zipflm.presets.recipes import resolve  # noqa: E402

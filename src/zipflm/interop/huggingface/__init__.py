@@ -7,7 +7,7 @@
     tokenizer = AutoTokenizer.from_pretrained("exported")
 
 `transformers` looks for models nowhere but in itself, in code that a model's folder brings along
-(`trust_remote_code`, which nobody should need) and among those that were registered: hence the
+(`trust_remote_code`, which is not needed here) and among those that were registered: hence the
 import. Nothing else in this package imports it.
 """
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig
 
 from zipflm.config import Config, Splitting
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
-from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import END, PAD
 from zipflm.messages import quoted
 from zipflm.presets import preset
@@ -59,7 +59,7 @@ class TextFacts:
 
 
 def parsed(values: Mapping[str, Any] | None) -> TextFacts | None:
-    """What a config says, if it says anything."""
+    """The facts in a config, if it has any."""
     return None if values is None else from_dict(TextFacts, values, "text.")
 
 
@@ -85,7 +85,7 @@ class ZipfConfig(PretrainedConfig):
         """`zipflm` is a `zipflm.Config` as JSON has it; without it, the paper's WikiText-103 model.
 
         `text` is `TextFacts`, with which its text became ids, and `updates` says how long the
-        weights were trained: for whoever makes a run of them again.
+        weights were trained, for a later import.
         With `return_logits` a call with labels returns logits too, which are large.
         """
         native = (
@@ -105,7 +105,7 @@ class ZipfConfig(PretrainedConfig):
                     "which this follows; change it there, or leave it out here"
                 )
             setattr(self, name, kwargs.pop(name))
-        # Tied weights are one tensor here, not two that somebody has to tie.
+        # Tied weights are one tensor here, not two to be tied.
         kwargs["tie_word_embeddings"] = False
         super().__init__(**kwargs)
 
@@ -121,7 +121,7 @@ class ZipfConfig(PretrainedConfig):
 
 
 def _derived(native: Config) -> dict[str, int]:
-    """What others look for, under the names by which they do."""
+    """Fields under the names that other libraries look for."""
     return {
         "vocab_size": native.vocab_size,
         "hidden_size": native.decoder.dim,
@@ -129,7 +129,7 @@ def _derived(native: Config) -> dict[str, int]:
         "num_attention_heads": native.decoder.num_heads,
         # Any number of words will do; this is how many `zipflm evaluate` shows the model at once.
         "max_position_embeddings": native.batches.eval_block,
-        # A text begins behind the end of another.
+        # A text begins after the end of another.
         "bos_token_id": END,
         "eos_token_id": END,
         "pad_token_id": PAD,

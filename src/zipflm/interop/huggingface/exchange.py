@@ -1,6 +1,4 @@
-"""Export and import of folders of `transformers`, and the model card, which holds only what the run
-recorded.
-"""
+"""Export and import of folders of `transformers`, and their model card."""
 
 from __future__ import annotations
 
@@ -8,17 +6,19 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from os import PathLike
 from pathlib import Path
 
 import torch
+from jinja2 import Environment, StrictUndefined
 from safetensors import SafetensorError
 from transformers.utils import logging
 
 from zipflm import __version__
 from zipflm.config import Config
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import VOCABULARY_FILE
-from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import END, FILLER, SPECIALS, Vocabulary
 from zipflm.interop.huggingface.config import TextFacts, ZipfConfig, parsed
 from zipflm.interop.huggingface.modeling import ZipfForCausalLM
@@ -28,149 +28,46 @@ from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint, Contents, checkpoint_path
 from zipflm.runs.folder import Choice, RunFolder, write_imported
 from zipflm.runs.load import LoadedRun, load_run, model_with
-from zipflm.runs.records import ImportedState, State, Validation, Versions
+from zipflm.runs.records import ImportedState, SavedState, Versions
 from zipflm.settings import load_object, to_dict
 from zipflm.storage import CHECKSUMS, file_hash, new_folder, read_checksums, require_unchanged, seal
 
-_HEAD = """---
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- zipflm
-- {tag}
----
-
-**Run `import zipflm.interop.huggingface` before you load this model.** Without it `transformers`
-does not know the architecture, and its errors advise an update or `trust_remote_code`, neither of
-which helps.
-Install: `pip install "zipflm[hf] @ git+https://github.com/zipflm/zipflm"`
-"""
-
-_USE = """## Use
-
-```python
-import zipflm.interop.huggingface
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
-```
-
-`zipflm import path/to/this/folder RUN` makes a run of `zipflm` of it again, with the same
-weights bit for bit.
-
-- A text begins with `</s>`, which the tokenizer puts in front: its first word is predicted from it.
-- A line end is `</s>` too. A text that ends in a line end is scored as `zipflm score` scores it,
-  its end included.
-- `logits` are log-probabilities, already normalised. With `labels` there are none, only the loss,
-  unless `return_logits=True`.
-- Text is read by `{splitting}`, as the training text was.
-"""
+_CONFIG = "config.json"
+_SPELLINGS = "input.spellings_VC"
 
 
-def model_card(run: LoadedRun, state: State, versions: Versions | None) -> str:
-    """The README.md of an exported run."""
+def model_card(run: LoadedRun, state: SavedState, versions: Versions | None) -> str:
+    """The README.md of an exported run: what the run recorded of these very weights."""
     config = run.config
-    unit = config.batches.unit
-    label = config.factorization(unit)
-    input, output = config.describe(unit)
-    name = unquoted(config.name)
-    facts = [
-        ("factorization", label or "none of the paper's"),
-        ("input layer", input),
-        ("output layer", output),
-        ("parameters", f"{config.num_params():,}"),
-        ("decoder", _decoder(run)),
-        ("vocabulary", f"{len(run.vocabulary):,} ids of unit `{unit}`"),
-        ("vocabulary's SHA-256", f"`{run.vocabulary.hash}`"),
-        ("weights' SHA-256", f"`{run.weights_hash}` (of the run's file)"),
-    ]
-    parts = [
-        _HEAD.format(tag="word-level" if unit == "word" else "byte-pair"),
-        f"# {name}\n",
-        "A language model with the input and output layers of Baevski & Auli, *Adaptive Input "
-        "Representations for\nNeural Language Modeling* (ICLR 2019), made by "
-        f"zipflm {__version__}.\n",
-        _table(("", ""), facts),
-        _USE.format(splitting=run.splitting),
-        _training(run, state, versions),
-        _measured(state.valid if not isinstance(state, ImportedState) else None),
-    ]
-    return "\n".join(parts)
-
-
-def _decoder(run: LoadedRun) -> str:
-    decoder = run.config.decoder
-    return (
-        f"{decoder.num_layers} layers, width {decoder.dim}, {decoder.num_heads} heads, "
-        f"feed-forward {decoder.ffn_dim}, {decoder.positions} positions"
-    )
-
-
-def _training(run: LoadedRun, state: State, versions: Versions | None) -> str:
-    training, batches = run.config.training, run.config.batches
-    rows = [("updates", f"{state.update:,}")]
+    imported, valid = None, None
     if isinstance(state, ImportedState):
-        # Not the whole path, which says more of somebody's disk than of the model.
-        source = Path(state.imported_from).name
-        rows.append(("trained elsewhere, imported from", f"`{unquoted(source)}`"))
+        imported = Path(state.imported_from).name  # the path would tell of a disk, not of the model
     else:
-        rows += [
-            ("tokens per update", f"{training.tokens_per_update:,}"),
-            ("optimizer", type(training.optimizer).__name__),
-            ("schedule", type(training.schedule).__name__),
-            ("precision", training.precision),
-            ("training blocks", f"{batches.block} tokens, break mode `{batches.break_mode}`"),
-            ("seed", f"{state.seed}"),
-            ("SHA-256 of the training text's token file", f"`{state.text}`"),
-        ]
-    if versions is not None:
-        packages = ", ".join(
-            f"{unquoted(name)} {unquoted(version)}"
-            for name, version in versions.latest.packages.items()
-        )
-        rows.append(("made with", f"Python {unquoted(versions.latest.python)}, {packages}"))
-    return f"## Training\n\n{_table(('', ''), rows)}"
-
-
-def _measured(valid: Validation | None) -> str:
-    """What was measured with these very weights, and its protocol."""
-    if valid is None or valid.perplexity is None or valid.nats_per_word is None:
-        return (
-            "## Evaluation\n\nThe run recorded no evaluation of these weights. "
-            "`zipflm evaluate RUN --text FILE` measures one and\nprints the protocol to quote.\n"
-        )
-    blocks = valid.blocks
-    rows = [
-        ("perplexity per word", f"{valid.perplexity:.4f}"),
-        ("nats per word", f"{valid.nats_per_word:.6f}"),
-        ("set", f"the run's own `{unquoted(valid.split)}` split"),
-        ("scored", f"{valid.tokens:,} tokens, which are {valid.words:,} words, `</s>` included"),
-        ("token", valid.token_unit),
-        ("blocks", f"{blocks.block} tokens, {blocks.context} of them context, "
-         f"break mode `{blocks.break_mode}`"),
-        ("unknown words", "scored as `<unk>`, a word like any other"),
-    ]  # fmt: skip
-    return (
-        "## Evaluation\n\nRecorded by the run when these weights were saved; nothing else was "
-        f"measured.\n\n{_table(('', 'measured'), rows)}\n"
-        "A perplexity means nothing without its protocol: other blocks, contexts, vocabularies or "
-        "treatments of `<unk>`\nand line ends give other numbers.\n"
+        valid = state.valid
+    is_measured = valid is not None and None not in (valid.perplexity, valid.nats_per_word)
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-
-
-def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
-    cells = [head, ("---", "---"), *rows]
-    return "".join(f"| {_cell(name)} | {_cell(value)} |\n" for name, value in cells)
+    environment.filters |= {"cell": _cell, "safe_text": unquoted}
+    template = (files(__package__) / "model_card.md").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        version=__version__,
+        run=run,
+        config=config,
+        layers=config.describe(config.batches.unit),
+        decoder=config.decoder,
+        training=config.training,
+        batches=config.batches,
+        state=state,
+        imported_from=imported,
+        versions=None if versions is None else versions.latest,
+        valid=valid if is_measured else None,
+    )
 
 
 def _cell(text: str) -> str:
-    """On one line, and without a character that would end it."""
+    """Text on one line, without a character that would end a cell of a table."""
     return (text if text.isprintable() else quoted(text)).replace("|", "\\|")
-
-
-_CONFIG = "config.json"
-_SPELLINGS = "input.spellings_VC"
 
 
 def export_run(
@@ -353,7 +250,7 @@ def _require_whole(folder: Path) -> None:
 
 
 def _require_ours(folder: Path) -> None:
-    """Of other models transformers would make ours all the same, with a warning."""
+    """Refuse other models, of which transformers would make ours with a warning."""
     path, vocabulary = folder / _CONFIG, folder / VOCABULARY_FILE
     if not path.is_file():
         raise ValueError(f"{path}: missing; give one from `zipflm export`")

@@ -42,7 +42,7 @@ class View:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model sees the same words at the same places if it is told nothing."""
+        """Whether the model sees the same words at the same places without a mask and a cache."""
         return self._cache is None and self._is_padded_on_the_right
 
     @property
@@ -104,7 +104,7 @@ class View:
             return True
         if torch.compiler.is_compiling():  # no branch may depend on values
             return False
-        # Nothing but padding behind padding.
+        # Only padding follows padding.
         return bool((self._mask_BS[:, 1:] <= self._mask_BS[:, :-1]).all())
 
 
@@ -142,7 +142,7 @@ class EagerAttention(TorchFunctionMode):
 
 
 def after_last_word(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Hidden vectors in which padding behind a word has the word's own, so that what follows a row
+    """Hidden vectors in which padding after a word has the word's own, so that what follows a row
     is predicted at its end, padded or not."""
     places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_BT = torch.where(mask_BT, places_T, 0).cummax(1).values
@@ -206,7 +206,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         **kwargs: Any,
     ) -> Any:
         """As everywhere in `transformers`, except that weights which are missing are an error:
-        nobody wants random numbers in their place."""
+        they would be random numbers."""
         name = pretrained_model_name_or_path
         loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -282,7 +282,8 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         logits = None
         if return_logits is None:
             return_logits = self.config.return_logits
-        if loss is None or return_logits or not _is_zero(logits_to_keep):
+        keeps_some = not isinstance(logits_to_keep, int) or logits_to_keep != 0
+        if loss is None or return_logits or keeps_some:
             logits = self._logits(hidden_BTD, view.mask_BT, logits_to_keep)
         # Any: declared as FloatTensor there, which is the type of no tensor.
         fields: dict[str, Any] = dict(
@@ -390,7 +391,3 @@ def _checked_inputs(words: Tensor | None, vectors: Tensor | None, width: int) ->
             "least one, the </s> that a text begins with"
         )
     return words
-
-
-def _is_zero(logits_to_keep: int | Tensor) -> bool:
-    return isinstance(logits_to_keep, int) and logits_to_keep == 0

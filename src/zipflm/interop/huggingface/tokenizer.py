@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from transformers import PreTrainedTokenizerFast
 
 from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data.bpe import Codes, join
+from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
-from zipflm.data.text_encoder import TextEncoder
 from zipflm.data.vocabulary import BEGIN, CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.interop.huggingface.config import TextFacts, parsed
 from zipflm.messages import quoted, require_file
@@ -107,25 +107,12 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
                     f"{' or '.join(choices)}; leave it out"
                 )
         super().__init__(**(kwargs | fixed))
-        self._read_as_the_run_does()
+        self._attach()
 
     @property
     def vocabulary(self) -> Vocabulary:
         """Words, or pieces of words, by id."""
         return self.text_encoder.vocabulary
-
-    def save_files(self, folder: Path) -> tuple[str, ...]:
-        """Write the files that a checkpoint has too; their paths."""
-        encoder = self.text_encoder
-        paths = [folder / VOCABULARY_FILE]
-        encoder.vocabulary.save(paths[0])
-        if encoder.codes is not None:
-            paths.append(folder / CODES_FILE)
-            encoder.codes.save(paths[-1])
-        if not encoder.splitter.splitting.is_plain:
-            paths.append(folder / SPLITTING_FILE)
-            write_record(paths[-1], encoder.splitter.splitting)
-        return tuple(map(str, paths))
 
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **_: Any
@@ -142,7 +129,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
             ids = words[:-1] if words[-1:] == [END] else words
             ids = ids if goes_on else ids[1:]
         names = [self.vocabulary.words[id] for id in ids]
-        return "".join(self._writing.parts(names, goes_on=goes_on))
+        return "".join(self._detokenizer.parts(names, goes_on=goes_on))
 
     def _save_pretrained(
         self,
@@ -151,7 +138,17 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         legacy_format: bool | None = None,
         filename_prefix: str | None = None,
     ) -> tuple[str, ...]:
-        return file_names + self.save_files(Path(save_directory))
+        """Write the files that a checkpoint has too; their paths."""
+        folder, encoder = Path(save_directory), self.text_encoder
+        paths = [folder / VOCABULARY_FILE]
+        encoder.vocabulary.save(paths[0])
+        if encoder.codes is not None:
+            paths.append(folder / CODES_FILE)
+            encoder.codes.save(paths[-1])
+        if not encoder.splitter.splitting.is_plain:
+            paths.append(folder / SPLITTING_FILE)
+            write_record(paths[-1], encoder.splitter.splitting)
+        return *file_names, *map(str, paths)
 
     def _add_tokens(self, new_tokens: Iterable[Any], special_tokens: bool = False) -> int:
         tokens = list(new_tokens)
@@ -188,18 +185,18 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.add_special_tokens([SPECIALS[i] for i in (END, PAD, UNKNOWN)])
         self.update_post_processor()
-        self._read_as_the_run_does()
+        self._attach()
 
-    def _read_as_the_run_does(self) -> None:
-        self._tokenizer.pre_tokenizer = PreTokenizer.custom(_Reading(self.text_encoder))
-        self._tokenizer.decoder = Decoder.custom(self._writing)
+    def _attach(self) -> None:
+        self._tokenizer.pre_tokenizer = PreTokenizer.custom(_PreTokenizer(self.text_encoder))
+        self._tokenizer.decoder = Decoder.custom(self._detokenizer)
 
     @property
-    def _writing(self) -> _Writing:
-        return _Writing(self.text_encoder, self.unit)
+    def _detokenizer(self) -> _Detokenizer:
+        return _Detokenizer(self.text_encoder, self.unit)
 
 
-class _Reading:
+class _PreTokenizer:
     """Cuts a text into what has one id each, under the names of the vocabulary.
 
     Into lines, then at white space, which the library does fast, and only then into words: these
@@ -253,14 +250,14 @@ def _slice(text: NormalizedString, start: int, end: int) -> NormalizedString:
     return part
 
 
-class _Writing:
+class _Detokenizer:
     """Makes readable text of the names of ids."""
 
     def __init__(self, encoder: TextEncoder, unit: Unit) -> None:
         self._splitter, self._unit = encoder.splitter, unit
 
     def decode_chain(self, names: list[str]) -> list[str]:
-        """What the library asks for."""
+        """Called by the library."""
         return self.parts(names)
 
     def parts(self, names: list[str], *, goes_on: bool = False) -> list[str]:
@@ -299,10 +296,8 @@ def _renamed(part: NormalizedString, name: str) -> NormalizedString:
     if text == name:
         return part
     if len(text) > len(name):
-        kept = chain(range(len(name) - 1), [len(text) - 1])
-        is_kept = set(kept)
-        places = iter(range(len(text)))
-        part.filter(lambda _: next(places) in is_kept)
+        kept, places = {*range(len(name) - 1), len(text) - 1}, count()
+        part.filter(lambda _: next(places) in kept)
     letters = iter(name)
     part.map(lambda _: next(letters))
     part.append("".join(letters))

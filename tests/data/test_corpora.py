@@ -4,14 +4,24 @@ import io
 import tarfile
 import threading
 import zipfile
+from collections import Counter
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zipflm.config import Splitting
 from zipflm.data import corpora
-from zipflm.data.corpora import CORPORA, Address, corpus_texts, fetch
+from zipflm.data.corpora import (
+    CORPORA,
+    addresses,
+    corpus_texts,
+    fetch,
+    sentences,
+    split_of,
+)
 from zipflm.data.prepare import Options, prepare_by_name
 
 
@@ -66,8 +76,7 @@ def test_full_temporary_disk_is_named(tmp_path, monkeypatch):
     def write_text(self, *arguments, **keywords):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    address = Address(1790, "Washington", "Fellow citizens.")
-    monkeypatch.setattr(corpora, "addresses", lambda: [address] * 20)
+    monkeypatch.setattr(corpora, "addresses", lambda: ["Fellow citizens."] * 20)
     monkeypatch.setattr("pathlib.Path.write_text", write_text)
     with pytest.raises(OSError, match=r"zipflm-\w+: No space left on device .* TMPDIR"):
         prepare_by_name(tmp_path / "d", "state-of-the-union")
@@ -115,11 +124,6 @@ def test_damaged_archive_is_named(offline, tmp_path, data):
     cache = offline("wikitext-2", data, {})
     with pytest.raises(ValueError, match="wikitext-2-v1.zip: (damaged|no file)"):
         prepare_by_name(tmp_path / "d", "wikitext-2", cache=cache)
-
-
-def test_unknown_corpus_is_refused_with_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match="state-of-the-union, wikitext-2, wikitext-103"):
-        prepare_by_name(tmp_path / "d", "wikitext-3", cache=tmp_path)
 
 
 def test_embedded_corpus_has_the_tokens_that_results_refer_to(tmp_path):
@@ -202,3 +206,46 @@ def test_a_wrong_file_put_there_by_hand_is_refused(tmp_path):
     (tmp_path / "x.zip").write_bytes(b"?")
     with pytest.raises(ValueError, match=f"expected {DIGEST}"):
         fetch(tmp_path / "x.zip", [], DIGEST)
+
+
+def test_every_address_is_there():
+    everything = list(addresses())
+    assert len(everything) == 233 and all(map(str.strip, everything))
+    assert not any("&quot;" in address or "&mdash;" in address for address in everything)
+
+
+def test_each_split_has_addresses_of_all_times():
+    splits = [split_of(number) for number in range(233)]
+    assert Counter(splits) == {"train": 210, "valid": 12, "test": 11}
+    for held_out in ("valid", "test"):
+        places = [number for number, split in enumerate(splits) if split == held_out]
+        assert {later - earlier for earlier, later in zip(places, places[1:], strict=False)} == {20}
+
+
+def without_spaces(text):
+    return "".join(text.split())
+
+
+@given(st.lists(st.sampled_from(["Mr.", "U.S.", " ", "a", "I", ".", '"', ")", "1,2", "\u2014"])))
+def test_no_character_of_any_text_is_lost_and_no_sentence_is_empty(parts):
+    found = list(sentences("".join(parts)))
+    assert without_spaces("".join(found)) == without_spaces("".join(parts))
+    assert all(sentence == " ".join(sentence.split()) != "" for sentence in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("Mr. J. Q. Adams spoke. So did I.", ["Mr. J. Q. Adams spoke .", "So did I ."]),
+        ('He said: "Go!" They went.', ['He said : " Go ! "', "They went ."]),
+        (
+            "In the U.S. Senate, e.g., it rose 1,234.5 percent.",
+            ["In the U.S. Senate , e . g . , it rose 1,234.5 percent ."],
+        ),
+        ("It's well-known\u2014isn't it?", ["It's well-known \u2014 isn't it ?"]),
+        ("No end", ["No end"]),
+        ("", []),
+    ],
+)
+def test_sentences_end_where_a_reader_ends_them(text, wanted):
+    assert list(sentences(text)) == wanted

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from studies.study_runs import report, validation
 
 from zipflm.runs.folder import append_line
-from zipflm.training.curves import X_AXES, plot
+from zipflm.studies.curves import X_AXES, plot
 
 E2, E3 = float(np.exp(2.0)), float(np.exp(3.0))
 

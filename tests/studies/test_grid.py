@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from studies.study_runs import PretendTrainer, plans_for, pretend_score
+from studies.study_runs import PretendTrainer, pretend_score
 
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
+from zipflm.studies.budgets import parse_grid
 from zipflm.studies.compare import FinishedStudy, compare
 from zipflm.studies.plan import Request
-from zipflm.studies.tuning import grid_plans, parse_grid, to_try
 
 DROPOUT = "decoder.dropout=0,0.1,0.4"
 ORDER = ("SM", "ADP-T")
@@ -33,7 +33,7 @@ class Tuned(PretendTrainer):
 
 
 def run(data: Path, out: Path, trainer: Tuned, **changes: object) -> FinishedStudy:
-    fields: dict[str, object] = {"factorizations": ORDER, "tune": (DROPOUT,), **changes}
+    fields: dict[str, object] = {"factorizations": ORDER, "grid": (DROPOUT,), **changes}
     request = Request(data=data, preset="tiny", out=out, **fields)  # type: ignore[arg-type]
     return compare(request, train=trainer, score=pretend_score)
 
@@ -75,12 +75,6 @@ def test_a_setting_that_cannot_be_trained_is_not_taken(data: Path, tmp_path: Pat
     assert len(study.finished) == 2
 
 
-def test_several_fields_make_a_grid() -> None:
-    grid = parse_grid(["decoder.dropout=0,0.1", "training.clip_norm=1,2,3"])
-    assert len(grid) == 6 and grid[1].name == "dropout=0, clip_norm=2"
-    assert parse_grid([]) == []
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -104,11 +98,5 @@ def test_what_a_member_cannot_take_is_refused_before_anything_is_trained(
         ("decoder.dropout=0,7", "--grid decoder.dropout=7: SM: "),
     ):
         with pytest.raises(ValueError, match=message):
-            run(data, tmp_path / "study", trainer, tune=(tune,))
+            run(data, tmp_path / "study", trainer, grid=(tune,))
     assert trainer.seen == []
-
-
-def test_only_the_first_seed_decides(data: Path) -> None:
-    request = Request(data=data, preset="tiny", out=Path("s"), factorizations=("SM",), seeds=3)
-    planned = grid_plans(plans_for(request), parse_grid([DROPOUT]))
-    assert len(planned) == 9 and {plan.seed for plan in to_try(planned)} == {1}

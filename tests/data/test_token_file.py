@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zipflm.config import Blocks
 from zipflm.data import token_file as module
 from zipflm.data.batches import Batches
-from zipflm.data.token_file import TokenArray, TokenFile, TokenWriter, smallest_type
+from zipflm.data.token_file import TokenArray, TokenFile, TokenWriter
 
 HASH = "ab" * 32
 
@@ -37,7 +37,6 @@ def test_what_is_written_is_read(tmp_path_factory, sentences):
     [(256, np.uint8), (257, np.uint16), (1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)],
 )
 def test_type_is_the_smallest_that_holds_every_id(tmp_path, size, dtype):
-    assert smallest_type(size) is dtype
     tokens = TokenFile(write(tmp_path / "x.tokens", [([size - 1], [1])], size))
     assert tokens.ids.dtype == dtype
     assert tokens.ids[0] == size - 1
@@ -75,13 +74,6 @@ def test_foreign_and_future_files_are_refused(tmp_path):
         TokenFile(path)
 
 
-def test_other_vocabulary_is_refused_with_both_hashes(tmp_path):
-    tokens = TokenFile(write(tmp_path / "x.tokens", [([5, 2], [2])]))
-    tokens.require_vocabulary(HASH)
-    with pytest.raises(ValueError, match=f"{HASH}.*{'cd' * 32}"):
-        tokens.require_vocabulary("cd" * 32)
-
-
 def test_an_interrupted_writer_leaves_no_readable_file(tmp_path):
     path = tmp_path / "x.tokens"
     with pytest.raises(KeyboardInterrupt), TokenWriter(path, 300, HASH) as writer:
@@ -95,34 +87,14 @@ def batches(tokens, mode="none"):
     return Batches(tokens, Blocks(break_mode=mode, block=4), max_tokens=8, shuffle=False)
 
 
-OFFSETS = {
-    "does not start at 0": [1, 2, 5, 6],
-    "ends too early": [0, 2, 5, 5],
-    "ends too late": [0, 2, 5, 7],
-    "falls": [0, 5, 2, 6],
-}
-
-
-@pytest.mark.parametrize("mode", ["complete", "sentence"])
-@pytest.mark.parametrize("fault", OFFSETS)
-def test_wrong_offsets_are_refused_before_they_ask_for_a_batch(tmp_path, fault, mode):
-    path = write(tmp_path / "x.tokens", [([7, 2, 8, 9, 2, 2], [2, 5, 6])])
-    assert len(batches(TokenFile(path), mode)) > 0
-    data = path.read_bytes()
-    path.write_bytes(data[:-32] + np.array(OFFSETS[fault], dtype="<u8").tobytes())
-    with pytest.raises(ValueError, match=rf"^{path}: damaged: its sentences do not follow"):
-        batches(TokenFile(path), mode)
-    assert len(batches(TokenFile(path))) > 0  # blocks do not need them
-
-
-@pytest.mark.parametrize("wrong", range(1, 7))
+@pytest.mark.parametrize("wrong", range(8))
 def test_a_wrong_offset_is_found_wherever_it_stands(tmp_path, monkeypatch, wrong):
     """Also where it is compared with one of another piece."""
     monkeypatch.setattr(module, "_COMPARED", 2)
     path = write(tmp_path / "x.tokens", [([7, 2] * 7, [2, 4, 6, 8, 10, 12, 14])])
     assert TokenFile(path).offsets.tolist() == list(range(0, 15, 2))
     data = bytearray(path.read_bytes())
-    data[-8 * (8 - wrong)] -= 2
+    data[-8 * (8 - wrong)] ^= 254
     path.write_bytes(data)
     with pytest.raises(ValueError, match="damaged"):
         _ = TokenFile(path).offsets

@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,7 +9,7 @@ from token_streams import SENTENCES, stream
 
 from zipflm.config import Blocks
 from zipflm.data import windows as windows_module
-from zipflm.data.windows import cut, rows
+from zipflm.data.windows import cut, group, rows
 
 
 @given(SENTENCES, st.integers(1, 14), st.integers(1, 5))
@@ -67,20 +70,6 @@ def test_rows_cover_every_token_once_and_know_their_lengths(cut_, sorts, at_once
         assert windows.start.tolist() == sorted(windows.start.tolist())
 
 
-@given(cuts())
-def test_parts_of_one_size_need_no_boundaries(cut_):
-    """The arithmetic of mode `none` is that of boundaries written down."""
-    tokens, blocks = cut_
-    size = blocks.block - blocks.context
-    plain = windows_module._rows_between(cut(tokens, "none", size), blocks, sorts=False)
-    found = windows_module._even_rows(len(tokens.ids), blocks, sorts=False)
-    for name in ("first", "start", "end"):
-        one, other = (getattr(all_rows(each), name).tolist() for each in (plain, found))
-        assert one == other
-    assert found.runs.lengths.tolist() == plain.runs.lengths.tolist()
-    assert found.runs.ends.tolist() == plain.runs.ends.tolist()
-
-
 def test_rows_of_one_length_keep_their_order_however_long_they_are():
     for unit in (1, 70_000):  # the longer ones have no room in 16 bits
         lengths = [unit * number for number in [3, 1, 3, 2, 1, 3]]
@@ -90,11 +79,26 @@ def test_rows_of_one_length_keep_their_order_however_long_they_are():
         assert all_rows(found).start.tolist() == starts
 
 
-def test_a_hundred_billion_tokens_in_blocks_are_planned_at_once():
-    class Endless:
-        ids = np.broadcast_to(np.uint16(7), 512 * 10**8 + 5)
+GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 
-    found = rows(Endless(), Blocks(break_mode="none", block=512, context=0), sorts=True)
-    assert found.runs.ends.tolist() == [1, 10**8 + 1]
-    ends = found.windows(np.array([0, 1, 10**8])).end
-    assert ends.tolist() == [512 * 10**8 + 5, 512, 512 * 10**8]
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 30)), max_size=8), st.integers(1, 60))
+def test_rows_of_one_length_are_grouped_as_one_by_one(runs, max_tokens):
+    lengths = [length for length, number in runs for _ in range(number)]
+    expected, first = [0], 0
+    for row in range(1, len(lengths) + 1):
+        is_full = row == len(lengths) or (
+            max(lengths[first : row + 1]) * (row + 1 - first) > max_tokens
+        )
+        if is_full:
+            expected.append(row)
+            first = row
+    assert group(np.array(lengths, dtype=np.uint16), max_tokens).tolist() == expected
+
+
+def test_groups_are_those_of_the_published_code():
+    golden = json.loads((GOLDEN / "dataset.json").read_text())["batch_by_size"]
+    lengths = np.array(golden["sizes"])[golden["order"]]
+    bounds = group(lengths, golden["max_tokens"])
+    wanted = np.cumsum([0] + [len(batch) for batch in golden["batches_multiple1"]])
+    assert bounds.tolist() == wanted.tolist()

@@ -1,0 +1,47 @@
+"""Every script runs at toy size; those that say more than a speed have tests of their own."""
+
+from pathlib import Path
+
+import pytest
+from benchmark_scripts import FOLDER, load
+from small_data import make_folder
+
+SMALL = ["decoder.num_layers=1", "decoder.ffn_dim=32"]
+TINY = ["--preset", "tiny/ADP-T", "--device", "cpu"]
+UPDATES = ["batches.tokens=256", "training.tokens_per_update=512"]
+RUNS = {
+    "band_costs": [
+        *("--device", "cpu", "--tokens", "16", "--dim", "32", "--words", "20", "--repeats", "1")
+    ],
+    "busy_machine": [
+        *("--data", "DATA", "--presets", "tiny/ADP-T", "--settings", "zipflm"),
+        *("--neighbours", "1", "--", "training.max_updates=10", *UPDATES),
+        *("input.cutoffs=20", "output.cutoffs=20"),
+    ],
+    "decoding": [
+        *("--prompt", "3", "--words", "2", "--rounds", "1", "--batch", "1", "2", *TINY, *SMALL)
+    ],
+    "evaluation": [
+        *(*TINY, "--block", "32", "--context", "24", "--tokens", "100", "--batch-tokens", "64"),
+        *SMALL,
+    ],
+    "linear_nll": ["--device", "cpu", "--tokens", "8", "--shrink", "200", "--repeats", "2"],
+    "scoring": [*TINY, "--lines", "9", "--rounds", "1", *SMALL],
+    "training_step": [*TINY, "--steps", "2", *UPDATES, *SMALL],
+}
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_numbers_are_printed(script, tmp_path, capsys):
+    arguments = RUNS[script]
+    if "DATA" in arguments:
+        data = str(make_folder(tmp_path, "data").path)
+        arguments = [data if argument == "DATA" else argument for argument in arguments]
+    load(script).main(arguments)
+    said = capsys.readouterr().out
+    assert any(character.isdigit() for character in said) and "nan" not in said.lower()
+
+
+def test_every_script_has_a_test():
+    tested = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    assert {script.stem for script in FOLDER.glob("*.py")} == tested - {"toy_sizes"} | set(RUNS)
