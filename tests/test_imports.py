@@ -39,7 +39,7 @@ ALLOWED = {
     | {"messages", "settings", "storage", "units"},
     "training": {"evaluation", "runs", "model", "data", "config"}
     | {"messages", "settings", "storage"},
-    "studies": {"training", "evaluation", "runs", "data", "config", "presets"}
+    "studies": {"training", "evaluation", "memory.specs", "runs", "data", "config", "presets"}
     | {"messages", "settings", "storage", "units"},
     "studies.paper": set(),
     "serving": {"language", "evaluation.scoring", "runs.records", "data"} | {"messages", "units"},

@@ -252,8 +252,11 @@ def evaluate(
     device: str | None = None,
     dtype: str = "float32",
     checkpoint: Choice | str | None = None,
+    memory: str | Sequence[str] = (),
 ) -> Evaluation:
     """Perplexity of a run on a split (test by default) or a text, with any block and context.
+
+    `memory` is mixed with the model: `cache:2000`, the folder of a store, or several.
 
     With torchrun, each process scores a share of the text and all get the result.
     """
@@ -268,6 +271,7 @@ def evaluate(
         batch_tokens=batch_tokens,
         device=device,
         dtype=dtype,  # type: ignore[arg-type]  # checked there
+        memory=(memory,) if isinstance(memory, str) else tuple(memory),
     )
     with distributed.started(device) as process:
         return score(
@@ -296,13 +300,15 @@ def compare(
     tail_dropout: Sequence[float] = (),
     equal: str = "updates",
     grid: Sequence[str] = (),
+    memory: Sequence[str] = (),
     device: str | None = None,
     stall_seconds: float = STALL_SECONDS,
 ) -> FinishedStudy:
     """Train factorizations (all eight by default) on the same text and report where each one wins.
 
     `grid` lists fields with values, `training.optimizer.lr=1e-3,3e-3`; every member takes the
-    best on the valid set. The result has the study, the path of its page and what went wrong.
+    best on the valid set. With a `memory` (`cache:2000`) every member is scored with that as well,
+    in a row of its own. The result has the study, the path of its page and what went wrong.
     """
     from zipflm.studies.compare import compare as run
     from zipflm.studies.plan import Request
@@ -320,6 +326,7 @@ def compare(
         tail_dropout=tuple(tail_dropout),
         equal=equal,
         grid=tuple(grid),
+        memory=tuple(memory),
     )
     with distributed.started(device, stall_seconds):
         return run(request, device=device)

@@ -9,6 +9,7 @@ import typer
 from zipflm.cli.app import (
     Block,
     Checkpoint,
+    Commands,
     Context,
     Device,
     Json,
@@ -23,6 +24,7 @@ from zipflm.cli.app import (
 )
 
 memory_app: typer.Typer = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     help="Memories on top of a model: stores of nearest neighbours, tuned settings.",
 )
@@ -40,13 +42,15 @@ def build(
     data: Annotated[str, typer.Option(help="The data folder to remember.")],
     out: Annotated[str, typer.Option(help="Folder of the store, new or to be continued.")],
     split: Annotated[str, typer.Option(help="Split of the data folder.")] = "train",
-    max_keys: Annotated[int | None, Size("Remember the first tokens only, this many.")] = None,
+    max_keys: Annotated[
+        int | None, Size("Number of tokens to remember, the first ones; all unless given.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Of keys on disk: float16 or float32.")] = "float16",
     index: Annotated[
         bool | None,
         typer.Option(
             "--index/--no-index",
-            help="Index for search on a CPU (needs faiss); by default for 2M keys or more.",
+            help="Index for search on a CPU (needs faiss); unless given, for 2M keys or more.",
         ),
     ] = None,
     block: Block = None,
@@ -91,7 +95,8 @@ def tune(
     split: Annotated[str, typer.Option(help="Split of the data folder; never test.")] = "valid",
     memory: Memory = None,
     figure: Annotated[
-        str | None, typer.Option(help="Draw perplexity against the size of the cache here.")
+        str | None,
+        typer.Option(help="Draw perplexity against the size of the cache; not unless given."),
     ] = None,
     block: Block = None,
     context: Context = None,

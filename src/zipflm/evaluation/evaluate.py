@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
@@ -55,7 +55,7 @@ class ScoringOptions:
     batch_tokens: int | None = None
     device: str | None = None
     dtype: Precision = "float32"
-    memory: Sequence[str] = ()
+    memory: tuple[str, ...] = ()
     """Memories to mix with the model: `cache:2000`, the folder of a store."""
 
     def __post_init__(self) -> None:
@@ -269,11 +269,11 @@ def score_split(
     `source` is the text of which the folder was made for this evaluation alone.
     """
     chosen = options.resolved(run.config)
+    in_order = bool(options.memory)
+    batches = share.done_by_all(lambda: batches_of(run, folder, split, chosen, in_order=in_order))
     memories = share.done_by_all(lambda: open_memories(options.memory, run, chosen.device))
     if memories is not None and memories.has_cache and share.world_size > 1:
         raise ValueError("--memory cache: needs the whole text; run one process, not several")
-    in_order = memories is not None
-    batches = share.done_by_all(lambda: batches_of(run, folder, split, chosen, in_order=in_order))
     _require_same_everywhere(run, folder, split, share)
     started = time.perf_counter()
     with named(f"scoring {split if source is None else source}"):

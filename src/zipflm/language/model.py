@@ -77,7 +77,7 @@ def load(
     `memory` is mixed with the model: `cache:2000`, the folder of a store, or several.
     """
     choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
-    memory = [memory] if isinstance(memory, str) else memory
+    memory = (memory,) if isinstance(memory, str) else tuple(memory)
     options = ScoringOptions(block=block, context=context, device=device, memory=memory)
     exported = _exported(path)
     if exported is None:

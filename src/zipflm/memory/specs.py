@@ -85,28 +85,41 @@ def open_memories(specs: Sequence[str], run: LoadedRun, device: str) -> Memories
 
 def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbours]:
     name, *options = spec.split(",")
-    kind, colon, window = name.partition(":")
-    if kind == "cache":
-        options = [*([f"window={window}"] if colon else []), *options]
-        cache = _settings(CacheSettings(), run.folder.path / CACHE_FILE, run, options, spec)
+    if name.partition(":")[0] == "cache":
+        path = run.folder.path / CACHE_FILE
+        cache = cache_settings(spec, _tuned(CacheSettings(), path, run))
         sign = run.vocabulary.words.index("=") if "=" in run.vocabulary else None
         return canonical("cache", cache), Cache(cache, sign)
     store = Store.open(name, run.weights_hash)
     default = NeighbourSettings(k=min(NeighbourSettings().k, len(store)))
-    neighbours = _settings(default, store.path / TUNED_FILE, run, options, spec)
+    default = _tuned(default, store.path / TUNED_FILE, run)
+    neighbours = _changed(default, options, spec)
     return canonical(name, neighbours), Neighbours(store, neighbours, device)
 
 
-def _settings(default: T, path: Path, run: LoadedRun, options: Sequence[str], spec: str) -> T:
-    """The settings that were tuned for these weights, or the default, with options."""
-    tuned = read_record(Tuned, path) if path.is_file() else None
-    if tuned is not None and tuned.weights == run.weights_hash:
-        assert isinstance(tuned.settings, type(default))
-        default = tuned.settings
+def cache_settings(spec: str, default: CacheSettings = CacheSettings()) -> CacheSettings:  # noqa: B008
+    """The settings of a cache by its name; ValueError if it names another memory."""
+    name, *options = spec.split(",")
+    kind, colon, window = name.partition(":")
+    if kind != "cache":
+        raise ValueError(f"--memory {spec}: name a cache here, e.g. cache:2000")
+    return _changed(default, [*([f"window={window}"] if colon else []), *options], spec)
+
+
+def _changed(settings: T, options: Sequence[str], spec: str) -> T:
     try:
-        return override(default, options)
+        return override(settings, options)
     except ValueError as error:
         raise ValueError(f"--memory {spec}: {error}") from None
+
+
+def _tuned(default: T, path: Path, run: LoadedRun) -> T:
+    """The settings that were tuned for the weights of a run, or the default."""
+    found = read_record(Tuned, path) if path.is_file() else None
+    if found is None or found.weights != run.weights_hash:
+        return default
+    assert isinstance(found.settings, type(default))
+    return found.settings
 
 
 def canonical(name: str, settings: CacheSettings | NeighbourSettings) -> str:

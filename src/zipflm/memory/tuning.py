@@ -97,7 +97,8 @@ def tune(
     tuner = _Tuner(run, data, split, chosen)
     for spec, memory in zip(specs, memories.memories, strict=True):
         is_open = spec == "cache" or (spec.startswith("cache,") and "window=" not in spec)
-        tuner.choose(memory, spec.split(",")[0], WINDOWS if is_open else ())
+        name = "cache" if isinstance(memory, Cache) else spec.split(",")[0]
+        tuner.choose(memory, name, WINDOWS if is_open else ())
     return TuningResult(tuner.without, tuple(tuner.chosen), tuple(tuner.trials))
 
 
