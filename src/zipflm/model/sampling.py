@@ -121,8 +121,8 @@ def _draw_sorted(scores_NK: Tensor, ids_NK: Tensor, top_p: float, uniform_N: Ten
 
 def _draw_from_nucleus(scores_NV: Tensor, top_p: float, uniform_NT: Tensor) -> Tensor:
     """Rows try what all words would give, and draw again where that lies outside: few do, and
-    words are sorted for the last try alone."""
-    if uniform_NT.shape[1] == 1:
+    words are sorted for the last try alone. A GPU sorts faster than the host could ask it."""
+    if uniform_NT.shape[1] == 1 or scores_NV.is_cuda:
         scores_NV, ids_NV = scores_NV.sort(dim=1, descending=True, stable=True)
         return _draw_sorted(scores_NV, ids_NV, top_p, uniform_NT[:, 0])
     weights_NV = scores_NV.softmax(1)

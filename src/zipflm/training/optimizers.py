@@ -51,7 +51,9 @@ def build(config: OptimizerConfig, model: nn.Module) -> list[Optimizer]:
             momentum, decay = config.momentum, config.weight_decay
             return [NesterovMomentum([group], momentum=momentum, weight_decay=decay)]
         case Muon():  # before AdamW, whose subclass it is
-            return [_muon(config, kinds.pop("matrices")), *_adamw(config, kinds, sparse)]
+            matrices = kinds.pop("matrices")
+            muon = [_muon(config, matrices)] if matrices else []
+            return [*muon, *_adamw(config, kinds, sparse)]
         case AdamW():
             return _adamw(config, kinds, sparse)
         case _:
