@@ -16,8 +16,12 @@ from zipflm.cli.app import Checkpoint, Device, Dtype, Memory, command, complain
 )
 def serve(
     runs: Annotated[
-        list[str], typer.Argument(help="Run folders or checkpoints; the first is the default.")
-    ],
+        list[str] | None,
+        typer.Argument(
+            help="Run folders or checkpoints; the first is the default. Unless given, "
+            "state-of-the-union, which comes with zipflm."
+        ),
+    ] = None,
     *,
     host: Annotated[
         str, typer.Option(help="Address to listen at; others than this machine need another.")
@@ -62,7 +66,7 @@ def serve(
 
     limits = Limits(max_batch_words=max_batch_words, max_words=max_words, max_waiting=max_waiting)
     serve_runs(
-        runs,
+        runs or ["state-of-the-union"],
         host=host,
         port=port,
         device=device,

@@ -111,7 +111,8 @@ class RunFolder:
         if not found:
             raise ValueError(
                 f"{self.path}: no run with a checkpoint; give one from zipflm train or "
-                "zipflm import, or one folder of its checkpoints/"
+                "zipflm import, one folder of its checkpoints/, or state-of-the-union, which comes "
+                "with zipflm"
             )
         if choice == "newest":
             return found[0]
@@ -224,9 +225,16 @@ def write_imported(out: Path, contents: Contents) -> None:
         write_record(run._config_path, contents.config)
 
 
+MODELS = Path(__file__).parents[1] / "models"
+"""Models that come with the package, each a run folder under its name."""
+
+
 def locate(path: Path, choice: Choice | None) -> tuple[RunFolder, Checkpoint]:
     """The run and the checkpoint that a path means: of a run the `choice`, its newest unless said
-    otherwise, or the path itself if it is a checkpoint."""
+    otherwise, or the path itself if it is a checkpoint. A bare name without a folder may be a model
+    that comes with the package."""
+    if path.name == str(path) and not path.exists() and (MODELS / path).is_dir():
+        path = MODELS / path
     if not is_checkpoint(path):
         run = RunFolder(path)
         return run, run.choose("newest" if choice is None else choice)

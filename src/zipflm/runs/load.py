@@ -61,10 +61,14 @@ def untrained_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
 def model_with(weights: dict[str, Tensor], config: Config, vocabulary: Vocabulary) -> LanguageModel:
     """The model with these weights, in evaluation mode; nothing is initialised in between.
 
-    ValueError if they are those of another model.
+    Weights in half precision are widened. ValueError if they are those of another model.
     """
     model = empty_model(config, vocabulary)
     types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    weights = {
+        name: tensor.float() if tensor.dtype == torch.float16 else tensor
+        for name, tensor in weights.items()
+    }
     try:
         for name, tensor in weights.items():
             if tensor.dtype != types.get(name, tensor.dtype):

@@ -1,0 +1,102 @@
+"""Make the model that comes with the package: `zipflm.load("state-of-the-union")`.
+
+    python runs/state_of_the_union.py WORK
+
+Prepares the embedded corpus, trains ADP-T on it (minutes on a GPU), packs its weights as float16
+into src/zipflm/models/state-of-the-union and writes the model's card with what it measured. WORK
+keeps the data folder and the run; started again, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import zipflm
+from zipflm.runs.folder import MODELS, RunFolder, write_imported
+
+NAME = "state-of-the-union"
+SETTINGS = {
+    "decoder.num_layers": 5,
+    "decoder.num_heads": 6,
+    "decoder.ffn_dim": 704,
+    "decoder.dropout": 0.2,
+    "batches.block": 256,
+    "batches.tokens": 8192,
+    "batches.eval_block": 512,
+    "batches.eval_context": 256,
+    "training.max_updates": 5000,
+    "training.tokens_per_update": 8192,
+    "training.optimizer.matrix_lr": 0.002,
+    "training.optimizer.table_lr": 0.004,
+    "training.optimizer.lr": 0.0015,
+    "training.optimizer.weight_decay": 0.3,
+    "training.optimizer.matrix_weight_decay": 0.3,
+    "training.dtype": "bfloat16",
+    "training.compile": True,
+    "training.report_every": 500,
+    "training.validate_every": 1000,
+    "training.validate_share": 0.3,
+    "training.checkpoint_every": 0,
+}
+CARD = """# State of the Union
+
+A word-level language model of the addresses of US presidents, 1790 to 2021: {parameters}
+parameters, {words} words, an adaptive input and an adaptive softmax with shared weights (ADP-T),
+in float16. It comes with zipflm and was made by `runs/state_of_the_union.py`: {updates} updates of
+{tokens} tokens of the training part of the embedded corpus (words split from punctuation, capitals
+kept, words that occur less than three times are `<unk>`), on {device} with torch {torch}.
+
+Perplexity per word, `</s>` and `<unk>` counted as words, in windows of {block} tokens of which
+{context} are context, with the weights as they are packed:
+
+| part | perplexity | words |
+| --- | ---: | ---: |
+{rows}
+
+It writes in the manner of these speeches and knows nothing else. The texts are works of the United
+States government, in the public domain.
+"""
+
+
+def main(work: Path) -> None:
+    data, run, out = work / "data", work / "run", MODELS / NAME
+    if not data.exists():
+        zipflm.prepare(corpus=NAME, words="words", out=data)
+    trained = zipflm.train("small/ADP-T", SETTINGS, data=data, out=run, resume_if_any=True)
+    pack(Path(trained), out)
+    (out / "README.md").write_text(card(out, data, RunFolder(run)), encoding="utf-8")
+
+
+def pack(run: Path, out: Path) -> None:
+    """The newest checkpoint without its optimizer, in half precision."""
+    contents = RunFolder(run).choose("newest").read()
+    weights = {name: tensor.half() for name, tensor in contents.weights.items()}
+    shutil.rmtree(out, ignore_errors=True)
+    write_imported(out, replace(contents, weights=weights, optimizer={}))
+
+
+def card(packed: Path, data: Path, run: RunFolder) -> str:
+    config, versions = run.config(), run.versions()
+    assert versions is not None
+    rows = []
+    for split in ("valid", "test"):
+        found = zipflm.evaluate(packed, data=data, split=split, device="cpu")
+        rows.append(f"| {split} | {found.perplexity:.2f} | {found.scores.protocol.words:,} |")
+    return CARD.format(
+        parameters=f"{config.num_params():,}",
+        words=f"{config.vocab_size:,}",
+        updates=f"{config.training.max_updates:,}",
+        tokens=f"{config.training.tokens_per_update:,}",
+        device=versions.device,
+        torch=versions.packages["torch"],
+        block=config.batches.eval_block,
+        context=config.batches.eval_context,
+        rows="\n".join(rows),
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
