@@ -233,6 +233,8 @@ def compare(
     with _progress_aside(as_json):
         finished = api.compare(**given, device=device, stall_seconds=stall_seconds)
     _conclude(finished, as_json)
+    if finished.stopped or finished.failures:
+        raise typer.Exit(INTERRUPTED if finished.stopped else MEMBER_FAILED)
 
 
 @command(
@@ -322,5 +324,3 @@ def _conclude(finished: FinishedStudy, as_json: bool) -> None:
         elif finished.failures:
             reasons = "; ".join(f"{label}: {why}" for label, why in finished.failures.items())
             complain(f"without a result: {reasons}")
-    if finished.stopped or finished.failures:
-        raise typer.Exit(INTERRUPTED if finished.stopped else MEMBER_FAILED)
