@@ -108,7 +108,16 @@ def evaluate(
     from zipflm.training import distributed
 
     if len(runs) > 1:
-        of_runs = {"--data": data, "--split": split, "--text": text, "--checkpoint": checkpoint}
+        of_runs: dict[str, object] = {
+            "--data": data,
+            "--split": split,
+            "--text": text,
+            "--block": block,
+            "--context": context,
+            "--break": break_mode,
+            "--batch-tokens": batch_tokens,
+            "--checkpoint": checkpoint,
+        }
         _average(runs, weights, out, as_json, of_runs)
         return
     if weights or out:
@@ -138,7 +147,7 @@ def _average(
     weights: str | None,
     out: str | None,
     as_json: bool,
-    of_runs: dict[str, str | None],
+    of_runs: dict[str, object],
 ) -> None:
     """Perplexity of several files of scores, their probabilities averaged word by word."""
     from zipflm.data.text import STDIN
