@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import training_runs
@@ -63,11 +64,16 @@ def test_twins_give_the_numbers_of_what_they_call(data, run, texts, tmp_path):
 
 
 def test_overrides_are_a_list_or_a_dict(data, run, tmp_path):
-    changes = dict(change.split("=") for change in SMALL) | {"training.max_updates": 6}
+    changes = dict(change.split("=") for change in SMALL) | {"training.max_updates": np.int64(6)}
     again = zipflm.train("tiny/ADP-T", changes, data=str(data.path), out=tmp_path / "run")
     assert again.config() == run.config()
     with pytest.raises(ValueError, match="overrides=a=1: one text"):
         zipflm.train("tiny/ADP-T", "a=1", data=data, out=tmp_path / "none")
+
+
+def test_a_run_is_not_written_into_its_data(data):
+    with pytest.raises(ValueError, match="holds data; choose another --out"):
+        zipflm.train("tiny/ADP-T", SMALL, data=data, out=data.path)
 
 
 def test_compare_returns_the_study(data, tmp_path):
@@ -77,6 +83,10 @@ def test_compare_returns_the_study(data, tmp_path):
     assert [row.label for row in finished.study.rows] == ["ADP-T"]
     assert finished.page.is_file()
     assert not finished.failures
+    with pytest.raises(ValueError, match="factorizations=SM: one text; give a list"):
+        zipflm.compare(data=data, preset="tiny", out=tmp_path, factorizations="SM")
+    with pytest.raises(ValueError, match="runs: none"):
+        zipflm.report([], data=data, out=tmp_path / "none")
 
 
 def test_training_continues_on_other_text(run, other, tmp_path):

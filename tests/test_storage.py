@@ -279,7 +279,7 @@ def test_what_is_there_already_is_not_touched(tmp_path):
     full.mkdir()
     (full / "file").touch()
     for out in (tmp_path / "file", full):
-        with pytest.raises(FileExistsError, match="exists already; choose another --out"):
+        with pytest.raises(FileExistsError, match="exists already; choose another folder"):
             refuse_existing(out)
         with pytest.raises(FileExistsError), new_folder(out):
             pytest.fail("it must be refused before anything is made")

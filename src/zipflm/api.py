@@ -316,6 +316,9 @@ def compare(
     from zipflm.studies.plan import Request
     from zipflm.training import distributed
 
+    for name, given in (("factorizations", factorizations), ("bands", bands), ("grid", grid)):
+        if isinstance(given, str):
+            raise ValueError(f"{name}={given}: one text; give a list of them")
     request = Request(
         data=_path(data),
         preset=preset,
@@ -354,6 +357,8 @@ def report(
     from zipflm.studies.compare import FinishedStudy
 
     paths, choice = [Path(run) for run in _sources(runs)], _choice(checkpoint)
+    if not paths:
+        raise ValueError("runs: none; give a run, a list of them or a study")
     source, target = _path(data), Path(out)
     if len(paths) == 1 and is_study(paths[0]):
         if context_sizes or block is not None or choice is not None:
@@ -399,6 +404,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _frozen(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value  # numpy's and torch's numbers
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 

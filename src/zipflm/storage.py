@@ -188,9 +188,9 @@ def refuse_existing(out: str | PathLike[str]) -> None:
     out = Path(out)
     clear_abandoned(out)
     if out.exists() and out.samefile(os.curdir):
-        raise FileExistsError(f"{out} is the folder you are in; name a new one with --out")
+        raise FileExistsError(f"{out} is the folder you are in; name a new one")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise FileExistsError(f"{out} exists already; choose another --out or remove it first")
+        raise FileExistsError(f"{out} exists already; choose another folder or remove it first")
 
 
 @contextmanager

@@ -91,7 +91,8 @@ def test_tuning_tells_its_table_beside_the_list_and_uses_what_it_found(call):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("list.tsv --weights am=1", "--weights: no score am; there are ac, lm, words"),
+        ("list.tsv --weights am=1", "--weights, --tune: no score am; there are ac, lm, words"),
+        ("list.tsv --reference refs --tune am", "--tune: no score am; there are ac, lm, words"),
         ("list.tsv --format htk", "--format htk: choose from kaldi, moses, jsonl, tsv"),
         ("refs", "refs: of what --format is it: choose from kaldi"),
         ("list.tsv --format jsonl", "list.tsv: line 1: is not a JSON object"),
@@ -168,6 +169,7 @@ def test_scores_on_standard_output_have_it_to_themselves(call, scores):
     [
         (". a.tsv", ".: evaluate one run at a time; to average runs, score the same text"),
         ("a.tsv b.tsv --data words", "--data: evaluate one run at a time"),
+        ("a.tsv b.tsv --context 0", "--context: evaluate one run at a time"),
         ("a.tsv b.tsv --weights 1", "--weights 1: 1 weights for 2 files"),
         ("a.tsv b.tsv --weights 1,x", "--weights 1,x: write numbers with commas"),
         ("a.tsv other.tsv", "other.tsv: line 3: 'dog' is word 2 of text line 1, but a.tsv: line 3"),

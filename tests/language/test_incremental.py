@@ -46,6 +46,8 @@ def test_a_beam_is_scored_together_as_each_alone(lm):
         assert [logprob for logprob, _ in together] == pytest.approx(alone, abs=1e-4)
         states = [state for _, state in together]
     assert lm.advance_many([], []) == []
+    with pytest.raises(ValueError, match="4 states for 1 words"):
+        lm.advance_many(states, ["ba"])
 
 
 def test_the_decoder_reads_a_state_once(adp, monkeypatch):
@@ -81,6 +83,7 @@ def test_ids_and_text_are_each_others_inverse(lm):
     assert lm.decode(lm.encode("ba  de")) == "ba de"
     assert lm.encode("") == []
     assert lm.decode([]) == ""
+    assert lm.decode([-1, len(lm.vocabulary)]) == "<unk> <unk>"
 
 
 def test_the_perplexity_of_a_text_is_that_of_its_scores(lm):
@@ -126,5 +129,8 @@ def test_generate_takes_the_names_of_transformers(adp):
     theirs = adp.generate("ba", max_new_tokens=4, num_return_sequences=2, seed=1, lines=0)
     assert [text.text for text in ours] == [text.text for text in theirs]
     assert len(ours) == 2
+    streamed = adp.stream("ba", max_new_tokens=4, seed=1, lines=0)
+    assert "".join(word.text for word in streamed) == ours[0].continuation
+    assert len(list(adp.stream("ba", max_words=None, seed=1, lines=0))) == 50
     with pytest.raises(ValueError, match="max_new_tokens=4: another name of max_words"):
         adp.generate("ba", max_words=4, max_new_tokens=4)

@@ -77,6 +77,10 @@ def test_a_preset_is_all_models_of_a_dataset_or_one_of_them() -> None:
     every = Request(preset="billion-word/large", **given)
     assert (every.preset, every.factorizations) == ("billion-word/large", FACTORIZATIONS)
     assert Request(preset="tiny", bands=("4/8",), **given).factorizations == ("ADP-T",)
+    with pytest.raises(ValueError, match="--preset tiny/sm: the models of tiny are SM, SM-T"):
+        Request(preset="tiny/sm", **given)
+    with pytest.raises(ValueError, match="dataset='': choose from"):
+        Request(preset="", **given)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from studies.study_runs import WholeStudy
+from studies.study_runs import PretendTrainer, WholeStudy, pretend_score
 
 from zipflm.cli import app
 from zipflm.studies.analyse import is_study, redraw
+from zipflm.studies.compare import compare
+from zipflm.studies.plan import Request
 
 
 @pytest.fixture
@@ -44,6 +46,20 @@ def test_report_draws_a_study_that_it_is_given(
     assert json.loads(capsys.readouterr().out) == table
     with pytest.raises(ValueError, match="drawn again from its kept scores"):
         app(["report", *arguments, "--block", "32"], standalone_mode=False)
+
+
+def test_an_interrupted_study_can_be_drawn(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also its members that have no folder yet; only `compare` fails where one has no result."""
+    out = tmp_path / "study"
+    request = Request(data=data, preset="tiny", out=out, factorizations=("SM", "ADP-T"))
+    assert compare(request, train=PretendTrainer(stops_at="SM"), score=pretend_score).stopped
+    drawn = tmp_path / "drawn"
+    arguments = ["report", str(out), "--data", str(data), "--out", str(drawn)]
+    assert not app(arguments, standalone_mode=False)
+    assert "ADP-T: not trained" in capsys.readouterr().err
+    assert (drawn / "report.md").read_text().startswith("# Unfinished: 0 of 2 models")
 
 
 def test_what_is_missing_or_damaged_is_named(

@@ -110,7 +110,16 @@ def evaluate(
     from zipflm.training import distributed
 
     if len(runs) > 1:
-        of_runs = {"--data": data, "--split": split, "--text": text, "--checkpoint": checkpoint}
+        of_runs: dict[str, object] = {
+            "--data": data,
+            "--split": split,
+            "--text": text,
+            "--block": block,
+            "--context": context,
+            "--break": break_mode,
+            "--batch-tokens": batch_tokens,
+            "--checkpoint": checkpoint,
+        }
         _average(runs, weights, out, as_json, of_runs)
         return
     if weights or out:
@@ -141,7 +150,7 @@ def _average(
     weights: str | None,
     out: str | None,
     as_json: bool,
-    of_runs: dict[str, str | None],
+    of_runs: dict[str, object],
 ) -> None:
     """Perplexity of several files of scores, their probabilities averaged word by word."""
     from zipflm.data.text import STDIN
@@ -249,6 +258,8 @@ def compare(
     with _progress_aside(as_json):
         finished = api.compare(**given, device=device, stall_seconds=stall_seconds)
     _conclude(finished, as_json)
+    if finished.stopped or finished.failures:
+        raise typer.Exit(INTERRUPTED if finished.stopped else MEMBER_FAILED)
 
 
 @command(
@@ -338,5 +349,3 @@ def _conclude(finished: FinishedStudy, as_json: bool) -> None:
         elif finished.failures:
             reasons = "; ".join(f"{label}: {why}" for label, why in finished.failures.items())
             complain(f"without a result: {reasons}")
-    if finished.stopped or finished.failures:
-        raise typer.Exit(INTERRUPTED if finished.stopped else MEMBER_FAILED)

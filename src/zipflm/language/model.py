@@ -201,7 +201,7 @@ class TrainedModel:
         """Readable text of ids; words that `encode` did not know are `<unk>`."""
         names, splitter = self.vocabulary.words, self.reader.encoder.splitter
         text, pieces, joiner = "", [], splitter.joiner()
-        known = [id if id < len(names) else UNKNOWN for id in ids]
+        known = [id if 0 <= id < len(names) else UNKNOWN for id in ids]
         for place, id in enumerate(known, start=1):
             pieces.append(names[id])
             if not self.reader.ends_word[id] and place < len(known):
@@ -265,6 +265,8 @@ class TrainedModel:
         self, states: Sequence[TextState], words: Sequence[str]
     ) -> list[tuple[float, TextState]]:
         """The same for the hypotheses of a beam, computed together: each state with its word."""
+        if len(states) != len(words):
+            raise ValueError(f"{len(states)} states for {len(words)} words; give one for each")
         ids = [self.encode(word) for word in words]
         for word, of_word in zip(words, ids, strict=True):
             if not of_word:
@@ -352,7 +354,11 @@ class TrainedModel:
 
     def stream(self, prompt: str = "", **options: Any) -> Iterator[WrittenWord]:
         """The words of one continuation as they come; options as for `generate`, without `num`."""
-        yield from Writer(self.engine, self.reader, prompt, SamplingOptions(**options), 1).words()
+        words, same = (options.pop(name, None) for name in ("max_words", "max_new_tokens"))
+        sampling = SamplingOptions(
+            max_words=_either("max_words", words, "max_new_tokens", same, 50), **options
+        )
+        yield from Writer(self.engine, self.reader, prompt, sampling, 1).words()
 
 
 def _either(name: str, value: int | None, other: str, same: int | None, default: int) -> int:

@@ -381,7 +381,7 @@ def complete_weights(given: Mapping[str, float], names: Iterable[str], lm: str) 
     for name in given:
         if name not in known:
             raise ValueError(
-                f"--weights: no score {unquoted(name)}; there are "
+                f"--weights, --tune: no score {unquoted(name)}; there are "
                 f"{', '.join(unquoted(known_name) for known_name in known)}"
             )
     doubted = [name for name in given if name in names and name != TOTAL]

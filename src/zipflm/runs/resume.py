@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zipflm.config import Config, ModelConfig
-from zipflm.data.folder import DataFolder
+from zipflm.data.folder import FACTS_FILE, DataFolder
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Provenance
 from zipflm.settings import to_dict
@@ -25,6 +25,8 @@ def check(
             raise ValueError(
                 f"{run.path}: has checkpoints but no config.json; choose another --out"
             )
+        if (run.path / FACTS_FILE).exists():
+            raise ValueError(f"{run.path}: holds data; choose another --out")
         return
     held = run.config()
     if not resume:

@@ -89,10 +89,13 @@ def _kept_member(
     """A member from its entry in `table.json`."""
     # Wherever the study was when it was trained, its members are inside it.
     _, _, inside = member["run"].rpartition(f"{MEMBERS}/")
-    run = RunFolder(study / MEMBERS / inside)
-    if not run.holds_a_run:
+    run, problem = RunFolder(study / MEMBERS / inside), member["problem"]
+    if run.holds_a_run:
+        config = run.config()
+    elif problem:  # it was not trained
+        config = from_dict(Config, member["config"])
+    else:
         raise ValueError(f"{run.path}: no run there, but the study's table has it; restore it")
-    config, problem = run.config(), member["problem"]
     data = words
     if config.batches.unit != "word":
         data = open_twin(words, "take them out of the study")

@@ -287,7 +287,8 @@ def parameters_against_perplexity(study: Study) -> Figure:
     ends = {label: [float(np.log(y))] for label, y in points.items() if np.isfinite(y)}
     _cut_above(axes, ends, _drawn_perplexity)
     _plain_ticks(axes)
-    figure.legend(loc="outside right upper")
+    if ends:
+        figure.legend(loc="outside right upper")
     return figure
 
 

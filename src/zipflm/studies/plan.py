@@ -13,7 +13,7 @@ from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, Tie, require
 from zipflm.config.model import BY_LABEL
 from zipflm.data.folder import FACTS_FILE, DataFolder
 from zipflm.messages import quoted
-from zipflm.presets import FACTORIZATIONS, from_name, parse_name
+from zipflm.presets import FACTORIZATIONS, dataset_of, from_name, parse_name
 from zipflm.presets.recipes import resolve
 from zipflm.presets.rivals import DECODERS
 from zipflm.runs.folder import RunFolder
@@ -74,6 +74,12 @@ class Request:
             raise ValueError(
                 f"--preset {self.preset}: name a dataset, e.g. {name.dataset}, and choose its "
                 "models with --factorizations, or one of its models"
+            )
+        dataset_of(self.preset)
+        if name.factorization and name.factorization not in FACTORIZATIONS:
+            raise ValueError(
+                f"--preset {self.preset}: the models of {name.dataset} are "
+                f"{', '.join(FACTORIZATIONS)}"
             )
         is_one = bool(self.bands or self.tail_dropout or self.decoders)
         every = ("ADP-T",) if is_one else FACTORIZATIONS
