@@ -83,7 +83,9 @@ class WeightNormalized(nn.Module):
         initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        yield "direction_NMK", initialization.normal(1.0)
+        # As long as the weights themselves: how fast they turn depends on it.
+        fan_in = self.direction_NMK[0].numel()
+        yield "direction_NMK", initialization.normal(self._first_gain / math.sqrt(fan_in))
         yield "gain_N", initialization.constant(self._first_gain)
         yield "bias_N", initialization.zeros
 
