@@ -54,6 +54,13 @@ rescore runs/a nbest.tsv --out tuned.tsv --reference references.txt
 score runs/a sentences.txt > a.tsv
 score runs/b sentences.txt > b.tsv
 evaluate a.tsv b.tsv
+memory build runs/a --data data/words --out store --max-keys 500
+memory tune runs/a --data data/words --memory store,k=64 --memory cache:20
+evaluate runs/a --data data/words --memory store --memory cache:20 --json
+score runs/a sentences.txt --lines running --memory cache:20,weight=0.3 --per line
+generate runs/a --prompt "the cat" --temperature 0 --max-words 8 --memory cache:20,weight=0.5
+rescore runs/a nbest.tsv --out remembered.tsv --memory cache:20
+memory build runs/b --data data/words/bpe --out store
 compare --data data/words --preset toy --factorizations SM,ADP-T,BPE --out study --device cpu
 compare --data data/words --preset toy --factorizations SM,ADP-T,BPE --out study --dry-run
 report study --data data/words --out drawn

@@ -30,12 +30,16 @@ ALLOWED = {
     "data": {"config", "model.inputs", "messages", "settings", "storage"},
     "data.vocabulary": set(),
     "runs": {"model", "data", "config", "messages", "settings", "storage", "units"},
-    "evaluation": {"runs", "model", "data", "config", "storage", "units"},
-    "language": {"evaluation", "runs", "model", "data", "config", "interop.huggingface"}
+    "memory": {"runs.load", "data.vocabulary", "config", "settings", "storage"},
+    "memory.building": {"memory", "evaluation", "runs.load", "model.precision"}
+    | {"data.batches", "data.folder", "data.vocabulary", "settings", "storage"},
+    "memory.tuning": {"memory", "evaluation", "runs.load", "data.folder", "settings", "units"},
+    "evaluation": {"memory", "runs", "model", "data", "config", "storage", "units"},
+    "language": {"memory", "evaluation", "runs", "model", "data", "config", "interop.huggingface"}
     | {"messages", "settings", "storage", "units"},
     "training": {"evaluation", "runs", "model", "data", "config"}
     | {"messages", "settings", "storage"},
-    "studies": {"training", "evaluation", "runs", "data", "config", "presets"}
+    "studies": {"training", "evaluation", "memory.specs", "runs", "data", "config", "presets"}
     | {"messages", "settings", "storage", "units"},
     "studies.paper": set(),
     "serving": {"language", "evaluation.scoring", "runs.records", "data"} | {"messages", "units"},

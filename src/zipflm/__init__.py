@@ -10,11 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zipflm.api import build_memory as build_memory
     from zipflm.api import compare as compare
     from zipflm.api import evaluate as evaluate
     from zipflm.api import prepare as prepare
     from zipflm.api import report as report
     from zipflm.api import train as train
+    from zipflm.api import tune_memory as tune_memory
     from zipflm.config import Blocks as Blocks
     from zipflm.config import Config as Config
     from zipflm.config import ModelConfig as ModelConfig
@@ -45,6 +47,7 @@ _HOME = {
     "Tie": "zipflm.config",
     "TrainedModel": "zipflm.language.model",
     "Vocabulary": "zipflm.data.vocabulary",
+    "build_memory": "zipflm.api",
     "compare": "zipflm.api",
     "evaluate": "zipflm.api",
     "load": "zipflm.language.model",
@@ -52,6 +55,7 @@ _HOME = {
     "preset": "zipflm.presets",
     "report": "zipflm.api",
     "train": "zipflm.api",
+    "tune_memory": "zipflm.api",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from zipflm.config import Config, Splitting
     from zipflm.data.folder import DataFolder
     from zipflm.evaluation.evaluate import Evaluation
+    from zipflm.memory.store import StoreFacts
+    from zipflm.memory.tuning import TuningResult
     from zipflm.runs.checkpoint import Checkpoint
     from zipflm.runs.folder import Choice, RunFolder
     from zipflm.runs.load import LoadedRun
@@ -250,8 +252,11 @@ def evaluate(
     device: str | None = None,
     dtype: str = "float32",
     checkpoint: Choice | str | None = None,
+    memory: str | Sequence[str] = (),
 ) -> Evaluation:
     """Perplexity of a run on a split (test by default) or a text, with any block and context.
+
+    `memory` is mixed with the model: `cache:2000`, the folder of a store, or several.
 
     With torchrun, each process scores a share of the text and all get the result.
     """
@@ -266,6 +271,7 @@ def evaluate(
         batch_tokens=batch_tokens,
         device=device,
         dtype=dtype,  # type: ignore[arg-type]  # checked there
+        memory=(memory,) if isinstance(memory, str) else tuple(memory),
     )
     with distributed.started(device) as process:
         return score(
@@ -295,6 +301,7 @@ def compare(
     decoders: Sequence[str] = (),
     equal: str = "updates",
     grid: Sequence[str] = (),
+    memory: Sequence[str] = (),
     device: str | None = None,
     stall_seconds: float = STALL_SECONDS,
 ) -> FinishedStudy:
@@ -302,7 +309,8 @@ def compare(
     or one of them with several `decoders` (`transformer`, `gcnn`, `lstm`, `qrnn`).
 
     `grid` lists fields with values, `training.optimizer.lr=1e-3,3e-3`; every member takes the
-    best on the valid set. The result has the study, the path of its page and what went wrong.
+    best on the valid set. With a `memory` (`cache:2000`) every member is scored with that as well,
+    in a row of its own. The result has the study, the path of its page and what went wrong.
     """
     from zipflm.studies.compare import compare as run
     from zipflm.studies.plan import Request
@@ -321,6 +329,7 @@ def compare(
         decoders=tuple(decoders),
         equal=equal,
         grid=tuple(grid),
+        memory=tuple(memory),
     )
     with distributed.started(device, stall_seconds):
         return run(request, device=device)
@@ -434,3 +443,66 @@ def _scheduler(engine: str, scheduler: str | None) -> str | None:
     if engine == "processes" and scheduler is not None:
         raise ValueError(f"scheduler={scheduler}: needs engine=dask")
     return None if engine == "processes" else scheduler or "local"
+
+
+def build_memory(
+    run: LoadedRun | RunFolder | Source,
+    *,
+    data: DataFolder | Source,
+    out: Source,
+    split: str = "train",
+    max_keys: int | None = None,
+    dtype: str = "float16",
+    index: bool | None = None,
+    block: int | None = None,
+    context: int | None = None,
+    checkpoint: Choice | str | None = None,
+    device: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> StoreFacts:
+    """Store the model's vector before every word of a split, and the word, for `memory=`.
+
+    `index` builds an index for search on a CPU, which needs faiss; by default for stores of 2
+    million keys or more. `say` receives lines about what is going on.
+    """
+    from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.memory.building import build
+    from zipflm.runs.load import LoadedRun, load_run
+
+    return build(
+        run if isinstance(run, LoadedRun) else load_run(run, _choice(checkpoint)),
+        _opened(data),
+        Path(out),
+        split=split,
+        max_keys=max_keys,
+        dtype=dtype,  # type: ignore[arg-type]  # checked there
+        index=index,
+        options=ScoringOptions(block=block, context=context, device=device),
+        say=say,
+    )
+
+
+def tune_memory(
+    run: LoadedRun | RunFolder | Source,
+    *,
+    data: DataFolder | Source,
+    split: str = "valid",
+    memory: str | Sequence[str] = "cache",
+    block: int | None = None,
+    context: int | None = None,
+    checkpoint: Choice | str | None = None,
+    device: str | None = None,
+) -> TuningResult:
+    """Choose weight, temperature and window of memories on a valid set and write them down: those
+    of a cache into the run folder, those of a store into the store's."""
+    from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.memory.tuning import tune
+    from zipflm.runs.load import LoadedRun, load_run
+
+    return tune(
+        run if isinstance(run, LoadedRun) else load_run(run, _choice(checkpoint)),
+        _opened(data),
+        [memory] if isinstance(memory, str) else memory,
+        split=split,
+        options=ScoringOptions(block=block, context=context, device=device),
+    )

@@ -12,7 +12,11 @@ from typer.testing import CliRunner
 
 import zipflm.cli
 
-COMMANDS = typer.main.get_command(zipflm.cli.app).commands
+COMMANDS = {
+    f"{name} {inner}" if inner else name: found
+    for name, command in typer.main.get_command(zipflm.cli.app).commands.items()
+    for inner, found in getattr(command, "commands", {"": command}).items()
+}
 DEFAULT_IS_SAID = re.compile(
     r"unless given|if not given|stdin if none|can be repeated|instead of|\[default", re.IGNORECASE
 )
@@ -25,7 +29,7 @@ def wide(monkeypatch):
 
 
 def help_of(name):
-    result = CliRunner().invoke(zipflm.cli.app, [name, "--help"])
+    result = CliRunner().invoke(zipflm.cli.app, [*name.split(), "--help"])
     assert result.exit_code == 0
     return result.stdout
 

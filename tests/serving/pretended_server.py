@@ -31,6 +31,16 @@ def bits_of(word: str, model: str) -> float:
     return max(bits, 0.5)
 
 
+SOURCES: list[dict[str, Any]] = [
+    {"name": "model", "probability": 0.3},
+    {
+        "name": "neighbours",
+        "probability": 0.1,
+        "neighbours": [{"context": "on the old", "word": "barn"}],
+    },
+]
+
+
 def model_entry(name: str, factorization: str, bands: int) -> dict[str, Any]:
     edges = [1, 1000, WORDS] if bands == 2 else [1, WORDS]
     listed = [
@@ -58,6 +68,8 @@ def score(asked: dict[str, Any]) -> dict[str, Any]:
         start += len(line) + 1
     for place in asked.get("at", []) if asked.get("top") else []:
         words[place]["rank"] = 10 + place
+        if asked.get("sources") and model == "adp-t":
+            words[place]["sources"] = SOURCES
         words[place]["alternatives"] = [
             {"word": word, "logprob": -(1 + i) * _LN2} for i, word in enumerate(ALTERNATIVES)
         ]

@@ -286,6 +286,8 @@ def test_a_clicked_word_tells_all_about_itself(page: OpenPage) -> None:
     assert page.said("[data-fact=surprise] td") == "9.00 bits"
     assert page.said("[data-fact=probability] td") == "0.20% 1 in 512"
     assert page.said("[data-fact=rank] td") == "16th of 5,000"
+    assert page.said("[data-source=model]") == "model 75.0%"
+    assert "on the old barn" in page.said("[data-source=neighbours]")
     assert page.said("[data-fact='in training'] td") == "10 times"
     band = page.said("[data-fact=band] td")
     assert "2 of 2" in band and "rare: words 1,000 to 5,000 by frequency" in band

@@ -21,6 +21,7 @@ from zipflm.cli import evaluate as evaluate
 from zipflm.cli import info as info
 from zipflm.cli import interop as interop
 from zipflm.cli import language as language
+from zipflm.cli import memory as memory
 from zipflm.cli import serve as serve
 from zipflm.cli import train as train
 from zipflm.cli.app import CLOSED_PIPE, app, complain

@@ -46,6 +46,7 @@ _RENAMED = {
 """Commands and options under earlier names."""
 
 _CONTINUED = {
+    "build": "; the same command continues it",
     "compare": "; the same command continues it",
     "train": "; the same command with --resume continues it",
 }
@@ -54,8 +55,22 @@ _CONTINUED = {
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def _without_type(option: Any) -> Any:
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
+def _path(ctx: Any) -> str:
+    """A command or group as a user writes it."""
+    return "zipflm" if ctx.parent is None else f"{_path(ctx.parent)} {ctx.info_name}"
+
+
 class Commands(TyperGroup):
-    """All commands of zipflm."""
+    """All commands of zipflm, or of a group."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_type(super().get_help_option(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -63,16 +78,18 @@ class Commands(TyperGroup):
         except Exception as error:
             if not hasattr(error, "possibilities"):  # of an unknown option
                 raise
-            raise ValueError(f"{error.option_name}: no such option; see zipflm --help") from None  # type: ignore[attr-defined]
+            option = error.option_name  # type: ignore[attr-defined]
+            raise ValueError(f"{option}: no such option; see {_path(ctx)} --help") from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
-        if name in _RENAMED:
+        if name in _RENAMED and ctx.parent is None:
             raise ValueError(f"zipflm {name}: is {_RENAMED[name]} now")
         if name not in self.commands:
             close = get_close_matches(name, self.commands, n=1)
-            remedy = f"did you mean zipflm {close[0]}?" if close else "see zipflm --help"
-            raise ValueError(f"zipflm {unquoted(name)}: no such command; {remedy}")
+            path = _path(ctx)
+            remedy = f"did you mean {path} {close[0]}?" if close else f"see {path} --help"
+            raise ValueError(f"{path} {unquoted(name)}: no such command; {remedy}")
         return super().resolve_command(ctx, args)
 
 
@@ -86,10 +103,7 @@ class Command(TyperCommand):
                 param.metavar = ""  # otherwise the help shows the type of a value
 
     def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.metavar = ""
-        return option
+        return _without_type(super().get_help_option(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """ValueError for wrong usage, and for an option that would replace an earlier one."""
@@ -109,7 +123,7 @@ class Command(TyperCommand):
                 raise
             if hasattr(error, "possibilities"):
                 raise ValueError(self._unknown(ctx, error, args)) from None
-            said, remedy = message().rstrip("."), f"see zipflm {ctx.info_name} --help"
+            said, remedy = message().rstrip("."), f"see {_path(ctx)} --help"
             refused: Any = getattr(error, "param", None)
             if refused is not None and refused.name in given:
                 reason = said.partition(": ")[2].replace("Input should be", "must be")
@@ -138,14 +152,14 @@ class Command(TyperCommand):
         """What to write instead of an option that the command does not have."""
         # Of -prompt, click names -p.
         name = next(arg for arg in args if arg.startswith(error.option_name)).partition("=")[0]
-        said = f"{unquoted(name)}: zipflm {ctx.info_name} has no such option"
+        said = f"{unquoted(name)}: {_path(ctx)} has no such option"
         new = _RENAMED.get(f"{ctx.info_name} {name}")
         if new is not None:
             return f"{said}; write {new}"
         options = [option for param in self.get_params(ctx) for option in _names(param)]
         names = {option.lstrip("-"): option for option in options if option != "--help"}
         close = get_close_matches(name.lstrip("-"), names, n=1, cutoff=0.6)
-        remedy = f"see zipflm {ctx.info_name} --help"
+        remedy = f"see {_path(ctx)} --help"
         if any(param.name == "overrides" for param in self.params):
             from zipflm.presets import from_name
             from zipflm.settings import keys_like, keys_of
@@ -166,12 +180,15 @@ def _names(param: Any) -> list[str]:
 
 
 def command(
-    *examples: str, name: str | None = None, cls: type[Command] = Command
+    *examples: str,
+    name: str | None = None,
+    cls: type[Command] = Command,
+    group: typer.Typer | None = None,
 ) -> Callable[[_Function], _Function]:
-    """Make a function a command of the app, with these examples at the end of its help."""
+    """Make a function a command of the app, or of a group, with examples at the end of its help."""
     # typer makes lines of paragraphs.
     epilog = "\n\n".join(["Examples:", *examples])
-    return app.command(name, cls=cls, epilog=epilog)
+    return (group or app).command(name, cls=cls, epilog=epilog)
 
 
 _Number = TypeVar("_Number", int, float)
@@ -350,6 +367,13 @@ Errors = Annotated[
 Encoding = Annotated[
     str,
     typer.Option(help="Of the text: utf-8, latin-1, cp1252, utf-16 or another that Python has."),
+]
+Memory = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Mix a memory with the model: cache:2000 (the last 2,000 words), cache, or the folder "
+        "of a store; settings follow commas, e.g. cache:2000,weight=0.2; can be repeated."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
 Words = Annotated[

@@ -23,6 +23,7 @@ from zipflm.cli.app import (
     Encoding,
     Errors,
     Json,
+    Memory,
     Recipe,
     Seeds,
     Size,
@@ -94,6 +95,7 @@ def evaluate(
             help="Of several files: write the averaged scores too, in the format of the first."
         ),
     ] = None,
+    memory: Memory = None,
     device: Device = None,
     dtype: Dtype = "float32",
     checkpoint: Checkpoint = None,
@@ -128,6 +130,7 @@ def evaluate(
             device=device,
             dtype=dtype,
             checkpoint=checkpoint,
+            memory=memory or (),
         )
     if is_first_process():
         say(found.as_json() if as_json else found.as_text())
@@ -202,6 +205,13 @@ def compare(
             "best on the valid set; can be repeated."
         ),
     ] = None,
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Score every member with a cache as well, e.g. cache:2000, in a row of its own; "
+            "without it unless given."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Show what would be trained and about how long it takes."),
@@ -231,6 +241,7 @@ def compare(
         "decoders": parts(decoders),
         "equal": equal,
         "grid": tuple(grid or ()),
+        "memory": tuple(memory or ()),
     }
     if dry_run:
         show(Request(**given), device=device)

@@ -18,6 +18,7 @@ from zipflm.cli.app import (
     Encoding,
     Errors,
     Json,
+    Memory,
     Run,
     command,
     complain,
@@ -70,6 +71,7 @@ def score(
     ] = True,
     errors: Errors = "strict",
     encoding: Encoding = "utf-8",
+    memory: Memory = None,
     block: Block = None,
     context: Context = None,
     checkpoint: Checkpoint = None,
@@ -100,7 +102,15 @@ def score(
         errors=errors,  # type: ignore[arg-type]  # checked there
         encoding=encoding,
     )
-    lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
+    lm = load(
+        run,
+        checkpoint=checkpoint,
+        device=device,
+        dtype=dtype,
+        block=block,
+        context=context,
+        memory=memory or (),
+    )
     # Rows and a bar on one terminal would write over each other.
     bar = nullcontext(lambda *_: None) if sys.stdout.isatty() else progress_bar()
     with bar as report, watched_by(report):
@@ -133,6 +143,7 @@ def generate(
         bool, typer.Option("--forbid-unknown/--allow-unknown", help="Never write <unk>.")
     ] = True,
     as_json: Json = False,
+    memory: Memory = None,
     block: Block = None,
     context: Context = None,
     checkpoint: Checkpoint = None,
@@ -158,7 +169,15 @@ def generate(
         lines=lines,
         forbid_unknown=forbid_unknown,
     )
-    lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, block=block, context=context)
+    lm = load(
+        run,
+        checkpoint=checkpoint,
+        device=device,
+        dtype=dtype,
+        block=block,
+        context=context,
+        memory=memory or (),
+    )
     writer = Writer(lm.engine, lm.reader, prompt, sampling, num)
     if writer.unknown_in_prompt:
         complain(f"unknown to this run, and read as <unk>: {' '.join(writer.unknown_in_prompt)}")
@@ -229,6 +248,7 @@ def rescore(
     one_best: Annotated[
         bool, typer.Option("--one-best", help="Write the best hypothesis of each utterance only.")
     ] = False,
+    memory: Memory = None,
     checkpoint: Checkpoint = None,
     device: Device = None,
     dtype: Dtype = "float32",
@@ -261,7 +281,9 @@ def rescore(
         library.rescore_file(
             nbest,
             options,
-            lambda: library.run_scorer(run, checkpoint=checkpoint, device=device, dtype=dtype),
+            lambda: library.run_scorer(
+                run, checkpoint=checkpoint, device=device, dtype=dtype, memory=memory or ()
+            ),
             say=tell,
         )
 

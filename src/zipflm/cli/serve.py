@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zipflm.cli.app import Checkpoint, Device, Dtype, command, complain
+from zipflm.cli.app import Checkpoint, Device, Dtype, Memory, command, complain
 
 
 @command(
@@ -44,6 +44,7 @@ def serve(
         list[str] | None,
         typer.Option(help="A site whose pages may use this service; can be repeated."),
     ] = None,
+    memory: Memory = None,
     checkpoint: Checkpoint = None,
     device: Device = None,
     dtype: Dtype = "float32",
@@ -67,6 +68,7 @@ def serve(
         device=device,
         dtype=dtype,
         checkpoint=checkpoint,
+        memory=memory or (),
         limits=limits,
         api_key_file=api_key_file,
         origins=cors_origin or (),

@@ -176,13 +176,15 @@ class Batches:
         seed: int = 0,
         shuffle: bool,
         streams: int = 0,
+        in_order: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         """`max_tokens` counts padding; a sentence longer than that makes a batch of its own. With
         `shuffle` rows are sorted by length in random tie order and batches come in random order;
-        without, `none` and `complete` keep the stream's order. `stream` always does, and cuts the
-        text into `streams` stretches, a multiple of the rows of a batch: as many by default.
+        without, `none` and `complete` keep the stream's order, and `in_order` sentences do, too.
+        `stream` always does, and cuts the text into `streams` stretches, a multiple of the rows of
+        a batch: as many by default.
         """
         if blocks.has_one_length and max_tokens < blocks.block:
             raise ValueError(
@@ -197,12 +199,9 @@ class Batches:
         shuffle = shuffle and blocks.break_mode != "stream"
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
-        self._rows = rows(
-            tokens,
-            blocks,
-            sorts=shuffle or blocks.break_mode == "sentence",
-            streams=streams or max_tokens // blocks.block,
-        )
+        sorts = shuffle or (blocks.break_mode == "sentence" and not in_order)
+        stretches = streams or max_tokens // blocks.block
+        self._rows = rows(tokens, blocks, sorts=sorts, streams=stretches)
         self._groups = group_runs(self._rows.runs, max_tokens)
         largest = int(self._groups.sizes.max())
         self._at_once = max(1, min(_MOST_AT_ONCE, _ROWS_AT_ONCE // largest))

@@ -170,18 +170,19 @@ def document_windows(
     )
 
 
-def batched(windows: Windows, max_tokens: int) -> Iterator[Windows]:
-    """Windows of similar length together, at most `max_tokens` with their padding.
+def batched(windows: Windows, max_tokens: int, *, sorts: bool = True) -> Iterator[Windows]:
+    """Windows of similar length together, or in their order, at most `max_tokens` with padding.
 
     A batch that is large enough to keep the device busy is not made larger at the price of more
     than a tenth of padding.
     """
     lengths = _lengths(windows)
-    order: Positions = np.argsort(lengths, kind="stable")
+    order: Positions = np.argsort(lengths, kind="stable") if sorts else np.arange(len(lengths))
     lengths, row = lengths[order], 0
     while row < len(lengths):
         some = lengths[row : row + max(1, max_tokens // int(lengths[row]))]
-        used, padded = np.cumsum(some), some * np.arange(1, len(some) + 1)
+        longest = np.maximum.accumulate(some)
+        used, padded = np.cumsum(some), longest * np.arange(1, len(some) + 1)
         is_dense = (10 * padded <= 11 * used) | (used <= max_tokens // _SMALL)
         number = max(1, int(np.argmin(np.append((padded <= max_tokens) & is_dense, False))))
         yield windows[order[row : row + number]]

@@ -29,6 +29,7 @@ from zipflm.data.text import UTF_8, check_encoding
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.evaluation.protocol import TokenScores
 from zipflm.evaluation.scoring import ALONE, Share, named, score, usable_device
+from zipflm.memory.specs import open_memories
 from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
 from zipflm.runs.load import LoadedRun, load_run, with_words
@@ -54,6 +55,8 @@ class ScoringOptions:
     batch_tokens: int | None = None
     device: str | None = None
     dtype: Precision = "float32"
+    memory: tuple[str, ...] = ()
+    """Memories to mix with the model: `cache:2000`, the folder of a store."""
 
     def __post_init__(self) -> None:
         if self.break_mode is not None and self.break_mode not in get_args(BreakMode):
@@ -155,6 +158,7 @@ class Evaluation:
             "eos": protocol.eos,
             "positions": protocol.positions,
             "dtype": protocol.dtype,
+            "memory": list(protocol.memory),
             "seconds": self.seconds,
             "tokens_per_second": protocol.tokens / self.seconds,
             "bits_per_byte": self.bits_per_byte,
@@ -183,6 +187,7 @@ class Evaluation:
                 f"{protocol.eos:,} line ends and {protocol.unk:,} unknown",
                 f"protocol    block {blocks.block}, context {blocks.context}, break "
                 f"{blocks.break_mode}, {protocol.dtype}",
+                *(f"memory      {name}" for name in protocol.memory),
                 f"bits/byte   {self._bits_per_byte_in_words()}",
                 f"time        {self.seconds:.1f} s on {self.device}, "
                 f"{protocol.tokens / self.seconds:,.0f} tokens/s",
@@ -263,16 +268,14 @@ def score_split(
 
     `source` is the text of which the folder was made for this evaluation alone.
     """
-
-    def checked() -> Batches:
-        _require_same_vocabulary(run, folder)
-        _require_same_splitting(run, folder)
-        _require_same_pieces(run, folder, split)
-        folder.verify(split)
-        return _batches(folder, split, chosen, share)
-
     chosen = options.resolved(run.config)
-    batches = share.done_by_all(checked)
+    in_order = bool(options.memory)
+    batches = share.done_by_all(
+        lambda: batches_of(run, folder, split, chosen, in_order=in_order, share=share)
+    )
+    memories = share.done_by_all(lambda: open_memories(options.memory, run, chosen.device))
+    if memories is not None and memories.has_cache and share.world_size > 1:
+        raise ValueError("--memory cache: needs the whole text; run one process, not several")
     _require_same_everywhere(run, folder, split, share)
     started = time.perf_counter()
     with named(f"scoring {split if source is None else source}"):
@@ -282,6 +285,7 @@ def score_split(
             device=chosen.device,
             ends_word=_ends_word(run.config, folder),
             precision=chosen.dtype,
+            memories=memories,
             share=share,
         )
     seconds, facts = time.perf_counter() - started, folder.split(split)
@@ -302,13 +306,31 @@ def score_split(
     )
 
 
-def _batches(folder: DataFolder, split: str, options: ResolvedOptions, share: Share) -> Batches:
+def batches_of(
+    run: LoadedRun,
+    folder: DataFolder,
+    split: str,
+    options: ResolvedOptions,
+    *,
+    in_order: bool,
+    share: Share = ALONE,
+) -> Batches:
+    """A split cut for a run; ValueError if it was not prepared for it, or is damaged. With
+    `in_order` its tokens come in the order of the text."""
+    _require_same_vocabulary(run, folder)
+    _require_same_splitting(run, folder)
+    _require_same_pieces(run, folder, split)
+    folder.verify(split)
     tokens = folder.tokens(split)
     if len(tokens) == 0:
         raise ValueError(f"{folder.path}: the split {split} has no tokens; prepare it again")
     size = options.batch_tokens
+    if in_order and options.blocks.break_mode == "stream":
+        size = options.blocks.block  # one stretch
     streams = size // options.blocks.block * share.world_size
-    return Batches(tokens, options.blocks, max_tokens=size, shuffle=False, streams=streams)
+    return Batches(
+        tokens, options.blocks, max_tokens=size, shuffle=False, streams=streams, in_order=in_order
+    )
 
 
 def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, share: Share) -> None:

@@ -6,7 +6,7 @@ neither models nor files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -36,12 +36,16 @@ class ScoringProtocol:
     """Tokens that went through the model, context included, padding not."""
     dtype: str
     """Of activations and matrix products; log-probabilities are float32."""
+    memory: tuple[str, ...] = ()
+    """Memories that were mixed with the model, with their settings."""
 
     def by_name(self) -> dict[str, str | int]:
         """All of it in one flat table, for people and files."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "blocks"}
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        del own["blocks"], own["memory"]
         blocks = {f.name: getattr(self.blocks, f.name) for f in fields(self.blocks)}
-        return {"unit": own.pop("unit")} | blocks | own
+        memory = {"memory": " + ".join(self.memory)} if self.memory else {}
+        return {"unit": own.pop("unit")} | blocks | own | memory
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ class TokenScores:
     def perplexity(self) -> float:
         """Per word."""
         return perplexity(self.nats_per_word)
+
+    def with_memory(self, names: tuple[str, ...]) -> TokenScores:
+        return replace(self, protocol=replace(self.protocol, memory=names))
 
     def words(self) -> NDArray[np.float64]:
         """nll per word: the pieces of a word added up, so that the total is the same.

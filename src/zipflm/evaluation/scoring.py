@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -31,6 +32,8 @@ from zipflm.data.batches import Batch, Batches, batch_of
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.data.windows import Windows, batched, document_windows
 from zipflm.evaluation.protocol import ScoringProtocol, TokenScores, count_words
+from zipflm.memory.mixing import Mixture
+from zipflm.memory.specs import Memories
 from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
@@ -157,6 +160,7 @@ def score(
     device: torch.device | str,
     ends_word: NDArray[np.bool_],
     precision: Precision = "float32",
+    memories: Memories | None = None,
     share: Share = ALONE,
 ) -> TokenScores:
     """nll of every token of a split, in the order of the text.
@@ -166,16 +170,19 @@ def score(
 
     Where several processes share the work, `batches` are those of one process alone, and each
     scores every so-many-th of them: the batches are the same, and so is every nll, bit for bit on
-    devices that compute alike. All get the whole result.
+    devices that compute alike. All get the whole result. A cache needs the batches in the order of
+    the text.
     """
     ids = batches.tokens.ids
+    memory = None if memories is None else memories.recall().open(ids)
     nll, positions, scored = share.done_by_all(
         lambda: start_scoring(
             model,
             ids,
-            _planned(batches, share),
+            planned(batches, share),
             device=device,
             precision=precision,
+            memory=memory,
             carries=batches.blocks.break_mode == "stream",
         )()
     )
@@ -185,7 +192,8 @@ def score(
     if scored != len(nll) or np.isnan(nll.min()):
         raise ValueError("these batches do not hold every token once; give all ranks' batches")
     targets = predicted_ids(ids, model.config.num_predicted)
-    return _scores(batches, targets, nll, ends_word, positions, precision)
+    scores = _scores(batches, targets, nll, ends_word, positions, precision)
+    return scores if memories is None else scores.with_memory(memories.names)
 
 
 def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
@@ -194,7 +202,8 @@ def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
     return np.where(is_beyond, UNKNOWN, ids).astype(ids.dtype) if is_beyond.any() else ids
 
 
-def _planned(batches: Batches, share: Share) -> Iterator[Windows]:
+def planned(batches: Batches, share: Share = ALONE) -> Iterator[Windows]:
+    """The windows of this process's batches; the watcher is told of each."""
     total = len(batches.tokens.ids) // share.world_size
     for index in range(share.rank, len(batches), share.world_size):
         windows = batches.windows(0, index)
@@ -232,6 +241,17 @@ class Document:
     """How many of the most likely ids are wanted there."""
     ranks: bool = False
     """Whether the rank of the id that stands there is."""
+    sources: bool = False
+    """Whether the parts of its probability are, by model and memories."""
+
+
+class Source(NamedTuple):
+    """Where the probability of an id came from."""
+
+    parts: list[float]
+    """Of the model and of every memory; they add up to the probability."""
+    nearest: list[list[int]]
+    """Nearest rows of every store."""
 
 
 class DocumentScores(NamedTuple):
@@ -243,6 +263,8 @@ class DocumentScores(NamedTuple):
     """Per place that was asked about; empty if none were wanted."""
     ranks: Sequence[int] = ()
     """The same; 1 is the most likely id."""
+    sources: Sequence[Source] = ()
+    """The same, of a model with memories."""
 
 
 def start_documents(
@@ -252,19 +274,31 @@ def start_documents(
     blocks: Blocks,
     batch_tokens: int,
     device: torch.device | str,
+    memories: Memories | None = None,
 ) -> Callable[[], list[DocumentScores]]:
-    """Score documents that know nothing of each other, as `start_scoring` does."""
+    """Score documents that know nothing of each other, as `start_scoring` does.
+
+    Memories see the tokens that are context, too.
+    """
     if not documents:
         return list
     stream = np.concatenate([part for each in documents for part in ([END], each.ids)])
     sizes = np.array([len(each.ids) for each in documents])
     begins = np.cumsum(sizes + 1) - sizes
     starts, ends = begins + np.array([each.skip for each in documents]), begins + sizes
-    plan = batched(document_windows(begins, starts, ends, blocks), batch_tokens)
+    memory = None if memories is None else memories.recall().open(stream, begins[sizes > 0])
+    if memory is None:
+        plan = batched(document_windows(begins, starts, ends, blocks), batch_tokens)
+    else:
+        windows = document_windows(begins, begins, ends, blocks)
+        # The documents that fit into a window, which come first, and the parts of longer ones.
+        fits = int(np.count_nonzero((sizes > 0) & (sizes <= blocks.block)))
+        parts_in_order = batched(windows[fits:], batch_tokens, sorts=False)
+        plan = chain(batched(windows[:fits], batch_tokens), parts_in_order)
     extras = None
-    if any(each.top or each.ranks for each in documents):
+    if any(each.top or each.ranks or each.sources for each in documents):
         extras = _Extras(documents, begins, len(stream))
-    scores = start_scoring(model, stream, plan, device=device, extras=extras)
+    scores = start_scoring(model, stream, plan, device=device, extras=extras, memory=memory)
 
     def result() -> list[DocumentScores]:
         nll = scores().nll
@@ -282,28 +316,48 @@ class _Extras:
         self._places = [begin + each.asked for each, begin in zip(documents, begins, strict=True)]
         self._wanted_top = np.zeros(length, dtype=np.int64)
         self._wanted_ranks = np.zeros(length, dtype=np.bool_)
+        self._wanted_sources = np.zeros(length, dtype=np.bool_)
         for each, places in zip(documents, self._places, strict=True):
             self._wanted_top[places], self._wanted_ranks[places] = each.top, each.ranks
+            self._wanted_sources[places] = each.sources
         self._top: list[tuple[Ids, Tensor, Tensor]] = []
         self._ranks: list[tuple[Ids, Tensor]] = []
+        self._sources: list[tuple[Ids, Tensor, list[Tensor]]] = []
 
-    def start(self, model: LanguageModel, hidden: Tensor, targets: Tensor, places: Ids) -> None:
-        """For a batch; the device is not waited for."""
+    def start(
+        self,
+        model: LanguageModel,
+        hidden: Tensor,
+        targets: Tensor,
+        places: Ids,
+        nll: Tensor,
+        mixture: Mixture | None,
+    ) -> None:
+        """For a batch; the device is not waited for. `nll` is the model's own."""
         wanted = self._wanted_top[places]
         if len(rows := np.flatnonzero(wanted)):
             k = min(int(wanted.max()), model.output.edges[-1])
             (at,) = _on_device((torch.from_numpy(rows),), hidden.device)
-            self._top.append((places[rows], *most_likely(model.output, hidden[at], k)))
+            mix = None if mixture is None else mixture.mix(at)
+            self._top.append((places[rows], *most_likely(model.output, hidden[at], k, mix)))
         rows = np.flatnonzero(self._wanted_ranks[places])
         size = max(1, _MOST_NUMBERS // model.output.edges[-1])
         for low in range(0, len(rows), size):
             some = rows[low : low + size]
             (at,) = _on_device((torch.from_numpy(some),), hidden.device)
             log_probs = model.output.log_probs(hidden[at])
+            if mixture is not None:
+                log_probs = mixture.log_probs(log_probs, at)
             predicted = targets[at].where(targets[at] < log_probs.shape[1], UNKNOWN)
             own = log_probs.gather(1, predicted.unsqueeze(1))
             # 1 and the number of ids that are more likely than the one that is there.
             self._ranks.append((places[some], (log_probs > own).sum(1) + 1))
+
+        rows = np.flatnonzero(self._wanted_sources[places])
+        if mixture is not None and len(rows):
+            (at,) = _on_device((torch.from_numpy(rows),), hidden.device)
+            words = targets[at].where(targets[at] < model.output.edges[-1], UNKNOWN)
+            self._sources.append((places[rows], *mixture.sources(nll[at], words, at)))
 
     def added(self, nll: list[NDArray[np.float32]]) -> list[DocumentScores]:
         """The scores of the documents with all that was asked."""
@@ -314,14 +368,26 @@ class _Extras:
         ranks: dict[int, int] = {}
         for places, found in self._ranks:
             ranks |= zip(places.tolist(), found.tolist(), strict=True)
+        sources: dict[int, Source] = {}
+        for places, parts, nearest in self._sources:
+            rows = [each.tolist() for each in nearest]
+            for at, (place, values) in enumerate(zip(places, parts.tolist(), strict=True)):
+                sources[int(place)] = Source(values, [each[at] for each in rows])
         return [
             DocumentScores(
                 part,
                 [top[place][: each.top] for place in places.tolist()] if each.top else [],
                 [ranks[place] for place in places.tolist()] if each.ranks else [],
+                [sources[place] for place in places.tolist()] if each.sources and sources else [],
             )
             for each, places, part in zip(self._documents, self._places, nll, strict=True)
         ]
+
+
+class Observer(Protocol):
+    """Sees the vectors of a stream as they are computed; memories do."""
+
+    def look(self, hidden_ND: Tensor, words_N: Tensor, places: Ids) -> Mixture: ...
 
 
 class StreamScores(NamedTuple):
@@ -343,6 +409,7 @@ def start_scoring(
     device: torch.device | str,
     precision: Precision = "float32",
     extras: _Extras | None = None,
+    memory: Observer | None = None,
     carries: bool = False,
 ) -> Callable[[], StreamScores]:
     """Score the windows of a stream; the result is there once it is called for.
@@ -360,17 +427,22 @@ def start_scoring(
     states: RowStates | None = None
     carries = carries and model.config.decoder.has_constant_state
     for windows in plan:
-        places = _scored_places(windows)
+        places = scored_places(windows)
         positions += int((windows.end - windows.first).sum())
         scored += len(places)
         with autocast(precision, torch.device(device)):
             if carries and states is None:
                 states = model.decoder.new_state(len(windows.first), 0)  # type: ignore[assignment]
-            hidden, targets = _predicting(model, batch_of(ids, windows), device, states)
+            hidden, targets = predicting(model, batch_of(ids, windows), device, states)
             values = model.output.nll(hidden, targets)
+        own, mixture = values, None
+        if memory is not None:
+            words = targets.where(targets < model.output.edges[-1], UNKNOWN)
+            mixture = memory.look(hidden, words, places)
+            values = mixture.nll(values, words)
         pending.append(_Underway(places, *_on_host(values)))
         if extras is not None:
-            extras.start(model, hidden, targets, places)
+            extras.start(model, hidden, targets, places, own, mixture)
         if len(pending) > _PENDING:
             bad += _collect(pending.popleft(), nll)
 
@@ -403,7 +475,7 @@ def _on_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     return there, arrival
 
 
-def _predicting(
+def predicting(
     model: LanguageModel,
     batch: Batch,
     device: torch.device | str,
@@ -427,7 +499,7 @@ def _on_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tenso
     return tuple(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors)
 
 
-def _scored_places(windows: Windows) -> NDArray[np.int64]:
+def scored_places(windows: Windows) -> NDArray[np.int64]:
     """Positions in the text of what a batch scores, row by row."""
     lengths = windows.end - windows.start
     ends = np.cumsum(lengths)

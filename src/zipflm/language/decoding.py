@@ -24,9 +24,10 @@ from zipflm.evaluation.scoring import Likely
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.next_words import MOST_PIECES
 from zipflm.language.text import EncodedText, Ids, TextReader
+from zipflm.memory.mixing import Mixture
 from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.recorded_step import RecordedStep
-from zipflm.model.sampling import NUM_TRIES, draw, most_likely
+from zipflm.model.sampling import NUM_TRIES, Mix, draw, most_likely
 
 SEEDS = 2**63
 _STRIDE = 0x1E3779B97F4A7C15
@@ -313,6 +314,9 @@ class TextDecoder:
         self.rows: list[GrowingText] = []
         self._cache: Any = engine.model.new_ragged_cache()
         self._hidden_ND = torch.zeros(0)
+        memories, output = engine.memories, engine.model.output
+        self._memory = None if memories is None else memories.rows(output.edges[-1])
+        self._mixture: Mixture | None = None
         is_ragged = isinstance(self._cache, RaggedCache)
         self._is_recorded = is_recorded and is_ragged and engine.device.type == "cuda"
         self._recorded: RecordedStep | None = None
@@ -323,7 +327,11 @@ class TextDecoder:
         inputs = [self._engine.inputs(row.prompt) for row in rows]
         for row in rows:
             row.has_slid = len(row.prompt) + 1 > self._engine.longest
-        hidden_ND, cache = self._read(inputs)
+        texts, cache = self._read(inputs)
+        hidden_ND = torch.stack([hidden_TD[-1] for hidden_TD in texts])
+        if self._memory is not None:
+            pairs = zip(rows, texts, strict=True)
+            self._memory.join([self._engine.pairs(row.prompt, text) for row, text in pairs])
         capacity = max(row.room(self._engine) for row in rows)
         self._cache.join(cache, [len(ids) for ids in inputs], capacity)
         self._hidden_ND = torch.cat([self._hidden_ND, hidden_ND]) if self.rows else hidden_ND
@@ -338,11 +346,16 @@ class TextDecoder:
         gone = {place for place, row in enumerate(self.rows) if row in leaving}
         order = self._cache.drop(gone)
         self.rows = [self.rows[place] for place in order]
-        self._hidden_ND = self._hidden_ND[self._tensor(order)]
+        places_N = self._tensor(order)
+        self._hidden_ND = self._hidden_ND[places_N]
+        if self._memory is not None:
+            self._memory.keep(order, places_N)
 
     @torch.inference_mode()
     def step(self) -> None:
         """One id more for every row; those that are complete have left."""
+        if self._memory is not None:
+            self._mixture = self._memory.look(self._hidden_ND)
         drawn, top = self._draw(), self._top()
         for row, (token, logprob), likely in zip(self.rows, drawn, top, strict=True):
             row.add(token, logprob, likely)
@@ -354,6 +367,9 @@ class TextDecoder:
     def _tensor(self, places: Sequence[int]) -> Tensor:
         return torch.tensor(places, dtype=torch.int64, device=self._engine.device)
 
+    def _mix(self, places_M: Tensor) -> Mix | None:
+        return None if self._mixture is None else self._mixture.mix(places_M)
+
     def _draw(self) -> list[tuple[int, float]]:
         """Ids and log-probabilities; rows that draw in the same way do so together."""
         alike: dict[tuple[float, int, float, bool], list[int]] = defaultdict(list)
@@ -363,15 +379,16 @@ class TextDecoder:
             alike[choice].append(place)
         found: dict[int, tuple[int, float]] = {}
         for (temperature, top_k, top_p, forbid_unknown), places in alike.items():
-            is_all = len(places) == len(self.rows)
+            is_all, places_M = len(places) == len(self.rows), self._tensor(places)
             ids, logprobs = draw(
                 self._engine.model.output,
-                self._hidden_ND if is_all else self._hidden_ND[self._tensor(places)],
+                self._hidden_ND if is_all else self._hidden_ND[places_M],
                 temperature=temperature,
                 top_k=top_k,
                 top_p=top_p,
                 forbidden=self._forbidden[forbid_unknown],
                 uniform=[self.rows[place].random() for place in places],
+                mix=self._mix(places_M),
             )
             drawn = zip(ids.tolist(), logprobs.tolist(), strict=True)
             found |= zip(places, drawn, strict=True)
@@ -384,19 +401,24 @@ class TextDecoder:
         places = [place for place, row in enumerate(self.rows) if row.top]
         if places:
             k = max(self.rows[place].top for place in places)
-            hidden_ND = self._hidden_ND[self._tensor(places)]
-            values, ids = most_likely(self._engine.model.output, hidden_ND, k)
+            places_M = self._tensor(places)
+            hidden_MD, mix = self._hidden_ND[places_M], self._mix(places_M)
+            values, ids = most_likely(self._engine.model.output, hidden_MD, k, mix)
             for place, *found in zip(places, ids.tolist(), values.tolist(), strict=True):
                 top[place] = list(zip(*found, strict=True))[: self.rows[place].top]
         return top
 
     def _advance(self) -> None:
         """The model reads the ids that were written last."""
+        ids = [row.ids[-1] for row in self.rows]
+        ids_N = self._tensor(ids)
+        if self._memory is not None:
+            self._memory.add(self._hidden_ND, ids, ids_N)
         full = self._cache.full(self._engine.blocks.block)
         if full:
             self._cache.empty(full)
         if len(full) < len(self.rows):
-            self._hidden_ND = self._next(self._tensor([row.ids[-1] for row in self.rows]))
+            self._hidden_ND = self._next(ids_N)
         if full:  # whatever was computed for them
             self._slide(full)
 
@@ -414,22 +436,23 @@ class TextDecoder:
         context = max(self._engine.blocks.context, 1)
         rows = [self.rows[place] for place in places]
         inputs = [np.append(row.prompt, row.ids)[-context:] for row in rows]
-        hidden_ND, cache = self._read(inputs)
+        texts, cache = self._read(inputs)
+        hidden_ND = torch.stack([hidden_TD[-1] for hidden_TD in texts])
         self._cache.fill(places, cache, [len(ids) for ids in inputs])
         self._hidden_ND = self._hidden_ND.index_copy(0, self._tensor(places), hidden_ND)
         for row in rows:
             row.has_slid = True
 
-    def _read(self, inputs: Sequence[Ids]) -> tuple[Tensor, Any]:
-        """The vectors after these ids, and what the model keeps of them; equal ones it reads
-        once."""
+    def _read(self, inputs: Sequence[Ids]) -> tuple[list[Tensor], Any]:
+        """The vectors after each of these ids, and what the model keeps of them; equal texts it
+        reads once."""
         different = {ids.tobytes(): ids for ids in inputs}
         place_of = {key: place for place, key in enumerate(different)}
-        hidden_ND, cache = self._engine.model.read([*map(torch.from_numpy, different.values())])
+        texts, cache = self._engine.model.read([*map(torch.from_numpy, different.values())])
         if len(different) < len(inputs):
-            places = self._tensor([place_of[ids.tobytes()] for ids in inputs])
-            hidden_ND, cache = hidden_ND[places], cache.select(places)
-        return hidden_ND, cache
+            places = [place_of[ids.tobytes()] for ids in inputs]
+            texts, cache = [texts[place] for place in places], cache.select(self._tensor(places))
+        return texts, cache
 
 
 def never_written(vocabulary: Vocabulary) -> Tensor:

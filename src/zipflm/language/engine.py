@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.config import Blocks, Unit
+from zipflm.data.batches import batch_of
 from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import END, PAD, UNKNOWN
 from zipflm.data.windows import Windows, batched, cut, document_windows, group, with_context
@@ -26,10 +27,13 @@ from zipflm.evaluation.scoring import (
     DocumentScores,
     Likely,
     predicted_ids,
+    predicting,
     start_documents,
     start_scoring,
 )
 from zipflm.language.text import EncodedText, Ids
+from zipflm.memory.mixing import Mixture
+from zipflm.memory.specs import Memories
 from zipflm.model.language_model import LanguageModel
 
 
@@ -48,6 +52,7 @@ class Engine:
     """What a model sees at once, and how much context a part of a longer text has before it."""
     batch_tokens: int
     unit: Unit
+    memories: Memories | None = None
 
     @property
     def longest(self) -> int:
@@ -75,6 +80,7 @@ class Engine:
             blocks=self.blocks,
             batch_tokens=self.batch_tokens,
             device=self.device,
+            memories=self.memories,
         )
 
     def protocol(self, ids: Ids, words: int, skip: int = 0) -> ScoringProtocol:
@@ -93,6 +99,7 @@ class Engine:
             eos=int(np.count_nonzero(targets == END)),
             positions=positions,
             dtype=self.dtype_name,
+            memory=() if self.memories is None else self.memories.names,
         )
 
     @torch.inference_mode()
@@ -108,6 +115,36 @@ class Engine:
         parts = [self._last(inputs, order[low:high]) for low, high in _pairs(bounds)]
         back = torch.from_numpy(np.argsort(order)).to(self.device)
         return torch.cat(parts)[back]
+
+    @torch.inference_mode()
+    def mixture_after(self, prefixes: Sequence[Ids]) -> tuple[Tensor, Mixture | None]:
+        """The same with the memories of each prefix."""
+        if self.memories is None:
+            return self.hidden_after(prefixes), None
+        rows, last = self.memories.rows(self.model.output.edges[-1]), []
+        for prefix in prefixes:
+            inputs = torch.from_numpy(self.inputs(prefix)).to(self.device)
+            hidden: Tensor = self.model(inputs[None])[0]
+            rows.join([self.pairs(prefix, hidden)])
+            last.append(hidden[-1])
+        return torch.stack(last), rows.look(torch.stack(last))
+
+    @torch.inference_mode()
+    def pairs(self, text: Ids, hidden_TD: Tensor) -> tuple[Tensor, Ids]:
+        """The tokens of a text that a cache remembers, with the vectors that predicted them.
+
+        `hidden_TD` are those of its last tokens and, at the end, of the next one. If these are not
+        all, the text before them is read as it is where texts are scored.
+        """
+        assert self.memories is not None
+        number = len(text) + 1 - len(hidden_TD)
+        if number == 0 or len(hidden_TD) > self.memories.reach:
+            return hidden_TD[:-1], text[number:]
+        stream, one = np.append(END, text[:number]), np.ones(1, dtype=np.int64)
+        windows = document_windows(one, one, one + number, self.blocks)
+        plan = batched(windows, self.batch_tokens, sorts=False)
+        parts = [predicting(self.model, batch_of(stream, w), self.device)[0] for w in plan]
+        return torch.cat([*parts, hidden_TD[:-1]]), text
 
     def inputs_before(self, document: Ids, places: NDArray[np.int64], skip: int = 0) -> list[Ids]:
         """What the model reads to predict the tokens at these places of a document."""
@@ -205,6 +242,12 @@ class _Stream:
         """Lines that have not been given out."""
         self._nll = np.zeros(0, dtype=np.float32)
         """Of their tokens, as far as it is known."""
+        self._recall = None if engine.memories is None else engine.memories.recall()
+        self._dropped = 0
+        """Tokens of the prefix, which a memory sees as if they were scored."""
+        if self._recall is not None and len(prefix):
+            self._before, self._ids, self._dropped = prefix[:0], prefix, len(prefix)
+            self._offsets = np.array([0, len(prefix)])
 
     def start(self, together: list[EncodedText], is_last: bool) -> _Result:
         """Some lines more; unless they are the last, others may join the part in which they end."""
@@ -218,15 +261,19 @@ class _Stream:
         end = int(bounds[-1])
         stream = np.concatenate([self._before, ids[:end]])
         windows = with_context(number + bounds[:-1], number + bounds[1:], blocks)
-        plan = batched(windows, self._engine.batch_tokens)
-        scores = start_scoring(self._engine.scorer, stream, plan, device=self._engine.device)
+        memory = None if self._recall is None else self._recall.open(stream, seen=number)
+        plan = batched(windows, self._engine.batch_tokens, sorts=memory is None)
+        device = self._engine.device
+        scores = start_scoring(self._engine.scorer, stream, plan, device=device, memory=memory)
         self._before = stream[-(blocks.context + 1) :]
         self._ids, self._offsets = ids[end:], np.append(0, offsets[offsets > end] - end)
         return lambda: self._complete(scores().nll[number:])
 
     def _complete(self, nll: NDArray[np.float32]) -> list[ScoredDocument]:
         """The lines that are known with so many tokens more."""
-        known = np.concatenate([self._nll, nll])
+        dropped = min(self._dropped, len(nll))
+        self._dropped -= dropped
+        known = np.concatenate([self._nll, nll[dropped:]])
         ends = np.cumsum([len(text.ids) for text in self._texts], dtype=np.int64)
         number = int(np.searchsorted(ends, len(known), side="right"))
         *parts, self._nll = np.split(known, ends[:number])

@@ -8,30 +8,57 @@ a word that nothing follows costs only its score.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from zipflm.data.vocabulary import UNKNOWN
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.text import Ids
 from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.kv_cache import KeyValueCache
 
 
+class _Past(NamedTuple):
+    """Tokens that a cache remembers, with the vectors that predicted them, after those before."""
+
+    hidden_TD: Tensor
+    ids: Ids
+    before: _Past | None
+    size: int
+
+    def last(self, number: int) -> tuple[Tensor, Ids]:
+        """The last tokens, at least as many as asked for if there are as many."""
+        parts, past, found = [], cast("_Past | None", self), 0
+        while past is not None and found < number:
+            parts.append(past)
+            found, past = found + len(past.ids), past.before
+        hidden = torch.cat([part.hidden_TD for part in reversed(parts)])
+        return hidden, np.concatenate([part.ids for part in reversed(parts)])
+
+
 class TextState:
     """A text so far. Immutable: `TrainedModel.advance` returns new ones."""
 
-    __slots__ = ("_cache", "_hidden", "inputs")
+    __slots__ = ("_cache", "_hidden", "_past", "_prefix", "inputs")
 
-    def __init__(self, inputs: tuple[int, ...], cache: KeyValueCache | RowStates | None) -> None:
+    def __init__(
+        self,
+        inputs: tuple[int, ...],
+        cache: KeyValueCache | RowStates | None,
+        past: _Past | None = None,
+        prefix: Ids | None = None,
+    ) -> None:
         self.inputs: tuple[int, ...] = inputs
         """Ids that the model sees: `</s>` and the text, or its end."""
         # Of all inputs but the last; with the last, once `_hidden` [D] is there, which predicts
         # the next token.
         self._cache = cache
         self._hidden: Tensor | None = None
+        # For caches: all tokens so far; of a text that was not read yet, its prefix.
+        self._past, self._prefix = past, prefix
 
     def __repr__(self) -> str:
         return f"TextState({len(self.inputs)} tokens)"
@@ -39,7 +66,7 @@ class TextState:
 
 def start(engine: Engine, prefix: Ids) -> TextState:
     """The state of a text after a prefix, which may be empty."""
-    return TextState(tuple(engine.inputs(prefix).tolist()), None)
+    return TextState(tuple(engine.inputs(prefix).tolist()), None, prefix=prefix)
 
 
 @torch.inference_mode()
@@ -53,7 +80,13 @@ def advance(
         next_ids = [tokens[row][place] for row in rows]
         hidden = _hidden(engine, [after[row] for row in rows])
         targets = torch.tensor(next_ids, device=engine.device)
-        logprobs[rows] -= engine.model.output.nll(hidden, targets).double().cpu().numpy()
+        nll = engine.model.output.nll(hidden, targets)
+        if engine.memories is not None:
+            size = engine.model.output.edges[-1]
+            remembered = engine.memories.rows(size)
+            remembered.join([_remembered(engine, after[row]) for row in rows])
+            nll = remembered.look(hidden).nll(nll, targets.where(targets < size, UNKNOWN))
+        logprobs[rows] -= nll.double().cpu().numpy()
         for row, id in zip(rows, next_ids, strict=True):
             after[row] = _after(engine, after[row], id)
     if not np.isfinite(logprobs).all():
@@ -62,10 +95,22 @@ def advance(
 
 
 def _after(engine: Engine, state: TextState, token: int) -> TextState:
-    inputs = (*state.inputs, token)
+    inputs, past = (*state.inputs, token), state._past
+    if past is not None:
+        assert state._hidden is not None and engine.memories is not None
+        past = _Past(state._hidden[None], np.array([token]), past, past.size + 1)
+        if past.size > 2 * engine.memories.reach:  # what no cache reaches is let go
+            hidden, ids = past.last(engine.memories.reach)
+            past = _Past(hidden, ids, None, len(ids))
     if len(inputs) <= engine.longest:
-        return TextState(inputs, state._cache)
-    return TextState(inputs[-max(engine.blocks.context, 1) :], None)
+        return TextState(inputs, state._cache, past)
+    return TextState(inputs[-max(engine.blocks.context, 1) :], None, past)
+
+
+def _remembered(engine: Engine, state: TextState) -> tuple[Tensor, Ids]:
+    """Tokens of a text with the vectors that predicted them, as far as caches reach."""
+    assert state._past is not None and engine.memories is not None
+    return state._past.last(max(engine.memories.reach, 1))
 
 
 def _hidden(engine: Engine, states: Sequence[TextState]) -> Tensor:
@@ -82,7 +127,11 @@ def _hidden(engine: Engine, states: Sequence[TextState]) -> Tensor:
 def _read_all(engine: Engine, state: TextState) -> None:
     words = torch.tensor([state.inputs], device=engine.device)
     state._cache = engine.model.new_cache(1, len(state.inputs))
-    state._hidden = engine.model(words, state._cache)[0, -1]
+    hidden = engine.model(words, state._cache)[0]
+    state._hidden = hidden[-1]
+    if engine.memories is not None and state._prefix is not None:
+        vectors, ids = engine.pairs(state._prefix, hidden)
+        state._past = _Past(vectors, ids, None, len(ids))
 
 
 def _read_last(engine: Engine, states: Sequence[TextState]) -> None:

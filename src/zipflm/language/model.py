@@ -40,6 +40,7 @@ from zipflm.language.next_words import (
     require_numbers,
 )
 from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
+from zipflm.memory.specs import open_memories
 from zipflm.messages import quoted, read_file, unquoted
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import is_checkpoint
@@ -64,6 +65,7 @@ def load(
     compile: bool = False,
     block: int | None = None,
     context: int | None = None,
+    memory: str | Sequence[str] = (),
 ) -> TrainedModel:
     """The newest checkpoint of a run, or another one, ready for use.
 
@@ -72,9 +74,11 @@ def load(
     those of a run: newest, best or a number of updates. `device` is a GPU where there is one.
     `dtype` is that of weights and products; log-probabilities are float32 or better. `compile`
     makes long scoring jobs faster. `block` and `context` are in tokens; the run's own by default.
+    `memory` is mixed with the model: `cache:2000`, the folder of a store, or several.
     """
     choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
-    options = ScoringOptions(block=block, context=context, device=device)
+    memory = (memory,) if isinstance(memory, str) else tuple(memory)
+    options = ScoringOptions(block=block, context=context, device=device, memory=memory)
     exported = _exported(path)
     if exported is None:
         run = load_run(path, choice)
@@ -300,8 +304,10 @@ class TrainedModel:
         sub-words."""
         if isinstance(prefixes, str):
             raise ValueError("prefixes: one text; give a list of them, [text] for one")
-        hidden = self.engine.hidden_after([self.reader.prefix(each) for each in prefixes])
-        return require_numbers(self.model.output.log_probs(hidden))
+        ids = [self.reader.prefix(each) for each in prefixes]
+        hidden, mixture = self.engine.mixture_after(ids)
+        log_probs = self.model.output.log_probs(hidden)
+        return require_numbers(log_probs if mixture is None else mixture.log_probs(log_probs))
 
     # --- Writing. ---
 
@@ -380,6 +386,7 @@ def _engine(
         blocks=blocks,
         batch_tokens=chosen.batch_tokens,
         unit=run.config.batches.unit,
+        memories=open_memories(options.memory, run, chosen.device),
     )
 
 

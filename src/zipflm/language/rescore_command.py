@@ -65,10 +65,15 @@ def rescore_file(
 
 
 def run_scorer(
-    run: str, *, checkpoint: str | None, device: str | None, dtype: str
+    run: str,
+    *,
+    checkpoint: str | None,
+    device: str | None,
+    dtype: str,
+    memory: Sequence[str] = (),
 ) -> HypothesisScorer:
     """A run as rescoring needs it."""
-    lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype)
+    lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, memory=memory)
     return PrefixSharingScorer(lm.engine, lambda text: lm.reader.line(text).ids)
 
 

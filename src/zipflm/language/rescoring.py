@@ -75,7 +75,8 @@ class PrefixSharingScorer:
         for texts in utterances:
             utterance = self._utterance(documents, range(first, first + len(texts)))
             first += len(texts)
-            if utterance.is_worth_sharing:
+            # A memory keeps the words of each text in order, so texts with one share nothing.
+            if utterance.is_worth_sharing and self._engine.memories is None:
                 by_shared[utterance.shared].append(utterance)
                 alone -= set(utterance.places)
         for shared in sorted(by_shared):

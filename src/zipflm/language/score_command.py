@@ -99,7 +99,8 @@ def score_files(
 
 def _protocol(lm: TrainedModel, options: ScoreOptions) -> dict[str, str | int]:
     blocks = lm.running_blocks if options.lines == "running" else lm.engine.blocks
-    return {
+    memories = lm.engine.memories
+    protocol: dict[str, str | int] = {
         "run": str(lm.run),
         "checkpoint": lm.run.checkpoint.name,
         "unit": lm.engine.unit,
@@ -111,6 +112,7 @@ def _protocol(lm: TrainedModel, options: ScoreOptions) -> dict[str, str | int]:
         "ends": "scored" if options.ends else "left-out",
         "prefix": len(lm.reader.prefix(options.prefix)),
     }
+    return protocol if memories is None else protocol | {"memory": "+".join(memories.names)}
 
 
 class _File:

@@ -86,28 +86,27 @@ class LanguageModel(nn.Module):
         """One without rows, for rows of different lengths that join from others and leave."""
         return RowStates() if self.config.decoder.has_constant_state else RaggedCache()
 
-    def read(self, texts: Sequence[Tensor]) -> tuple[Tensor, KeyValueCache | RowStates]:
-        """The vectors [N, D] after texts of any lengths, given on the host, and a cache that holds
-        them, with padding behind the shorter ones if it is a `KeyValueCache`."""
+    def read(self, texts: Sequence[Tensor]) -> tuple[list[Tensor], KeyValueCache | RowStates]:
+        """The vectors [T, D] after every word of texts of any lengths, given on the host, and a
+        cache that holds them, with padding behind the shorter ones if it is a `KeyValueCache`."""
         device = next(self.parameters()).device
         if not self.config.decoder.has_constant_state:
             words_NT = pad_sequence(list(texts), batch_first=True, padding_value=PADDING)
             cache = self.new_cache(*words_NT.shape)
             hidden_NTD: Tensor = self(words_NT.to(device), cache)
-            ends_N = torch.tensor([len(text) - 1 for text in texts], device=device)
-            return hidden_NTD[torch.arange(len(texts), device=device), ends_N], cache
+            return [h[: len(text)] for h, text in zip(hidden_NTD, texts, strict=True)], cache
         # Padding would become part of a state: those of one length go together.
-        order, parts, states = list[int](), list[Tensor](), RowStates()
+        order, hidden, states = list[int](), list[Tensor](), RowStates()
         for length in sorted({len(text) for text in texts}):
             alike = [place for place, text in enumerate(texts) if len(text) == length]
             some = self.new_cache(len(alike), length)
             words_NT = torch.stack([texts[place] for place in alike]).to(device)
-            parts.append(self(words_NT, some)[:, -1])
+            hidden += self(words_NT, some)
             assert isinstance(some, RowStates)
             states.join(some)
             order += alike
-        back_N = torch.tensor(order, device=device).argsort()
-        return torch.cat(parts)[back_N], states.select(back_N)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return [hidden[place] for place in back], states.select(torch.tensor(back, device=device))
 
     def nll(
         self,

@@ -9,7 +9,7 @@ Shapes: N rows, D model width, V words, K words that are left to choose from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,14 +31,17 @@ NUM_TRIES = 8
 """Random numbers that a draw may need."""
 
 
+Mix = Callable[[Tensor, slice], Tensor]
+"""Mixes the log-probabilities [N, V] of some of the rows with something else."""
+
+
 @torch.no_grad()
 def most_likely(
-    output: FullSoftmax | AdaptiveSoftmax, hidden_ND: Tensor, k: int
+    output: FullSoftmax | AdaptiveSoftmax, hidden_ND: Tensor, k: int, mix: Mix | None = None
 ) -> tuple[Tensor, Tensor]:
     """The k most likely words: log-probabilities [N, K], falling, and ids [N, K]. Of equally likely
     words the smaller id comes first."""
-    parts = torch.split(hidden_ND, _rows_at_once(output, hidden_ND))
-    found = [_top(output.log_probs(rows_ND), k) for rows_ND in parts]
+    found = [_top(log_probs_NV, k) for _, log_probs_NV in _tables(output, hidden_ND, mix)]
     log_probs, ids = zip(*found, strict=True)
     return torch.cat(log_probs), torch.cat(ids)
 
@@ -53,6 +56,7 @@ def draw(
     top_p: float = 1.0,
     forbidden: Tensor | None = None,
     uniform: Sequence[Sequence[float]] | None = None,
+    mix: Mix | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A random word for each row: ids [N] and log-probabilities [N], which are the model's own
     whatever the distribution that is drawn from.
@@ -74,11 +78,9 @@ def draw(
         all_uniform_NT = torch.rand(len(hidden_ND), NUM_TRIES, dtype=torch.float64, device=device)
     else:
         all_uniform_NT = torch.tensor(uniform, dtype=torch.float64, device=device)
-    rows = _rows_at_once(output, hidden_ND)
-    parts = (torch.split(x, rows) for x in (hidden_ND, all_uniform_NT))
     drawn = []
-    for rows_ND, uniform_NT in zip(*parts, strict=True):
-        log_probs_NV = output.log_probs(rows_ND)
+    for rows, log_probs_NV in _tables(output, hidden_ND, mix):
+        uniform_NT = all_uniform_NT[rows]
         ids_N1 = _draw(log_probs_NV, temperature, top_k, top_p, forbidden, uniform_NT).unsqueeze(1)
         drawn.append((ids_N1.squeeze(1), log_probs_NV.gather(1, ids_N1).squeeze(1)))
     ids, log_probs = zip(*drawn, strict=True)
@@ -175,6 +177,17 @@ def _top(values_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
     places_NK = is_kept_NM.mul(from_end_M).topk(k, dim=1).indices  # in the order of places
     values_NK, order_NK = values_NM.gather(1, places_NK).sort(dim=1, descending=True, stable=True)
     return values_NK, places_NK.gather(1, order_NK)
+
+
+def _tables(
+    output: FullSoftmax | AdaptiveSoftmax, hidden_ND: Tensor, mix: Mix | None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Some rows at a time, with log p of all words in each."""
+    size = _rows_at_once(output, hidden_ND)
+    for low in range(0, max(len(hidden_ND), 1), size):
+        rows = slice(low, low + size)
+        log_probs_NV = output.log_probs(hidden_ND[rows])
+        yield rows, log_probs_NV if mix is None else mix(log_probs_NV, rows)
 
 
 def _rows_at_once(output: FullSoftmax | AdaptiveSoftmax, hidden_ND: Tensor) -> int:

@@ -55,9 +55,11 @@ def load_models(
     device: str | None = None,
     dtype: str = "float32",
     checkpoint: str | None = None,
+    memory: Sequence[str] = (),
 ) -> dict[str, ServedModel]:
-    """The runs by name, in the order given: the first is the default."""
-    loaded = [load(path, device=device, dtype=dtype, checkpoint=checkpoint) for path in paths]
+    """The runs by name, in the order given: the first is the default. All get these memories."""
+    options = {"device": device, "dtype": dtype, "checkpoint": checkpoint}
+    loaded = [load(path, **options, memory=memory) for path in paths]  # type: ignore[arg-type]
     names = _names(paths, loaded)
     return {name: served(name, lm) for name, lm in zip(names, loaded, strict=True)}
 
@@ -110,8 +112,15 @@ def _entry(name: str, lm: TrainedModel) -> ModelEntry:
             "checkpoint": run.checkpoint.name,
             "block": lm.engine.blocks.block,
             "dtype": lm.engine.dtype_name,
-        },
+        }
+        | _memory(lm),
     )
+
+
+def _memory(lm: TrainedModel) -> dict[str, Any]:
+    """The memories by name; the folder of a store is the server's own business."""
+    memories = lm.engine.memories
+    return {} if memories is None else {"memory": [Path(name).name for name in memories.names]}
 
 
 def _bands(lm: TrainedModel) -> list[dict[str, Any]]:

@@ -90,6 +90,9 @@ class ScoreRequest(BaseRequest):
         0, ge=0, le=MAX_ALTERNATIVES, description="List the K most likely words for each word."
     )
     ranks: bool = Field(False, description="Give the rank of each word.")
+    sources: bool = Field(
+        False, description="Say which part of a probability came from the model and from memories."
+    )
     at: Ids | None = Field(
         None, description="Places of words, from 0, that need alternatives and ranks; default: all."
     )
@@ -165,6 +168,17 @@ class Alternative(BaseModel):
     logprob: float
 
 
+class Neighbour(BaseModel):
+    context: str = Field(description="Words of the training text before it.")
+    word: str
+
+
+class ProbabilitySource(BaseModel):
+    name: Literal["model", "cache", "neighbours"]
+    probability: float = Field(description="The parts add up to the word's probability.")
+    neighbours: list[Neighbour] = []
+
+
 class WordScore(BaseModel):
     word: str
     logprob: float = Field(description="In nats.")
@@ -176,6 +190,7 @@ class WordScore(BaseModel):
     span: tuple[int, int] | None = Field(description="In code points; null for the end of a line.")
     alternatives: list[Alternative] = []
     rank: int | None = None
+    sources: list[ProbabilitySource] = []
 
 
 class TextScore(BaseModel):

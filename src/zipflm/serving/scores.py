@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from zipflm.evaluation.scoring import Document
+from zipflm.evaluation.scoring import Document, Source
 from zipflm.language.score_table import rounded
 from zipflm.language.text import EncodedText, Ids, nll_per_word, scored_words
 from zipflm.messages import quoted
@@ -15,6 +15,8 @@ from zipflm.serving.prompts import encode, require_length
 from zipflm.serving.queue import Limits, Scored
 from zipflm.serving.schemas import (
     Alternative,
+    Neighbour,
+    ProbabilitySource,
     ScoreAnswer,
     ScoreRequest,
     TextScore,
@@ -67,6 +69,7 @@ class Scoring:
                 skip + text.starts[places],
                 self._top if self._is_words else 0,
                 self._asked.ranks and self._is_words,
+                self._asked.sources and self._is_words,
             )
             for text, places in zip(self.texts, self._places, strict=True)
         ]
@@ -85,6 +88,8 @@ class Scoring:
             "dtype": model.engine.dtype_name,
             "prefix": len(self._prefix),
         }
+        if memory := model.entry.zipflm.get("memory"):
+            protocol["memory"] = memory
         texts = [self._text(place, scored[place]) for place in range(len(self.texts))]
         return ScoreAnswer(model=model.name, protocol=protocol, texts=texts)
 
@@ -109,6 +114,8 @@ class Scoring:
                 words[at].alternatives = self._alternatives(scored, number)
             if self._asked.ranks:
                 words[at].rank = _rank(words[at], scored, number)
+            if scored.scores.sources:
+                words[at].sources = self._sources(scored.scores.sources[number])
         total = float(nll.sum())
         return TextScore(
             logprob=rounded(-total),
@@ -116,6 +123,21 @@ class Scoring:
             surprisal=rounded(bits(total)),
             words=words,
         )
+
+    def _sources(self, source: Source) -> list[ProbabilitySource]:
+        memories, names = self.model.engine.memories, self.model.lm.vocabulary.words
+        assert memories is not None
+        return [
+            ProbabilitySource(
+                name=name,  # type: ignore[arg-type]  # one of three
+                probability=part,
+                neighbours=[
+                    Neighbour(context=" ".join(names[id] for id in ids), word=names[word])
+                    for ids, word in contexts
+                ],
+            )
+            for name, part, contexts in memories.sources(*source)
+        ]
 
     def _alternatives(self, scored: Scored, number: int) -> list[Alternative]:
         names = self.model.lm.vocabulary.words

@@ -34,6 +34,7 @@ def serve(
     device: str | None = None,
     dtype: str = "float32",
     checkpoint: str | None = None,
+    memory: Sequence[str] = (),
     limits: Limits | None = None,
     api_key_file: str | None = None,
     origins: Sequence[str] = (),
@@ -42,7 +43,9 @@ def serve(
     """Serve runs until a signal comes; port 0 is any that is free."""
     keys = read_keys(api_key_file) if api_key_file else []
     with bound(host, port) as listener:
-        models = load_models(paths, device=device, dtype=dtype, checkpoint=checkpoint)
+        models = load_models(
+            paths, device=device, dtype=dtype, checkpoint=checkpoint, memory=memory
+        )
         gc.freeze()  # or every full collection would go through all of torch, while requests wait
         address = f"http://{_shown(host)}:{listener.getsockname()[1]}"
         asyncio.run(

@@ -31,7 +31,14 @@ from zipflm.studies.members import (
     score_checkpoint,
     score_run,
 )
-from zipflm.studies.plan import MEMBERS, Plan, open_twin, open_words, require_comparable
+from zipflm.studies.plan import (
+    MEMBERS,
+    MEMORY_MARK,
+    Plan,
+    open_twin,
+    open_words,
+    require_comparable,
+)
 from zipflm.studies.report import TABLE, claim, write_report
 from zipflm.studies.study import ContextScore, Study, Tried, build
 from zipflm.training import distributed
@@ -92,7 +99,9 @@ def _kept_member(
     plan = Plan(
         label=row["model"], factorization=row["factorization"], config=config, data=data, run=run
     )
-    scored = None if problem else kept_scores(run.path, data, splits)
+    _, *memories = row["model"].split(MEMORY_MARK)
+    memory = tuple(memories)
+    scored = None if problem else kept_scores(run.path, data, splits, memory)
     return make_member(plan, words, splits[-1], scored=scored, problem=problem)
 
 

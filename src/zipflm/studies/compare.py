@@ -21,6 +21,7 @@ from zipflm import __version__
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.memory.specs import cache_settings
 from zipflm.runs import resume
 from zipflm.storage import naming_full_disk, sole_writer
 from zipflm.studies.budgets import (
@@ -100,7 +101,7 @@ class Runner:
 
     def members(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[StudyMember]:
         """Train and score; a member for every plan, with its problem if it has no result."""
-        with self._displayed(plans) as display:
+        with self._displayed([plan for plan in plans if not plan.memory]) as display:
             return [self._member(plan, splits, display) for plan in plans]
 
     @contextmanager
@@ -121,7 +122,7 @@ class Runner:
 
         def score() -> str:
             display.enter(plan, "scoring")
-            options = ScoringOptions(device=self._process.device.type)
+            options = ScoringOptions(device=self._process.device.type, memory=plan.memory)
             scored = self._score(plan.run.path, plan.data, splits, options)
             if self._process.is_first:  # which writes the report
                 if self._streams:
@@ -231,7 +232,7 @@ def compare(
             splits = scored_splits(words)
             dataset, _, size = request.preset.partition("/")
             study = build(
-                runner.members(plans, splits),
+                runner.members(_with_memory(plans, request.memory), splits),
                 split_text(words, splits[-1]),
                 title=f"{_what(request)} compared on {request.data}",
                 # The paper's rows stand next to ours where it has them: models of the base size.
@@ -277,6 +278,10 @@ def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan]
     """The text, what to train on it, and the settings to choose from."""
     words = open_words(request.data)
     scored_splits(words)
+    for memory in request.memory:
+        cache_settings(memory)
+    if request.memory and process.world_size > 1:
+        raise ValueError("--memory: a cache needs the whole text; run one process, not several")
     grid = parse_grid(request.grid)
     plans = make_plans(request, words, on_cpu=process.device.type == "cpu")
     if grid and "valid" not in words.splits:
@@ -365,6 +370,12 @@ def data_facts(words: DataFolder) -> dict[str, str]:
         "zipflm": __version__,
         "torch": torch.__version__,
     }
+
+
+def _with_memory(plans: Sequence[Plan], memory: tuple[str, ...]) -> list[Plan]:
+    """Every member, and once more with the memory."""
+    twins = [(plan, plan.with_memory(memory)) for plan in plans] if memory else zip(plans)
+    return [plan for pair in twins for plan in pair]
 
 
 def _request_facts(request: Request, plans: Sequence[Plan]) -> dict[str, str]:

@@ -28,7 +28,7 @@ from zipflm.runs.records import LogLine, Report, Versions
 from zipflm.settings import from_dict, load_object, to_dict
 from zipflm.storage import write_whole, written_whole
 from zipflm.studies.bins import FloatArray, IntArray
-from zipflm.studies.plan import Plan, training_seconds
+from zipflm.studies.plan import Plan, path_name, training_seconds
 from zipflm.training.throughput import flops_per_token
 from zipflm.units import LARGEST_LOSS, perplexity
 
@@ -194,7 +194,7 @@ def score_checkpoint(
     found: dict[str, WordScores] = {}
     loaded: LoadedRun | None = None
     for split in splits:
-        path = _place(run, split)
+        path = _place(run, split, options.memory)
         key = share.done_by_all(partial(_key, checkpoint, data, split, options))
         kept = _find_kept(path, key, data.split(split))
         # Where one of the processes has to score, all of them do.
@@ -208,14 +208,16 @@ def score_checkpoint(
     return ScoredRun(checkpoint.name, found)
 
 
-def kept_scores(run: Path, data: DataFolder, splits: Sequence[str]) -> ScoredRun:
+def kept_scores(
+    run: Path, data: DataFolder, splits: Sequence[str], memory: tuple[str, ...] = ()
+) -> ScoredRun:
     """Scores of a run whose weights need not be there any more; ValueError if they were not kept,
     or are of another text."""
     found: dict[str, WordScores] = {}
     names = set()
     for split in splits:
         data.verify(split)
-        path, text = _place(run, split), data.split(split)
+        path, text = _place(run, split, memory), data.split(split)
         try:
             key, scores = _read_kept(path, text)
         except Exception as error:  # zipfile and NumPy have a dozen ways to say it is damaged
@@ -229,8 +231,8 @@ def kept_scores(run: Path, data: DataFolder, splits: Sequence[str]) -> ScoredRun
     return ScoredRun(names.pop(), found)
 
 
-def _place(run: Path, split: str) -> Path:
-    return run / SCORES / f"{split}.npz"
+def _place(run: Path, split: str, memory: tuple[str, ...]) -> Path:
+    return run / SCORES / f"{'-'.join([split, *map(path_name, memory)])}.npz"
 
 
 def _key(

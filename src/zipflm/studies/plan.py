@@ -28,6 +28,8 @@ CURVE_POINTS = 8
 """The fewest validations of a member, for its learning curve."""
 _CURVE_SHARE = 0.1
 """The share of the valid set that such a validation scores."""
+MEMORY_MARK = " + "
+"""Between the label of a member and the memory that it is scored with."""
 MEMBERS = "members"
 """Folder, inside that of a study, with the run of every member."""
 TWIN = "bpe"
@@ -63,6 +65,8 @@ class Request:
     """What is held equal between members: `updates`, `text` or `seconds`."""
     grid: tuple[str, ...] = ()
     """Settings of which every member takes the one that suits it: `FIELD=a,b,c`."""
+    memory: tuple[str, ...] = ()
+    """Caches with which every member is scored in a row of its own."""
 
     def __post_init__(self) -> None:
         name = parse_name(self.preset)
@@ -90,6 +94,11 @@ class Plan:
     run: RunFolder
     setting: str = ""
     """The point of a grid that is tried, or was chosen."""
+    memory: tuple[str, ...] = ()
+    """Memories that it is scored with."""
+
+    def with_memory(self, memory: tuple[str, ...]) -> Plan:
+        return replace(self, label=MEMORY_MARK.join([self.label, *memory]), memory=memory)
 
     @property
     def seed(self) -> int:

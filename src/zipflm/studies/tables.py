@@ -359,8 +359,10 @@ def protocol(study: Study) -> Grid:
         for member in row.members
         for split, score in member.scores.items()
     ]
-    rows = [[f"{v:,}" if type(v) is int else str(v) for v in row.values()] for row in found]
-    return Grid(list(found[0]) if found else [], rows)
+    names = list(dict.fromkeys(name for row in found for name in row))
+    values = [[row.get(name, EMPTY) for name in names] for row in found]
+    rows = [[f"{v:,}" if type(v) is int else str(v) for v in row] for row in values]
+    return Grid(names, rows)
 
 
 def number(value: float | None, digits: int = 2) -> str:

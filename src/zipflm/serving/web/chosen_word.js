@@ -57,6 +57,7 @@ async function lookUp(sides) {
     const details = await Promise.all(sides.map(({ model, word }) => word && look(model.id, text, word, mine.signal)));
     if (mine.signal.aborted) return;
     showFacts(sides, details);
+    showSources(sides, details);
     showChoices(sides, details);
     panel.setAttribute("aria-busy", "false");
   } catch (error) {

@@ -16,6 +16,7 @@ function showWord(sides, before) {
   );
   panel.dataset.filled = "true";
   showFacts(sides, sides.map(() => null));
+  showSources(sides, []);
 }
 
 function showFacts(sides, details) {
@@ -37,6 +38,19 @@ function showFacts(sides, details) {
     holder.append(element("p", { class: "remark" }, `${who} does not know this word and reads `, element("code", {}, "<unk>"),
       ": the numbers are those of all unknown words together."));
   }
+}
+
+/* Where the probability came from, of a model with memories. */
+function showSources(sides, details) {
+  const known = details.flatMap((detail, i) => (detail?.sources?.length ? [[sides[i].model, detail.sources]] : []));
+  byId("panel-sources").replaceChildren(...known.flatMap(([model, sources]) => {
+    const total = sources.reduce((sum, source) => sum + source.probability, 0);
+    const parts = sources.map(({ name, probability, neighbours = [] }) => element("li", { "data-source": name },
+      element("span", { class: "name" }, name), " ", element("b", {}, percent(total > 0 ? probability / total : 0)),
+      neighbours.map(({ context, word }) => element("p", { class: "neighbour" }, `\u2026${context} `, element("b", {}, word)))));
+    const whose = sides.length > 1 ? ` (${model.label})` : "";
+    return [element("h3", {}, `Where the probability came from${whose}`), element("ul", { class: "sources" }, parts)];
+  }));
 }
 
 function factsOf({ model, word }, detail) {

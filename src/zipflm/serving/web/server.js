@@ -54,7 +54,7 @@ async function score(model, text, signal) {
 const looked = new Map();
 const REMEMBERED = 300;
 
-/* Rank and alternatives of one word: { rank, alternatives }. What comes behind it does not matter to the
+/* Rank, alternatives and sources of one word: { rank, alternatives, sources }. What comes behind it does not matter to the
    model, so the text is sent up to the end of the stretch that the word stands in. */
 async function look(model, text, word, signal) {
   /* With its line break: behind that, an empty line would be none. */
@@ -62,9 +62,9 @@ async function look(model, text, word, signal) {
   const upTo = text.slice(0, word.end + rest);
   const key = JSON.stringify([model, upTo, word.place]);
   if (looked.has(key)) return looked.get(key);
-  const told = await ask("score", { model, text: sendable(upTo), top: 10, ranks: true, at: [word.place] }, signal);
-  const { rank, alternatives } = told.texts[0].words[word.place];
+  const told = await ask("score", { model, text: sendable(upTo), top: 10, ranks: true, sources: true, at: [word.place] }, signal);
+  const { rank, alternatives, sources } = told.texts[0].words[word.place];
   if (looked.size >= REMEMBERED) looked.delete(looked.keys().next().value);
-  looked.set(key, { rank, alternatives });
-  return { rank, alternatives };
+  looked.set(key, { rank, alternatives, sources });
+  return { rank, alternatives, sources };
 }

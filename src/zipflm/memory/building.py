@@ -1,0 +1,188 @@
+"""`zipflm memory build`: the vector before every word of a text, written to a store.
+
+Batches are written in the order of the text. `building.json` says what is on the disk for certain,
+so a killed build continues there and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+
+from zipflm.data.batches import Batches, batch_of
+from zipflm.data.folder import DataFolder
+from zipflm.data.vocabulary import UNKNOWN
+from zipflm.evaluation.evaluate import ScoringOptions, batches_of
+from zipflm.evaluation.scoring import named, predicting, scored_places, tell
+from zipflm.memory.mixing import unit_vectors
+from zipflm.memory.neighbours import INDEXED_FROM, build_index, recall, require_faiss
+from zipflm.memory.store import (
+    FACTS_FILE,
+    FORMAT,
+    INDEX_FILE,
+    KEYS_FILE,
+    VALUES_FILE,
+    KeyType,
+    Plan,
+    StoreFacts,
+)
+from zipflm.model.precision import autocast
+from zipflm.runs.load import LoadedRun
+from zipflm.settings import read_record, to_dict, write_record
+from zipflm.storage import file_hash, naming_full_disk, sole_writer, written_whole
+
+_PROGRESS_FILE = "building.json"
+_SAVE_SECONDS = 10.0
+_RECALL_AT = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Progress:
+    plan: Plan
+    keys: int
+    """That are on the disk."""
+
+
+def build(
+    run: LoadedRun,
+    data: DataFolder,
+    out: Path,
+    *,
+    split: str = "train",
+    max_keys: int | None = None,
+    dtype: KeyType = "float16",
+    index: bool | None = None,
+    options: ScoringOptions | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> StoreFacts:
+    """Make a store of a split's first `max_keys` tokens, or of all; continue a killed build.
+
+    An index is built for stores of 2 million keys or more if faiss is installed, unless `index`
+    says otherwise. The text is cut as `evaluate` would cut it.
+    """
+    if max_keys is not None and max_keys < 1:
+        raise ValueError(f"--max-keys {max_keys}: must be at least 1")
+    if index:
+        require_faiss()
+    options = options or ScoringOptions()
+    chosen = options.resolved(run.config)
+    batches = batches_of(run, data, split, chosen, in_order=True)
+    tokens = len(batches.tokens.ids)
+    plan = Plan(
+        run=str(run),
+        checkpoint=run.checkpoint.name,
+        weights=run.weights_hash,
+        dim=run.config.decoder.dim,
+        dtype=dtype,
+        keys=tokens if max_keys is None else min(max_keys, tokens),
+        data=str(data.path),
+        split=split,
+        text=data.split(split).sha256,
+        vocabulary=run.vocabulary.hash,
+        blocks=chosen.blocks,
+        batch_tokens=chosen.batch_tokens,
+        compute_dtype=chosen.dtype,
+    )
+    remedy = "free some space and run the same command again: it continues where it stopped"
+    with sole_writer(out), naming_full_disk(out, remedy):
+        done = _begin(out, plan, say)
+        with named(f"keys of {split}"), _open(out / KEYS_FILE) as keys:
+            with _open(out / VALUES_FILE) as values:
+                _write(run, batches, plan, chosen.device, done, (keys, values), out)
+        return _finish(out, plan, index, say)
+
+
+def _begin(out: Path, plan: Plan, say: Callable[[str], None]) -> int:
+    """The number of keys that are there already; other files of the folder are left alone."""
+    if (out / FACTS_FILE).exists():
+        raise FileExistsError(f"{out}: a finished store; choose another --out or remove it first")
+    if not (out / _PROGRESS_FILE).is_file():
+        if any(path.name != ".lock" for path in out.iterdir()):
+            raise FileExistsError(f"{out}: not empty; choose another --out")
+        write_record(out / _PROGRESS_FILE, _Progress(plan=plan, keys=0))
+        return 0
+    progress = read_record(_Progress, out / _PROGRESS_FILE)
+    if progress.plan != plan:
+        before, now = to_dict(progress.plan), to_dict(plan)
+        changed = ", ".join(f"{key} {before[key]}" for key in now if before[key] != now[key])
+        raise ValueError(f"{out}: begun with {changed}; build with that, or choose another --out")
+    if progress.keys:
+        say(f"continuing after {progress.keys:,} of {plan.keys:,} keys")
+    return progress.keys
+
+
+def _open(path: Path) -> IO[bytes]:
+    path.touch()
+    return path.open("r+b")
+
+
+@torch.inference_mode()
+def _write(
+    run: LoadedRun,
+    batches: Batches,
+    plan: Plan,
+    device: str,
+    done: int,
+    files: tuple[IO[bytes], IO[bytes]],
+    out: Path,
+) -> None:
+    widths = plan.dim * np.dtype(plan.dtype).itemsize, 4
+    for file, width in zip(files, widths, strict=True):
+        file.truncate(done * width)
+        file.seek(done * width)
+    model, saved = run.model.to(device).eval(), time.monotonic()
+    tell(done, plan.keys)
+    for index in range(len(batches)):
+        windows = batches.windows(0, index)
+        places = scored_places(windows)
+        if places[-1] < done:
+            continue
+        if done == plan.keys:
+            break
+        with autocast(plan.compute_dtype, torch.device(device)):  # type: ignore[arg-type]
+            hidden, targets = predicting(model, batch_of(batches.tokens.ids, windows), device)
+        number = min(len(places), plan.keys - done)
+        words = targets.where(targets < model.output.edges[-1], UNKNOWN)
+        keys = unit_vectors(hidden[:number]).to(getattr(torch, plan.dtype))
+        files[0].write(keys.cpu().numpy().tobytes())
+        files[1].write(words[:number].int().cpu().numpy().tobytes())
+        done += number
+        tell(number, plan.keys)
+        if time.monotonic() - saved > _SAVE_SECONDS or done == plan.keys:
+            for file in files:
+                file.flush()
+                os.fsync(file.fileno())
+            write_record(out / _PROGRESS_FILE, _Progress(plan=plan, keys=done))
+            saved = time.monotonic()
+
+
+def _finish(out: Path, plan: Plan, index: bool | None, say: Callable[[str], None]) -> StoreFacts:
+    names, found = [KEYS_FILE, VALUES_FILE], None
+    if index or (index is None and plan.keys >= INDEXED_FROM):
+        try:
+            found = _index(out, plan)
+            names.append(INDEX_FILE)
+            say(f"recall of the index: {found:.1%} of the {_RECALL_AT:,} nearest keys")
+        except ValueError as error:  # faiss is not installed
+            say(f"no index, so a search on a CPU compares all {plan.keys:,} keys; {error}")
+    sums = {name: file_hash(out / name) for name in names}
+    facts = StoreFacts(format=FORMAT, plan=plan, sha256=sums, recall=found)
+    write_record(out / FACTS_FILE, facts)
+    (out / _PROGRESS_FILE).unlink()
+    return facts
+
+
+def _index(out: Path, plan: Plan) -> float:
+    faiss = require_faiss()
+    keys = np.memmap(out / KEYS_FILE, np.dtype(plan.dtype), "r", shape=(plan.keys, plan.dim))
+    index = build_index(keys)
+    with written_whole(out / INDEX_FILE) as unfinished:
+        faiss.write_index(index, str(unfinished))
+    return recall(index, keys, min(_RECALL_AT, plan.keys))

@@ -1,0 +1,199 @@
+"""The continuous cache (Grave, Joulin and Usunier, 2017): the last words of a text, recalled by the
+vectors that predicted them.
+
+Query i sees the pairs (vector, word) at places `lo <= j < i` of its document, at most `window` of
+them. It is attention over a band; chunks of queries are compared with the slice of keys that any of
+them sees.
+
+Shapes: N predictions, B rows, C capacity of a row, D model width, K keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from zipflm.config.checks import AboveZero, Bound, Checked, Fraction
+from zipflm.data.vocabulary import END
+from zipflm.memory.mixing import Found, Recalled, Rows, unit_vectors
+
+_MOST_NUMBERS = 1 << 24
+"""Cosines in memory at once, of long windows."""
+
+Reset = Literal["none", "line", "blank", "heading"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSettings(Checked):
+    """A continuous cache: the last words of the text."""
+
+    window: Annotated[int | None, Bound(lambda n: n is None or n >= 1, "must be at least 1")] = None
+    """Number of words that are remembered; all of them if null."""
+    weight: Fraction = 0.15
+    """Share of the cache in every probability."""
+    temperature: AboveZero = 0.08
+    """Of the softmax over cosines: the lower, the fewer words count."""
+    reset: Reset = "none"
+    """Empty the cache after every line, blank line, or heading (a line `= Title =`)."""
+
+
+class Cache:
+    """A cache for any number of texts, none of which sees another."""
+
+    def __init__(self, settings: CacheSettings, equals_sign: int | None = None) -> None:
+        """`equals_sign` is the id of `=`, which headings begin with."""
+        if settings.reset == "heading" and equals_sign is None:
+            raise ValueError("reset=heading: the vocabulary has no = for headings to begin with")
+        self.settings: CacheSettings = settings
+        self._equals_sign = equals_sign
+
+    def with_window(self, window: int | None) -> Cache:
+        return Cache(replace(self.settings, window=window), self._equals_sign)
+
+    def stream(self) -> CacheStream:
+        return CacheStream(self.settings.window)
+
+    def rows(self) -> CacheRows:
+        return CacheRows(self.settings.window)
+
+    def begins(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which tokens follow a line that ends a document. Known from the words before each."""
+        begins = np.zeros(len(ids), dtype=np.bool_)
+        ends = np.flatnonzero(ids == END)
+        if self.settings.reset == "none" or len(ends) == 0:
+            return begins
+        firsts = np.append(0, ends[:-1] + 1)
+        if self.settings.reset == "blank":
+            ends = ends[firsts == ends]
+        elif self.settings.reset == "heading":
+            # `= Title =` begins an article of WikiText, `= = Title = =` a section.
+            is_sign = ids[firsts] == self._equals_sign
+            second = np.minimum(firsts + 1, len(ids) - 1)
+            ends = ends[is_sign & (ids[second] != self._equals_sign)]
+        begins[ends[ends + 1 < len(ids)] + 1] = True
+        return begins
+
+
+class CacheStream:
+    """The cache of one text, or of documents one after the other."""
+
+    def __init__(self, window: int | None) -> None:
+        self._window = window
+        self._keys_KD = torch.zeros(0)
+        self._words_K = torch.zeros(0, dtype=torch.int64)
+        self._since_begin = 0
+
+    def look(self, hidden_ND: Tensor, words_N: Tensor, is_begin: NDArray[np.bool_]) -> Band:
+        queries_ND, number = unit_vectors(hidden_ND), len(hidden_ND)
+        known = len(self._words_K)
+        keys_KD = torch.cat([self._keys_KD, queries_ND]) if known else queries_ND
+        words_K = torch.cat([self._words_K, words_N]) if known else words_N
+        own = np.arange(number)
+        last_begin = np.maximum.accumulate(np.where(is_begin, own, -self._since_begin))
+        reach = own - last_begin
+        self._since_begin = int(reach[-1]) + 1 if number else self._since_begin
+        if self._window is not None:
+            reach = np.minimum(reach, self._window)
+        kept = min(self._since_begin, self._window or self._since_begin)
+        self._keys_KD, self._words_K = keys_KD[-kept:], words_K[-kept:]
+        own = own + known
+        return Band(queries_ND, keys_KD, words_K, own - np.minimum(reach, own), own)
+
+
+class Band:
+    """Queries, each with the slice of keys that it may see."""
+
+    def __init__(
+        self, queries_ND: Tensor, keys_KD: Tensor, words_K: Tensor, first: NDArray[Any], end: Any
+    ) -> None:
+        self._queries_ND, self._keys_KD, self._words_K = queries_ND, keys_KD, words_K
+        self._first, self._end = first, end
+        bounds = torch.from_numpy(np.stack([first, end]))
+        if queries_ND.is_cuda:  # from other memory a copy would wait for the device
+            bounds = bounds.pin_memory()
+        self._first_N, self._end_N = bounds.to(queries_ND.device, non_blocking=True)
+        self.has_N: Tensor = self._first_N < self._end_N
+        self.places_NK: Tensor | None = None
+
+    def parts(self) -> Iterator[slice]:
+        """Queries that see much the same keys."""
+        widest = int((self._end - self._first).max(initial=0))
+        size = max(min(widest // 8, _MOST_NUMBERS // max(widest, 1), 1024), 64)
+        for low in range(0, len(self._end), size):
+            yield slice(low, low + size)
+
+    def recalled(self, rows: Rows, temperature: float) -> Recalled:
+        low, high = 0, len(self._words_K)
+        if isinstance(rows, slice):  # elsewhere the host would have to wait for the rows
+            low, high = int(self._first[rows].min()), int(self._end[rows].max())
+            high = max(high, low + 1)
+        first_N1, end_N1 = (bound[rows].unsqueeze(1) for bound in (self._first_N, self._end_N))
+        cosines_NK = self._queries_ND[rows] @ self._keys_KD[low:high].T
+        places_K = torch.arange(low, high, device=cosines_NK.device)
+        is_hidden_NK = (places_K < first_N1) | (places_K >= end_N1)
+        cosines_NK = cosines_NK.div_(temperature).masked_fill_(is_hidden_NK, -torch.inf)
+        return Recalled(cosines_NK.softmax(1), self._words_K[low:high], self.has_N[rows])
+
+
+class CacheRows:
+    """The caches of texts that grow side by side. A full one overwrites its oldest word."""
+
+    def __init__(self, window: int | None) -> None:
+        self._window = window
+        self._keys_BCD = torch.zeros(0, 0, 0)
+        self._words_BC = torch.zeros(0, 0, dtype=torch.int64)
+        self._counts: list[int] = []
+        """Words that each row was given since it was last empty."""
+
+    def join(self, hidden: Sequence[Tensor], words: Sequence[Tensor]) -> None:
+        window, begin = self._window, len(self._counts)
+        self._counts += [len(each) if window is None else min(len(each), window) for each in words]
+        self._resize(len(self._counts), hidden[0])
+        for row, (vectors, ids) in enumerate(zip(hidden, words, strict=True), start=begin):
+            if count := self._counts[row]:
+                self._keys_BCD[row, :count] = unit_vectors(vectors[-count:])
+                self._words_BC[row, :count] = ids[-count:]
+
+    def keep(self, places: Sequence[int], places_N: Tensor) -> None:
+        self._keys_BCD, self._words_BC = self._keys_BCD[places_N], self._words_BC[places_N]
+        self._counts = [self._counts[place] for place in places]
+
+    def look(self, hidden_ND: Tensor) -> Found:
+        cosines_BC = (self._keys_BCD @ unit_vectors(hidden_ND).unsqueeze(2)).squeeze(2)
+        counts_B = torch.tensor(self._counts, device=cosines_BC.device)
+        is_empty_BC = torch.arange(cosines_BC.shape[1], device=counts_B.device) >= counts_B[:, None]
+        return Found(cosines_BC.masked_fill(is_empty_BC, -torch.inf), self._words_BC, counts_B > 0)
+
+    def add(self, hidden_ND: Tensor, words_N: Tensor) -> None:
+        window = self._window
+        places = [count if window is None else count % window for count in self._counts]
+        self._counts = [count + 1 for count in self._counts]
+        self._resize(len(places), hidden_ND)
+        at = torch.tensor(places, device=hidden_ND.device)
+        rows = torch.arange(len(places), device=hidden_ND.device)
+        self._keys_BCD[rows, at], self._words_BC[rows, at] = unit_vectors(hidden_ND), words_N
+
+    def forget(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._counts[row] = 0
+
+    def _resize(self, rows: int, like: Tensor) -> None:
+        """Room for so many rows and their words: twice as much as needed, up to the window."""
+        old_rows, capacity = self._words_BC.shape
+        if max(self._counts, default=0) > capacity and capacity != self._window:
+            capacity = 2 * max(self._counts) + 64
+            capacity = capacity if self._window is None else min(capacity, self._window)
+        elif rows == old_rows:
+            return
+        keys = like.new_zeros(rows, capacity, like.shape[-1], dtype=torch.float32)
+        words = torch.zeros(rows, capacity, dtype=torch.int64, device=like.device)
+        if old_rows:
+            keys[:old_rows, : self._keys_BCD.shape[1]] = self._keys_BCD
+            words[:old_rows, : self._words_BC.shape[1]] = self._words_BC
+        self._keys_BCD, self._words_BC = keys, words

@@ -1,0 +1,210 @@
+"""Nearest neighbours (kNN-LM, Khandelwal et al., 2020): words that followed the most similar places
+of a text, searched exactly or through an index.
+
+Exact search compares all queries of a batch with one block of keys after the other and keeps the
+best k. On a CPU a large store is searched through faiss (IVF-PQ): it names candidates, which are
+compared with the stored keys themselves.
+
+Shapes: N queries, K neighbours, D model width, S keys of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from zipflm.config.checks import AboveZero, Checked, Fraction, Positive
+from zipflm.memory.mixing import Found, unit_vectors
+from zipflm.memory.store import INDEX_FILE, Store
+
+INDEXED_FROM = 2_000_000
+"""Keys from which a search on a CPU takes an index."""
+_QUERIES = 8192
+"""Compared with a block of keys at once."""
+_MOST_NUMBERS = {"cpu": 1 << 26, "cuda": 1 << 29}
+"""Cosines, or numbers of keys, in memory at once."""
+_PART_ON_DEVICE = 0.6
+"""Of a GPU's free memory, for keys that stay there."""
+_PROBES = 32
+"""Cells of an index that are searched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourSettings(Checked):
+    """Nearest neighbours in a store."""
+
+    k: Positive = 1024
+    """Number of neighbours."""
+    weight: Fraction = 0.25
+    """Share of the neighbours in every probability."""
+    temperature: AboveZero = 0.02
+    """Of the softmax over cosines: the lower, the fewer neighbours count."""
+    search: Literal["auto", "exact"] = "auto"
+    """exact compares all keys even if the store has an index."""
+
+
+class Neighbours:
+    """A store that is searched on a device. It remembers nothing new."""
+
+    def __init__(self, store: Store, settings: NeighbourSettings, device: str) -> None:
+        if settings.k > len(store):
+            raise ValueError(f"k={settings.k}: {store.path} has {len(store)} keys; give fewer")
+        self.settings: NeighbourSettings = settings
+        self.store: Store = store
+        self._words = torch.from_numpy(store.words.astype(np.int64)).to(device)
+        has_index = INDEX_FILE in store.facts.sha256 and settings.search == "auto"
+        self._index = load_index(store) if has_index and device == "cpu" else None
+        self._keys = _on_device(store, device)
+
+    def stream(self) -> Neighbours:
+        return self
+
+    def rows(self) -> Neighbours:
+        return self
+
+    def begins(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        return np.zeros(len(ids), dtype=np.bool_)
+
+    def look(self, hidden_ND: Tensor, *text: object) -> Found:
+        """A text of any kind: what was seen of it before makes no difference."""
+        cosines_NK, rows_NK = self.search(hidden_ND)
+        has_N = torch.ones(len(cosines_NK), dtype=torch.bool, device=cosines_NK.device)
+        return Found(cosines_NK, self._words[rows_NK], has_N, rows_NK)
+
+    def search(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines of the nearest keys, falling, and their rows in the store."""
+        queries_ND, k = unit_vectors(hidden_ND), self.settings.k
+        if self._index is not None:
+            return indexed_search(self._index, self.store.keys, queries_ND, k)
+        return exact_search(self._keys, queries_ND, k)
+
+    def join(self, hidden: Sequence[Tensor], words: Sequence[Tensor]) -> None: ...
+
+    def keep(self, places: Sequence[int], places_N: Tensor) -> None: ...
+
+    def add(self, hidden_ND: Tensor, words_N: Tensor) -> None: ...
+
+    def forget(self, rows: Sequence[int]) -> None: ...
+
+
+def exact_search(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Cosines [N, K] of the nearest of all keys, falling, and their rows."""
+    parts = [_best(keys, part_ND, k) for part_ND in torch.split(queries_ND, _QUERIES)]
+    cosines, rows = zip(*parts, strict=True)
+    return torch.cat(cosines), torch.cat(rows)
+
+
+def _best(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    most = _MOST_NUMBERS.get(queries_ND.device.type, 1 << 26)
+    size = max(most // max(queries_ND.shape), k)
+    best_NK = queries_ND.new_zeros(len(queries_ND), 0)
+    rows_NK = torch.zeros(len(queries_ND), 0, dtype=torch.int64, device=queries_ND.device)
+    for first, block_SD in _blocks(keys, size, queries_ND.device):
+        cosines_NS = queries_ND @ block_SD.float().T
+        found_NK, places_NK = cosines_NS.topk(min(k, len(block_SD)), dim=1)
+        both = torch.cat([best_NK, found_NK], 1), torch.cat([rows_NK, places_NK + first], 1)
+        best_NK, order_NK = both[0].topk(min(k, both[0].shape[1]), dim=1)
+        rows_NK = both[1].gather(1, order_NK)
+    return best_NK, rows_NK
+
+
+def _blocks(
+    keys: NDArray[Any] | Tensor, size: int, device: torch.device
+) -> Iterator[tuple[int, Tensor]]:
+    """Keys in turn, with the row of the first; the next block is read while one is in use."""
+    if isinstance(keys, Tensor):
+        for first in range(0, len(keys), size):
+            yield first, keys[first : first + size]
+        return
+
+    def read(first: int) -> Tensor:
+        block = torch.from_numpy(np.array(keys[first : first + size]))
+        return block.pin_memory() if device.type == "cuda" else block
+
+    with ThreadPoolExecutor(1) as reader:
+        upcoming = reader.submit(read, 0)
+        for first in range(0, len(keys), size):
+            block = upcoming.result()
+            if first + size < len(keys):
+                upcoming = reader.submit(read, first + size)
+            yield first, block.to(device, non_blocking=True)
+
+
+def _on_device(store: Store, device: str) -> NDArray[Any] | Tensor:
+    """The keys on a GPU that has room for them; else the file, read at every search."""
+    if not device.startswith("cuda"):
+        return store.keys
+    free, _ = torch.cuda.mem_get_info(device)
+    if store.keys.nbytes > _PART_ON_DEVICE * free:
+        return store.keys
+    kept = torch.empty(store.keys.shape, dtype=getattr(torch, store.plan.dtype), device=device)
+    for first, block_SD in _blocks(store.keys, 1 << 20, kept.device):
+        kept[first : first + len(block_SD)] = block_SD
+    return kept
+
+
+def indexed_search(
+    index: Any, keys: NDArray[Any], queries_ND: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """The same from the candidates of an index, with their exact cosines.
+
+    Where an index finds fewer than k, the rest are at -inf.
+    """
+    queries = queries_ND.cpu().numpy()
+    _, rows = index.search(queries, k)
+    cosines = np.empty(rows.shape, dtype=np.float32)
+    for place, (query, candidates) in enumerate(zip(queries, rows, strict=True)):
+        cosines[place] = keys[np.maximum(candidates, 0)].astype(np.float32) @ query
+    cosines[rows < 0] = -np.inf
+    cosines_NK, order_NK = torch.from_numpy(cosines).sort(1, descending=True)
+    return cosines_NK, torch.from_numpy(np.maximum(rows, 0)).gather(1, order_NK)
+
+
+def build_index(keys: NDArray[Any]) -> Any:
+    """An IVF-PQ index over keys, which are read in blocks."""
+    faiss = require_faiss()
+    number, dim = keys.shape
+    cells = int(min(4 * np.sqrt(number), number / 39, 65_536)) or 1
+    pieces = max(m for m in range(1, dim // 4 + 1) if dim % m == 0) if dim >= 4 else 1
+    bits = 8 if number >= 39 * 256 else 4
+    quantizer = faiss.IndexFlatIP(dim)
+    index = faiss.IndexIVFPQ(quantizer, dim, cells, pieces, bits, faiss.METRIC_INNER_PRODUCT)
+    sample = np.random.default_rng(0).choice(number, min(number, 64 * max(cells, 256)), False)
+    index.train(keys[np.sort(sample)].astype(np.float32))
+    for first in range(0, number, 1 << 18):
+        index.add(keys[first : first + (1 << 18)].astype(np.float32))
+    index.nprobe = _PROBES
+    return index
+
+
+def recall(index: Any, keys: NDArray[Any], k: int, number: int = 256) -> float:
+    """The share of the k nearest keys that an index finds, for some of the keys as queries."""
+    chosen = np.random.default_rng(1).choice(len(keys), min(number, len(keys)), False)
+    queries = unit_vectors(torch.from_numpy(keys[np.sort(chosen)].astype(np.float32)))
+    _, exact = exact_search(keys, queries, k)
+    _, rows = index.search(queries.numpy(), k)
+    shared = [np.isin(a, b).mean() for a, b in zip(exact.numpy(), rows, strict=True)]
+    return float(np.mean(shared))
+
+
+def load_index(store: Store) -> Any:
+    index = require_faiss().read_index(str(store.path / INDEX_FILE))
+    index.nprobe = _PROBES
+    return index
+
+
+def require_faiss() -> Any:
+    try:
+        import faiss
+    except ImportError:
+        raise ValueError(
+            "an index needs faiss: pip install 'zipflm[knn]', or search=exact without it"
+        ) from None
+    return faiss

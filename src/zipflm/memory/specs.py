@@ -1,0 +1,137 @@
+"""Memories by name, as options give them: `cache:2000` or the folder of a store, with settings
+after commas, e.g. `cache:2000,weight=0.2`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from zipflm.config.checks import ByKind
+from zipflm.memory.cache import Cache, CacheSettings
+from zipflm.memory.mixing import Recall, RecallRows
+from zipflm.memory.neighbours import Neighbours, NeighbourSettings
+from zipflm.memory.store import TUNED_FILE, Store
+from zipflm.runs.load import LoadedRun
+from zipflm.settings import override, read_record
+
+_CONTEXT = 8
+CACHE_FILE = "cache.json"
+"""In a run folder: the tuned settings of a cache."""
+
+Settings = Annotated[CacheSettings | NeighbourSettings, ByKind()]
+T = TypeVar("T", CacheSettings, NeighbourSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """Settings that were chosen on a text, for the weights of one checkpoint."""
+
+    settings: Settings
+    weights: str
+    """Their hash."""
+    data: str
+    split: str
+    text: str
+    """SHA-256 of the split's token file."""
+    words: int
+    perplexity_without: float
+    perplexity: float
+    """Of the split with this memory, on top of `after`."""
+    after: tuple[str, ...] = ()
+    """Memories that were mixed before this one."""
+
+
+class Memories:
+    """The memories of one model, in the order in which they are mixed."""
+
+    def __init__(self, names: Sequence[str], memories: Sequence[Cache | Neighbours]) -> None:
+        self.names: tuple[str, ...] = tuple(names)
+        """With all settings, as `--memory` takes them."""
+        self.memories: tuple[Cache | Neighbours, ...] = tuple(memories)
+
+    @property
+    def has_cache(self) -> bool:
+        return any(isinstance(memory, Cache) for memory in self.memories)
+
+    @property
+    def reach(self) -> int:
+        """Number of words that the largest cache remembers."""
+        caches = [memory.settings for memory in self.memories if isinstance(memory, Cache)]
+        return max((cache.window or sys.maxsize for cache in caches), default=0)
+
+    def sources(
+        self, parts: Sequence[float], nearest: Sequence[Sequence[int]]
+    ) -> list[tuple[str, float, list[tuple[list[int], int]]]]:
+        """The parts of a probability by name, each with the nearest contexts and their words."""
+        stores, named = iter(nearest), [("model", parts[0], list[tuple[list[int], int]]())]
+        for memory, part in zip(self.memories, parts[1:], strict=True):
+            contexts = []
+            if isinstance(memory, Neighbours):
+                contexts = [memory.store.context(row, _CONTEXT) for row in next(stores)]
+            named.append((type(memory).__name__.lower(), part, contexts))
+        return named
+
+    def recall(self) -> Recall:
+        """For a new text, or several that know nothing of each other."""
+        return Recall(self.memories)
+
+    def rows(self, num_words: int) -> RecallRows:
+        """For texts that grow side by side, of a model that predicts `num_words` words."""
+        return RecallRows(self.memories, num_words)
+
+
+def open_memories(specs: Sequence[str], run: LoadedRun, device: str) -> Memories | None:
+    """The memories that options name; None if there are none. ValueError for one that is not whole
+    or belongs to another model."""
+    pairs = [_open(spec, run, device) for spec in specs]
+    return Memories(*zip(*pairs, strict=True)) if pairs else None
+
+
+def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbours]:
+    name, *options = spec.split(",")
+    if name.partition(":")[0] == "cache":
+        path = run.folder.path / CACHE_FILE
+        cache = cache_settings(spec, _tuned(CacheSettings(), path, run))
+        sign = run.vocabulary.words.index("=") if "=" in run.vocabulary else None
+        return canonical("cache", cache), Cache(cache, sign)
+    store = Store.open(name, run.weights_hash)
+    default = NeighbourSettings(k=min(NeighbourSettings().k, len(store)))
+    default = _tuned(default, store.path / TUNED_FILE, run)
+    neighbours = _changed(default, options, spec)
+    return canonical(name, neighbours), Neighbours(store, neighbours, device)
+
+
+def cache_settings(spec: str, default: CacheSettings = CacheSettings()) -> CacheSettings:  # noqa: B008
+    """The settings of a cache by its name; ValueError if it names another memory."""
+    name, *options = spec.split(",")
+    kind, colon, window = name.partition(":")
+    if kind != "cache":
+        raise ValueError(f"--memory {spec}: name a cache here, e.g. cache:2000")
+    return _changed(default, [*([f"window={window}"] if colon else []), *options], spec)
+
+
+def _changed(settings: T, options: Sequence[str], spec: str) -> T:
+    try:
+        return override(settings, options)
+    except ValueError as error:
+        raise ValueError(f"--memory {spec}: {error}") from None
+
+
+def _tuned(default: T, path: Path, run: LoadedRun) -> T:
+    """The settings that were tuned for the weights of a run, or the default."""
+    found = read_record(Tuned, path) if path.is_file() else None
+    if found is None or found.weights != run.weights_hash:
+        return default
+    assert isinstance(found.settings, type(default))
+    return found.settings
+
+
+def canonical(name: str, settings: CacheSettings | NeighbourSettings) -> str:
+    """A memory with all its settings, as options name it."""
+    values = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    if (window := values.pop("window", None)) is not None:
+        name = f"{name}:{window}"
+    return ",".join([name, *(f"{key}={value}" for key, value in values.items())])

@@ -1,0 +1,123 @@
+"""A store of keys on disk: the vector before every word of a text, and the word.
+
+`memory.json` describes it and is written last, so a folder without it is unfinished. `keys.bin`
+[N, D] and `values.bin` [N] are mapped into memory; `index.faiss` is there if one was built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zipflm.config import Blocks
+from zipflm.config.checks import Checked, Positive
+from zipflm.settings import read_record
+from zipflm.storage import Verified
+
+FORMAT = 1
+FACTS_FILE = "memory.json"
+KEYS_FILE = "keys.bin"
+VALUES_FILE = "values.bin"
+INDEX_FILE = "index.faiss"
+TUNED_FILE = "tuned.json"
+
+KeyType = Literal["float16", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Checked):
+    """Everything that decides what a store holds."""
+
+    run: str
+    checkpoint: str
+    weights: str
+    """Hash of the model's weights."""
+    layer: str = "decoder output, unit length"
+    dim: Positive
+    dtype: KeyType
+    keys: Positive
+    """Number of pairs: the first tokens of the split."""
+    data: str
+    split: str
+    text: str
+    """SHA-256 of the split's token file."""
+    vocabulary: str
+    """Its hash."""
+    blocks: Blocks
+    """How the text was cut for the model."""
+    batch_tokens: int
+    compute_dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreFacts:
+    """All of `memory.json`."""
+
+    format: int
+    plan: Plan
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """Checksums of the other files."""
+    recall: float | None = None
+    """Of the index: the share of the nearest keys that it finds; null without one."""
+
+
+class Store:
+    """A finished store. Keys and words are read-only views of the files."""
+
+    def __init__(self, path: Path, facts: StoreFacts) -> None:
+        self.path, self.facts, self.plan = path, facts, facts.plan
+        shape = (self.plan.keys, self.plan.dim)
+        self.keys: NDArray[Any] = _mapped(path / KEYS_FILE, np.dtype(self.plan.dtype), shape)
+        self.words: NDArray[Any] = _mapped(path / VALUES_FILE, np.dtype(np.int32), shape[:1])
+
+    def __len__(self) -> int:
+        return self.plan.keys
+
+    @classmethod
+    def open(cls, path: str | PathLike[str], weights: str) -> Store:
+        """ValueError, saying what to do, unless it is a whole store made with these weights."""
+        path = Path(path)
+        if not (path / FACTS_FILE).is_file():
+            if (path / KEYS_FILE).exists():
+                raise ValueError(f"{path}: unfinished; run the same zipflm memory build again")
+            raise ValueError(
+                f"--memory {path}: not a store (no {FACTS_FILE}); make one with zipflm memory "
+                "build, or write cache:2000"
+            )
+        facts = read_record(StoreFacts, path / FACTS_FILE)
+        if facts.format != FORMAT:
+            raise ValueError(f"{path}: format {facts.format}, this release reads {FORMAT}")
+        if facts.plan.weights != weights:
+            raise ValueError(
+                f"{path}: made with other weights ({facts.plan.checkpoint} of {facts.plan.run}); "
+                "its keys mean nothing to this model; build a store for this checkpoint"
+            )
+        store, verified = cls(path, facts), Verified(path)
+        try:
+            for name in facts.sha256:
+                verified.require_unchanged(name, facts.sha256)
+        except ValueError as error:
+            raise ValueError(f"{error}; build the store again") from None
+        return store
+
+    def context(self, row: int, number: int) -> tuple[list[int], int]:
+        """Up to `number` words before a key's word, and the word."""
+        ids: list[int] = self.words[max(row - number, 0) : row].tolist()
+        return ids, int(self.words[row])
+
+
+def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    expected = dtype.itemsize * int(np.prod(shape))
+    found = path.stat().st_size if path.is_file() else 0
+    if found != expected:
+        raise ValueError(
+            f"{path}: {found} bytes where {FACTS_FILE} promises {expected}: cut short or damaged; "
+            "build the store again"
+        )
+    return np.memmap(path, dtype, "r", shape=shape)

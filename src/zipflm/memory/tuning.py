@@ -1,0 +1,221 @@
+"""`zipflm memory tune`: weight, temperature and window of memories, chosen on a valid set.
+
+The likelihood of a mixture is concave in the weight, so the best weight for any other settings
+follows from two probabilities per word: the model's and the memory's. All temperatures are tried in
+one pass over the text, all windows of a cache in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from zipflm.data.folder import DataFolder
+from zipflm.evaluation.evaluate import ResolvedOptions, ScoringOptions, batches_of
+from zipflm.evaluation.protocol import count_words
+from zipflm.evaluation.scoring import named, planned, start_scoring
+from zipflm.memory.cache import Cache, CacheSettings
+from zipflm.memory.mixing import Ids, Mixture, Recall, recalled_targets
+from zipflm.memory.neighbours import Neighbours, NeighbourSettings
+from zipflm.memory.specs import CACHE_FILE, Tuned, canonical, open_memories
+from zipflm.memory.store import TUNED_FILE
+from zipflm.runs.load import LoadedRun
+from zipflm.settings import write_record
+from zipflm.units import perplexity
+
+WINDOWS = (100, 200, 500, 1000, 2000, 5000, 10_000)
+_FIRST_WINDOW = 2000
+_TEMPERATURES = {
+    Cache: (0.03, 0.05, 0.065, 0.08, 0.1, 0.13, 0.2),
+    Neighbours: (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1),
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of a memory, with its best weight."""
+
+    name: str
+    """As `--memory` takes it."""
+    settings: CacheSettings | NeighbourSettings
+    perplexity: float
+    """Per word, on top of the memories before it."""
+
+    @property
+    def window(self) -> int | None:
+        return self.settings.window if isinstance(self.settings, CacheSettings) else None
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """Settings that were tried, and those that were written down."""
+
+    without: float
+    """Perplexity per word of the model alone."""
+    chosen: tuple[Trial, ...]
+    trials: tuple[Trial, ...]
+
+
+def best_weights(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The weights that maximise the likelihood: one per row of p_memory / p_model of each word."""
+    low, high, gains = np.zeros(len(ratios)), np.full(len(ratios), 0.999), ratios - 1
+    for _ in range(24):
+        weights = (low + high) / 2
+        rises = (gains / (1 + weights[:, None] * gains)).sum(1) > 0
+        low, high = np.where(rises, weights, low), np.where(rises, high, weights)
+    return np.round(low, 4)
+
+
+def tune(
+    run: LoadedRun,
+    data: DataFolder,
+    specs: Sequence[str] = ("cache",),
+    *,
+    split: str = "valid",
+    options: ScoringOptions | None = None,
+) -> TuningResult:
+    """Choose the settings of memories, each on top of those before it, and write them down.
+
+    Those of a cache go into the run folder, those of a store into the store's. The window of a
+    cache is chosen unless the name says it.
+    """
+    if split == "test":
+        raise ValueError("--split test: tune on valid; tuned on test, its perplexity means nothing")
+    chosen = (options or ScoringOptions()).resolved(run.config)
+    memories = open_memories(specs, run, chosen.device)
+    if memories is None:
+        raise ValueError("no memory to tune; name one with --memory")
+    for memory in memories.memories:
+        if isinstance(memory, Neighbours) and memory.store.plan.text == data.split(split).sha256:
+            raise ValueError(f"--split {split}: {memory.store.path} was built from this text")
+    tuner = _Tuner(run, data, split, chosen)
+    for spec, memory in zip(specs, memories.memories, strict=True):
+        is_open = spec == "cache" or (spec.startswith("cache,") and "window=" not in spec)
+        name = "cache" if isinstance(memory, Cache) else spec.split(",")[0]
+        tuner.choose(memory, name, WINDOWS if is_open else ())
+    return TuningResult(tuner.without, tuple(tuner.chosen), tuple(tuner.trials))
+
+
+class _Tuner:
+    """The text with the nll of its tokens so far, memory by memory."""
+
+    def __init__(
+        self, run: LoadedRun, data: DataFolder, split: str, options: ResolvedOptions
+    ) -> None:
+        self._run, self._data, self._split, self._options = run, data, split, options
+        self._batches = batches_of(run, data, split, options, in_order=True)
+        self._ids = np.asarray(self._batches.tokens.ids)
+        self._words = count_words(data.ends_word[self._ids])
+        self._nll: NDArray[np.float64] | None = None
+        self.without: float = 0.0
+        self.chosen: list[Trial] = []
+        self.trials: list[Trial] = []
+
+    def choose(self, memory: Cache | Neighbours, name: str, windows: Sequence[int]) -> None:
+        """Tune a memory on top of those before; a cache with its window, if several are given."""
+        if isinstance(memory, Neighbours):
+            place = memory.store.path / TUNED_FILE
+            trials = self._try([memory], name, _TEMPERATURES[Neighbours])
+        else:
+            place = self._run.folder.path / CACHE_FILE
+            first = memory.with_window(_FIRST_WINDOW) if windows else memory
+            trials = self._try([first], name, _TEMPERATURES[Cache])
+            if windows:
+                best, _ = min(trials, key=lambda each: each[0].perplexity)
+                caches = [memory.with_window(window) for window in windows]
+                trials = self._try(caches, name, [best.settings.temperature])
+        trial, self._nll = min(trials, key=lambda each: each[0].perplexity)
+        record = Tuned(
+            settings=trial.settings,
+            weights=self._run.weights_hash,
+            data=str(self._data.path),
+            split=self._split,
+            text=self._data.split(self._split).sha256,
+            words=self._words,
+            perplexity_without=self.without,
+            perplexity=trial.perplexity,
+            after=tuple(each.name for each in self.chosen),
+        )
+        write_record(place, record)
+        self.chosen.append(trial)
+
+    def _try(
+        self, memories: Sequence[Cache | Neighbours], name: str, temperatures: Sequence[float]
+    ) -> list[tuple[Trial, NDArray[np.float64]]]:
+        """Every memory at every temperature, in one pass over the text."""
+        watch = _Watch(memories, temperatures, self._ids)
+        device, precision = self._options.device, self._options.dtype
+        with named(f"tuning {name}"):
+            plan = planned(self._batches)
+            scores = start_scoring(
+                self._run.model, self._ids, plan, device=device, precision=precision, memory=watch
+            )()
+        if self._nll is None:
+            self._nll = scores.nll.astype(np.float64)
+            self.without = perplexity(float(self._nll.sum()) / self._words)
+        nll, found = self._nll, []
+        recalled = watch.recalled()
+        ratios = np.where(np.isnan(recalled), 1.0, recalled * np.exp(nll))
+        weights = best_weights(ratios)
+        tried = [(memory, t) for memory in memories for t in temperatures]
+        for (memory, temperature), weight, ratio in zip(tried, weights, ratios, strict=True):
+            mixed = nll - np.log1p(float(weight) * (ratio - 1))
+            changed = replace(memory.settings, weight=float(weight), temperature=temperature)
+            nats = float(mixed.sum()) / self._words
+            found.append((Trial(canonical(name, changed), changed, perplexity(nats)), mixed))
+        self.trials += [trial for trial, _ in found]
+        return found
+
+
+class _Watch:
+    """Notes the probabilities that memories recall, and changes none of the model's."""
+
+    def __init__(
+        self, memories: Sequence[Cache | Neighbours], temperatures: Sequence[float], ids: Ids
+    ) -> None:
+        self._recall, self._temperatures = Recall(memories).open(ids), temperatures
+        self._noted: list[Tensor] = []
+
+    def look(self, hidden_ND: Tensor, words_N: Tensor, places: Ids) -> Mixture:
+        mixture = self._recall.look(hidden_ND, words_N, places)
+        self._noted.append(
+            torch.stack(
+                [
+                    recalled_targets(lookup, words_N, temperature).where(lookup.has_N, torch.nan)
+                    for lookup in mixture.lookups
+                    for temperature in self._temperatures
+                ]
+            )
+        )
+        return Mixture([], [])
+
+    def recalled(self) -> NDArray[np.float64]:
+        """Per trial and token; NaN where nothing is remembered."""
+        return torch.cat(self._noted, 1).double().cpu().numpy()
+
+
+def draw_windows(result: TuningResult, out: Path) -> None:
+    """Draw perplexity against the size of the cache."""
+    from matplotlib.figure import Figure
+
+    points = {each.window: each for each in result.trials if each.window is not None}
+    if len(points) < 2:
+        raise ValueError("--figure: draws the windows of a cache; tune --memory cache")
+    if out.suffix.lstrip(".") not in Figure().canvas.get_supported_filetypes():
+        raise ValueError(f"{out}: cannot draw into this kind of file; use .png, .svg or .pdf")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    windows = sorted(points)
+    axes.plot(windows, [points[each].perplexity for each in windows], marker="o", label="cache")
+    axes.axhline(result.without, color="0.5", linestyle="--", label="model alone")
+    axes.set(xscale="log", xlabel="words in the cache", ylabel="perplexity per word")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=150)

@@ -1,0 +1,162 @@
+"""Stores: exact search, resuming a killed build, and stores that are refused."""
+
+import errno
+import json
+import shutil
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from loaded_models import on_disk
+from memory_reference import unit, with_neighbours
+
+from zipflm.evaluation.evaluate import ScoringOptions, evaluate
+from zipflm.memory import building, neighbours
+from zipflm.memory.building import build
+from zipflm.memory.mixing import Mixture
+from zipflm.memory.neighbours import Neighbours, NeighbourSettings, exact_search
+from zipflm.memory.specs import open_memories
+from zipflm.memory.store import KEYS_FILE, VALUES_FILE, Store
+from zipflm.runs.load import load_run
+
+CPU = ScoringOptions(device="cpu", batch_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def run(lm, tmp_path_factory):
+    return load_run(on_disk(lm, tmp_path_factory.mktemp("run") / "run"))
+
+
+@pytest.fixture(scope="module")
+def store(run, data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("store") / "store"
+    build(run, data, out, dtype="float32", options=CPU)
+    return out
+
+
+def copied(store, tmp_path):
+    return shutil.copytree(store, tmp_path / "copy")
+
+
+def test_exact_search_finds_the_nearest_in_blocks_of_any_size(monkeypatch):
+    draw = np.random.default_rng(0)
+    keys, queries = unit(draw.normal(size=(500, 8))), unit(draw.normal(size=(30, 8)))
+    expected = -np.sort(-(queries @ keys.T))[:, :7]
+    for most in (1 << 26, 600):
+        monkeypatch.setitem(neighbours._MOST_NUMBERS, "cpu", most)
+        cosines, rows = exact_search(keys.astype(np.float32), torch.from_numpy(queries).float(), 7)
+        np.testing.assert_allclose(cosines, expected, atol=1e-6)
+        np.testing.assert_allclose((queries[:, None] * keys[rows]).sum(2), expected, atol=1e-6)
+
+
+def test_mixture_with_neighbours_equals_the_definition(run, store):
+    draw = np.random.default_rng(1)
+    found = Store.open(store, run.weights_hash)
+    hidden = draw.normal(size=(20, found.plan.dim)).astype(np.float32)
+    found.keys = unit(draw.normal(size=found.keys.shape)).astype(np.float32)  # no two are equal
+    probs = draw.dirichlet(np.ones(80), 20)
+    settings = NeighbourSettings(k=50, weight=0.4, temperature=0.1)
+    memory = Neighbours(found, settings, "cpu")
+    table = torch.from_numpy(np.log(probs)).float()
+    mixed = Mixture([memory], [memory.look(torch.from_numpy(hidden))]).log_probs(table).exp()
+    expected = with_neighbours(
+        probs, hidden, found.keys, found.words, k=50, weight=0.4, temperature=0.1
+    )
+    np.testing.assert_allclose(mixed, expected, atol=1e-6)
+    np.testing.assert_allclose(mixed.sum(1), 1, atol=1e-6)
+
+
+def test_keys_are_the_vectors_before_the_words(run, data, store):
+    """With all weight on it a store is certain of its own text, but where a block begins."""
+    found = Store.open(store, run.weights_hash)
+    assert found.words.tolist() == data.tokens("train").ids.tolist()
+    np.testing.assert_allclose(np.linalg.norm(found.keys, axis=1), 1, atol=1e-5)
+    name = f"{store},k=1,weight=0.99"
+    evaluation = evaluate(run, data=data, split="train", options=ScoringOptions(memory=[name]))
+    assert np.median(evaluation.scores.nll) < 0.1
+    assert evaluation.scores.protocol.memory == (f"{name},temperature=0.02,search=auto",)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_killed_build_continues_with_the_same_bytes(run, data, tmp_path, monkeypatch, dtype):
+    build(run, data, tmp_path / "whole", dtype=dtype, max_keys=700, options=CPU)
+    monkeypatch.setattr(building, "_SAVE_SECONDS", 0)
+    told = []
+
+    def stop(done, total):
+        told.append(done)
+        if len(told) == 6:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(building, "tell", stop)
+        build(run, data, tmp_path / "killed", dtype=dtype, max_keys=700, options=CPU)
+    with pytest.raises(ValueError, match="unfinished; run the same"):
+        Store.open(tmp_path / "killed", run.weights_hash)
+    with pytest.raises(ValueError, match="begun with keys 700"):
+        build(run, data, tmp_path / "killed", dtype=dtype, max_keys=600, options=CPU)
+    said = []
+    build(run, data, tmp_path / "killed", dtype=dtype, max_keys=700, options=CPU, say=said.append)
+    assert said[0].startswith("continuing after")
+    for name in (KEYS_FILE, VALUES_FILE):
+        whole, killed = (tmp_path / each / name for each in ("whole", "killed"))
+        assert whole.read_bytes() == killed.read_bytes()
+
+
+def test_a_full_disk_loses_nothing(run, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "_SAVE_SECONDS", 0)
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "tell", lambda done, total: full() if done else None)
+        with pytest.raises(OSError, match="run the same command again: it continues"):
+            build(run, data, tmp_path / "store", max_keys=300, options=CPU)
+    build(run, data, tmp_path / "store", max_keys=300, options=CPU)
+    assert len(Store.open(tmp_path / "store", run.weights_hash)) == 300
+
+
+def test_refuses_stores_that_are_not_whole_or_not_for_this_model(run, data, store, tmp_path):
+    with pytest.raises(ValueError, match="other weights"):
+        Store.open(store, "0" * 64)
+    with pytest.raises(FileExistsError, match="a finished store"):
+        build(run, data, store, options=CPU)
+    with pytest.raises(ValueError, match="not a store"):
+        open_memories([str(tmp_path)], run, "cpu")
+    with pytest.raises(ValueError, match=r"k=9999: .* has \d+ keys"):
+        open_memories([f"{store},k=9999"], run, "cpu")
+    copy = copied(store, tmp_path)
+    values = (copy / VALUES_FILE).read_bytes()
+    (copy / VALUES_FILE).write_bytes(values[:-4])
+    with pytest.raises(ValueError, match="cut short or damaged; build the store again"):
+        open_memories([str(copy)], run, "cpu")
+    (copy / VALUES_FILE).write_bytes(values[:-4] + b"\1\0\0\0")
+    with pytest.raises(ValueError, match="its checksum is not the one"):
+        open_memories([str(copy)], run, "cpu")
+    (copy / "memory.json").write_text(json.dumps({"format": 1}))
+    with pytest.raises(ValueError, match=r"memory.json: damaged or of another release"):
+        open_memories([str(copy)], run, "cpu")
+
+
+@pytest.mark.parametrize("spec", ["cache:x", "cache:0", "cache,weight=1", "cache,wieght=0.1"])
+def test_refuses_settings_by_name(run, spec):
+    with pytest.raises(ValueError, match=f"--memory {spec}: "):
+        open_memories([spec], run, "cpu")
+
+
+def test_an_index_names_candidates_that_are_compared_exactly(run, data, tmp_path):
+    pytest.importorskip("faiss")
+    said = []
+    build(run, data, tmp_path / "store", index=True, options=CPU, say=said.append)
+    found = Store.open(tmp_path / "store", run.weights_hash)
+    assert said == [f"recall of the index: {found.facts.recall:.1%} of the 1,024 nearest keys"]
+    assert found.facts.recall > 0.5
+    queries = torch.randn(20, found.plan.dim, generator=torch.Generator().manual_seed(0))
+    by_index, rows = Neighbours(found, NeighbourSettings(k=10), "cpu").search(queries)
+    exact, _ = Neighbours(found, NeighbourSettings(k=10, search="exact"), "cpu").search(queries)
+    known = unit(queries.numpy())[:, None] * found.keys[rows.numpy()].astype(np.float64)
+    np.testing.assert_allclose(by_index, known.sum(2), atol=1e-6)
+    assert (by_index[:, 0] <= exact[:, 0] + 1e-6).all()
+    assert by_index[:, 0].mean() > 0.9 * exact[:, 0].mean()
