@@ -199,6 +199,20 @@ def test_a_scan_is_stable_where_decays_vanish():
     assert_close(states[0, -1, 1] / 2000, torch.tensor(1.0), 1e-3)
 
 
+def test_trained_weights_are_normalized_again(words):
+    """Fused optimizers do not count their changes as versions of a weight."""
+    decoder = a_decoder("gcnn")
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=0.1, fused=True)
+    for is_switched in (True, False):
+        for _ in range(2):
+            decoder.train(is_switched)
+            decoder(words)[0].square().sum().backward()
+            optimizer.step()
+            decoder.eval()
+            with torch.no_grad():
+                assert_close(decoder(words)[0], gcnn_by_definition(decoder, words), 1e-12)
+
+
 def test_weights_that_change_are_normalized_again(words):
     decoder = a_decoder("gcnn").eval()
     with torch.no_grad():

@@ -83,7 +83,9 @@ class WeightNormalized(nn.Module):
         initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        yield "direction_NMK", initialization.normal(1.0)
+        # As long as the weights themselves: how fast they turn depends on it.
+        fan_in = self.direction_NMK[0].numel()
+        yield "direction_NMK", initialization.normal(self._first_gain / math.sqrt(fan_in))
         yield "gain_N", initialization.constant(self._first_gain)
         yield "bias_N", initialization.zeros
 
@@ -91,12 +93,19 @@ class WeightNormalized(nn.Module):
         """[B, T, N] for the T = S - K + 1 windows."""
         return F.linear(windows(hidden_BSM, self.kernel), self._weight(), self.bias_N)
 
+    def train(self, mode: bool = True) -> WeightNormalized:
+        # Fused optimizers change weights without counting it as a version.
+        self._fixed = None
+        return super().train(mode)
+
     def _weight(self) -> Tensor:
         """[N, M * K]. While nothing is learned it is computed once: for a single word that takes
         as long as using it."""
         direction, gain = self.direction_NMK, self.gain_N
-        is_learning = self.training or torch.is_grad_enabled()
-        if is_learning or torch.compiler.is_compiling() or direction.is_inference():
+        if torch.compiler.is_compiling() or direction.is_inference():
+            return self._normalized()
+        if self.training or torch.is_grad_enabled():
+            self._fixed = None
             return self._normalized()
         key = (direction.data_ptr(), direction._version, gain.data_ptr(), gain._version)
         if self._fixed is None or self._fixed[0] != key:

@@ -44,8 +44,10 @@ class _Layer(ConstantStateLayer):
         initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        default = initialization.torch_linear(self.gates.in_features)
-        yield from (("gates.weight", default), ("gates.bias", default))
+        # Two gates in turn leave little of a signal; PyTorch's own weights would leave less.
+        std = 2 / math.sqrt(self.gates.in_features)
+        yield "gates.weight", initialization.normal(std)
+        yield "gates.bias", initialization.zeros
 
     def forward(self, hidden: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         hidden = dropout(hidden, self.rate, self.training)
