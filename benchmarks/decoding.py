@@ -64,7 +64,7 @@ class Generation:
 
     def seconds(self, choose: Choose) -> float:
         """Of one step, on average."""
-        self.cache.truncate(self.prompt_BT.shape[1])
+        self.cache.restore(self.prompt_BT.shape[1])
         hidden_BD, self.last = self.hidden_BD, []
         start = self.clock()
         for _ in range(self.steps):

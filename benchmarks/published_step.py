@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from zipflm.config import Config
 from zipflm.data.batches import Batch
-from zipflm.model.decoder import DecoderLayer, sinusoids
+from zipflm.model.decoders.transformer import DecoderLayer, sinusoids
 from zipflm.model.language_model import LanguageModel
 from zipflm.presets.recipes import resolve
 from zipflm.training import optimizers, step

@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from training_step import fake_vocabulary, random_tokens
 
-from zipflm.config import Config, DecoderConfig, Recompute
-from zipflm.model.decoder import Decoder
+from zipflm.config import Config, Recompute, TransformerDecoder
+from zipflm.model.decoders.transformer import Transformer
 from zipflm.model.precision import Precision, autocast
 from zipflm.presets import from_name
 from zipflm.runs.load import untrained_model
@@ -69,24 +69,27 @@ class _Made(TorchDispatchMode):
 
 
 def kept_bytes(
-    config: DecoderConfig, mode: Recompute, device: torch.device, precision: Precision = "float32"
+    config: TransformerDecoder,
+    mode: Recompute,
+    device: torch.device,
+    precision: Precision = "float32",
 ) -> float:
     """Bytes that one layer keeps of one token until the backward pass."""
     # Weights in low precision are kept too, and so is what all layers share: differences tell.
     few, many = 128, 256
     by_layers = []
     for num_layers in (1, 2):
-        decoder = Decoder(replace(config, num_layers=num_layers)).to(device)
+        decoder = Transformer(replace(config, num_layers=num_layers)).to(device)
         decoder.set_recompute(mode)
         kept = [_kept(decoder, tokens, device, precision) for tokens in (few, many)]
         by_layers.append((kept[1] - kept[0]) / (many - few))
     return by_layers[1] - by_layers[0]
 
 
-def _kept(decoder: Decoder, tokens: int, device: torch.device, precision: Precision) -> int:
+def _kept(decoder: Transformer, tokens: int, device: torch.device, precision: Precision) -> int:
     embedded = torch.randn(1, tokens, decoder.config.dim, device=device, requires_grad=True)
     with _Made() as made, autocast(precision, device):
-        hidden = decoder(embedded)
+        hidden, _ = decoder(embedded)
         del embedded
     kept = made.num_bytes
     del hidden

@@ -4,6 +4,7 @@ import pytest
 
 from zipflm import Tie, preset
 from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, from_name, variants
+from zipflm.settings import override
 
 
 def test_billion_word_shares_embeddings_and_wikitext_projections_too():
@@ -58,9 +59,47 @@ def test_unknown_names_list_the_known(name, message):
 
 
 def test_names_of_variants_are_those_that_a_preset_takes():
-    assert variants("tiny", "ADP-T") == ()
+    assert variants("tiny", "ADP-T") == ("gcnn", "lstm", "qrnn")
     for name in variants("wikitext-103", "SM"):
         assert from_name(f"wikitext-103/SM/{name}").name == f"wikitext-103/SM/{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("wikitext-103/GCNN-14", 229),
+        ("billion-word/GCNN-14B", 428),
+        # Printed as 1.04 billion.
+        ("billion-word/LSTM-8192-1024", 1035),
+        # Printed as 151, which is what a window of one word gives (docs/reproduction.md).
+        ("wikitext-103/QRNN", 154),
+        ("wikitext-103/QRNN decoder.window=1", 151),
+        ("wikitext-103/GCNN-8", 150),
+        ("wikitext-103/LSTM-1024", 327),
+    ],
+)
+def test_published_rivals_have_the_parameters_that_were_printed(name, millions):
+    name, *overrides = name.split()
+    config = override(from_name(name), overrides)
+    assert config.name == name
+    assert round(config.num_params() / 1e6) == millions
+
+
+def test_published_rivals_have_neither_sizes_nor_variants():
+    for name in ("wikitext-103/GCNN-14/large", "wikitext-103/GCNN-14/lstm"):
+        with pytest.raises(ValueError, match="GCNN-14 has"):
+            from_name(name)
+
+
+@pytest.mark.parametrize("dataset", ["toy", "tiny", "demo", "small", "wikitext-2"])
+@pytest.mark.parametrize("decoder", ["gcnn", "lstm", "qrnn"])
+def test_other_decoders_of_a_preset_have_about_as_many_parameters(dataset, decoder):
+    theirs, ours = preset(dataset, "ADP-T"), preset(dataset, "ADP-T", variant=decoder)
+    sizes = [sum(config.decoder.params().values()) for config in (theirs, ours)]
+    # The smallest convolutions that see more than a few words have two blocks.
+    within = 1.0 if (dataset, decoder) == ("toy", "gcnn") else 0.12
+    assert sizes[1] == pytest.approx(sizes[0], rel=within)
+    assert ours.input == theirs.input and ours.output == theirs.output
 
 
 def test_every_preset_is_the_factorization_that_it_is_called():

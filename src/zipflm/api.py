@@ -298,13 +298,15 @@ def compare(
     recipe: str = "paper",
     bands: Sequence[str] = (),
     tail_dropout: Sequence[float] = (),
+    decoders: Sequence[str] = (),
     equal: str = "updates",
     grid: Sequence[str] = (),
     memory: Sequence[str] = (),
     device: str | None = None,
     stall_seconds: float = STALL_SECONDS,
 ) -> FinishedStudy:
-    """Train factorizations (all eight by default) on the same text and report where each one wins.
+    """Train factorizations (all eight by default) on the same text and report where each one wins;
+    or one of them with several `decoders` (`transformer`, `gcnn`, `lstm`, `qrnn`).
 
     `grid` lists fields with values, `training.optimizer.lr=1e-3,3e-3`; every member takes the
     best on the valid set. With a `memory` (`cache:2000`) every member is scored with that as well,
@@ -324,6 +326,7 @@ def compare(
         overrides=tuple(assignments(overrides)),
         bands=tuple(bands),
         tail_dropout=tuple(tail_dropout),
+        decoders=tuple(decoders),
         equal=equal,
         grid=tuple(grid),
         memory=tuple(memory),

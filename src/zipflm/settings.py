@@ -170,8 +170,8 @@ def kinds_of(hint: Any) -> dict[str, type]:
 
 def _to_plain(value: Any, hint: Any) -> Any:
     if is_dataclass(value):
-        kind = {"kind": type(value).__name__} if kinds_of(hint) else {}
-        return kind | to_dict(value)
+        is_named = kinds_of(hint) and not getattr(value, "is_default_kind", False)
+        return ({"kind": type(value).__name__} if is_named else {}) | to_dict(value)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from benchmark_scripts import FOLDER, load
 
-from zipflm.config import DecoderConfig
+from zipflm.config import TransformerDecoder
 
 D, F, H = 16, 48, 2
 RATES = {"dropout": 0.0, "relu_dropout": 0.0, "attention_dropout": 0.0}
-CONFIG = DecoderConfig(dim=D, ffn_dim=F, num_heads=H, **RATES)
+CONFIG = TransformerDecoder(dim=D, ffn_dim=F, num_heads=H, **RATES)
 
 # Numbers of the residual stream's width and of the feed-forward's; then those in float32: of every
 # head the log-sum-exp, of every norm mean and deviation.

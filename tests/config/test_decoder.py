@@ -4,23 +4,26 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from zipflm.config import DecoderConfig
-from zipflm.model.decoder import Decoder
+from zipflm.config import TransformerDecoder
+from zipflm.model.decoders.transformer import Transformer
 
-SMALL = DecoderConfig(dim=32, num_layers=3, num_heads=4, ffn_dim=48)
+SMALL = TransformerDecoder(dim=32, num_layers=3, num_heads=4, ffn_dim=48)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DecoderConfig(dim=30, num_heads=4), "num_heads=4: must divide dim=30"),
-        (lambda: DecoderConfig(dropout=1.0), r"dropout=1.0: must lie in \[0, 1\)"),
+        (lambda: TransformerDecoder(dim=30, num_heads=4), "num_heads=4: must divide dim=30"),
+        (lambda: TransformerDecoder(dropout=1.0), r"dropout=1.0: must lie in \[0, 1\)"),
         (
-            lambda: DecoderConfig(dim=12, num_heads=4, positions="rotary"),
+            lambda: TransformerDecoder(dim=12, num_heads=4, positions="rotary"),
             "even head width, not 3",
         ),
-        (lambda: DecoderConfig(activation="gelu"), "activation='gelu': choose from relu, relu_sq"),
-        (lambda: DecoderConfig(num_layers=0), "num_layers=0: must be at least 1"),
+        (
+            lambda: TransformerDecoder(activation="gelu"),
+            "activation='gelu': choose from relu, relu_sq",
+        ),
+        (lambda: TransformerDecoder(num_layers=0), "num_layers=0: must be at least 1"),
     ],
 )
 def test_impossible_decoders_fail_when_written(make, message):
@@ -41,7 +44,7 @@ def test_impossible_decoders_fail_when_written(make, message):
 )
 def test_counts_what_the_built_decoder_has(fields):
     config = replace(SMALL, **fields)
-    built = sum(parameter.numel() for parameter in Decoder(config).parameters())
+    built = sum(parameter.numel() for parameter in Transformer(config).parameters())
     assert sum(config.params().values()) == built
     assert 0 not in config.params().values()
 
@@ -50,7 +53,7 @@ def test_products_are_those_of_the_built_decoder():
     block = 20
     config = replace(SMALL, bias=False, norm="rms")
     with FlopCounterMode(display=False) as counter:
-        Decoder(config)(torch.randn(1, block, 32))
+        Transformer(config)(torch.randn(1, block, 32))
     products = counter.get_total_flops() / 2 / block
     # The counter takes attention for one over the whole block; causality spares half of it.
     attention = config.num_layers * 2 * block * 32

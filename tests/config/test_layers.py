@@ -11,9 +11,9 @@ from zipflm.config import (
     AdaptiveInput,
     AdaptiveOutput,
     CharacterInput,
-    DecoderConfig,
     FixedInput,
     FullOutput,
+    TransformerDecoder,
 )
 
 VOCAB, WIDTH = 200, 32
@@ -42,7 +42,7 @@ OUTPUTS = [
 
 
 def build(input, output, tie=Tie.NONE):
-    decoder = DecoderConfig(dim=WIDTH, num_layers=1, num_heads=1, ffn_dim=8)
+    decoder = TransformerDecoder(dim=WIDTH, num_layers=1, num_heads=1, ffn_dim=8)
     config = ModelConfig(vocab_size=VOCAB, input=input, decoder=decoder, output=output, tie=tie)
     spellings = torch.randint(257, (VOCAB, 10)) if isinstance(input, CharacterInput) else None
     return LanguageModel(config, spellings, impl="reference").eval()

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numerics import LargestTensor
 
-from zipflm.config import AdaptiveInput, AdaptiveOutput, Blocks, DecoderConfig, ModelConfig, Tie
+from zipflm.config import (
+    AdaptiveInput,
+    AdaptiveOutput,
+    Blocks,
+    ModelConfig,
+    Tie,
+    TransformerDecoder,
+)
 from zipflm.data.batches import Batch, Batches
 from zipflm.data.token_file import TokenArray
 from zipflm.evaluation.scoring import named, score, score_sums, watched_by
@@ -19,7 +26,7 @@ BANDS = {"cutoffs": (40, 120), "dim": 16}
 SMALL = ModelConfig(
     vocab_size=300,
     input=AdaptiveInput(**BANDS),
-    decoder=DecoderConfig(dim=16, num_layers=1, num_heads=2, ffn_dim=32),
+    decoder=TransformerDecoder(dim=16, num_layers=1, num_heads=2, ffn_dim=32),
     output=AdaptiveOutput(**BANDS),
     tie=Tie.PROJECTIONS,
 )

@@ -9,11 +9,11 @@ from zipflm.config import (
     AdaptiveInput,
     AdaptiveOutput,
     CharacterInput,
-    DecoderConfig,
     FixedInput,
     FullOutput,
     ModelConfig,
     Tie,
+    TransformerDecoder,
 )
 from zipflm.data.encoding import spellings
 from zipflm.data.vocabulary import Vocabulary
@@ -21,7 +21,7 @@ from zipflm.model.language_model import LanguageModel
 
 VOCABULARY = Vocabulary.load(DICT)
 SIZE = len(VOCABULARY)
-DECODER = DecoderConfig(dim=16, num_layers=2, num_heads=2, ffn_dim=24)
+DECODER = TransformerDecoder(dim=16, num_layers=2, num_heads=2, ffn_dim=24)
 BANDS = {"cutoffs": (60, 200), "dim": 16, "factor": 4}
 CHARACTERS = CharacterInput(char_dim=4, filters=((1, 4), (3, 6)), highway_layers=2)
 MODELS = {

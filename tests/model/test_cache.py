@@ -5,13 +5,13 @@ import torch
 from numerics import assert_close
 
 from zipflm import LanguageModel, preset
-from zipflm.config import CharacterInput, DecoderConfig
-from zipflm.model.decoder import Decoder
+from zipflm.config import CharacterInput, TransformerDecoder
+from zipflm.model.decoders.transformer import Transformer
 from zipflm.model.kv_cache import KeyValueCache
 from zipflm.presets import FACTORIZATIONS
 from zipflm.presets.recipes import resolve
 
-PLAIN = DecoderConfig(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
+PLAIN = TransformerDecoder(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
 DECODERS = {
     "sinusoidal": PLAIN,
     "rotary": replace(PLAIN, positions="rotary"),
@@ -36,7 +36,7 @@ def in_pieces(module, inputs, cache, sizes):
 
 
 def a_decoder(name="modern", dtype=torch.float32, rows=3, capacity=12):
-    decoder = Decoder(DECODERS[name]).to(dtype).eval()
+    decoder = Transformer(DECODERS[name]).to(dtype).eval()
     return decoder, KeyValueCache(DECODERS[name], rows, capacity, dtype=dtype)
 
 
@@ -46,7 +46,9 @@ def a_decoder(name="modern", dtype=torch.float32, rows=3, capacity=12):
 def test_words_one_by_one_or_in_pieces_give_the_same_vectors(name, dtype, within, sizes):
     decoder, cache = a_decoder(name, dtype)
     words = torch.randn(3, 12, 32, dtype=dtype)
-    assert_close(in_pieces(decoder, words, cache, sizes), decoder(words), within)
+    assert_close(
+        in_pieces(lambda *given: decoder(*given)[0], words, cache, sizes), decoder(words)[0], within
+    )
     assert cache.length == 12
 
 
@@ -88,8 +90,8 @@ def test_repeated_rows_continue_apart():
     decoder(prefix, cache)
     repeated = cache.select(torch.arange(cache.rows).repeat_interleave(3))
     assert (repeated.rows, repeated.length, repeated.capacity) == (6, 4, 12)
-    whole = decoder(torch.cat([prefix.repeat_interleave(3, 0), continuations], dim=1))
-    assert_close(decoder(continuations, repeated), whole[:, 4:], 1e-5)
+    whole = decoder(torch.cat([prefix.repeat_interleave(3, 0), continuations], dim=1))[0]
+    assert_close(decoder(continuations, repeated)[0], whole[:, 4:], 1e-5)
     assert cache.length == 4
 
 
@@ -98,8 +100,8 @@ def test_padding_to_the_right_of_continuations_changes_nothing():
     prefix, longer = torch.randn(1, 4, 32), torch.randn(1, 5, 32)
     shorter = torch.cat([longer[:, :2] + 1, torch.zeros(1, 3, 32)], dim=1)
     decoder(prefix, cache)
-    together = decoder(torch.cat([longer, shorter]), cache.select(torch.tensor([0, 0])))
-    alone = decoder(torch.cat([prefix, shorter[:, :2]], dim=1))[:, 4:]
+    together = decoder(torch.cat([longer, shorter]), cache.select(torch.tensor([0, 0])))[0]
+    alone = decoder(torch.cat([prefix, shorter[:, :2]], dim=1))[0][:, 4:]
     assert_close(together[1:, :2], alone, 1e-5)
 
 
@@ -108,8 +110,8 @@ def test_selected_rows_come_in_the_order_asked_for():
     prefix, step = torch.randn(3, 4, 32), torch.randn(4, 1, 32)
     decoder(prefix, cache)
     rows = torch.tensor([2, 0, 0, 1])
-    whole = decoder(torch.cat([prefix[rows], step], dim=1))
-    assert_close(decoder(step, cache.select(rows)), whole[:, 4:], 1e-5)
+    whole = decoder(torch.cat([prefix[rows], step], dim=1))[0]
+    assert_close(decoder(step, cache.select(rows))[0], whole[:, 4:], 1e-5)
 
 
 def test_a_copy_shares_nothing_with_its_source():
@@ -118,20 +120,20 @@ def test_a_copy_shares_nothing_with_its_source():
     decoder(prefix, cache)
     copy = cache.select(torch.arange(3))
     decoder(steps[0], copy)
-    whole = decoder(torch.cat([prefix, steps[1]], dim=1))
-    assert_close(decoder(steps[1], cache), whole[:, 4:], 1e-5)
+    whole = decoder(torch.cat([prefix, steps[1]], dim=1))[0]
+    assert_close(decoder(steps[1], cache)[0], whole[:, 4:], 1e-5)
 
 
-def test_what_is_truncated_is_forgotten():
+def test_words_after_a_snapshot_are_forgotten():
     decoder, cache = a_decoder()
     words = torch.randn(3, 8, 32)
     decoder(words, cache)
-    cache.truncate(3)
+    cache.restore(3)
     other = torch.randn(3, 9, 32)
-    whole = decoder(torch.cat([words[:, :3], other], dim=1))
-    assert_close(decoder(other, cache), whole[:, 3:], 1e-5)
-    cache.truncate(0)
-    assert_close(decoder(other, cache), decoder(other), 1e-5)
+    whole = decoder(torch.cat([words[:, :3], other], dim=1))[0]
+    assert_close(decoder(other, cache)[0], whole[:, 3:], 1e-5)
+    cache.restore(0)
+    assert_close(decoder(other, cache)[0], decoder(other)[0], 1e-5)
 
 
 def test_a_step_allocates_no_second_cache():
@@ -148,7 +150,7 @@ def test_words_beyond_the_capacity_are_refused_and_change_nothing():
     decoder(words[:, :10], cache)
     with pytest.raises(ValueError, match="3 more do not fit a cache of capacity=12 that holds 10"):
         decoder(torch.randn(3, 3, 32), cache)
-    assert_close(decoder(words[:, 10:], cache), decoder(words)[:, 10:], 1e-5)
+    assert_close(decoder(words[:, 10:], cache)[0], decoder(words)[0][:, 10:], 1e-5)
 
 
 def test_what_does_not_fit_a_cache_is_refused_by_name():

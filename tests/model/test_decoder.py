@@ -6,10 +6,10 @@ from golden_files import load
 from numerics import assert_close
 from torch import nn
 
-from zipflm.config import DecoderConfig
-from zipflm.model.decoder import Decoder, _are_plain, rotate, rotations, sinusoids
+from zipflm.config import TransformerDecoder
+from zipflm.model.decoders.transformer import Transformer, _are_plain, rotate, rotations, sinusoids
 
-PLAIN = DecoderConfig(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
+PLAIN = TransformerDecoder(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
 MODERN = replace(
     PLAIN, positions="rotary", qk_norm=True, activation="relu_squared", norm="rms", bias=False
 )
@@ -33,20 +33,20 @@ def test_long_sequences_need_no_larger_table():
     [PLAIN, MODERN, replace(PLAIN, final_norm=True), replace(PLAIN, norm_position="after")],
 )
 def test_changing_a_word_changes_nothing_before_it(config):
-    decoder = Decoder(config).eval()
+    decoder = Transformer(config).eval()
     words = torch.randn(2, 9, 32)
     changed = words.clone()
     changed[:, 5] = torch.randn(2, 32)
-    before, after = decoder(words), decoder(changed)
+    before, after = decoder(words)[0], decoder(changed)[0]
     assert torch.equal(before[:, :5], after[:, :5])
     assert (before[:, 5:] != after[:, 5:]).any(dim=-1).all()
 
 
 def test_padding_to_the_right_changes_nothing():
-    decoder = Decoder(PLAIN).eval()
+    decoder = Transformer(PLAIN).eval()
     words = torch.randn(1, 6, 32)
     padded = torch.cat([words, torch.zeros(1, 4, 32)], dim=1)
-    assert_close(decoder(padded)[:, :6], decoder(words), 1e-6)
+    assert_close(decoder(padded)[0][:, :6], decoder(words)[0], 1e-6)
 
 
 def test_rotary_products_depend_on_distance_alone():
@@ -72,35 +72,35 @@ def test_rows_can_have_positions_of_their_own():
 
 
 def test_evaluation_is_free_of_dropout_and_training_is_not():
-    decoder = Decoder(PLAIN)
+    decoder = Transformer(PLAIN)
     words = torch.randn(1, 4, 32)
-    assert not torch.equal(decoder(words), decoder(words))
+    assert not torch.equal(decoder(words)[0], decoder(words)[0])
     decoder.eval()
-    assert torch.equal(decoder(words), decoder(words))
+    assert torch.equal(decoder(words)[0], decoder(words)[0])
 
 
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "relu_dropout"])
 def test_each_of_the_three_dropouts_acts_alone(rate):
     off = {"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
     words = torch.randn(1, 4, 32)
-    quiet = Decoder(replace(PLAIN, **off))
-    assert torch.equal(quiet(words), quiet(words))
-    noisy = Decoder(replace(PLAIN, **off | {rate: 0.5}))
-    assert not torch.equal(noisy(words), noisy(words))
+    quiet = Transformer(replace(PLAIN, **off))
+    assert torch.equal(quiet(words)[0], quiet(words)[0])
+    noisy = Transformer(replace(PLAIN, **off | {rate: 0.5}))
+    assert not torch.equal(noisy(words)[0], noisy(words)[0])
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "ffn_in"])
 def test_what_replaces_a_projection_or_hooks_into_it_is_called(name):
     """As adapters and people who look inside do; joined products must not pass them by."""
-    decoder, words, seen = Decoder(PLAIN), torch.randn(1, 4, 32), []
+    decoder, words, seen = Transformer(PLAIN), torch.randn(1, 4, 32), []
     layer = decoder.layers[0]
     layer.get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
     decoder(words)
     assert seen == [name]
     decoder.eval()
-    before = decoder(words)
+    before = decoder(words)[0]
     layer.register_module(name, nn.Sequential(layer.get_submodule(name), nn.Softsign()))
-    assert not torch.equal(decoder(words), before)
+    assert not torch.equal(decoder(words)[0], before)
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "ffn_in"])
@@ -108,10 +108,10 @@ def test_what_replaces_a_projection_or_hooks_into_it_is_called(name):
     "register", ["register_full_backward_hook", "register_full_backward_pre_hook"]
 )
 def test_hooks_into_the_backward_pass_of_a_projection_are_called(name, register):
-    decoder, seen = Decoder(PLAIN), []
+    decoder, seen = Transformer(PLAIN), []
     linear = decoder.layers[0].get_submodule(name)
     getattr(linear, register)(lambda *_: seen.append(name))
-    decoder(torch.randn(1, 4, 32)).sum().backward()
+    decoder(torch.randn(1, 4, 32))[0].sum().backward()
     assert seen == [name]
     assert not _are_plain(linear)  # what decides on a GPU
 
@@ -119,19 +119,19 @@ def test_hooks_into_the_backward_pass_of_a_projection_are_called(name, register)
 @pytest.mark.parametrize("name", ["query", "key", "value", "ffn_in"])
 def test_a_forward_put_into_a_projection_is_called(name):
     """As libraries do that move weights to the device when they are needed."""
-    decoder, words = Decoder(PLAIN).eval(), torch.randn(1, 4, 32)
-    before = decoder(words)
+    decoder, words = Transformer(PLAIN).eval(), torch.randn(1, 4, 32)
+    before = decoder(words)[0]
     linear = decoder.layers[0].get_submodule(name)
     original = linear.forward
     linear.forward = lambda x: 2 * original(x)
-    assert not torch.equal(decoder(words), before)
+    assert not torch.equal(decoder(words)[0], before)
     assert not _are_plain(linear)  # what decides on a GPU
 
 
 def test_zero_output_layers_start_as_the_identity():
     config = replace(MODERN, init="zero-output", dropout=0.0)
     words = torch.randn(1, 4, 32)
-    assert_close(Decoder(config)(words), words * 32**0.5, 1e-6)
+    assert_close(Transformer(config)(words)[0], words * 32**0.5, 1e-6)
 
 
 @pytest.mark.parametrize("config", [PLAIN, MODERN])
@@ -139,7 +139,7 @@ def test_zero_output_layers_start_as_the_identity():
 @pytest.mark.parametrize("embedded_in", [torch.float32, torch.float16, torch.bfloat16])
 def test_under_autocast_the_residual_stream_has_its_dtype(config, dtype, embedded_in):
     """Whatever the input layer returns: a looked-up row is float32, a projected one is not."""
-    decoder = Decoder(config)
+    decoder = Transformer(config)
     seen = []
     for layer in decoder.layers:
         layer.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
@@ -150,13 +150,13 @@ def test_under_autocast_the_residual_stream_has_its_dtype(config, dtype, embedde
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_without_autocast_the_residual_stream_has_the_embeddings_dtype(dtype):
-    decoder = Decoder(PLAIN).to(dtype)
-    assert decoder(torch.randn(1, 4, 32, dtype=dtype)).dtype == dtype
+    decoder = Transformer(PLAIN).to(dtype)
+    assert decoder(torch.randn(1, 4, 32, dtype=dtype))[0].dtype == dtype
 
 
 def test_post_norm_is_torchs_layer_with_the_norm_last():
     config = replace(PLAIN, num_layers=1, norm_position="after")
-    layer = Decoder(config).eval().layers[0]
+    layer = Transformer(config).eval().layers[0]
     theirs = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=False).eval()
     for norm in (layer.attention_norm, layer.ffn_norm):
         nn.init.normal_(norm.weight)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from zipflm import AdaptiveEmbedding, AdaptiveSoftmax, Bands, LanguageModel, preset
-from zipflm.config import DecoderConfig
+from zipflm.config import TransformerDecoder
 from zipflm.model import initialization
-from zipflm.model.decoder import DecoderLayer
+from zipflm.model.decoders.transformer import DecoderLayer
 from zipflm.presets import FACTORIZATIONS
 
 BANDS = Bands(vocab_size=100, cutoffs=(10, 40), dim=16, factor=2)
@@ -78,7 +78,9 @@ def test_pytorchs_own_distribution_is_that_of_its_layers():
 
 @pytest.mark.parametrize("how", ["paper", "fairseq", "zero-output"])
 def test_the_rules_of_a_decoder_layer(how):
-    layer = DecoderLayer(DecoderConfig(dim=64, ffn_dim=128, num_layers=1, num_heads=2, init=how))
+    layer = DecoderLayer(
+        TransformerDecoder(dim=64, ffn_dim=128, num_layers=1, num_heads=2, init=how)
+    )
     zero = {name for name, param in layer.named_parameters() if not param.any()}
     biases = {f"{name}.bias" for name in ("query", "key", "value", "ffn_in", "ffn_out")}
     always = {"attention_out.bias", "attention_norm.bias", "ffn_norm.bias"}

@@ -8,7 +8,7 @@ from golden_files import GOLDEN, MODELS, load
 from numerics import assert_close
 
 from zipflm import LanguageModel, preset
-from zipflm.config import CharacterInput, DecoderConfig, FixedInput, FullOutput, ModelConfig
+from zipflm.config import CharacterInput, FixedInput, FullOutput, ModelConfig, TransformerDecoder
 from zipflm.interop.fairseq import model_config, model_weights
 from zipflm.presets import DATASETS, FACTORIZATIONS, SIZES, variants
 
@@ -85,7 +85,7 @@ def test_a_fresh_model_starts_like_the_code_of_the_papers_time():
         ModelConfig(
             vocab_size=3000,
             input=FixedInput(dim=128),
-            decoder=DecoderConfig(dim=256, num_layers=1, num_heads=4, ffn_dim=1024),
+            decoder=TransformerDecoder(dim=256, num_layers=1, num_heads=4, ffn_dim=1024),
             output=FullOutput(dim=128),
         )
     )
@@ -100,7 +100,7 @@ def test_the_fairseq_variant_starts_like_that_code_does_now():
     torch.manual_seed(0)
     golden = json.loads((GOLDEN / "init_stats_main.json").read_text())["main.adp"]
     golden = {name: stats for name, stats in golden.items() if ".layers.0." in name}
-    small = DecoderConfig(dim=256, num_layers=1, num_heads=4, ffn_dim=1024)
+    small = TransformerDecoder(dim=256, num_layers=1, num_heads=4, ffn_dim=1024)
     layers = {"input": FixedInput(dim=8), "output": FullOutput(dim=8)}
     decoder = replace(small, init="fairseq")
     model = LanguageModel(ModelConfig(vocab_size=10, decoder=decoder, **layers))
@@ -137,7 +137,7 @@ def test_autocast_gives_every_factorization_the_same_precision(factorization):
     model, seen = tiny(factorization), []
     for layer in model.decoder.layers:
         layer.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
-    model.decoder.register_forward_hook(lambda _, inputs, output: seen.append(output))
+    model.decoder.register_forward_hook(lambda _, inputs, output: seen.append(output[0]))
     with torch.autocast("cpu", torch.bfloat16):
         model.nll(*torch.randint(1000, (2, 2, 12))).sum().backward()
     assert len(seen) == 5

@@ -261,3 +261,21 @@ def test_a_full_disk_is_the_problem_of_the_member_that_met_it(data: Path, tmp_pa
     outcome = compare(request_for(data, tmp_path), train=PretendTrainer(), score=score)
     problem = outcome.study.rows[0].problem
     assert "members/SM/seed-1: No space left" in problem and "same command again" in problem
+
+
+def test_decoders_are_also_timed_word_by_word(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("transformer", "gcnn", "lstm", "qrnn")
+    request = Request(data=data, preset="tiny", out=tmp_path, decoders=names, overrides=SHORT)
+    study = compare(request, device="cpu").study
+    assert [row.label for row in study.rows] == [f"ADP-T {name}" for name in names]
+    speeds = [row.mean("streaming_words_per_second") for row in study.rows]
+    assert all(speed is not None and speed > 1 for speed in speeds)
+    assert study.title.startswith("Decoders compared on")
+    print_table(study)
+    assert "streaming" in capsys.readouterr().out
+    assert "streaming words/s" in (tmp_path / "report.md").read_text()
+    # Measured once: the second time nothing is loaded, nor trained.
+    again = compare(request, device="cpu", train=PretendTrainer()).study
+    assert [row.mean("streaming_words_per_second") for row in again.rows] == speeds

@@ -186,3 +186,20 @@ def test_every_curve_gets_its_points_unless_the_user_decides() -> None:
     for dataset in set(DATASETS) - {"toy"}:
         training = preset(dataset).training
         assert training.max_updates // training.validate_every >= CURVE_POINTS
+
+
+def test_decoders_are_compared_on_one_factorization(data: Path) -> None:
+    names = ("transformer", "gcnn", "lstm", "qrnn")
+    overrides = ("decoder.num_heads=2", "decoder.window=1", "decoder.dropout=0.3")
+    request = Request(data=data, preset="tiny", out=Path("s"), decoders=names, overrides=overrides)
+    plans = plans_for(request)
+    assert [plan.label for plan in plans] == [f"ADP-T {name}" for name in names]
+    assert {plan.factorization for plan in plans} == {"ADP-T"}
+    assert len({type(plan.config.decoder) for plan in plans}) == 4
+    # Fields that only some have are changed there.
+    assert {plan.config.decoder.dropout for plan in plans} == {0.3}
+    assert [getattr(plan.config.decoder, "window", None) for plan in plans] == [None, None, None, 1]
+    with pytest.raises(ValueError, match="--decoders rnn: choose from transformer, gcnn"):
+        plans_for(replace(request, preset="tiny", factorizations=(), decoders=("rnn",)))
+    with pytest.raises(ValueError, match="unknown key decoder.num_head"):
+        plans_for(replace(request, factorizations=(), overrides=("decoder.num_head=2",)))

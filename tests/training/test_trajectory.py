@@ -12,9 +12,9 @@ from zipflm.config import (
     AdaptiveInput,
     AdaptiveOutput,
     CosineCycles,
-    DecoderConfig,
     ModelConfig,
     Tie,
+    TransformerDecoder,
 )
 from zipflm.data.batches import Batch
 from zipflm.interop.fairseq import model_weights
@@ -54,7 +54,7 @@ def toy_config():
     return ModelConfig(
         vocab_size=496,
         input=AdaptiveInput(cutoffs=CUTOFFS, dim=32),
-        decoder=DecoderConfig(
+        decoder=TransformerDecoder(
             dim=32,
             num_layers=2,
             num_heads=4,

@@ -78,9 +78,8 @@ class Commands(TyperGroup):
         except Exception as error:
             if not hasattr(error, "possibilities"):  # of an unknown option
                 raise
-            raise ValueError(
-                f"{error.option_name}: no such option; see {_path(ctx)} --help"
-            ) from None  # type: ignore[attr-defined]
+            option = error.option_name  # type: ignore[attr-defined]
+            raise ValueError(f"{option}: no such option; see {_path(ctx)} --help") from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]

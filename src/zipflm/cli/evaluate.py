@@ -74,8 +74,8 @@ def evaluate(
         str | None,
         typer.Option(
             "--break",
-            help="Cut at: none, complete (whole lines) or sentence (lines); the run's own unless "
-            "given.",
+            help="Cut at: none, complete (whole lines), sentence (lines) or stream (none, and "
+            "recurrent decoders carry their state on); the run's own unless given.",
         ),
     ] = None,
     batch_tokens: Annotated[
@@ -191,6 +191,10 @@ def compare(
     recipe: Recipe = "paper",
     bands: Bands = None,
     tail_dropout: TailDropout = None,
+    decoders: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare these instead of factorizations: transformer,gcnn,lstm,qrnn."),
+    ] = None,
     equal: Annotated[
         str, typer.Option(help="Held equal: updates (as in the paper), text or seconds.")
     ] = "updates",
@@ -234,6 +238,7 @@ def compare(
         "overrides": tuple(api.assignments(overrides or [])),
         "bands": parts(bands),
         "tail_dropout": numbers("--tail-dropout", tail_dropout, float),
+        "decoders": parts(decoders),
         "equal": equal,
         "grid": tuple(grid or ()),
         "memory": tuple(memory or ()),

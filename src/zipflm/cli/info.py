@@ -292,15 +292,19 @@ def _datasets() -> list[dict[str, Any]]:
 
 
 def _models(name: Name) -> list[dict[str, Any]]:
-    from zipflm.presets import FACTORIZATIONS, preset, variants
+    from zipflm.presets import FACTORIZATIONS, preset, rivals, variants
 
+    configs = [
+        preset(name.dataset, factorization, size=name.size, variant=variant)
+        for factorization in FACTORIZATIONS
+        for variant in (None, *variants(name.dataset, factorization))
+    ]
+    if name.size == "base":
+        configs += rivals.MODELS.get(name.dataset, {}).values()
     rows = []
-    for factorization in FACTORIZATIONS:
-        for variant in (None, *variants(name.dataset, factorization)):
-            config = preset(name.dataset, factorization, size=name.size, variant=variant)
-            input, output = config.describe(config.batches.unit)
-            row = {"preset": config.name, **_numbers(config), "input": input, "output": output}
-            rows.append(row)
+    for config in configs:
+        input, output = config.describe(config.batches.unit)
+        rows.append({"preset": config.name, **_numbers(config), "input": input, "output": output})
     return rows
 
 

@@ -7,6 +7,10 @@ nothing and reads no file; `zipflm.settings` keeps these values as JSON and chan
 
 from zipflm.config.checks import require as require
 from zipflm.config.decoder import DecoderConfig as DecoderConfig
+from zipflm.config.decoder import GatedConvolutionDecoder as GatedConvolutionDecoder
+from zipflm.config.decoder import LSTMDecoder as LSTMDecoder
+from zipflm.config.decoder import QRNNDecoder as QRNNDecoder
+from zipflm.config.decoder import TransformerDecoder as TransformerDecoder
 from zipflm.config.layers import AdaptiveInput as AdaptiveInput
 from zipflm.config.layers import AdaptiveOutput as AdaptiveOutput
 from zipflm.config.layers import Banded as Banded

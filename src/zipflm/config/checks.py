@@ -68,13 +68,16 @@ def _bounds(cls: Any) -> dict[str, Bound]:
 
 
 class ByKind:
-    """Marks a union of dataclasses of which JSON names one with the key `kind`."""
+    """Marks a union of dataclasses of which JSON names one with the key `kind`. It may leave out
+    the name of a class with `is_default_kind`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        def without_kind(values: dict[str, Any]) -> str:
-            return json.dumps({name: values[name] for name in values if name != "kind"})
+        def without_kind(values: Any) -> str:
+            if isinstance(values, dict):
+                values = {name: values[name] for name in values if name != "kind"}
+            return json.dumps(values)
 
         choices: dict[Any, Any] = {
             # Text again, since strict validation takes lists for tuples from JSON alone.
@@ -83,4 +86,11 @@ class ByKind:
             )
             for cls in get_args(source)
         }
-        return core_schema.tagged_union_schema(choices, discriminator="kind")
+        defaults = [cls for cls in get_args(source) if getattr(cls, "is_default_kind", False)]
+        default = defaults[0].__name__ if defaults else None
+
+        def kind_of(values: Any) -> Any:
+            return values.get("kind", default) if isinstance(values, dict) else default
+
+        discriminator: Any = "kind" if default is None else kind_of
+        return core_schema.tagged_union_schema(choices, discriminator=discriminator)

@@ -1,16 +1,59 @@
-"""The Transformer decoder as a value, with the answers to what it holds and what it costs."""
+"""The decoders as values, with the answers to what they hold and what they cost.
+
+`Decoder` lists the questions. A new decoder is a class here, one in `model.decoders`, and an entry
+in `DecoderConfig`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Annotated, Literal
 
-from zipflm.config.checks import Checked, Fraction, Positive, require
+from zipflm.config.checks import ByKind, Checked, Fraction, Positive, require
+
+
+class Decoder(Checked, ABC):
+    """The questions to any decoder."""
+
+    dim: int
+    dropout: float
+    has_constant_state = True
+    """Whether its state has the same size after any number of words. Such a decoder never has to
+    drop the beginning of a text, and can carry its state from one training batch to the next."""
+    is_compilable = True
+    """Whether `torch.compile` takes it whole."""
+
+    @property
+    def output_dim(self) -> int:
+        """Width of its hidden vectors; `dim` is that of its input."""
+        return self.dim
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """Number of layers."""
+
+    @abstractmethod
+    def params(self) -> dict[str, int]:
+        """Number of trained parameters by part."""
+
+    def products(self, block: int) -> float:
+        """Multiply-adds for one token of a block: each weight once."""
+        return sum(self.params().values())
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A few words for a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig(Checked):
+class TransformerDecoder(Decoder):
     """The Transformer decoder (section 4.1); the defaults are the paper's for WikiText-103."""
+
+    is_default_kind = True
+    has_constant_state = False
 
     dim: Positive = 1024
     """Width of what a word becomes, from layer to layer."""
@@ -67,8 +110,17 @@ class DecoderConfig(Checked):
             "with norm_position=after the last layer ends with a norm; use final_norm=false",
         )
 
+    @property
+    def depth(self) -> int:
+        return self.num_layers
+
+    def describe(self) -> str:
+        return (
+            f"{self.num_layers} layers, width {self.dim}, {self.num_heads} heads, "
+            f"feed-forward {self.ffn_dim}, {self.positions} positions"
+        )
+
     def params(self) -> dict[str, int]:
-        """Number of trained parameters by part."""
         parts = {"layers": self.num_layers * self._num_layer_params}
         if self.final_norm and self._num_norm_params:
             parts["final_norm"] = self._num_norm_params
@@ -91,3 +143,145 @@ class DecoderConfig(Checked):
     @property
     def _num_norm_params(self) -> int:
         return 2 * self.dim if self.norm == "layer" else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedConvolutionDecoder(Decoder):
+    """Causal convolutions with gated linear units (Dauphin et al., 2017)."""
+
+    dim: Positive
+    """Width of the input."""
+    blocks: tuple[tuple[int, int, int], ...]
+    """(kernel, width, bottleneck) of every residual block. With a bottleneck of 0 a block is one
+    convolution; else it is three, of which the outer two see one word and the middle one, as wide
+    as the bottleneck, `kernel` words."""
+    dropout: Fraction = 0.2
+    """On the input of every convolution."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(len(self.blocks) > 0, "blocks", self.blocks, "give at least one block")
+        for kernel, width, bottleneck in self.blocks:
+            require(
+                kernel >= 1 and width >= 1 and bottleneck >= 0,
+                "blocks",
+                self.blocks,
+                "each is kernel:width:bottleneck, e.g. 5:512:128, or 4:900:0 without a bottleneck",
+            )
+
+    @property
+    def depth(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def output_dim(self) -> int:
+        return self.blocks[-1][1]
+
+    @property
+    def widths(self) -> list[tuple[int, int]]:
+        """Width of the input and the output of every block."""
+        return list(pairwise([self.dim, *(width for _, width, _ in self.blocks)]))
+
+    def params(self) -> dict[str, int]:
+        # Each output channel has a gain and a bias besides its direction, and is gated by another.
+        convolutions = sum(
+            2 * out * (kernel * into + 2)
+            for block, (before, width) in zip(self.blocks, self.widths, strict=True)
+            for kernel, into, out in convolutions_of(*block, before)
+        )
+        residuals = sum(out * (into + 2) for into, out in self.widths if into != out)
+        return {"convolutions": convolutions} | ({"residuals": residuals} if residuals else {})
+
+    def describe(self) -> str:
+        words = 1 + sum(kernel - 1 for kernel, _, _ in self.blocks)
+        return f"{self.depth} blocks of gated convolutions, width {self.output_dim}, {words} words"
+
+
+def convolutions_of(
+    kernel: int, width: int, bottleneck: int, before: int
+) -> list[tuple[int, int, int]]:
+    """(kernel, input width, output width) of the convolutions of a block."""
+    if not bottleneck:
+        return [(kernel, before, width)]
+    return [(1, before, bottleneck), (kernel, bottleneck, bottleneck), (1, bottleneck, width)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMDecoder(Decoder):
+    """Layers of LSTM cells, each projected to the decoder's width if it has another."""
+
+    is_compilable = False
+
+    dim: Positive
+    """Width of the input and of what each layer returns."""
+    hidden_dim: Positive
+    """Cells of a layer."""
+    num_layers: Positive = 1
+    """Layers of cells."""
+    dropout: Fraction = 0.25
+    """On the input of every layer and on the output."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.hidden_dim >= self.dim,
+            "hidden_dim",
+            self.hidden_dim,
+            f"must be at least dim={self.dim}, to which it is projected",
+        )
+
+    @property
+    def depth(self) -> int:
+        return self.num_layers
+
+    @property
+    def has_projection(self) -> bool:
+        return self.hidden_dim != self.dim
+
+    def params(self) -> dict[str, int]:
+        gates = 4 * self.hidden_dim * (2 * self.dim + 2)
+        projection = self.hidden_dim * self.dim if self.has_projection else 0
+        return {"layers": self.num_layers * (gates + projection)}
+
+    def describe(self) -> str:
+        cells = f"{self.num_layers} layers of {self.hidden_dim} LSTM cells"
+        return cells + (f", projected to {self.dim}" if self.has_projection else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QRNNDecoder(Decoder):
+    """Quasi-recurrent layers with fo-pooling (Bradbury et al., 2017; Merity et al., 2018)."""
+
+    dim: Positive
+    """Width of the input and of what the last layer returns."""
+    hidden_dim: Positive
+    """Width of the other layers."""
+    num_layers: Positive = 4
+    """Layers, each of gates and a pooling."""
+    window: Positive = 2
+    """Words that the first layer's gates see, the newest included; those of later layers see
+    one."""
+    dropout: Fraction = 0.1
+    """On the input of every layer and on the output."""
+
+    @property
+    def depth(self) -> int:
+        return self.num_layers
+
+    @property
+    def layers(self) -> list[tuple[int, int, int]]:
+        """(window, input width, output width) of every layer."""
+        widths = [self.dim, *[self.hidden_dim] * (self.num_layers - 1), self.dim]
+        windows = [self.window, *[1] * (self.num_layers - 1)]
+        return [(w, *pair) for w, pair in zip(windows, pairwise(widths), strict=True)]
+
+    def params(self) -> dict[str, int]:
+        return {"layers": sum(3 * out * (window * into + 1) for window, into, out in self.layers)}
+
+    def describe(self) -> str:
+        return f"{self.num_layers} QRNN layers, width {self.hidden_dim}"
+
+
+DecoderConfig = Annotated[
+    TransformerDecoder | GatedConvolutionDecoder | LSTMDecoder | QRNNDecoder, ByKind()
+]

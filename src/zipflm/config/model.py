@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from zipflm.config.checks import Checked, Positive, require
-from zipflm.config.decoder import DecoderConfig
+from zipflm.config.decoder import DecoderConfig, TransformerDecoder
 from zipflm.config.layers import (
     AdaptiveInput,
     AdaptiveOutput,
@@ -66,7 +66,7 @@ class ModelConfig(Checked):
     vocab_size: Positive
     """Number of ids, specials and fillers included."""
     input: InputConfig
-    decoder: DecoderConfig = field(default_factory=DecoderConfig)
+    decoder: DecoderConfig = field(default_factory=TransformerDecoder)
     output: OutputConfig
     tie: Tie = Tie.NONE
     """Which weights the output layer shares with the input layer."""
@@ -92,7 +92,7 @@ class ModelConfig(Checked):
             "or leave input.sparse out",
         )
         if self.tie != Tie.NONE:
-            self.output.check_tie(self.tie, self.input, self.vocab_size, self.decoder.dim)
+            self.output.check_tie(self.tie, self.input, self.vocab_size, self.decoder.output_dim)
 
     @property
     def input_bands(self) -> Bands | None:
@@ -128,11 +128,11 @@ class ModelConfig(Checked):
 
     def params_by_part(self) -> dict[str, int]:
         """The same number, part by part in the order in which a token passes them."""
-        width = self.decoder.dim
+        decoder = self.decoder
         by_layer = {
-            "input": self.input.params(self.vocab_size, width),
-            "decoder": self.decoder.params(),
-            "output": self.output.params(self.num_predicted, width, self.tie),
+            "input": self.input.params(self.vocab_size, decoder.dim),
+            "decoder": decoder.params(),
+            "output": self.output.params(self.num_predicted, decoder.output_dim, self.tie),
         }
         return {
             f"{layer}.{part}": count
@@ -145,9 +145,9 @@ class ModelConfig(Checked):
 
         A token meets the weights of its own band only; `share` says how common each band is.
         """
-        width = self.decoder.dim
+        decoder = self.decoder
         return (
-            self.input.products(self.vocab_size, width, share)
-            + self.decoder.products(block)
-            + self.output.products(self.num_predicted, width, self.tie, share)
+            self.input.products(self.vocab_size, decoder.dim, share)
+            + decoder.products(block)
+            + self.output.products(self.num_predicted, decoder.output_dim, self.tie, share)
         )

@@ -12,7 +12,7 @@ from typing import Literal
 from zipflm.config.checks import Checked, Positive, require
 
 Rule = Literal["whitespace", "words", "wikitext"]
-BreakMode = Literal["none", "complete", "sentence"]
+BreakMode = Literal["none", "complete", "sentence", "stream"]
 Unit = Literal["word", "bpe"]
 """What one id stands for: a word, or a byte-pair piece of one."""
 
@@ -23,7 +23,9 @@ class Blocks(Checked):
 
     break_mode: BreakMode
     """`none`: cut after exactly `block` tokens. `complete`: as many whole sentences as fit.
-    `sentence`: one sentence each, batched with others of similar length."""
+    `sentence`: one sentence each, batched with others of similar length. `stream`: as `none`, but
+    the text is first cut into one stretch for each row of a batch, so that every row of a batch
+    continues that of the one before; decoders with a state of constant size carry it on."""
     block: Positive
     """Tokens that the model sees at once, context included (a longer sentence is not cut)."""
     context: int = 0
@@ -37,6 +39,17 @@ class Blocks(Checked):
             self.context,
             f"must leave room for scored tokens in block={self.block}; give 0 to {self.block - 1}",
         )
+        require(
+            self.break_mode != "stream" or self.context == 0,
+            "context",
+            self.context,
+            "break_mode=stream carries the state from block to block; use context=0",
+        )
+
+    @property
+    def has_one_length(self) -> bool:
+        """Whether all blocks but the last are equally long."""
+        return self.break_mode in ("none", "stream")
 
 
 @dataclass(frozen=True)

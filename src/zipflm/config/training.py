@@ -28,13 +28,15 @@ class BatchConfig(Checked):
     """What one id stands for; a data folder made for the other unit is refused."""
     break_mode: BreakMode = "none"
     """Where training text is cut: `none` after `block` tokens, `complete` between sentences,
-    `sentence` at every one of them (see `Blocks`)."""
+    `sentence` at every one of them, `stream` as `none`, with rows that continue those of the batch
+    before (see `Blocks`)."""
     block: int = 512
     """Tokens in a training block."""
     tokens: Positive = 4096
     """At most this many tokens, padding included, go through a device at once."""
     eval_break_mode: BreakMode = "complete"
-    """Where text is cut that is scored; the same choices."""
+    """Where text is cut that is scored; the same choices, except that `stream` is for `zipflm
+    evaluate` alone."""
     eval_block: int = 512
     """Tokens seen at once where text is scored."""
     eval_context: int = 0
@@ -47,6 +49,12 @@ class BatchConfig(Checked):
             _ = self.eval_blocks
         except ValueError as error:  # which names the field of Blocks
             raise ValueError(f"eval_{error}") from None
+        require(
+            self.eval_break_mode != "stream",
+            "eval_break_mode",
+            self.eval_break_mode,
+            "validation scores parts of a text; use none, and evaluate with --break-mode stream",
+        )
         require(
             self.break_mode == "sentence" or self.tokens >= self.block,
             "tokens",
@@ -263,6 +271,19 @@ class Config(ModelConfig):
             "input.predicted_words",
             self.num_predicted,
             "counts words; a model of sub-words can spell every word, so leave it out",
+        )
+        is_transformer = not self.decoder.has_constant_state
+        require(
+            self.training.recompute == "none" or is_transformer,
+            "training.recompute",
+            self.training.recompute,
+            "is for Transformers; use training.recompute=none",
+        )
+        require(
+            self.training.parallel == "ddp" or is_transformer,
+            "training.parallel",
+            self.training.parallel,
+            "is for Transformers; use training.parallel=ddp",
         )
         require(
             self.training.parallel != "fsdp" or not self.input.has_sparse_gradients,

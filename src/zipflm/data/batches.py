@@ -146,7 +146,7 @@ def unique_tokens(words_BT: Tensor, least: int = 0) -> UniqueTokens:
 
 def batch_of(ids: NDArray[Any], windows: Windows) -> Batch:
     """The batch whose rows lie in the stream `ids` where `windows` says."""
-    reach = int((windows.end - windows.first).max())
+    reach = max(1, int((windows.end - windows.first).max()))
     # One gather serves inputs and targets, which are one step apart.
     places = windows.first[:, None] + np.arange(-1, reach)
     inside = places < windows.end[:, None]
@@ -175,6 +175,7 @@ class Batches:
         max_tokens: int,
         seed: int = 0,
         shuffle: bool,
+        streams: int = 0,
         in_order: bool = False,
         rank: int = 0,
         world_size: int = 1,
@@ -182,8 +183,10 @@ class Batches:
         """`max_tokens` counts padding; a sentence longer than that makes a batch of its own. With
         `shuffle` rows are sorted by length in random tie order and batches come in random order;
         without, `none` and `complete` keep the stream's order, and `in_order` sentences do, too.
+        `stream` always does, and cuts the text into `streams` stretches, a multiple of the rows of
+        a batch: as many by default.
         """
-        if blocks.break_mode == "none" and max_tokens < blocks.block:
+        if blocks.has_one_length and max_tokens < blocks.block:
             raise ValueError(
                 f"max_tokens={max_tokens}: a block of {blocks.block} tokens does not fit"
             )
@@ -193,10 +196,12 @@ class Batches:
         self.tokens: Tokens = tokens
         self.blocks: Blocks = blocks
         self._ids = tokens.ids
+        shuffle = shuffle and blocks.break_mode != "stream"
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
         sorts = shuffle or (blocks.break_mode == "sentence" and not in_order)
-        self._rows = rows(tokens, blocks, sorts=sorts)
+        stretches = streams or max_tokens // blocks.block
+        self._rows = rows(tokens, blocks, sorts=sorts, streams=stretches)
         self._groups = group_runs(self._rows.runs, max_tokens)
         largest = int(self._groups.sizes.max())
         self._at_once = max(1, min(_MOST_AT_ONCE, _ROWS_AT_ONCE // largest))

@@ -62,12 +62,31 @@ def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
     return offsets[firsts].astype(np.int64)
 
 
-def rows(tokens: Tokens, blocks: Blocks, *, sorts: bool) -> Rows:
-    """The windows of a stream in its own order, or the shorter ones first."""
+def rows(tokens: Tokens, blocks: Blocks, *, sorts: bool, streams: int = 1) -> Rows:
+    """The windows of a stream in its own order, or the shorter ones first.
+
+    Of break mode `stream`: the first window of each of `streams` stretches, then the second of
+    each, and so on. They are said to be equally long, though stretches end with shorter ones.
+    """
+    if blocks.break_mode == "stream":
+        return _stretches(len(tokens.ids), blocks.block, streams)
     if blocks.break_mode == "none":
         return _even_rows(len(tokens.ids), blocks, sorts)
     bounds = cut(tokens, blocks.break_mode, blocks.block - blocks.context)
     return _rows_between(bounds, blocks, sorts)
+
+
+def _stretches(total: int, block: int, number: int) -> Rows:
+    length = -(-total // number)
+
+    def windows(places: Positions) -> Windows:
+        column, stretch = np.divmod(places, number)
+        limit = np.minimum((stretch + 1) * length, total)
+        start = np.minimum(stretch * length + column * block, limit)
+        return Windows(start, start, np.minimum(start + block, limit))
+
+    num_rows = -(-length // block) * number
+    return Rows(_runs(np.array([block]), np.array([num_rows])), windows)
 
 
 def _even_rows(total: int, blocks: Blocks, sorts: bool) -> Rows:

@@ -34,6 +34,7 @@ from zipflm.data.windows import Windows, batched, document_windows
 from zipflm.evaluation.protocol import ScoringProtocol, TokenScores, count_words
 from zipflm.memory.mixing import Mixture
 from zipflm.memory.specs import Memories
+from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.model.sampling import most_likely
@@ -176,7 +177,13 @@ def score(
     memory = None if memories is None else memories.recall().open(ids)
     nll, positions, scored = share.done_by_all(
         lambda: start_scoring(
-            model, ids, planned(batches, share), device=device, precision=precision, memory=memory
+            model,
+            ids,
+            planned(batches, share),
+            device=device,
+            precision=precision,
+            memory=memory,
+            carries=batches.blocks.break_mode == "stream",
         )()
     )
     if share.world_size > 1:
@@ -403,24 +410,30 @@ def start_scoring(
     precision: Precision = "float32",
     extras: _Extras | None = None,
     memory: Observer | None = None,
+    carries: bool = False,
 ) -> Callable[[], StreamScores]:
     """Score the windows of a stream; the result is there once it is called for.
 
     A GPU works on while the caller does something else, and only calling the result waits for it.
-    The model is put into evaluation mode and onto the device. Raises ValueError if a
-    log-probability is not finite.
+    With `carries` the rows of each windows continue those of the ones before, and decoders with a
+    state of constant size carry it on. The model is put into evaluation mode and onto the device.
+    Raises ValueError if a log-probability is not finite.
     """
     model = model.to(device).eval()
     ids = np.asarray(ids)  # a plain view of a mapped file, for which NumPy indexes without detours
     nll = np.full(len(ids), np.nan, dtype=np.float32)
     positions = scored = bad = 0
     pending: deque[_Underway] = deque()
+    states: RowStates | None = None
+    carries = carries and model.config.decoder.has_constant_state
     for windows in plan:
         places = scored_places(windows)
         positions += int((windows.end - windows.first).sum())
         scored += len(places)
         with autocast(precision, torch.device(device)):
-            hidden, targets = predicting(model, batch_of(ids, windows), device)
+            if carries and states is None:
+                states = model.decoder.new_state(len(windows.first), 0)  # type: ignore[assignment]
+            hidden, targets = predicting(model, batch_of(ids, windows), device, states)
             values = model.output.nll(hidden, targets)
         own, mixture = values, None
         if memory is not None:
@@ -463,7 +476,10 @@ def _on_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
 
 
 def predicting(
-    model: LanguageModel, batch: Batch, device: torch.device | str
+    model: LanguageModel,
+    batch: Batch,
+    device: torch.device | str,
+    states: RowStates | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The vectors from which the scored tokens of a batch are predicted, row by row, and these."""
     chosen = batch.scored.flatten().nonzero().squeeze(1)
@@ -473,7 +489,7 @@ def predicting(
     inputs = batch.pin_memory() if torch.device(device).type == "cuda" else batch
     words = inputs.to(device, non_blocking=True).inputs
     targets, chosen = _on_device((targets, chosen), torch.device(device))
-    return model(words).flatten(0, 1)[chosen], targets
+    return model(words, states).flatten(0, 1)[chosen], targets
 
 
 def _on_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:

@@ -27,7 +27,6 @@ from zipflm.config import (
     BatchConfig,
     CharacterInput,
     Config,
-    DecoderConfig,
     FixedInput,
     FullOutput,
     InputConfig,
@@ -35,6 +34,7 @@ from zipflm.config import (
     OutputConfig,
     Splitting,
     Tie,
+    TransformerDecoder,
 )
 from zipflm.data.bpe import Codes
 from zipflm.data.vocabulary import CONTINUES, Vocabulary
@@ -113,7 +113,7 @@ def model_config(
 def config_from_latest(options: Mapping[str, Any], vocab_size: int) -> ModelConfig:
     """The config of a model with options as `latest_options` returns them."""
     width = options["decoder_embed_dim"]
-    decoder = DecoderConfig(
+    decoder = TransformerDecoder(
         dim=width,
         num_layers=options["decoder_layers"],
         num_heads=options["decoder_attention_heads"],

@@ -2,8 +2,8 @@
 
 New texts join before any step and finished ones leave after it. Each draws with a random generator
 of its own, so it does not depend on those beside it. Every token passes the decoder once; what came
-before it is in a cache. When that is as long as the block, the model goes on behind the last
-`context` tokens, as scoring does when it slides over a text.
+before it is in a cache. When a Transformer's is as long as the block, the model goes on behind the
+last `context` tokens, as scoring does when it slides over a text; other decoders never forget.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zipflm.data.bpe import join
-from zipflm.data.vocabulary import CONTINUES, END, FILLER, PAD, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import CONTINUES, END, FILLER, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.scoring import Likely
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.next_words import MOST_PIECES
 from zipflm.language.text import EncodedText, Ids, TextReader
 from zipflm.memory.mixing import Mixture
-from zipflm.model.kv_cache import KeyValueCache, RaggedCache
+from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.recorded_step import RecordedStep
 from zipflm.model.sampling import NUM_TRIES, Mix, draw, most_likely
 
@@ -312,12 +312,13 @@ class TextDecoder:
         never = never.to(engine.device)
         self._forbidden = {True: never, False: never[never != UNKNOWN]}
         self.rows: list[GrowingText] = []
-        self._cache = RaggedCache()
+        self._cache: Any = engine.model.new_ragged_cache()
         self._hidden_ND = torch.zeros(0)
         memories, output = engine.memories, engine.model.output
         self._memory = None if memories is None else memories.rows(output.edges[-1])
         self._mixture: Mixture | None = None
-        self._is_recorded = is_recorded and engine.device.type == "cuda"
+        is_ragged = isinstance(self._cache, RaggedCache)
+        self._is_recorded = is_recorded and is_ragged and engine.device.type == "cuda"
         self._recorded: RecordedStep | None = None
 
     @torch.inference_mode()
@@ -325,11 +326,12 @@ class TextDecoder:
         """They are part of the next step."""
         inputs = [self._engine.inputs(row.prompt) for row in rows]
         for row in rows:
-            row.has_slid = len(row.prompt) + 1 > self._engine.blocks.block
-        hidden_ND, cache, texts = self._read(inputs)
+            row.has_slid = len(row.prompt) + 1 > self._engine.longest
+        texts, cache = self._read(inputs)
+        hidden_ND = torch.stack([hidden_TD[-1] for hidden_TD in texts])
         if self._memory is not None:
-            pairs = zip(texts, inputs, strict=True)
-            self._memory.join([(hidden_TD[:-1], ids[1:]) for hidden_TD, ids in pairs])
+            pairs = zip(rows, texts, strict=True)
+            self._memory.join([self._engine.pairs(row.prompt, text) for row, text in pairs])
         capacity = max(row.room(self._engine) for row in rows)
         self._cache.join(cache, [len(ids) for ids in inputs], capacity)
         self._hidden_ND = torch.cat([self._hidden_ND, hidden_ND]) if self.rows else hidden_ND
@@ -412,9 +414,9 @@ class TextDecoder:
         ids_N = self._tensor(ids)
         if self._memory is not None:
             self._memory.add(self._hidden_ND, ids, ids_N)
-        lengths, block = self._cache.lengths, self._engine.blocks.block
-        full = [place for place, length in enumerate(lengths) if length >= block]
-        self._cache.empty(full)
+        full = self._cache.full(self._engine.blocks.block)
+        if full:
+            self._cache.empty(full)
         if len(full) < len(self.rows):
             self._hidden_ND = self._next(ids_N)
         if full:  # whatever was computed for them
@@ -434,29 +436,23 @@ class TextDecoder:
         context = max(self._engine.blocks.context, 1)
         rows = [self.rows[place] for place in places]
         inputs = [np.append(row.prompt, row.ids)[-context:] for row in rows]
-        hidden_ND, cache, _ = self._read(inputs)
+        texts, cache = self._read(inputs)
+        hidden_ND = torch.stack([hidden_TD[-1] for hidden_TD in texts])
         self._cache.fill(places, cache, [len(ids) for ids in inputs])
         self._hidden_ND = self._hidden_ND.index_copy(0, self._tensor(places), hidden_ND)
         for row in rows:
             row.has_slid = True
 
-    def _read(self, inputs: Sequence[Ids]) -> tuple[Tensor, KeyValueCache, list[Tensor]]:
-        """The vectors after these ids, what the model keeps of them, and the vectors after each of
-        them; equal ones it reads once."""
+    def _read(self, inputs: Sequence[Ids]) -> tuple[list[Tensor], Any]:
+        """The vectors after each of these ids, and what the model keeps of them; equal texts it
+        reads once."""
         different = {ids.tobytes(): ids for ids in inputs}
         place_of = {key: place for place, key in enumerate(different)}
-        words = torch.full((len(different), max(map(len, inputs))), PAD)
-        for place, ids in enumerate(different.values()):
-            words[place, : len(ids)] = torch.from_numpy(ids)
-        cache = self._engine.model.new_cache(*words.shape)
-        hidden_BTD: Tensor = self._engine.model(words.to(self._engine.device), cache)
-        places = self._tensor([place_of[ids.tobytes()] for ids in inputs])
-        ends = self._tensor([len(ids) - 1 for ids in inputs])
+        texts, cache = self._engine.model.read([*map(torch.from_numpy, different.values())])
         if len(different) < len(inputs):
-            cache = cache.select(places)
-        rows = [(place_of[ids.tobytes()], len(ids)) for ids in inputs]
-        texts = [hidden_BTD[place, :length] for place, length in rows]
-        return hidden_BTD[places, ends], cache, texts
+            places = [place_of[ids.tobytes()] for ids in inputs]
+            texts, cache = [texts[place] for place in places], cache.select(self._tensor(places))
+        return texts, cache
 
 
 def never_written(vocabulary: Vocabulary) -> Tensor:

@@ -6,6 +6,7 @@ A text that fits the block is seen whole. A longer one is cut as `evaluate` cuts
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.config import Blocks, Unit
+from zipflm.data.batches import batch_of
 from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import END, PAD, UNKNOWN
 from zipflm.data.windows import Windows, batched, cut, document_windows, group, with_context
@@ -25,6 +27,7 @@ from zipflm.evaluation.scoring import (
     DocumentScores,
     Likely,
     predicted_ids,
+    predicting,
     start_documents,
     start_scoring,
 )
@@ -50,6 +53,12 @@ class Engine:
     batch_tokens: int
     unit: Unit
     memories: Memories | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens after which a growing text loses its beginning."""
+        is_endless = self.model.config.decoder.has_constant_state
+        return sys.maxsize if is_endless else self.blocks.block
 
     @property
     def dtype_name(self) -> str:
@@ -97,7 +106,7 @@ class Engine:
     def hidden_after(self, prefixes: Sequence[Ids]) -> Tensor:
         """The vectors [N, D] from which the word after each prefix is predicted.
 
-        Of a prefix longer than the block, the last tokens are seen.
+        Of a prefix that is too long, the last tokens are seen.
         """
         inputs = [self.inputs(ids) for ids in prefixes]
         lengths = np.array([len(ids) for ids in inputs])
@@ -114,11 +123,28 @@ class Engine:
             return self.hidden_after(prefixes), None
         rows, last = self.memories.rows(self.model.output.edges[-1]), []
         for prefix in prefixes:
-            inputs = self.inputs(prefix)
-            hidden: Tensor = self.model(torch.from_numpy(inputs).to(self.device)[None])[0]
-            rows.join([(hidden[:-1], inputs[1:])])
+            inputs = torch.from_numpy(self.inputs(prefix)).to(self.device)
+            hidden: Tensor = self.model(inputs[None])[0]
+            rows.join([self.pairs(prefix, hidden)])
             last.append(hidden[-1])
         return torch.stack(last), rows.look(torch.stack(last))
+
+    @torch.inference_mode()
+    def pairs(self, text: Ids, hidden_TD: Tensor) -> tuple[Tensor, Ids]:
+        """The tokens of a text that a cache remembers, with the vectors that predicted them.
+
+        `hidden_TD` are those of its last tokens and, at the end, of the next one. If these are not
+        all, the text before them is read as it is where texts are scored.
+        """
+        assert self.memories is not None
+        number = len(text) + 1 - len(hidden_TD)
+        if number == 0 or len(hidden_TD) > self.memories.reach:
+            return hidden_TD[:-1], text[number:]
+        stream, one = np.append(END, text[:number]), np.ones(1, dtype=np.int64)
+        windows = document_windows(one, one, one + number, self.blocks)
+        plan = batched(windows, self.batch_tokens, sorts=False)
+        parts = [predicting(self.model, batch_of(stream, w), self.device)[0] for w in plan]
+        return torch.cat([*parts, hidden_TD[:-1]]), text
 
     def inputs_before(self, document: Ids, places: NDArray[np.int64], skip: int = 0) -> list[Ids]:
         """What the model reads to predict the tokens at these places of a document."""
@@ -134,7 +160,7 @@ class Engine:
 
     def inputs(self, prefix: Ids) -> Ids:
         """What the model reads to predict what follows: `</s>`, then the prefix, or its end."""
-        return np.concatenate([[END], prefix]).astype(np.int64)[-self.blocks.block :]
+        return np.concatenate([[END], prefix]).astype(np.int64)[-self.longest :]
 
     def _last(self, inputs: Sequence[Ids], rows: NDArray[np.int64]) -> Tensor:
         lengths = torch.tensor([len(inputs[row]) for row in rows])

@@ -8,6 +8,7 @@ a word that nothing follows costs only its score.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,19 +17,39 @@ from torch import Tensor
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.text import Ids
-from zipflm.model.kv_cache import KeyValueCache, RaggedCache
+from zipflm.model.decoders.constant_state import RowStates
+from zipflm.model.kv_cache import KeyValueCache
+
+
+class _Past(NamedTuple):
+    """Tokens that a cache remembers, with the vectors that predicted them, after those before."""
+
+    hidden_TD: Tensor
+    ids: Ids
+    before: _Past | None
+    size: int
+
+    def last(self, number: int) -> tuple[Tensor, Ids]:
+        """The last tokens, at least as many as asked for if there are as many."""
+        parts, past, found = [], cast("_Past | None", self), 0
+        while past is not None and found < number:
+            parts.append(past)
+            found, past = found + len(past.ids), past.before
+        hidden = torch.cat([part.hidden_TD for part in reversed(parts)])
+        return hidden, np.concatenate([part.ids for part in reversed(parts)])
 
 
 class TextState:
     """A text so far. Immutable: `TrainedModel.advance` returns new ones."""
 
-    __slots__ = ("_before", "_cache", "_hidden", "_pairs", "inputs")
+    __slots__ = ("_cache", "_hidden", "_past", "_prefix", "inputs")
 
     def __init__(
         self,
         inputs: tuple[int, ...],
-        cache: KeyValueCache | None,
-        before: TextState | None = None,
+        cache: KeyValueCache | RowStates | None,
+        past: _Past | None = None,
+        prefix: Ids | None = None,
     ) -> None:
         self.inputs: tuple[int, ...] = inputs
         """Ids that the model sees: `</s>` and the text, or its end."""
@@ -36,9 +57,8 @@ class TextState:
         # the next token.
         self._cache = cache
         self._hidden: Tensor | None = None
-        # For memories: the state before the last token; of the first one, the prefix.
-        self._before = before
-        self._pairs: tuple[Tensor, Ids] | None = None
+        # For caches: all tokens so far; of a text that was not read yet, its prefix.
+        self._past, self._prefix = past, prefix
 
     def __repr__(self) -> str:
         return f"TextState({len(self.inputs)} tokens)"
@@ -46,7 +66,7 @@ class TextState:
 
 def start(engine: Engine, prefix: Ids) -> TextState:
     """The state of a text after a prefix, which may be empty."""
-    return TextState(tuple(engine.inputs(prefix).tolist()), None)
+    return TextState(tuple(engine.inputs(prefix).tolist()), None, prefix=prefix)
 
 
 @torch.inference_mode()
@@ -64,7 +84,7 @@ def advance(
         if engine.memories is not None:
             size = engine.model.output.edges[-1]
             remembered = engine.memories.rows(size)
-            remembered.join([_remembered(after[row]) for row in rows])
+            remembered.join([_remembered(engine, after[row]) for row in rows])
             nll = remembered.look(hidden).nll(nll, targets.where(targets < size, UNKNOWN))
         logprobs[rows] -= nll.double().cpu().numpy()
         for row, id in zip(rows, next_ids, strict=True):
@@ -75,26 +95,22 @@ def advance(
 
 
 def _after(engine: Engine, state: TextState, token: int) -> TextState:
-    inputs = (*state.inputs, token)
-    before = None if engine.memories is None else state
-    if len(inputs) <= engine.blocks.block:
-        return TextState(inputs, state._cache, before)
-    return TextState(inputs[-max(engine.blocks.context, 1) :], None, before)
+    inputs, past = (*state.inputs, token), state._past
+    if past is not None:
+        assert state._hidden is not None and engine.memories is not None
+        past = _Past(state._hidden[None], np.array([token]), past, past.size + 1)
+        if past.size > 2 * engine.memories.reach:  # what no cache reaches is let go
+            hidden, ids = past.last(engine.memories.reach)
+            past = _Past(hidden, ids, None, len(ids))
+    if len(inputs) <= engine.longest:
+        return TextState(inputs, state._cache, past)
+    return TextState(inputs[-max(engine.blocks.context, 1) :], None, past)
 
 
-def _remembered(state: TextState) -> tuple[Tensor, Ids]:
-    """All tokens of a text with the vectors that predicted them."""
-    vectors, ids = [], []
-    while state._before is not None:
-        ids.append(state.inputs[-1])
-        state = state._before
-        assert state._hidden is not None
-        vectors.append(state._hidden)
-    assert state._pairs is not None
-    hidden, prefix = state._pairs
-    if not vectors:
-        return hidden, prefix
-    return torch.cat([hidden, torch.stack(vectors[::-1])]), np.append(prefix, ids[::-1])
+def _remembered(engine: Engine, state: TextState) -> tuple[Tensor, Ids]:
+    """Tokens of a text with the vectors that predicted them, as far as caches reach."""
+    assert state._past is not None and engine.memories is not None
+    return state._past.last(max(engine.memories.reach, 1))
 
 
 def _hidden(engine: Engine, states: Sequence[TextState]) -> Tensor:
@@ -113,14 +129,15 @@ def _read_all(engine: Engine, state: TextState) -> None:
     state._cache = engine.model.new_cache(1, len(state.inputs))
     hidden = engine.model(words, state._cache)[0]
     state._hidden = hidden[-1]
-    state._pairs = hidden[:-1], np.array(state.inputs[1:], dtype=np.int64)
+    if engine.memories is not None and state._prefix is not None:
+        vectors, ids = engine.pairs(state._prefix, hidden)
+        state._past = _Past(vectors, ids, None, len(ids))
 
 
 def _read_last(engine: Engine, states: Sequence[TextState]) -> None:
-    together = RaggedCache()
+    together: Any = engine.model.new_ragged_cache()
     for state in states:
-        assert state._cache is not None
-        together.join(state._cache, [state._cache.length], len(state.inputs))
+        together.join(state._cache, [len(state.inputs) - 1], len(state.inputs))
     words = torch.tensor([[state.inputs[-1]] for state in states], device=engine.device)
     hidden = engine.model(words, together)[:, -1]
     for row, state in enumerate(states):

@@ -36,7 +36,7 @@ def most_likely_words(
     """The `k` most likely words after each prefix, most likely first."""
     require_k(k, reader)
     if engine.unit == "bpe":
-        return [_in_pieces(engine, reader, engine.inputs(prefix), k) for prefix in prefixes]
+        return [_in_pieces(engine, reader, engine.inputs(ids), ids, k) for ids in prefixes]
     return _of_hidden(engine, reader, *engine.mixture_after(prefixes), k) if prefixes else []
 
 
@@ -50,7 +50,8 @@ def most_likely_instead(
 ) -> list[list[LikelyWord]]:
     """The `k` most likely words in pieces at these places of a document, seen as it is scored."""
     before = engine.inputs_before(document, places, skip)
-    return [_in_pieces(engine, reader, inputs, k) for inputs in before]
+    texts = [document[:place] for place in places.tolist()]
+    return [_in_pieces(engine, reader, *each, k) for each in zip(before, texts, strict=True)]
 
 
 def require_k(k: int, reader: TextReader, name: str = "k") -> None:
@@ -81,10 +82,12 @@ def _of_hidden(
     ]
 
 
-def _in_pieces(engine: Engine, reader: TextReader, inputs: Ids, k: int) -> list[LikelyWord]:
+def _in_pieces(
+    engine: Engine, reader: TextReader, inputs: Ids, text: Ids, k: int
+) -> list[LikelyWord]:
     """Words come out of the search most likely first, so the first `k` are the answer."""
     found: list[LikelyWord] = []
-    for path, logprob in _paths(engine, reader, inputs):
+    for path, logprob in _paths(engine, reader, inputs, text):
         word = join([reader.vocabulary.words[piece] for piece in path])
         # A word has as many ways to be spelt in pieces as its letters allow. The model was
         # trained on one of them, and that is the one that is scored.
@@ -96,14 +99,14 @@ def _in_pieces(engine: Engine, reader: TextReader, inputs: Ids, k: int) -> list[
 
 
 def _paths(
-    engine: Engine, reader: TextReader, inputs: Ids
+    engine: Engine, reader: TextReader, inputs: Ids, text: Ids
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """Sequences of pieces that end a word, with their log-probabilities, in falling order.
 
     Best first: a path is at most as likely as its beginning, so whatever leaves the queue before
     all others is the next. Of each beginning only the best piece that is left waits in the queue.
     """
-    pieces = _Pieces(engine, inputs)
+    pieces = _Pieces(engine, inputs, text)
     queue: list[tuple[float, tuple[int, ...], int]] = []
     beginnings: dict[tuple[int, ...], tuple[float, NDArray[Any], NDArray[np.int32]]] = {}
 
@@ -128,28 +131,33 @@ def _paths(
 
 
 class _Pieces:
-    """Log-probabilities of pieces after some inputs, which pass through the model once."""
+    """Log-probabilities of pieces after some inputs, which pass through the model once. They are
+    the end of a text, of which memories may know more."""
 
-    def __init__(self, engine: Engine, inputs: Ids) -> None:
+    def __init__(self, engine: Engine, inputs: Ids, text: Ids) -> None:
         words = torch.from_numpy(inputs).to(engine.device)
         self._engine = engine
         with torch.inference_mode():
             self._cache = engine.model.new_cache(1, len(inputs) + MOST_PIECES)
-            self._read: Tensor = engine.model(words[None], self._cache)[0]
-        self._inputs = inputs
+            read: Tensor = engine.model(words[None], self._cache)[0]
+        self._last = read[-1:]
+        self._before: Any = self._cache.snapshot()
+        self._pairs = None if engine.memories is None else engine.pairs(text, read)
 
     @torch.inference_mode()
     def after(self, pieces: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[np.int32]]:
         """Of all pieces, in falling order, and their ids; small, because thousands may be kept."""
-        engine, hidden = self._engine, self._read
+        engine, hidden = self._engine, self._last
         if pieces:
-            self._cache.truncate(len(self._inputs))
+            self._cache.restore(self._before)
             words = torch.tensor([pieces], device=engine.device)
             hidden = torch.cat([hidden, engine.model(words, self._cache)[0]])
         log_probs = engine.model.output.log_probs(hidden[-1:])
-        if engine.memories is not None:
+        if self._pairs is not None and engine.memories is not None:
+            vectors, known = self._pairs
             rows = engine.memories.rows(log_probs.shape[1])
-            rows.join([(hidden[:-1], np.append(self._inputs, pieces).astype(np.int64)[1:])])
+            so_far = np.append(known, pieces).astype(np.int64)
+            rows.join([(torch.cat([vectors, hidden[:-1]]), so_far)])
             log_probs = rows.look(hidden[-1:]).log_probs(log_probs)
         log_probs = require_numbers(log_probs[0])
         values, ids = log_probs.sort(descending=True)

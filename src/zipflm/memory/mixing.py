@@ -147,6 +147,7 @@ class Recall:
         self._streams = [memory.stream() for memory in memories]
         self._line = np.zeros(0, dtype=np.int64)
         self._begins: list[NDArray[np.bool_]] = []
+        self._is_next_begin = np.zeros(len(memories), dtype=np.bool_)
 
     def open(self, ids: NDArray[Any], begins: Ids | None = None, seen: int = 0) -> Recall:
         """More tokens, whose places the next lookups name; the first `seen` were there before.
@@ -155,9 +156,12 @@ class Recall:
         line = len(self._line)
         joined = np.concatenate([self._line, ids[seen:]]) if line else ids[seen:]
         padding = np.zeros(seen, dtype=np.bool_)
-        self._begins = [
-            np.append(padding, memory.begins(joined)[line:]) for memory in self.memories
-        ]
+        # With one token more, of which it is known whether it begins a document.
+        known = [memory.begins(np.append(joined, 0))[line:] for memory in self.memories]
+        for each, is_begin in zip(known, self._is_next_begin, strict=True):
+            each[0] |= is_begin
+        self._is_next_begin = np.array([each[-1] for each in known])
+        self._begins = [np.append(padding, each[:-1]) for each in known]
         if begins is not None:
             for each in self._begins:
                 each[begins] = True

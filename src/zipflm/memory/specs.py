@@ -3,6 +3,7 @@ after commas, e.g. `cache:2000,weight=0.2`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -54,6 +55,12 @@ class Memories:
     @property
     def has_cache(self) -> bool:
         return any(isinstance(memory, Cache) for memory in self.memories)
+
+    @property
+    def reach(self) -> int:
+        """Number of words that the largest cache remembers."""
+        caches = [memory.settings for memory in self.memories if isinstance(memory, Cache)]
+        return max((cache.window or sys.maxsize for cache in caches), default=0)
 
     def sources(
         self, parts: Sequence[float], nearest: Sequence[Sequence[int]]

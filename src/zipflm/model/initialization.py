@@ -78,6 +78,20 @@ def ones(tensor: Tensor, generator: Generator | None = None) -> object:
     return nn.init.ones_(tensor)
 
 
+def constant(value: float) -> Fill:
+    def fill(tensor: Tensor, generator: Generator | None = None) -> object:
+        return nn.init.constant_(tensor, value)
+
+    return fill
+
+
+def normal(std: float) -> Fill:
+    def fill(tensor: Tensor, generator: Generator | None = None) -> object:
+        return nn.init.normal_(tensor, std=std, generator=generator)
+
+    return fill
+
+
 def uniform(bound: float) -> Fill:
     def fill(tensor: Tensor, generator: Generator | None = None) -> object:
         return nn.init.uniform_(tensor, -bound, bound, generator=generator)

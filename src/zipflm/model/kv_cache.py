@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from zipflm.config import DecoderConfig
+from zipflm.config import TransformerDecoder
 
 
 class Past(Protocol):
@@ -60,7 +60,7 @@ class KeyValueCache:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        config: TransformerDecoder,
         rows: int,
         capacity: int,
         device: torch.device | str = "cpu",
@@ -111,9 +111,13 @@ class KeyValueCache:
         selected.values_LBHCK = self._selected(self.values_LBHCK, rows)
         return selected
 
-    def truncate(self, length: int) -> None:
-        """Forget all words but the first `length`, in place."""
-        self._length = length
+    def snapshot(self) -> int:
+        """What `restore` returns to."""
+        return self._length
+
+    def restore(self, snapshot: int) -> None:
+        """Forget the words that were added since, in place."""
+        self._length = snapshot
 
     def admit(self, hidden_BTD: Tensor) -> None:
         require_rows(hidden_BTD, self.rows)
@@ -222,6 +226,10 @@ class RaggedCache:
         self.values_LBHCK[:, places, :, :longest] = cache.values_LBHCK[:, :, :, :longest]
         for row, length in zip(rows, lengths, strict=True):
             self._lengths[row] = length
+
+    def full(self, length: int) -> list[int]:
+        """Rows that hold `length` words or more."""
+        return [row for row, held in enumerate(self._lengths) if held >= length]
 
     def empty(self, rows: Collection[int]) -> None:
         """These rows hold nothing, until they are filled."""

@@ -7,10 +7,12 @@ Shapes: B sequences, T positions, D model width, V words, C bytes of a word.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from zipflm.config import (
     AdaptiveInput,
@@ -21,10 +23,11 @@ from zipflm.config import (
     ModelConfig,
     Tie,
 )
-from zipflm.kernels import Impl, autocast
-from zipflm.model.decoder import Decoder
+from zipflm.kernels import Impl
+from zipflm.model.decoders import Decoder, build_decoder
+from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.inputs import AdaptiveEmbedding, CharacterEmbedding, FixedEmbedding, UniqueTokens
-from zipflm.model.kv_cache import KeyValueCache, Past
+from zipflm.model.kv_cache import KeyValueCache, Past, RaggedCache
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
 PADDING = 1
@@ -53,27 +56,57 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.input: InputLayer = _input_layer(config, spellings)
-        self.decoder: Decoder = Decoder(config.decoder)
+        self.decoder: Decoder = build_decoder(config.decoder)
         self.output: FullSoftmax | AdaptiveSoftmax = _output_layer(config, self.input, impl)
         if config.num_predicted < config.vocab_size:
             self.output.unknown_id = UNKNOWN
 
-    def forward(self, words_BT: Tensor | UniqueTokens, cache: Past | None = None) -> Tensor:
+    def forward(
+        self, words_BT: Tensor | UniqueTokens, cache: Past | RowStates | None = None
+    ) -> Tensor:
         """Hidden vectors [B, T, D], from which the output layer predicts the next word.
 
         With a cache the words follow those that it holds, and it holds them too afterwards: a
-        single next word, a whole prompt, or further words of several rows, padded on the right.
+        single next word, a whole prompt, or further words of several rows. Padding on the right
+        does no harm to a Transformer's cache; other decoders remember it as they do words.
         """
-        hidden_BTD: Tensor = self.decoder(self.input(words_BT), cache)
+        hidden_BTD: Tensor
+        if isinstance(cache, RowStates):
+            hidden_BTD, cache.tensors = self.decoder(self.input(words_BT), cache.tensors)
+        else:
+            hidden_BTD, _ = self.decoder(self.input(words_BT), cache)
         return hidden_BTD
 
-    def new_cache(self, rows: int, capacity: int) -> KeyValueCache:
+    def new_cache(self, rows: int, capacity: int) -> KeyValueCache | RowStates:
         """An empty cache for this model, on its device and at the precision in force here: make it
         under the autocast in which it will be used."""
-        sample = self.decoder.layers[0].query.weight  # type: ignore[union-attr]
-        assert isinstance(sample, Tensor)
-        dtype = autocast(sample[:0]).dtype
-        return KeyValueCache(self.config.decoder, rows, capacity, sample.device, dtype)
+        return self.decoder.new_state(rows, capacity)
+
+    def new_ragged_cache(self) -> RaggedCache | RowStates:
+        """One without rows, for rows of different lengths that join from others and leave."""
+        return RowStates() if self.config.decoder.has_constant_state else RaggedCache()
+
+    def read(self, texts: Sequence[Tensor]) -> tuple[list[Tensor], KeyValueCache | RowStates]:
+        """The vectors [T, D] after every word of texts of any lengths, given on the host, and a
+        cache that holds them, with padding behind the shorter ones if it is a `KeyValueCache`."""
+        device = next(self.parameters()).device
+        if not self.config.decoder.has_constant_state:
+            words_NT = pad_sequence(list(texts), batch_first=True, padding_value=PADDING)
+            cache = self.new_cache(*words_NT.shape)
+            hidden_NTD: Tensor = self(words_NT.to(device), cache)
+            return [h[: len(text)] for h, text in zip(hidden_NTD, texts, strict=True)], cache
+        # Padding would become part of a state: those of one length go together.
+        order, hidden, states = list[int](), list[Tensor](), RowStates()
+        for length in sorted({len(text) for text in texts}):
+            alike = [place for place, text in enumerate(texts) if len(text) == length]
+            some = self.new_cache(len(alike), length)
+            words_NT = torch.stack([texts[place] for place in alike]).to(device)
+            hidden += self(words_NT, some)
+            assert isinstance(some, RowStates)
+            states.join(some)
+            order += alike
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return [hidden[place] for place in back], states.select(torch.tensor(back, device=device))
 
     def nll(
         self,
@@ -125,7 +158,7 @@ def _input_layer(config: ModelConfig, spellings: Tensor | None) -> InputLayer:
 def _output_layer(
     config: ModelConfig, input_layer: nn.Module, impl: Impl
 ) -> FullSoftmax | AdaptiveSoftmax:
-    vocab_size, width = config.num_predicted, config.decoder.dim
+    vocab_size, width = config.num_predicted, config.decoder.output_dim
     tied_to = input_layer if config.tie != Tie.NONE else None
     match config.output:
         case FullOutput() as full:

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from zipflm.config import Config, require
 from zipflm.config.model import BY_LABEL
-from zipflm.presets import paper, small
+from zipflm.presets import paper, rivals, small
 from zipflm.presets.paper import SIZES as SIZES
 from zipflm.presets.small import MODERN_DECODER as MODERN_DECODER
 from zipflm.presets.variants import variants_of
@@ -63,7 +63,14 @@ def preset(
     (`variants` lists them).
     """
     is_of_the_paper = _choose("dataset", dataset, DATASETS).is_of_the_paper
-    _choose("factorization", factorization, BY_LABEL)
+    published = rivals.MODELS.get(dataset, {})
+    if factorization in published:
+        require(size == "base", "size", size, f"{dataset}/{factorization} has one size, base")
+        require(
+            not variant, "variant", variant, f"{dataset}/{factorization} has none; leave it out"
+        )
+        return published[factorization]
+    _choose("factorization", factorization, {**BY_LABEL, **published})
     name = f"{dataset}/{factorization}" + ("" if size == "base" else f"/{size}")
     if is_of_the_paper:
         _choose("size", size, dict.fromkeys(SIZES))

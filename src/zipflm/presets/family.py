@@ -11,13 +11,13 @@ from zipflm.config import (
     BatchConfig,
     CharacterInput,
     Config,
-    DecoderConfig,
     FixedInput,
     FullOutput,
     InputConfig,
     OutputConfig,
     Tie,
     TrainingConfig,
+    TransformerDecoder,
 )
 from zipflm.config.model import BY_LABEL
 
@@ -68,7 +68,7 @@ class Family:
 
     vocab_size: int
     bpe_vocab_size: int
-    decoder: DecoderConfig
+    decoder: TransformerDecoder
     layers: Layers
     batches: BatchConfig
     training: TrainingConfig

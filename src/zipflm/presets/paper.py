@@ -9,9 +9,9 @@ from zipflm.config import (
     BatchConfig,
     CharacterInput,
     CosineCycles,
-    DecoderConfig,
     Tie,
     TrainingConfig,
+    TransformerDecoder,
 )
 from zipflm.presets.family import Family, Layers
 
@@ -78,7 +78,7 @@ SIZES = tuple(_DECODER_SIZES)
 def family(dataset: str, factorization: str, size: str) -> Family:
     """The models of a text at one of `SIZES`, trained as the paper trains this factorization."""
     text = _TEXTS[dataset]
-    decoder = DecoderConfig(**_DECODER_SIZES[size], **text.dropout)  # type: ignore[arg-type]
+    decoder = TransformerDecoder(**_DECODER_SIZES[size], **text.dropout)  # type: ignore[arg-type]
     batches, training = text.batches, text.training
     if dataset == "wikitext-103" and factorization in ("SM", "SM-T"):
         # These two did not fit: a quarter of the tokens a device, four batches an update.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from zipflm.config import Banded, Config, Muon, WarmupDecay, require
+from zipflm.config import Banded, Config, Muon, TransformerDecoder, WarmupDecay, require
 from zipflm.presets import MODERN_DECODER, Dataset, dataset_of, from_name
 from zipflm.settings import override
 
@@ -27,16 +27,13 @@ def paper(config: Config, dataset: Dataset) -> Config:
 
 def modern(config: Config, dataset: Dataset) -> Config:
     """Muon and AdamW, warm-up and decay, and a decoder in the manner of 2025."""
-    decoder = replace(
-        config.decoder,
-        **MODERN_DECODER,
-        bias=False,
-        dropout=min(config.decoder.dropout, 0.1),
-        attention_dropout=0.0,
-        relu_dropout=0.0,
-    )
+    decoder = replace(config.decoder, dropout=min(config.decoder.dropout, 0.1))
+    if isinstance(decoder, TransformerDecoder):
+        decoder = replace(
+            decoder, **MODERN_DECODER, bias=False, attention_dropout=0.0, relu_dropout=0.0
+        )
     block = config.batches.block
-    is_staged = config.batches.break_mode != "sentence" and block >= 256
+    is_staged = config.batches.break_mode in ("none", "complete") and block >= 256
     training = replace(
         config.training,
         optimizer=Muon(matrix_lr=2e-3, table_lr=3e-3, lr=1e-3),

@@ -9,10 +9,10 @@ from zipflm.config import (
     BatchConfig,
     CharacterInput,
     CosineCycles,
-    DecoderConfig,
     Muon,
     Tie,
     TrainingConfig,
+    TransformerDecoder,
     WarmupDecay,
 )
 from zipflm.presets.family import Family, Layers
@@ -35,7 +35,7 @@ FAMILIES = {
     "wikitext-2": Family(
         vocab_size=33_280,
         bpe_vocab_size=8152,
-        decoder=DecoderConfig(
+        decoder=TransformerDecoder(
             dim=512,
             num_layers=4,
             num_heads=8,
@@ -74,7 +74,7 @@ FAMILIES = {
     "tiny": Family(
         vocab_size=4000,
         bpe_vocab_size=1000,
-        decoder=DecoderConfig(
+        decoder=TransformerDecoder(
             dim=64,
             num_layers=2,
             num_heads=4,
@@ -108,7 +108,7 @@ FAMILIES = {
     "demo": Family(
         vocab_size=15_984,
         bpe_vocab_size=4136,
-        decoder=DecoderConfig(
+        decoder=TransformerDecoder(
             dim=128,
             num_layers=2,
             num_heads=4,
@@ -146,7 +146,7 @@ FAMILIES = {
     "small": Family(
         vocab_size=15_984,
         bpe_vocab_size=4136,
-        decoder=DecoderConfig(
+        decoder=TransformerDecoder(
             dim=192,
             num_layers=3,
             num_heads=4,
@@ -186,7 +186,7 @@ FAMILIES = {
     "toy": Family(
         vocab_size=24,
         bpe_vocab_size=16,
-        decoder=DecoderConfig(
+        decoder=TransformerDecoder(
             dim=32,
             num_layers=1,
             num_heads=4,

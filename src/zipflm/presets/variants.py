@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from zipflm.config import AdaptiveOutput, Config, CosineCycles, FixedInput, Tie
+from zipflm.config import AdaptiveOutput, Config, CosineCycles, FixedInput, Tie, TransformerDecoder
+from zipflm.presets.rivals import DECODERS, with_decoder
 
 Variant = Callable[[Config], Config]
 
@@ -84,7 +86,12 @@ def _fairseq(config: Config) -> Config:
     output = config.output
     if isinstance(output, AdaptiveOutput) and isinstance(output.tail_dropout, float):
         output = replace(output, input_dropout=output.tail_dropout)
-    return replace(config, output=output, decoder=replace(config.decoder, init="fairseq"))
+    return replace(config, output=output, decoder=_decoder(config, init="fairseq"))
+
+
+def _decoder(config: Config, **fields: Any) -> TransformerDecoder:
+    assert isinstance(config.decoder, TransformerDecoder)
+    return replace(config.decoder, **fields)
 
 
 def _fairseq_wikitext(config: Config) -> Config:
@@ -93,7 +100,7 @@ def _fairseq_wikitext(config: Config) -> Config:
     schedule = CosineCycles(first_cycle=270_000, min_lr=1e-4)
     return replace(
         config,
-        decoder=replace(config.decoder, num_heads=8),
+        decoder=_decoder(config, num_heads=8),
         batches=replace(config.batches, block=3072, tokens=3072),
         training=replace(config.training, schedule=schedule, tokens_per_update=8 * 3 * 3072),
     )
@@ -131,4 +138,4 @@ def variants_of(dataset: str, factorization: str) -> dict[str, Variant]:
         return _WIKITEXT_VARIANTS.get(factorization, {}) | {"fairseq": _fairseq_wikitext}
     if dataset == "billion-word":
         return {"main-result": _sixty_four_devices, "fairseq": _fairseq}
-    return {}
+    return {name: partial(with_decoder, name=name) for name in DECODERS if name != "transformer"}

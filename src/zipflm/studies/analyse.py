@@ -209,7 +209,8 @@ def _is_model_of(config: Config, dataset: str) -> bool:
         return False
     theirs = preset(dataset, kind)
     return config.num_params() == theirs.num_params() and all(
-        getattr(config.decoder, name) == getattr(theirs.decoder, name) for name in _DECODER_KIND
+        getattr(config.decoder, name, None) == getattr(theirs.decoder, name)
+        for name in _DECODER_KIND
     )
 
 

@@ -35,7 +35,13 @@ from zipflm.studies.budgets import (
     with_same_seconds,
     with_same_text,
 )
-from zipflm.studies.members import ScoredRun, StudyMember, make_member, score_once
+from zipflm.studies.members import (
+    ScoredRun,
+    StudyMember,
+    make_member,
+    measure_streaming,
+    score_once,
+)
 from zipflm.studies.plan import (
     Plan,
     Request,
@@ -66,8 +72,17 @@ FULL_DISK_REMEDY = "free some space and give the same command again"
 class Runner:
     """Trains and scores plans, one after the other."""
 
-    def __init__(self, words: DataFolder, process: Process, train: Train, score: Score) -> None:
-        self._words, self._process = words, process
+    def __init__(
+        self,
+        words: DataFolder,
+        process: Process,
+        train: Train,
+        score: Score,
+        *,
+        streams: bool = False,
+    ) -> None:
+        """With `streams` members are also timed word by word."""
+        self._words, self._process, self._streams = words, process, streams
         self._train, self._score = train, score
         self.stopped: bool = False
         """Whether a signal ended the study; plans that are left are not trained."""
@@ -110,6 +125,8 @@ class Runner:
             options = ScoringOptions(device=self._process.device.type, memory=plan.memory)
             scored = self._score(plan.run.path, plan.data, splits, options)
             if self._process.is_first:  # which writes the report
+                if self._streams:
+                    measure_streaming(plan, scored)
                 found.append(make(scored=scored))
             return ""
 
@@ -196,7 +213,13 @@ def compare(
                 check(plan, process, folder=not is_timed)  # times decide what folders must hold
             process.let_first(lambda: claim(out, "study"))
             train = train or _trainer(device, is_tuned=bool(grid))
-            runner = Runner(words, process, train, score or partial(score_once, share=process))
+            runner = Runner(
+                words,
+                process,
+                train,
+                score or partial(score_once, share=process),
+                streams=bool(request.decoders),
+            )
             if is_timed:
                 plans = _timed(plans, out, runner)
             plans = [replace(p, config=watched(p.config, request.overrides)) for p in plans]
@@ -211,7 +234,7 @@ def compare(
             study = build(
                 runner.members(_with_memory(plans, request.memory), splits),
                 split_text(words, splits[-1]),
-                title=f"Word representations compared on {request.data}",
+                title=f"{_what(request)} compared on {request.data}",
                 # The paper's rows stand next to ours where it has them: models of the base size.
                 dataset=dataset if size in ("", "base") else "",
                 facts=facts | study_facts(words, plans, process),
@@ -264,6 +287,10 @@ def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan]
     if grid and "valid" not in words.splits:
         raise ValueError(f"--grid: {words.path} has no valid set to decide on; prepare it with one")
     return words, with_same_text(plans) if request.equal == "text" else plans, grid
+
+
+def _what(request: Request) -> str:
+    return "Decoders" if request.decoders else "Word representations"
 
 
 def _timed(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]:
@@ -358,6 +385,9 @@ def _request_facts(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
         "overrides": " ".join(request.overrides),
         "held equal": describe_equal(request.equal, plans),
         "tuned": " ".join(request.grid),
+        "streaming": (
+            "words read and scored one by one, on a CPU in float32" if request.decoders else ""
+        ),
     }
     return {name: text for name, text in facts.items() if text}
 

@@ -19,13 +19,14 @@ from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.evaluation.scoring import ALONE, Share
-from zipflm.messages import require_file
+from zipflm.evaluation.streaming import streaming_speed
+from zipflm.messages import read_file, require_file
 from zipflm.runs.checkpoint import Checkpoint, has_checkpoint_name
 from zipflm.runs.folder import RunFolder, curve_of
 from zipflm.runs.load import LoadedRun, load_run
 from zipflm.runs.records import LogLine, Report, Versions
 from zipflm.settings import from_dict, load_object, to_dict
-from zipflm.storage import written_whole
+from zipflm.storage import write_whole, written_whole
 from zipflm.studies.bins import FloatArray, IntArray
 from zipflm.studies.plan import Plan, path_name, training_seconds
 from zipflm.training.throughput import flops_per_token
@@ -33,6 +34,7 @@ from zipflm.units import LARGEST_LOSS, perplexity
 
 SCORES = "scores"
 """Folder inside a member's run folder that keeps what was scored."""
+_STREAMING = "streaming.json"
 _ROUNDING = 1e-2
 """In nats: a probability may come out above 1 by a rounding error."""
 
@@ -104,6 +106,8 @@ class StudyMember:
     """CPU time of the training thread in these seconds; None where it says nothing, as on a GPU."""
     compile_seconds: float | None = None
     tokens_per_second: float | None = None
+    streaming_words_per_second: float | None = None
+    """Words read one by one on a CPU, where that was measured."""
     memory: int | None = None
     """Peak, in bytes."""
     compiled: bool | None = None
@@ -308,11 +312,33 @@ def make_member(
         tokens_per_second=(
             statistics.median(report.tokens_per_second for report in reports) if reports else None
         ),
+        streaming_words_per_second=_streaming(plan.run.path, scored),
         memory=max((report.memory for report in reports), default=None),
         compiled=all_known(report.compiled for report in reports),
         versions=plan.run.versions(),
         problem=problem,
     )
+
+
+def measure_streaming(plan: Plan, scored: ScoredRun) -> None:
+    """Time the scored checkpoint word by word on a CPU, once, and keep the speed."""
+    if _streaming(plan.run.path, scored) is not None:
+        return
+    split = next(iter(scored.splits))
+    ids, text = np.asarray(plan.data.tokens(split).ids), plan.data.split(split)
+    model = load_run(plan.run.choose("newest").path).model
+    speed = streaming_speed(model, ids, plan.config.batches.eval_block)
+    facts = {"checkpoint": scored.checkpoint, "words_per_second": speed * text.words / text.tokens}
+    write_whole(plan.run.path / SCORES / _STREAMING, json.dumps(facts))
+
+
+def _streaming(run: Path, scored: ScoredRun | None) -> float | None:
+    try:
+        facts = load_object(read_file(run / SCORES / _STREAMING))
+    except (OSError, ValueError):
+        return None
+    is_same = scored is not None and facts.get("checkpoint") == scored.checkpoint
+    return float(facts["words_per_second"]) if is_same else None
 
 
 def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) -> SplitScore:

@@ -15,6 +15,7 @@ from zipflm.data.folder import FACTS_FILE, DataFolder
 from zipflm.messages import quoted
 from zipflm.presets import FACTORIZATIONS, from_name, parse_name
 from zipflm.presets.recipes import resolve
+from zipflm.presets.rivals import DECODERS
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report
 from zipflm.settings import UnknownKey
@@ -36,6 +37,10 @@ TWIN = "bpe"
 _SAME_TEXT = "prepare both from the same text"
 
 
+_Kind = tuple[str, str]
+"""Factorization and decoder; without the latter where decoders are not compared."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What a user asks for."""
@@ -54,6 +59,8 @@ class Request:
     """Settings to compare, words per band: `5k/155k/100k`."""
     tail_dropout: tuple[float, ...] = ()
     """Settings to compare: dropout in the tail bands."""
+    decoders: tuple[str, ...] = ()
+    """Decoders to compare, of `presets.rivals.DECODERS`, each with about as many parameters."""
     equal: str = "updates"
     """What is held equal between members: `updates`, `text` or `seconds`."""
     grid: tuple[str, ...] = ()
@@ -68,7 +75,8 @@ class Request:
                 f"--preset {self.preset}: name a dataset, e.g. {name.dataset}, and choose its "
                 "models with --factorizations, or one of its models"
             )
-        every = ("ADP-T",) if self.bands or self.tail_dropout else FACTORIZATIONS
+        is_one = bool(self.bands or self.tail_dropout or self.decoders)
+        every = ("ADP-T",) if is_one else FACTORIZATIONS
         members = (name.factorization,) if name.factorization else self.factorizations or every
         family = name.dataset if name.size == "base" else f"{name.dataset}/{name.size}"
         object.__setattr__(self, "preset", family)
@@ -112,9 +120,9 @@ def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> 
     configs = _resolved(request, words, folders, on_cpu)
     chosen = variations(request.bands, request.tail_dropout)
     plans = []
-    for factorization, variation in product(request.factorizations, chosen):
-        config = variation.apply(configs[factorization])
-        label = f"{factorization} {variation.name}".strip()
+    for (factorization, decoder), variation in product(configs, chosen):
+        config = variation.apply(configs[factorization, decoder])
+        label = " ".join(filter(None, (factorization, decoder, variation.name)))
         first = config.training.seed
         for seed in range(first, first + request.seeds):
             plan = Plan(
@@ -126,42 +134,46 @@ def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> 
             )
             plans.append(plan)
     if len({plan.run.path for plan in plans}) < len(plans):
-        raise ValueError("--bands, --tail-dropout: name each setting once")
+        raise ValueError("--bands, --tail-dropout, --decoders: name each setting once")
     return plans
 
 
 def _resolved(
     request: Request, words: DataFolder, folders: Mapping[str, DataFolder], on_cpu: bool
-) -> dict[str, Config]:
-    """The config of every factorization; a change that none of them can take is an error."""
+) -> dict[_Kind, Config]:
+    """The config of every kind of model; a change that none of them can take is an error."""
     dataset, _, size = request.preset.partition("/")
-    configs: dict[str, Config] = {}
+    configs: dict[_Kind, Config] = {}
     refused: dict[str, list[UnknownKey]] = {}
-    for factorization, data in folders.items():
-        name = f"{dataset}/{factorization}" + (f"/{size}" if size else "")
+    optional = ("input.", "output.", "decoder.") if request.decoders else ("input.", "output.")
+    for kind in product(folders, request.decoders or [""]):
+        factorization, decoder = kind
+        variant = "" if decoder == "transformer" else decoder
+        name = "/".join(filter(None, (dataset, factorization, size, variant)))
         changes = list(request.overrides)
-        runs = sorted((request.out / MEMBERS / factorization).rglob("config.json"))
+        folder = path_name(" ".join(filter(None, kind)))
+        runs = sorted((request.out / MEMBERS / folder).rglob("config.json"))
         held = RunFolder(runs[0].parent).config() if runs else None
-        while factorization not in configs:
+        while kind not in configs:
             try:
-                configs[factorization] = resolve(
+                configs[kind] = resolve(
                     name,
                     request.recipe,
                     changes,
-                    len(data.vocabulary),
+                    len(folders[factorization].vocabulary),
                     on_cpu=on_cpu,
                     held=held,
                 )
             except UnknownKey as error:
-                if not error.key.startswith(("input.", "output.")):
+                if not error.key.startswith(optional):
                     raise
                 refused.setdefault(error.key, []).append(error)
                 changes = [text for text in changes if not text.startswith(f"{error.key}=")]
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
-        _require_as_named(configs[factorization], from_name(name))
+        _require_as_named(configs[kind], from_name(name))
         require(
-            not (patience := configs[factorization].training.patience),
+            not (patience := configs[kind].training.patience),
             "training.patience",
             patience,
             "members of a study are trained equally long; leave it out",
@@ -171,10 +183,10 @@ def _resolved(
             raise errors[-1]
     same = _same_tokens(configs, request.overrides)
     # Passes over the text in words for all of them, so that they make the same number of updates.
-    return {label: in_updates(config, words) for label, config in same.items()}
+    return {kind: in_updates(config, words) for kind, config in same.items()}
 
 
-def _same_tokens(configs: dict[str, Config], overrides: Sequence[str]) -> dict[str, Config]:
+def _same_tokens(configs: dict[_Kind, Config], overrides: Sequence[str]) -> dict[_Kind, Config]:
     """Every config with as many tokens an update as the one that has most, unless the user decides.
 
     The paper gave SM and SM-T half of the others' tokens because no more fitted into its GPUs. Here
@@ -184,8 +196,8 @@ def _same_tokens(configs: dict[str, Config], overrides: Sequence[str]) -> dict[s
         return configs
     most = max(config.training.tokens_per_update for config in configs.values())
     return {
-        label: replace(config, training=replace(config.training, tokens_per_update=most))
-        for label, config in configs.items()
+        kind: replace(config, training=replace(config.training, tokens_per_update=most))
+        for kind, config in configs.items()
     }
 
 
@@ -335,6 +347,9 @@ def _require_known(request: Request) -> None:
     if len(set(request.factorizations)) < len(request.factorizations):
         given = ",".join(request.factorizations)
         raise ValueError(f"--factorizations {given}: name each of them once")
+    for name in request.decoders:
+        if name not in DECODERS:
+            raise ValueError(f"--decoders {name}: choose from {', '.join(DECODERS)}")
     if request.seeds < 1:
         raise ValueError(f"--seeds {request.seeds}: give 1 or more")
     if request.equal not in get_args(Equal):

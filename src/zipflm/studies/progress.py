@@ -215,7 +215,7 @@ def print_table(study: Study, stream: IO[str] | None = None) -> None:
     """The comparison: perplexities, parameters, time, speed and memory."""
     file = sys.stdout if stream is None else stream
     print(one_line(study.title), file=file)
-    groups, also = ("perplexity", "training"), ("model", "parameters all")
+    groups, also = ("perplexity", "training", "streaming"), ("model", "parameters all")
     shown = [c for c in columns(study) if c.group in groups or c.name in also]
     rows = [{c.name.replace(" ", "\n", 1): c.text(row) for c in shown} for row in study.rows]
     _print_rows(rows, file)

@@ -324,6 +324,7 @@ _MEMBER_FIELDS = (
     "compile_seconds",
     "seen",
     "tokens_per_second",
+    "streaming_words_per_second",
     "memory",
     "compiled",
 )

@@ -61,6 +61,15 @@ def columns(study: Study) -> list[Column]:
         _mean("tokens/s", "tokens_per_second", "{:,.0f}".format, busy=True),
         _numbers("memory", "training", lambda row: row.memory, memory),
     ]
+    if any(row.mean("streaming_words_per_second") for row in study.rows):
+        found.append(
+            _numbers(
+                "words/s",
+                "streaming",
+                lambda row: row.mean("streaming_words_per_second"),
+                "{:,.0f}".format,
+            )
+        )
     if any(row.compiled is not None for row in study.rows):
         names = {None: EMPTY, True: "yes", False: "no"}
         found.append(_words("compiled", lambda row: names[row.compiled], group="training"))

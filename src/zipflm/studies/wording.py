@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from zipflm.config import Nesterov
+from zipflm.config import Nesterov, TransformerDecoder
 from zipflm.presets import preset
 from zipflm.studies.bins import DATASETS, RARE, FrequencyBin
 from zipflm.studies.findings import claims, papers_dataset, summary
@@ -117,7 +117,8 @@ def _unlike_the_paper(study: Study) -> list[str]:
         f"{name}={getattr(config.decoder, name)}"
         for name in _DECODER
         for config in configs
-        if getattr(config.decoder, name) != getattr(theirs, name)
+        if isinstance(config.decoder, TransformerDecoder)
+        and getattr(config.decoder, name) != getattr(theirs, name)
     ]
     found += [type(c.training.optimizer).__name__ for c in configs]
     return [name for name in dict.fromkeys(found) if name != Nesterov.__name__]

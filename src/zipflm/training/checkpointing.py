@@ -225,6 +225,8 @@ def _contents(run: Run, state: TrainingState) -> Contents:
     model, data = run.learner.model, run.data
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     tensors = optimizers.state_tensors(run.learner.optimizers, model)
+    if run.learner.carried is not None:
+        tensors |= run.learner.carried.tensors()
     return Contents(
         weights, tensors, state, run.config, data.vocabulary, data.codes, data.splitting
     )

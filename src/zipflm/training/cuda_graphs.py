@@ -49,7 +49,7 @@ class Updates:
             device.type == "cuda"
             and learner.process.world_size == 1
             and learner.compilation is not None
-            and config.batches.break_mode == "none"
+            and config.batches.blocks.has_one_length
             # Autograd makes sparse gradients anew; a recording needs them in their places.
             and not config.input.has_sparse_gradients
         )

@@ -18,6 +18,7 @@ from torch.optim import Optimizer, SparseAdam
 
 from zipflm.config import AdamW, Muon, Nesterov, OptimizerConfig
 from zipflm.model.inputs import sparse_tables
+from zipflm.training.carried_state import PREFIX
 from zipflm.training.muon import StackedMuon
 from zipflm.training.nesterov import NesterovMomentum
 
@@ -179,6 +180,8 @@ def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: Stor
     owners, params = _owners(optimizers), dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for place, shape in stored.shapes.items():
+        if place.startswith(PREFIX):
+            continue
         name, _, key = place.rpartition("/")
         if key not in _STATE:
             raise ValueError(

@@ -27,6 +27,7 @@ from zipflm.runs.provenance import origin_of
 from zipflm.runs.records import Place, TrainingState
 from zipflm.settings import to_dict
 from zipflm.training import optimizers, parallel, throughput
+from zipflm.training.carried_state import carried_state
 from zipflm.training.distributed import Process
 from zipflm.training.metrics import Log, Tally
 from zipflm.training.schedule import ends_too_high, stretched
@@ -147,7 +148,13 @@ def in_updates(config: Config, data: DataFolder) -> Config:
     for end, block in (*training.stages, (1.0, config.batches.block)):
         blocks = replace(config.batches.blocks, block=block)
         tokens = data.tokens("train")
-        text = Batches(tokens, blocks, max_tokens=config.batches.tokens, shuffle=True)
+        text = Batches(
+            tokens,
+            blocks,
+            max_tokens=config.batches.tokens,
+            shuffle=True,
+            streams=training.tokens_per_update // block,
+        )
         batches = training.tokens_per_update / tokens_per_batch(config, block)
         epochs_per_update += (end - start) * batches / text.num_batches
         start = end
@@ -202,7 +209,7 @@ def overview(config: Config, process: Process) -> Iterator[str]:
 def _update_line(config: Config, process: Process, block: int) -> str:
     tokens = tokens_per_batch(config, block)
     number = f"{config.training.tokens_per_update:,} tokens per update"
-    if config.batches.break_mode != "none":
+    if not config.batches.blocks.has_one_length:
         number = f"at most {number}, padding included,"
     blocks = f" ({tokens // block} x {block})" if tokens != config.batches.tokens else ""
     return (
@@ -337,6 +344,7 @@ def begin(
     if found is None:
         tally = Tally(cpu_seconds=0.0 if counts_cpu else None)
         stream = Stream(config, data.tokens("train"), process, Place(), block_at(config, 0))
+        learner.carried = carried_state(config, model, process, stream.block)
         return Run(config, data, folder, process, learner, stream, tally, log, update=0)
     state = found.state()
     assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
@@ -354,6 +362,9 @@ def begin(
     log.say(f"resuming after update {state.update}")
     block = block_at(config, state.update)
     stream = Stream(config, data.tokens("train"), process, state.place, block)
+    learner.carried = carried_state(config, model, process, block)
+    if learner.carried is not None:
+        learner.carried.load(found.stored_optimizer())
     run = Run(config, data, folder, process, learner, stream, tally, log, state.update)
     run.best_loss, run.since_best = state.best_loss, state.since_best
     return run

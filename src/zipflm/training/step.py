@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,12 @@ from torch.optim import Optimizer
 
 from zipflm.config import Config
 from zipflm.data.batches import Batch
+from zipflm.model.decoders.constant_state import States
 from zipflm.model.inputs import UniqueTokens, sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.training import optimizers, parallel
+from zipflm.training.carried_state import CarriedState, carried_state
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.parallel import local_shard
@@ -41,14 +43,25 @@ _SCALE_WINDOW = 2000
 
 
 class Scorer(nn.Module):
-    """`LanguageModel.nll_sum` as a forward, which is where DDP and FSDP hook in."""
+    """`LanguageModel.nll_sum` as a forward, which is where DDP and FSDP hook in; with the state
+    after the words, if it is given the one before them."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, words: Tensor | UniqueTokens, targets: Tensor, scored: Tensor) -> Tensor:
-        return self.model.nll_sum(words, targets, scored)
+    def forward(
+        self,
+        words: Tensor | UniqueTokens,
+        targets: Tensor,
+        scored: Tensor,
+        state: States | None = None,
+    ) -> Tensor | tuple[Tensor, States]:
+        if state is None:
+            return self.model.nll_sum(words, targets, scored)
+        hidden_BTD, after = self.model.decoder(self.model.input(words), state)
+        nll = self.model.output.nll_sum(hidden_BTD, targets, scored)
+        return nll, tuple(each.detach() for each in after)
 
 
 class LossScale:
@@ -116,6 +129,8 @@ class Learner:
     """None if nothing is to be compiled."""
     tables: Sequence[nn.Parameter] = ()
     """Those of which each process has its own rows (`model.sharded_tables`)."""
+    carried: CarriedState | None = None
+    """Where the decoder's state goes on from update to update; None if it begins anew."""
 
     @property
     def compiled(self) -> bool | None:
@@ -146,14 +161,14 @@ def build_learner(
     tables = parallel.share_tables(model, process, training.tables)
     scorer = Scorer(model)
     compilation = None
-    if training.compile:
+    if training.compile and config.decoder.is_compilable:
         # FSDP gathers the weights of one layer at a time, between layers, and tokens come to
         # sharded tables before the first and behind the last: not inside compiled code. Nor can
         # that return a sparse gradient.
         shards = parallel.shards(process, training.parallel) or bool(tables)
         by_layer = shards or config.input.has_sparse_gradients
         compilation = Compilation(
-            model.decoder.layers if by_layer else [scorer], config.batches.break_mode == "none"
+            model.decoder.layers if by_layer else [scorer], config.batches.blocks.has_one_length
         )
     accumulates = max(accumulation(config, process, block) for block in blocks_of(config)) > 1
 
@@ -177,6 +192,7 @@ def build_learner(
         ends_word=None if ends_word is None else ends_word.to(process.device),
         compilation=compilation,
         tables=[model.get_parameter(name) for name in tables],
+        carried=carried_state(config, model, process, config.batches.block),
     )
 
 
@@ -189,17 +205,21 @@ def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = Fal
     sums = torch.zeros(3, dtype=dtype_of_sums(device), device=device)
     for index, batch in enumerate(batches):
         with parallel.accumulating(learner.scorer, index == len(batches) - 1):
-            nll = forward(learner, batch)
-            backward(learner, nll)
+            if learner.carried is None:
+                nll = forward(learner, batch)
+                backward(learner, nll)
+            else:
+                nll, after = forward(learner, batch, learner.carried.states[index])
+                backward(learner, nll)
+                learner.carried.keep(index, after)
         sums += sums_of(learner, batch, nll)
     return apply_gradients(learner, sums, stop)
 
 
-def forward(learner: Learner, batch: Batch) -> Tensor:
-    """The summed nll of a micro-batch."""
+def forward(learner: Learner, batch: Batch, *state: States) -> Any:
+    """The summed nll of a micro-batch; after a state, the state after it as well."""
     with autocast(learner.precision, learner.process.device):
-        nll: Tensor = learner.scorer(batch.inputs, batch.targets, batch.scored)
-    return nll
+        return learner.scorer(batch.inputs, batch.targets, batch.scored, *state)
 
 
 def backward(learner: Learner, nll: Tensor) -> None:

@@ -59,7 +59,7 @@ def accumulation(config: Config, process: Process, block: int | None = None) -> 
 def tokens_per_batch(config: Config, block: int) -> int:
     """Tokens that go through a device at once: whole blocks, or an upper limit for sentences."""
     tokens = config.batches.tokens
-    return tokens // block * block if config.batches.break_mode == "none" else tokens
+    return tokens // block * block if config.batches.blocks.has_one_length else tokens
 
 
 def _batch(config: Config, block: int) -> str:
@@ -95,6 +95,11 @@ class Stream:
     def place(self) -> Place:
         """Where a stream must start to go on after the batches taken so far."""
         return Place(*divmod(self._consumed, self._total), self._total)
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether the next batch is the first of an epoch."""
+        return self._consumed % self._total == 0
 
     @property
     def epochs(self) -> float:
@@ -134,10 +139,11 @@ class _Share(Batches):
             max_tokens=config.batches.tokens,
             seed=config.training.seed,
             shuffle=True,
+            streams=config.training.tokens_per_update // block,
         )
         self._offset, self._stride = process.rank, process.world_size
         self._num_rows = config.batches.tokens // block
-        self._is_filled_up = config.training.compile and config.batches.break_mode == "none"
+        self._is_filled_up = config.training.compile and config.batches.blocks.has_one_length
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Without end; `start` counts the batches of all processes from the start of `epoch`."""

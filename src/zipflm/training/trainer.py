@@ -19,6 +19,7 @@ from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Sums
 from zipflm.training import STALL_SECONDS, distributed, optimizers, setup, step, throughput
+from zipflm.training.carried_state import carried_state
 from zipflm.training.checkpointing import Saver, stop_if_bad
 from zipflm.training.cuda_graphs import Updates
 from zipflm.training.schedule import learning_rate
@@ -87,7 +88,7 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     while run.update < training.max_updates and not tally.stop and not run.stops_early:
         if is_alone and (stop.is_requested or run.log.is_unread):
             break
-        run.stream.use_block(block_at(run.config, run.update))
+        _use_block(run, block_at(run.config, run.update))
         rate = learning_rate(training.schedule, run.update, training.max_updates)
         optimizers.set_rates(run.learner.optimizers, rate)
         # Dropout is a function of the update, not of the past: nothing to save, nothing to lose.
@@ -164,6 +165,17 @@ def _next_batches(run: Run) -> list[Batch]:
     batches = run.stream.next_update()
     run.tally.since_report.waited += time.perf_counter() - start
     return batches
+
+
+def _use_block(run: Run, block: int) -> None:
+    """The next update has blocks of this length; a carried state ends with an epoch, and where the
+    length changes."""
+    learner = run.learner
+    if block != run.stream.block:
+        run.stream.use_block(block)
+        learner.carried = carried_state(run.config, learner.model, run.process, block)
+    if learner.carried is not None and run.stream.is_at_start:
+        learner.carried.reset()
 
 
 def _compiling(run: Run) -> AbstractContextManager[None]:

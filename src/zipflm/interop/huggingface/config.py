@@ -125,8 +125,8 @@ def _derived(native: Config) -> dict[str, int]:
     return {
         "vocab_size": native.vocab_size,
         "hidden_size": native.decoder.dim,
-        "num_hidden_layers": native.decoder.num_layers,
-        "num_attention_heads": native.decoder.num_heads,
+        "num_hidden_layers": native.decoder.depth,
+        "num_attention_heads": getattr(native.decoder, "num_heads", 1),
         # Any number of words will do; this is how many `zipflm evaluate` shows the model at once.
         "max_position_embeddings": native.batches.eval_block,
         # A text begins after the end of another.

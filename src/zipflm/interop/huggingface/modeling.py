@@ -195,7 +195,11 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
             # Saved here: a model of transformers has no vocabulary from which it would follow.
             spellings = self.model.input.spellings_VC
             self.model.input.register_buffer("spellings_VC", spellings, persistent=True)
+        if self._has_constant_state:
+            config.use_cache = False
         self.post_init()
+        if self._has_constant_state:
+            self.generation_config.use_cache = False
 
     @classmethod
     def from_pretrained(
@@ -258,6 +262,11 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
             )
         inputs = _checked_inputs(input_ids, inputs_embeds, self.config.hidden_size)
         cache = past_key_values
+        if self._has_constant_state and (cache is not None or use_cache):
+            raise ValueError(
+                f"use_cache: a {type(self.config.native.decoder).__name__} has no keys and values; "
+                "use use_cache=False, or generate with zipflm, which keeps its state"
+            )
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
         view = View(inputs, cache, attention_mask)
@@ -272,10 +281,12 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         states: list[Tensor] = []
         with attention or nullcontext():
             embedded_BTD = self.model.input(inputs) if inputs_embeds is None else inputs
-            past = view if is_eager or not view.is_plain else None
-            hidden_BTD: Tensor = self.model.decoder(
-                embedded_BTD, past, states if output_hidden_states else None
-            )
+            seen = states if output_hidden_states else None
+            if self._has_constant_state:
+                hidden_BTD = self._without_padding(embedded_BTD, view, seen)
+            else:
+                past = view if is_eager or not view.is_plain else None
+                hidden_BTD, _ = self.model.decoder(embedded_BTD, past, seen)
         loss = None
         if labels is not None or shift_labels is not None:
             loss = self._loss(hidden_BTD, labels, shift_labels, view.mask_BT, num_items_in_batch)
@@ -296,6 +307,27 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         output = CausalLMOutputWithPast(**fields)
         is_wanted = self.config.return_dict if return_dict is None else return_dict
         return output if is_wanted else output.to_tuple()
+
+    @property
+    def _has_constant_state(self) -> bool:
+        return self.model.config.decoder.has_constant_state
+
+    def _without_padding(
+        self, embedded_BTD: Tensor, view: View, states: list[Tensor] | None
+    ) -> Tensor:
+        """Hidden vectors of a decoder that would remember padding before a word: it is moved to
+        the end of its row, and back."""
+        hidden_BTD: Tensor
+        if view.is_plain or view.mask_BT is None:
+            hidden_BTD, _ = self.model.decoder(embedded_BTD, None, states)
+            return hidden_BTD
+        order_BT = (~view.mask_BT).int().argsort(dim=1, stable=True)
+        moved_BTD = embedded_BTD.take_along_dim(order_BT.unsqueeze(-1), dim=1)
+        hidden_BTD, _ = self.model.decoder(moved_BTD, None, states)
+        back_BT1 = order_BT.argsort(dim=1).unsqueeze(-1)
+        if states is not None:
+            states[:] = [state.take_along_dim(back_BT1, dim=1) for state in states]
+        return hidden_BTD.take_along_dim(back_BT1, dim=1)
 
     def _loss(
         self,

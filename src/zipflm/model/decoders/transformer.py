@@ -24,13 +24,13 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from zipflm.config import DecoderConfig, Recompute
+from zipflm.config import Recompute, TransformerDecoder
 from zipflm.kernels import autocast
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
 from zipflm.kernels.operators import can_skip_dispatch
 from zipflm.model import initialization
 from zipflm.model.initialization import Fill
-from zipflm.model.kv_cache import Past
+from zipflm.model.kv_cache import KeyValueCache, Past
 
 FIRST_POSITION = 2
 """fairseq numbers positions from padding_idx + 1; the published weights expect it."""
@@ -54,13 +54,13 @@ class Seeds(NamedTuple):
     feed_forward: Tensor | None
 
 
-class Decoder(nn.Module):
+class Transformer(nn.Module):
     """Embedded words in, hidden vectors out; position t sees positions up to t.
 
-    With a cache the words follow those it holds, see them too, and are added to it.
+    The state is a cache: the words follow those it holds, see them too, and are added to it.
     """
 
-    def __init__(self, config: DecoderConfig):
+    def __init__(self, config: TransformerDecoder):
         super().__init__()
         self.config = config
         layers = (DecoderLayer(config) for _ in range(config.num_layers))
@@ -76,13 +76,21 @@ class Decoder(nn.Module):
             assert isinstance(layer, DecoderLayer)
             layer.recompute = what
 
+    def new_state(self, rows: int, capacity: int) -> KeyValueCache:
+        """An empty cache, on the decoder's device and at the precision in force here."""
+        sample = self.layers[0].query.weight  # type: ignore[union-attr]
+        assert isinstance(sample, Tensor)
+        dtype = autocast(sample[:0]).dtype
+        return KeyValueCache(self.config, rows, capacity, sample.device, dtype)
+
     def forward(
         self,
         embedded_BTD: Tensor,
         cache: Past | None = None,
-        states: list[Tensor] | None = None,
-    ) -> Tensor:
-        """Hidden vectors; the input of every layer is appended to `states`."""
+        layer_inputs: list[Tensor] | None = None,
+    ) -> tuple[Tensor, Past | None]:
+        """Hidden vectors, and the cache; the input of every layer is appended to
+        `layer_inputs`."""
         config = self.config
         # Autocast leaves looked-up rows in float32 and lowers projected ones; the residual stream
         # must not depend on which of the two the input layer returns.
@@ -109,20 +117,19 @@ class Decoder(nn.Module):
         visible_TS = None if cache is None else cache.visible(length)
         for index, layer in enumerate(self.layers):
             memory = None if cache is None else Memory(cache, index, visible_TS)
-            if states is not None:
-                states.append(hidden_BTD)
+            if layer_inputs is not None:
+                layer_inputs.append(hidden_BTD)
             hidden_BTD = layer(hidden_BTD, rotation, memory)
         if cache is not None:
             cache.advance(length)
-        normed_BTD: Tensor = self.final_norm(hidden_BTD)
-        return normed_BTD
+        return self.final_norm(hidden_BTD), cache
 
 
 class DecoderLayer(nn.Module):
     """Attention, then feed-forward; each normed before and added to what it was given, or, by
     config, normed after that."""
 
-    def __init__(self, config: DecoderConfig):
+    def __init__(self, config: TransformerDecoder):
         super().__init__()
         self.config = config
         self.recompute: Recompute = "none"
@@ -377,7 +384,7 @@ def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def _norm(config: DecoderConfig) -> nn.Module:
+def _norm(config: TransformerDecoder) -> nn.Module:
     match config.norm:
         case "layer":
             return nn.LayerNorm(config.dim)

@@ -1,0 +1,56 @@
+"""Speed of the decoders: tokens per second in training, words per second in streaming.
+
+    python benchmarks/decoders.py --device cuda --preset wikitext-2/ADP-T
+    python benchmarks/decoders.py --device cpu --preset tiny/ADP-T --steps 5
+
+Each decoder has about as many parameters as the preset's Transformer. Training runs the package's
+own updates on ids drawn by Zipf's law, compiled and recorded where the preset says so. Streaming
+reads and scores one word at a time on the CPU, in float32. Prints a JSON object per decoder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+
+import torch
+from training_step import fake_vocabulary, measure, random_tokens
+
+from zipflm.evaluation.streaming import streaming_speed
+from zipflm.presets import from_name
+from zipflm.presets.rivals import DECODERS, with_decoder
+from zipflm.runs.load import untrained_model
+from zipflm.settings import override
+from zipflm.training import distributed
+from zipflm.training.throughput import reset_peak_memory
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--preset", default="wikitext-2/ADP-T")
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--steps", type=int, default=50, help="updates to time; 50")
+    parser.add_argument("--decoders", nargs="+", default=list(DECODERS), choices=list(DECODERS))
+    parser.add_argument("--seconds", type=float, default=5.0, help="of streaming each; 5")
+    parser.add_argument("overrides", nargs="*", help="e.g. training.tokens_per_update=65536")
+    options = parser.parse_args(arguments)
+    with distributed.started(options.device) as process:
+        for name in options.decoders:
+            preset = override(with_decoder(from_name(options.preset), name), options.overrides)
+            # Half precision is slow on most CPUs.
+            dtype = preset.training.dtype if process.device.type == "cuda" else "float32"
+            config = replace(preset, training=replace(preset.training, dtype=dtype))
+            reset_peak_memory(process.device)
+            trained = measure(config, process, options.steps)
+            block = config.batches.eval_block
+            model = untrained_model(config, fake_vocabulary(config))
+            ids = random_tokens(config.vocab_size, 2 * block).ids
+            speed = streaming_speed(model, ids, block, options.seconds)
+            facts = {"decoder": name, "decoder_params": sum(config.decoder.params().values())}
+            streamed = {"streaming_words_per_second": speed, "threads": torch.get_num_threads()}
+            print(json.dumps(facts | trained | streamed))
+
+
+if __name__ == "__main__":
+    main()

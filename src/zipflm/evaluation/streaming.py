@@ -1,0 +1,38 @@
+"""Speed of reading a text word by word, as speech recognition and typing do: one row, on a CPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from zipflm.model.language_model import LanguageModel
+
+_WARM_UP = 10
+"""Tokens before the clock starts."""
+
+
+@torch.inference_mode()
+def streaming_speed(
+    model: LanguageModel, ids: NDArray[Any], block: int, seconds: float = 1.0
+) -> float:
+    """Tokens per second: each is scored, then passes the decoder, which keeps its state.
+
+    A Transformer reads a block of the text from its start again and again, so that it holds half a
+    block on average. The model is moved to the CPU, in float32.
+    """
+    model = model.to("cpu", torch.float32).eval()
+    tokens = torch.tensor(ids[: block + 1], dtype=torch.int64)
+    number, started = -_WARM_UP, time.perf_counter()
+    while True:
+        cache = model.new_cache(1, len(tokens))
+        for word, target in zip(tokens[:-1], tokens[1:], strict=True):
+            hidden = model(word.view(1, 1), cache)[0]
+            model.output.nll(hidden, target.view(1)).item()
+            number += 1
+            if number == 0:
+                started = time.perf_counter()
+            elif number > 0 and (elapsed := time.perf_counter() - started) > seconds:
+                return number / elapsed

@@ -1,0 +1,109 @@
+"""Gated convolutions: residual blocks of causal convolutions with gated linear units (Dauphin et
+al., Language Modeling with Gated Convolutional Networks, 2017).
+
+The state is the last inputs of every convolution, which its next windows also see.
+
+Shapes: B rows, T words, M input width of a convolution, N its output width, K its kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zipflm.config import GatedConvolutionDecoder
+from zipflm.config.decoder import convolutions_of
+from zipflm.kernels.dropout import dropout
+from zipflm.model import initialization
+from zipflm.model.decoders.constant_state import (
+    ConstantStateDecoder,
+    ConstantStateLayer,
+    windows,
+    with_past,
+)
+from zipflm.model.initialization import Fill
+
+
+class GatedConvolution(ConstantStateDecoder):
+    drops_output = False
+
+    def __init__(self, config: GatedConvolutionDecoder):
+        pairs = zip(config.blocks, config.widths, strict=True)
+        super().__init__(config, [_Block(config, block, *widths) for block, widths in pairs])
+
+
+class _Block(ConstantStateLayer):
+    """Convolutions, and what they were given added to their result, both shrunk to keep the
+    variance."""
+
+    def __init__(
+        self, config: GatedConvolutionDecoder, block: tuple[int, int, int], before: int, width: int
+    ):
+        super().__init__()
+        shapes = convolutions_of(*block, before)
+        self.rate = config.dropout
+        keep = 1 - self.rate
+        # Gated linear units quarter the variance at first, and dropout raises it.
+        self.convolutions: nn.ModuleList = nn.ModuleList(
+            WeightNormalized(into, 2 * out, kernel, gain=2 * math.sqrt(keep))
+            for kernel, into, out in shapes
+        )
+        self.residual: nn.Module = nn.Identity()
+        if before != width:
+            self.residual = WeightNormalized(before, width, gain=math.sqrt(keep))
+        self.state_shapes = [(kernel - 1, into) for kernel, into, _ in shapes if kernel > 1]
+
+    def forward(self, hidden: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        residual, before, after = self.residual(hidden), iter(states), []
+        for convolution in self.convolutions:
+            assert isinstance(convolution, WeightNormalized)
+            hidden = dropout(hidden, self.rate, self.training)
+            if convolution.kernel > 1:
+                hidden, past = with_past(next(before), hidden)
+                after.append(past)
+            hidden = F.glu(convolution(hidden))
+        return (hidden + residual) * math.sqrt(0.5), after
+
+
+class WeightNormalized(nn.Module):
+    """A convolution, or without a kernel a linear layer, whose weights are directions with a
+    length of their own (Salimans and Kingma, 2016)."""
+
+    def __init__(self, in_width: int, out_width: int, kernel: int = 1, *, gain: float):
+        super().__init__()
+        self.kernel, self._first_gain = kernel, gain
+        self.direction_NMK = nn.Parameter(torch.empty(out_width, in_width, kernel))
+        self.gain_N = nn.Parameter(torch.empty(out_width))
+        self.bias_N = nn.Parameter(torch.empty(out_width))
+        self._fixed: tuple[object, Tensor] | None = None
+        initialization.reset(self)
+
+    def initial_values(self) -> Iterator[tuple[str, Fill]]:
+        yield "direction_NMK", initialization.normal(1.0)
+        yield "gain_N", initialization.constant(self._first_gain)
+        yield "bias_N", initialization.zeros
+
+    def forward(self, hidden_BSM: Tensor) -> Tensor:
+        """[B, T, N] for the T = S - K + 1 windows."""
+        return F.linear(windows(hidden_BSM, self.kernel), self._weight(), self.bias_N)
+
+    def _weight(self) -> Tensor:
+        """[N, M * K]. While nothing is learned it is computed once: for a single word that takes
+        as long as using it."""
+        direction, gain = self.direction_NMK, self.gain_N
+        is_learning = self.training or torch.is_grad_enabled()
+        if is_learning or torch.compiler.is_compiling() or direction.is_inference():
+            return self._normalized()
+        key = (direction.data_ptr(), direction._version, gain.data_ptr(), gain._version)
+        if self._fixed is None or self._fixed[0] != key:
+            self._fixed = key, self._normalized()
+        return self._fixed[1]
+
+    def _normalized(self) -> Tensor:
+        flat = self.direction_NMK.flatten(1)
+        lengths_N: Tensor = torch.linalg.vector_norm(flat, dim=1)
+        return flat * (self.gain_N / lengths_N).unsqueeze(1)
