@@ -26,6 +26,10 @@ RUNS = {
         *SMALL,
     ],
     "linear_nll": ["--device", "cpu", "--tokens", "8", "--shrink", "200", "--repeats", "2"],
+    "memory": [
+        *(*TINY, "--block", "32", "--tokens", "200", "--window", "50", "--repeats", "1"),
+        *("--keys", "300", "--queries", "4", "--neighbours", "10", *SMALL),
+    ],
     "scoring": [*TINY, "--lines", "9", "--rounds", "1", *SMALL],
     "training_step": [*TINY, "--steps", "2", *UPDATES, *SMALL],
 }

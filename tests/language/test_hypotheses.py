@@ -43,6 +43,7 @@ class Engine:
     blocks: Blocks = Blocks(break_mode="none", block=32, context=16)
     batch_tokens: int = 64
     device: torch.device = torch.device("cpu")
+    memories: None = None
     positions: int = 0
     passes: list[tuple[int, int]] = field(default_factory=list)
     alone: list[int] = field(default_factory=list)

@@ -5,11 +5,13 @@ import json
 import shutil
 from contextlib import suppress
 
+import loaded_models
 import numpy as np
 import pytest
 import torch
-from loaded_models import on_disk
+from loaded_models import loaded, on_disk
 from memory_reference import unit, with_neighbours
+from training_runs import config_of
 
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.memory import building, neighbours
@@ -18,6 +20,7 @@ from zipflm.memory.mixing import Mixture
 from zipflm.memory.neighbours import Neighbours, NeighbourSettings, exact_search
 from zipflm.memory.specs import open_memories
 from zipflm.memory.store import KEYS_FILE, VALUES_FILE, Store
+from zipflm.presets.rivals import with_decoder
 from zipflm.runs.load import load_run
 
 CPU = ScoringOptions(device="cpu", batch_tokens=64)
@@ -78,9 +81,8 @@ def test_keys_are_the_vectors_before_the_words(run, data, store):
     assert evaluation.scores.protocol.memory == (f"{name},temperature=0.02,search=auto",)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_killed_build_continues_with_the_same_bytes(run, data, tmp_path, monkeypatch, dtype):
-    build(run, data, tmp_path / "whole", dtype=dtype, max_keys=700, options=CPU)
+def interrupted(monkeypatch, *arguments, **options):
+    """A build that is stopped after a few batches."""
     monkeypatch.setattr(building, "_SAVE_SECONDS", 0)
     told = []
 
@@ -91,17 +93,40 @@ def test_a_killed_build_continues_with_the_same_bytes(run, data, tmp_path, monke
 
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
         patch.setattr(building, "tell", stop)
-        build(run, data, tmp_path / "killed", dtype=dtype, max_keys=700, options=CPU)
+        build(*arguments, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_killed_build_continues_with_the_same_bytes(run, data, tmp_path, monkeypatch, dtype):
+    build(run, data, tmp_path / "whole", dtype=dtype, max_keys=700, options=CPU)
+    options = {"dtype": dtype, "max_keys": 700, "options": CPU}
+    interrupted(monkeypatch, run, data, tmp_path / "killed", **options)
     with pytest.raises(ValueError, match="unfinished; run the same"):
         Store.open(tmp_path / "killed", run.weights_hash)
     with pytest.raises(ValueError, match="begun with keys 700"):
-        build(run, data, tmp_path / "killed", dtype=dtype, max_keys=600, options=CPU)
+        build(run, data, tmp_path / "killed", **(options | {"max_keys": 600}))
     said = []
-    build(run, data, tmp_path / "killed", dtype=dtype, max_keys=700, options=CPU, say=said.append)
+    build(run, data, tmp_path / "killed", **options, say=said.append)
     assert said[0].startswith("continuing after")
     for name in (KEYS_FILE, VALUES_FILE):
         whole, killed = (tmp_path / each / name for each in ("whole", "killed"))
         assert whole.read_bytes() == killed.read_bytes()
+
+
+def test_a_recurrent_model_carries_its_state_also_over_a_killed_build(data, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            loaded_models, "config_of", lambda *a, **k: with_decoder(config_of(*a, **k), "lstm")
+        )
+        run = load_run(on_disk(loaded(data), tmp_path / "run"))
+    one_pass = ScoringOptions(device="cpu", break_mode="none", block=1200)
+    build(run, data, tmp_path / "one", max_keys=300, dtype="float32", options=one_pass)
+    stream = ScoringOptions(device="cpu", break_mode="stream", block=16)
+    options = {"max_keys": 300, "dtype": "float32", "options": stream}
+    interrupted(monkeypatch, run, data, tmp_path / "parts", **options)
+    build(run, data, tmp_path / "parts", **options)
+    one, parts = (Store.open(tmp_path / name, run.weights_hash) for name in ("one", "parts"))
+    np.testing.assert_allclose(one.keys, parts.keys, atol=1e-5)
 
 
 def test_a_full_disk_loses_nothing(run, data, tmp_path, monkeypatch):

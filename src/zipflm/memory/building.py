@@ -138,16 +138,21 @@ def _write(
         file.truncate(done * width)
         file.seek(done * width)
     model, saved = run.model.to(device).eval(), time.monotonic()
+    carries = plan.blocks.break_mode == "stream" and model.config.decoder.has_constant_state
+    states = model.decoder.new_state(1, 0) if carries else None
     tell(done, plan.keys)
     for index in range(len(batches)):
         windows = batches.windows(0, index)
         places = scored_places(windows)
-        if places[-1] < done:
-            continue
         if done == plan.keys:
             break
+        if places[-1] < done and not carries:
+            continue
         with autocast(plan.compute_dtype, torch.device(device)):  # type: ignore[arg-type]
-            hidden, targets = predicting(model, batch_of(batches.tokens.ids, windows), device)
+            batch = batch_of(batches.tokens.ids, windows)
+            hidden, targets = predicting(model, batch, device, states)  # type: ignore[arg-type]
+        if places[-1] < done:
+            continue  # read again for the state after it
         number = min(len(places), plan.keys - done)
         words = targets.where(targets < model.output.edges[-1], UNKNOWN)
         keys = unit_vectors(hidden[:number]).to(getattr(torch, plan.dtype))

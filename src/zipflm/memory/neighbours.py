@@ -75,7 +75,8 @@ class Neighbours:
     def look(self, hidden_ND: Tensor, *text: object) -> Found:
         """A text of any kind: what was seen of it before makes no difference."""
         cosines_NK, rows_NK = self.search(hidden_ND)
-        has_N = torch.ones(len(cosines_NK), dtype=torch.bool, device=cosines_NK.device)
+        # An index may find nothing.
+        has_N = cosines_NK[:, 0] > -torch.inf
         return Found(cosines_NK, self._words[rows_NK], has_N, rows_NK)
 
     def search(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:

@@ -122,16 +122,16 @@ def _changed(settings: T, options: Sequence[str], spec: str) -> T:
 
 def _tuned(default: T, path: Path, run: LoadedRun) -> T:
     """The settings that were tuned for the weights of a run, or the default."""
-    found = read_record(Tuned, path) if path.is_file() else None
-    if found is None or found.weights != run.weights_hash:
+    if not path.is_file():
         return default
-    assert isinstance(found.settings, type(default))
-    return found.settings
+    found = read_record(Tuned, path)
+    is_ours = found.weights == run.weights_hash
+    return found.settings if is_ours and isinstance(found.settings, type(default)) else default
 
 
 def canonical(name: str, settings: CacheSettings | NeighbourSettings) -> str:
     """A memory with all its settings, as options name it."""
     values = {f.name: getattr(settings, f.name) for f in fields(settings)}
-    if (window := values.pop("window", None)) is not None:
-        name = f"{name}:{window}"
+    if isinstance(settings, CacheSettings):
+        name = f"{name}:{values.pop('window') or 'none'}"
     return ",".join([name, *(f"{key}={value}" for key, value in values.items())])

@@ -154,7 +154,13 @@ class _Tuner:
         with named(f"tuning {name}"):
             plan = planned(self._batches)
             scores = start_scoring(
-                self._run.model, self._ids, plan, device=device, precision=precision, memory=watch
+                self._run.model,
+                self._ids,
+                plan,
+                device=device,
+                precision=precision,
+                memory=watch,
+                carries=self._batches.blocks.break_mode == "stream",
             )()
         if self._nll is None:
             self._nll = scores.nll.astype(np.float64)
