@@ -134,11 +134,11 @@ class Band:
             low, high = int(self._first[rows].min()), int(self._end[rows].max())
             high = max(high, low + 1)
         first_N1, end_N1 = (bound[rows].unsqueeze(1) for bound in (self._first_N, self._end_N))
-        cosines_NK = self._queries_ND[rows] @ self._keys_KD[low:high].T
-        places_K = torch.arange(low, high, device=cosines_NK.device)
+        scores_NK = (self._queries_ND[rows] / temperature) @ self._keys_KD[low:high].T
+        places_K = torch.arange(low, high, device=scores_NK.device)
         is_hidden_NK = (places_K < first_N1) | (places_K >= end_N1)
-        cosines_NK = cosines_NK.div_(temperature).masked_fill_(is_hidden_NK, -torch.inf)
-        return Recalled(cosines_NK.softmax(1), self._words_K[low:high], self.has_N[rows])
+        probs_NK = scores_NK.masked_fill_(is_hidden_NK, -torch.inf).softmax(1)
+        return Recalled(probs_NK, self._words_K[low:high], self.has_N[rows])
 
 
 class CacheRows:
