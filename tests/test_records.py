@@ -248,3 +248,17 @@ def test_a_check_of_the_class_itself_is_named_with_its_place():
     config["training"]["optimizer"]["momentum"] = 2.0
     with pytest.raises(ValueError, match="^training.optimizer.momentum=2.0: "):
         from_dict(Config, config)
+
+
+def test_decoders_are_told_apart_by_kind_except_the_transformer():
+    config = preset("tiny", "ADP-T")
+    assert "kind" not in to_dict(config)["decoder"]
+    other = preset("tiny", "ADP-T", variant="gcnn")
+    assert to_dict(other)["decoder"]["kind"] == "GatedConvolutionDecoder"
+    assert from_dict(Config, to_dict(other)) == other
+    for decoder, message in (
+        ({"kind": "Rnn"}, "decoder: kind='Rnn': choose from TransformerDecoder, Gated"),
+        (3, "decoder=3: expected the fields of TransformerDecoder"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            from_dict(Config, to_dict(config) | {"decoder": decoder})
