@@ -29,7 +29,7 @@ TOY = """
     training.compile=false training.dtype=float32 training.stages=0.5:16
 """.split()
 TOY_STUDY = """
-    --device cpu --factorizations ADP-T,SM decoder.num_layers=1 decoder.ffn_dim=64
+    --device cpu decoder.num_layers=1 decoder.ffn_dim=64
     batches.block=32 batches.eval_block=32 batches.tokens=128 training.tokens_per_update=256
     training.max_updates=2
 """.split()

@@ -18,6 +18,7 @@ RUNS = {
         *("--neighbours", "1", "--", "training.max_updates=10", *UPDATES),
         *("input.cutoffs=20", "output.cutoffs=20"),
     ],
+    "decoders": [*TINY, "--steps", "2", "--seconds", "0.1", *UPDATES, "decoder.dropout=0.0"],
     "decoding": [
         *("--prompt", "3", "--words", "2", "--rounds", "1", "--batch", "1", "2", *TINY, *SMALL)
     ],
