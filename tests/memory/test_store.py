@@ -113,6 +113,15 @@ def test_a_killed_build_continues_with_the_same_bytes(run, data, tmp_path, monke
         assert whole.read_bytes() == killed.read_bytes()
 
 
+def test_a_build_whose_files_were_cut_is_not_continued(run, data, tmp_path, monkeypatch):
+    options = {"max_keys": 700, "options": CPU}
+    interrupted(monkeypatch, run, data, tmp_path / "store", **options)
+    with (tmp_path / "store" / KEYS_FILE).open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(ValueError, match=r"keys.bin: cut short; building.json promises \d+ keys"):
+        build(run, data, tmp_path / "store", **options)
+
+
 def test_a_recurrent_model_carries_its_state_also_over_a_killed_build(data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(

@@ -135,6 +135,11 @@ def _write(
 ) -> None:
     widths = plan.dim * np.dtype(plan.dtype).itemsize, 4
     for file, width in zip(files, widths, strict=True):
+        if os.fstat(file.fileno()).st_size < done * width:
+            raise ValueError(
+                f"{file.name}: cut short; {_PROGRESS_FILE} promises {done:,} keys; remove {out} and "
+                "build again"
+            )
         file.truncate(done * width)
         file.seek(done * width)
     model, saved = run.model.to(device).eval(), time.monotonic()
