@@ -71,14 +71,37 @@ def test_mixture_with_neighbours_equals_the_definition(run, store):
 
 
 def test_keys_are_the_vectors_before_the_words(run, data, store):
-    """With all weight on it a store is certain of its own text, but where a block begins."""
+    """With all weight on it a store is certain of its own text."""
     found = Store.open(store, run.weights_hash)
     assert found.words.tolist() == data.tokens("train").ids.tolist()
-    np.testing.assert_allclose(np.linalg.norm(found.keys, axis=1), 1, atol=1e-5)
+    lengths = np.linalg.norm(found.keys, axis=1)
+    assert lengths[0] == 0  # of which the model saw nothing before
+    np.testing.assert_allclose(lengths[1:], 1, atol=1e-5)
     name = f"{store},k=1,weight=0.99"
-    evaluation = evaluate(run, data=data, split="train", options=ScoringOptions(memory=[name]))
+    options = ScoringOptions(memory=[name], context=found.plan.blocks.context)
+    evaluation = evaluate(run, data=data, split="train", options=options)
     assert np.median(evaluation.scores.nll) < 0.1
     assert evaluation.scores.protocol.memory == (f"{name},temperature=0.02,search=auto",)
+
+
+def test_keys_do_not_tie_where_blocks_begin(run, data, store):
+    """Which of equal keys are nearest would depend on the batches."""
+    found, hidden = Store.open(store, run.weights_hash), torch.randn(5, 64)
+    assert found.plan.blocks.context == 4
+    memory = Neighbours(found, NeighbourSettings(k=len(found)), "cpu")
+    looked = memory.look(hidden)
+    recalled = looked.places_NK[looked.cosines_NK > -torch.inf]
+    assert set(recalled.tolist()) == set(range(1, len(found)))
+    numbers = [
+        evaluate(
+            run,
+            data=data,
+            split="valid",
+            options=ScoringOptions(memory=[f"{store},k=10"], device="cpu", batch_tokens=batch),
+        ).scores.nll
+        for batch in (32, 300)
+    ]
+    np.testing.assert_allclose(*numbers, rtol=1e-4, atol=1e-4)
 
 
 def interrupted(monkeypatch, *arguments, **options):

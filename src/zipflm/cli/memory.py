@@ -54,7 +54,13 @@ def build(
         ),
     ] = None,
     block: Block = None,
-    context: Context = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of each block that are context and not stored; the run's own unless "
+            "given, but at least 32 or a quarter of the block."
+        ),
+    ] = None,
     checkpoint: Checkpoint = None,
     device: Device = None,
 ) -> None:

@@ -75,8 +75,8 @@ class Neighbours:
     def look(self, hidden_ND: Tensor, *text: object) -> Found:
         """A text of any kind: what was seen of it before makes no difference."""
         cosines_NK, rows_NK = self.search(hidden_ND)
-        # An index may find nothing.
-        has_N = cosines_NK[:, 0] > -torch.inf
+        cosines_NK = cosines_NK.masked_fill(cosines_NK == 0, -torch.inf)  # a key of zeros
+        has_N = cosines_NK.amax(1) > -torch.inf  # an index may find nothing
         return Found(cosines_NK, self._words[rows_NK], has_N, rows_NK)
 
     def search(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:

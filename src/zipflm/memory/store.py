@@ -1,7 +1,8 @@
 """A store of keys on disk: the vector before every word of a text, and the word.
 
 `memory.json` describes it and is written last, so a folder without it is unfinished. `keys.bin`
-[N, D] and `values.bin` [N] are mapped into memory; `index.faiss` is there if one was built.
+[N, D] and `values.bin` [N] are mapped into memory; `index.faiss` is there if one was built. A key
+of zeros stands for a word that is not recalled.
 """
 
 from __future__ import annotations
