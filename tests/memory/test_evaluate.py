@@ -117,7 +117,7 @@ def test_a_cache_tuned_for_other_weights_is_not_used(run, data, lm, tmp_path):
     other = load_run(on_disk(loaded(data, overrides=["training.seed=5"]), tmp_path / "other"))
     (tmp_path / "other" / CACHE_FILE).write_bytes((tmp_path / "run" / CACHE_FILE).read_bytes())
     assert open_memories(["cache"], run, "cpu").names[0].startswith("cache:50,")
-    assert open_memories(["cache"], other, "cpu").names[0].startswith("cache:none,weight=0.15")
+    assert open_memories(["cache"], other, "cpu").names[0].startswith("cache:2000,weight=0.15")
 
 
 def test_never_tunes_on_test_or_on_the_text_of_the_store(run, data, tmp_path):

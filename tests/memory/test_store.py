@@ -197,10 +197,29 @@ def test_refuses_stores_that_are_not_whole_or_not_for_this_model(run, data, stor
         open_memories([str(copy)], run, "cpu")
 
 
-@pytest.mark.parametrize("spec", ["cache:x", "cache:0", "cache,weight=1", "cache,wieght=0.1"])
-def test_refuses_settings_by_name(run, spec):
-    with pytest.raises(ValueError, match=f"--memory {spec}: "):
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("cache:x", "window='x'"),
+        ("cache:0", "window=0: must be"),
+        ("cache:10,window=20", "two windows; give one"),
+        ("cache,weight=1", "weight=1"),
+        ("cache,weight", "'weight': write key=value, e.g. weight=0.2"),
+        ("cache,wieght=0.1", "wieght"),
+        ("cache,temperature=1e-40", "temperature=1e-40: must be"),
+    ],
+)
+def test_refuses_settings_by_name(run, spec, said):
+    with pytest.raises(ValueError, match=f"--memory {spec}: .*{said}"):
         open_memories([spec], run, "cpu")
+    with pytest.raises(ValueError, match="--memory '': name a memory"):
+        open_memories([""], run, "cpu")
+
+
+def test_the_lowest_temperature_gives_finite_numbers(run, data, store):
+    memory = [f"{store},temperature=1e-4", "cache,temperature=1e-4"]
+    options = ScoringOptions(memory=memory, device="cpu")
+    assert np.isfinite(evaluate(run, data=data, split="valid", options=options).scores.nll).all()
 
 
 def test_an_index_names_candidates_that_are_compared_exactly(run, data, tmp_path):
