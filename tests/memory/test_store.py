@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from loaded_models import loaded, on_disk
 from memory_reference import unit, with_neighbours
 from training_runs import config_of
 
+from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.memory import building, neighbours
 from zipflm.memory.building import build
@@ -129,7 +131,8 @@ def test_a_killed_build_continues_with_the_same_bytes(run, data, tmp_path, monke
     with pytest.raises(ValueError, match="begun with keys 700"):
         build(run, data, tmp_path / "killed", **(options | {"max_keys": 600}))
     said = []
-    build(run, data, tmp_path / "killed", **options, say=said.append)
+    same = DataFolder.open(os.path.relpath(data.path))
+    build(run, same, tmp_path / "killed", **options, say=said.append)
     assert said[0].startswith("continuing after")
     for name in (KEYS_FILE, VALUES_FILE):
         whole, killed = (tmp_path / each / name for each in ("whole", "killed"))
@@ -190,7 +193,7 @@ def test_refuses_stores_that_are_not_whole_or_not_for_this_model(run, data, stor
     with pytest.raises(ValueError, match="cut short or damaged; build the store again"):
         open_memories([str(copy)], run, "cpu")
     (copy / VALUES_FILE).write_bytes(values[:-4] + b"\1\0\0\0")
-    with pytest.raises(ValueError, match="its checksum is not the one"):
+    with pytest.raises(ValueError, match=r"values.bin: missing or damaged: .* memory.json"):
         open_memories([str(copy)], run, "cpu")
     (copy / "memory.json").write_text(json.dumps({"format": 1}))
     with pytest.raises(ValueError, match=r"memory.json: damaged or of another release"):

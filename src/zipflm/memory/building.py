@@ -120,8 +120,9 @@ def _begin(out: Path, plan: Plan, say: Callable[[str], None]) -> int:
         write_record(out / _PROGRESS_FILE, _Progress(plan=plan, keys=0))
         return 0
     progress = read_record(_Progress, out / _PROGRESS_FILE)
-    if progress.plan != plan:
-        before, now = to_dict(progress.plan), to_dict(plan)
+    # The same run and text may be named in other ways: their hashes count.
+    before, now = (to_dict(replace(each, run="", data="")) for each in (progress.plan, plan))
+    if before != now:
         changed = ", ".join(f"{key} {before[key]}" for key in now if before[key] != now[key])
         raise ValueError(f"{out}: begun with {changed}; build with that, or choose another --out")
     if progress.keys:
