@@ -31,7 +31,7 @@ def test_what_is_read_before_places_is_what_scores_come_from(engine, length, ski
     places = skip + np.array([0, 2, length // 2, length - 1])
     asked = Document(document, skip, places, top=3, ranks=True)
     (scores,) = engine.start_scoring([asked])()
-    inputs = engine.inputs_before(document, places, skip)
+    inputs = [ids for ids, _ in engine.inputs_before(document, places, skip)]
     for number, place in enumerate(places):
         with torch.no_grad():
             log_probs = engine.model.log_probs(torch.from_numpy(inputs[number])[None])[0, -1]

@@ -59,6 +59,11 @@ def test_builds_tunes_and_evaluates(run, data, tmp_path, monkeypatch, capsys):
         ),
         (["evaluate", "--split", "valid", "--memory", "nowhere"], "--memory nowhere: not a store"),
         (["memory", "tune", "--split", "test"], "--split test: tune on valid"),
+        (["memory", "tune", "--figure", "x.txt"], "x.txt: cannot draw into this kind of file"),
+        (
+            ["memory", "tune", "--memory", "cache:9", "--figure", "x.svg"],
+            "--figure: draws the windows of a cache",
+        ),
         (["memory", "build", "--out", "x", "--max-keys", "0"], "--max-keys 0: must be at least 1"),
         (["memory", "build", "--out", "x", "--dtype", "int8"], "--dtype 'int8': choose from"),
         (["memory", "bild"], "zipflm memory bild: no such command; did you mean zipflm memory"),

@@ -101,16 +101,23 @@ def test_tuned_settings_are_used_by_name(run, data, tmp_path):
     both = scored(run, data, [store, "cache"])
     assert both.perplexity == pytest.approx(cache.perplexity)
     assert both.protocol.memory == (neighbours.name, cache.name)
+    assert "cache: tuned on top of those before it; alone, tune it again" in result.notes
+    edges = {"smallest": min, "largest": max}
+    windows = [trial.window for trial in result.trials if trial.window]
+    for word, edge in edges.items():
+        note = f"cache: window={cache.window} is the {word} that was tried"
+        assert (note in result.notes) == (cache.window == edge(windows))
     draw_windows(result, tmp_path / "windows.svg")
     assert (tmp_path / "windows.svg").stat().st_size > 1000
 
 
 def test_a_cache_tuned_for_other_weights_is_not_used(run, data, lm, tmp_path):
-    tune(run, data, ["cache:50"], options=ScoringOptions(device="cpu"))
+    (chosen,) = tune(run, data, ["cache:50"], options=ScoringOptions(device="cpu")).chosen
+    assert open_memories([chosen.name], run, "cpu").names == (chosen.name,)
     other = load_run(on_disk(loaded(data, overrides=["training.seed=5"]), tmp_path / "other"))
     (tmp_path / "other" / CACHE_FILE).write_bytes((tmp_path / "run" / CACHE_FILE).read_bytes())
     assert open_memories(["cache"], run, "cpu").names[0].startswith("cache:50,")
-    assert open_memories(["cache"], other, "cpu").names[0].startswith("cache:none,weight=0.15")
+    assert open_memories(["cache"], other, "cpu").names[0].startswith("cache:2000,weight=0.15")
 
 
 def test_never_tunes_on_test_or_on_the_text_of_the_store(run, data, tmp_path):
@@ -119,8 +126,9 @@ def test_never_tunes_on_test_or_on_the_text_of_the_store(run, data, tmp_path):
     build(run, data, tmp_path / "store", max_keys=100)
     with pytest.raises(ValueError, match="--split train: .* was built from this text"):
         tune(run, data, [str(tmp_path / "store")], split="train")
-    with pytest.raises(ValueError, match=r"windows.txt: cannot draw"):
-        draw_windows(tune(run, data), tmp_path / "windows.txt")
+    for twice in (["cache:50", "cache"], [str(tmp_path / "store"), f"{tmp_path}/store/,k=5"]):
+        with pytest.raises(ValueError, match="once; its settings have one place"):
+            tune(run, data, twice)
 
 
 def test_resets_at_headings_of_a_text(tmp_path):

@@ -1,5 +1,8 @@
 """A loaded model with memories: score, generate, advance and next words agree with each other."""
 
+import weakref
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +10,13 @@ from loaded_models import loaded, on_disk
 from small_data import make_folder, sentences
 
 import zipflm
+from zipflm.data.bpe import join
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.language.decoding import SamplingOptions
 from zipflm.language.engine import scored_lines
 from zipflm.language.generation import Writer
 from zipflm.language.incremental import advance
+from zipflm.language.next_words import most_likely_instead
 from zipflm.language.rescoring import PrefixSharingScorer
 from zipflm.memory.building import build
 from zipflm.runs.load import load_run
@@ -29,6 +34,14 @@ def models(request, tmp_path_factory):
     build(load_run(path), data, root / "store", max_keys=300, dtype="float32")
     memory = [f"{root / 'store'},k=20,weight=0.2,temperature=0.1", CACHE]
     return path, memory, zipflm.load(path, device="cpu", memory=memory, block=400)
+
+
+@pytest.fixture(scope="module")
+def adp(tmp_path_factory):
+    """A model of words with any memories."""
+    root = tmp_path_factory.mktemp("adp")
+    path = on_disk(loaded(make_folder(root, "data")), root / "run")
+    return lambda memory: zipflm.load(path, device="cpu", memory=memory)
 
 
 def test_score_equals_evaluate(models, tmp_path):
@@ -105,9 +118,78 @@ def test_log_probs_of_all_words_sum_to_one_and_hold_the_next_words(models):
 def test_lines_that_follow_each_other_share_a_cache(models):
     _, _, lm = models
     lines = [lm.reader.line(line) for line in TEXT.splitlines()]
-    blocks = lm.engine.blocks
+    blocks = replace(lm.engine.blocks, context=8)
     for prefix in (np.zeros(0, dtype=np.int64), lm.reader.prefix("ba\n")):
         groups = scored_lines(lm.engine, lines, prefix, blocks)
         nll = np.concatenate([each.nll for group in groups for each in group])
         (whole,) = lm.engine.nll([np.concatenate([prefix, *(line.ids for line in lines)])])
         np.testing.assert_allclose(nll, whole[len(prefix) :], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("break_mode", ["none", "complete", "sentence"])
+@pytest.mark.parametrize("reset", ["none", "line", "blank"])
+def test_running_lines_have_the_same_scores_in_groups_of_any_size(adp, break_mode, reset):
+    """Documents may end where a group does."""
+    lm = adp([f"cache,weight=0.3,reset={reset}"])
+    lines = [lm.reader.line(line) for line in TEXT.replace("ba", "\n").splitlines()]
+    blocks = replace(lm.engine.blocks, break_mode=break_mode, block=16)
+    prefix, found = lm.reader.prefix("ba de ka bila\n"), []
+    for batch_tokens in (16, 50, 100_000):
+        engine = replace(lm.engine, batch_tokens=batch_tokens)
+        groups = scored_lines(engine, lines, prefix, blocks)
+        found.append(np.concatenate([each.nll for group in groups for each in group]))
+    np.testing.assert_allclose(found[0], found[2], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[1], found[2], rtol=1e-5, atol=1e-5)
+
+
+def test_the_prefix_of_running_lines_does_not_move_their_blocks(adp):
+    nll = []
+    for memory in ([], ["cache:50,weight=0"]):
+        lm = adp(memory)
+        lines = [lm.reader.line(line) for line in TEXT.splitlines()]
+        blocks = replace(lm.engine.blocks, block=16)
+        groups = scored_lines(lm.engine, lines, lm.reader.prefix("ba de ka"), blocks)
+        nll.append(np.concatenate([each.nll for group in groups for each in group]))
+    np.testing.assert_allclose(*nll, rtol=1e-5, atol=1e-5)
+
+
+def test_a_prompt_longer_than_the_block_is_remembered(models):
+    path, _, _ = models
+    lm = zipflm.load(path, device="cpu", memory="cache,weight=0.9", block=16, context=15)
+    prefix = "ba ba ba ba\n" + "de ka bila\n" * 12
+    logprob, _ = lm.advance(lm.start(prefix), "ba")
+    assert dict(lm.next_words(prefix, 40))["ba"] == pytest.approx(logprob, abs=1e-3)
+    # Words of the last block, but one, saw less before them than where texts are scored.
+    expected = lm.score("ba", prefix=prefix).words[0].logprob
+    assert logprob == pytest.approx(expected, abs=0.3)
+
+
+def test_states_keep_only_what_caches_reach(adp):
+    """An earlier state is let go, with its keys and values."""
+    lm = adp(["cache:20"])
+    state, states = lm.start(), []
+    for word in ["ba", "de", "ka"] * 30:
+        _, state = lm.advance(state, word)
+        states.append(weakref.ref(state._cache) if state._cache is not None else lambda: None)
+    assert sum(each() is not None for each in states) <= 2
+    assert state._past.size <= 41 and len(state._past.last(20)[1]) >= 20
+
+
+def test_a_word_in_pieces_is_as_likely_among_its_alternatives(tmp_path):
+    data = make_folder(tmp_path, "data", bpe=40)
+    path = on_disk(loaded(data, "BPE"), tmp_path / "run")
+    lm = zipflm.load(path, device="cpu", memory="cache,weight=0.5", block=16, context=8)
+    text = lm.reader.prefix(TEXT)[:80]
+    (nll,) = lm.engine.nll([text])
+    ends = np.flatnonzero(lm.reader.ends_word[text]) + 1
+    begins = np.append(0, ends[:-1])
+    whole = begins // 8 == (ends - 1) // 8  # in one part
+    begins, ends = begins[whole], ends[whole]
+    found = most_likely_instead(lm.engine, lm.reader, text, begins, 60)
+    logprobs = {}
+    for begin, end, likely in zip(begins, ends, found, strict=True):
+        word = join([lm.reader.vocabulary.words[id] for id in text[begin:end]])
+        if word in dict(likely):
+            logprobs[begin] = dict(likely)[word], -nll[begin:end].sum()
+    assert len(logprobs) > 10
+    np.testing.assert_allclose(*zip(*logprobs.values(), strict=True), atol=1e-3)

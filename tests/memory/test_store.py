@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from loaded_models import loaded, on_disk
 from memory_reference import unit, with_neighbours
 from training_runs import config_of
 
+from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.memory import building, neighbours
 from zipflm.memory.building import build
@@ -71,14 +73,37 @@ def test_mixture_with_neighbours_equals_the_definition(run, store):
 
 
 def test_keys_are_the_vectors_before_the_words(run, data, store):
-    """With all weight on it a store is certain of its own text, but where a block begins."""
+    """With all weight on it a store is certain of its own text."""
     found = Store.open(store, run.weights_hash)
     assert found.words.tolist() == data.tokens("train").ids.tolist()
-    np.testing.assert_allclose(np.linalg.norm(found.keys, axis=1), 1, atol=1e-5)
+    lengths = np.linalg.norm(found.keys, axis=1)
+    assert lengths[0] == 0  # of which the model saw nothing before
+    np.testing.assert_allclose(lengths[1:], 1, atol=1e-5)
     name = f"{store},k=1,weight=0.99"
-    evaluation = evaluate(run, data=data, split="train", options=ScoringOptions(memory=[name]))
+    options = ScoringOptions(memory=[name], context=found.plan.blocks.context)
+    evaluation = evaluate(run, data=data, split="train", options=options)
     assert np.median(evaluation.scores.nll) < 0.1
     assert evaluation.scores.protocol.memory == (f"{name},temperature=0.02,search=auto",)
+
+
+def test_keys_do_not_tie_where_blocks_begin(run, data, store):
+    """Which of equal keys are nearest would depend on the batches."""
+    found, hidden = Store.open(store, run.weights_hash), torch.randn(5, 64)
+    assert found.plan.blocks.context == 4
+    memory = Neighbours(found, NeighbourSettings(k=len(found)), "cpu")
+    looked = memory.look(hidden)
+    recalled = looked.places_NK[looked.cosines_NK > -torch.inf]
+    assert set(recalled.tolist()) == set(range(1, len(found)))
+    numbers = [
+        evaluate(
+            run,
+            data=data,
+            split="valid",
+            options=ScoringOptions(memory=[f"{store},k=10"], device="cpu", batch_tokens=batch),
+        ).scores.nll
+        for batch in (32, 300)
+    ]
+    np.testing.assert_allclose(*numbers, rtol=1e-4, atol=1e-4)
 
 
 def interrupted(monkeypatch, *arguments, **options):
@@ -106,11 +131,21 @@ def test_a_killed_build_continues_with_the_same_bytes(run, data, tmp_path, monke
     with pytest.raises(ValueError, match="begun with keys 700"):
         build(run, data, tmp_path / "killed", **(options | {"max_keys": 600}))
     said = []
-    build(run, data, tmp_path / "killed", **options, say=said.append)
+    same = DataFolder.open(os.path.relpath(data.path))
+    build(run, same, tmp_path / "killed", **options, say=said.append)
     assert said[0].startswith("continuing after")
     for name in (KEYS_FILE, VALUES_FILE):
         whole, killed = (tmp_path / each / name for each in ("whole", "killed"))
         assert whole.read_bytes() == killed.read_bytes()
+
+
+def test_a_build_whose_files_were_cut_is_not_continued(run, data, tmp_path, monkeypatch):
+    options = {"max_keys": 700, "options": CPU}
+    interrupted(monkeypatch, run, data, tmp_path / "store", **options)
+    with (tmp_path / "store" / KEYS_FILE).open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(ValueError, match=r"keys.bin: cut short; building.json promises \d+ keys"):
+        build(run, data, tmp_path / "store", **options)
 
 
 def test_a_recurrent_model_carries_its_state_also_over_a_killed_build(data, tmp_path, monkeypatch):
@@ -158,17 +193,36 @@ def test_refuses_stores_that_are_not_whole_or_not_for_this_model(run, data, stor
     with pytest.raises(ValueError, match="cut short or damaged; build the store again"):
         open_memories([str(copy)], run, "cpu")
     (copy / VALUES_FILE).write_bytes(values[:-4] + b"\1\0\0\0")
-    with pytest.raises(ValueError, match="its checksum is not the one"):
+    with pytest.raises(ValueError, match=r"values.bin: missing or damaged: .* memory.json"):
         open_memories([str(copy)], run, "cpu")
     (copy / "memory.json").write_text(json.dumps({"format": 1}))
     with pytest.raises(ValueError, match=r"memory.json: damaged or of another release"):
         open_memories([str(copy)], run, "cpu")
 
 
-@pytest.mark.parametrize("spec", ["cache:x", "cache:0", "cache,weight=1", "cache,wieght=0.1"])
-def test_refuses_settings_by_name(run, spec):
-    with pytest.raises(ValueError, match=f"--memory {spec}: "):
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("cache:x", "window='x'"),
+        ("cache:0", "window=0: must be"),
+        ("cache:10,window=20", "two windows; give one"),
+        ("cache,weight=1", "weight=1"),
+        ("cache,weight", "'weight': write key=value, e.g. weight=0.2"),
+        ("cache,wieght=0.1", "wieght"),
+        ("cache,temperature=1e-40", "temperature=1e-40: must be"),
+    ],
+)
+def test_refuses_settings_by_name(run, spec, said):
+    with pytest.raises(ValueError, match=f"--memory {spec}: .*{said}"):
         open_memories([spec], run, "cpu")
+    with pytest.raises(ValueError, match="--memory '': name a memory"):
+        open_memories([""], run, "cpu")
+
+
+def test_the_lowest_temperature_gives_finite_numbers(run, data, store):
+    memory = [f"{store},temperature=1e-4", "cache,temperature=1e-4"]
+    options = ScoringOptions(memory=memory, device="cpu")
+    assert np.isfinite(evaluate(run, data=data, split="valid", options=options).scores.nll).all()
 
 
 def test_an_index_names_candidates_that_are_compared_exactly(run, data, tmp_path):

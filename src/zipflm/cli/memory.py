@@ -54,7 +54,13 @@ def build(
         ),
     ] = None,
     block: Block = None,
-    context: Context = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of each block that are context and not stored; the run's own unless "
+            "given, but at least 32 or a quarter of the block."
+        ),
+    ] = None,
     checkpoint: Checkpoint = None,
     device: Device = None,
 ) -> None:
@@ -114,14 +120,17 @@ def tune(
     from pathlib import Path
 
     from zipflm import api
-    from zipflm.memory.tuning import draw_windows
+    from zipflm.memory.tuning import draw_windows, require_drawable
 
+    memory = memory or ["cache"]
+    if figure is not None:
+        require_drawable(memory, Path(figure))
     with showing_progress():
         result = api.tune_memory(
             run,
             data=data,
             split=split,
-            memory=memory or ["cache"],
+            memory=memory,
             block=block,
             context=context,
             checkpoint=checkpoint,
@@ -136,3 +145,5 @@ def tune(
     for trial in result.trials:
         mark = "  chosen" if trial in result.chosen else ""
         say(f"perplexity {trial.perplexity:9.4f}  {trial.name}{mark}")
+    for note in result.notes:
+        say(f"note: {note}")

@@ -146,12 +146,16 @@ class Engine:
         parts = [predicting(self.model, batch_of(stream, w), self.device)[0] for w in plan]
         return torch.cat([*parts, hidden_TD[:-1]]), text
 
-    def inputs_before(self, document: Ids, places: NDArray[np.int64], skip: int = 0) -> list[Ids]:
-        """What the model reads to predict the tokens at these places of a document."""
+    def inputs_before(
+        self, document: Ids, places: NDArray[np.int64], skip: int = 0
+    ) -> list[tuple[Ids, int]]:
+        """What the model reads to predict the tokens at these places of a document, and how many of
+        it are context, which an earlier part scored."""
         windows = self._windows(len(document), skip)
-        first = windows.first[np.searchsorted(windows.start, places, side="right") - 1]
-        stream = np.append(END, document)
-        return [stream[low : place + 1] for low, place in zip(first, places, strict=True)]
+        part = windows[np.searchsorted(windows.start, places, side="right") - 1]
+        stream, contexts = np.append(END, document), part.start - part.first
+        inputs = [stream[low : place + 1] for low, place in zip(part.first, places, strict=True)]
+        return list(zip(inputs, contexts.tolist(), strict=True))
 
     def _windows(self, length: int, skip: int) -> Windows:
         """Those of one document."""
@@ -243,11 +247,12 @@ class _Stream:
         self._nll = np.zeros(0, dtype=np.float32)
         """Of their tokens, as far as it is known."""
         self._recall = None if engine.memories is None else engine.memories.recall()
-        self._dropped = 0
-        """Tokens of the prefix, which a memory sees as if they were scored."""
-        if self._recall is not None and len(prefix):
-            self._before, self._ids, self._dropped = prefix[:0], prefix, len(prefix)
-            self._offsets = np.array([0, len(prefix)])
+        if self._recall is not None and len(prefix):  # remembered as if it were scored
+            windows = document_windows(*np.array([[0], [0], [len(prefix)]]), blocks)
+            plan, memory = batched(windows, engine.batch_tokens, sorts=False), self._recall
+            start_scoring(
+                engine.scorer, prefix, plan, device=engine.device, memory=memory.open(prefix)
+            )
 
     def start(self, together: list[EncodedText], is_last: bool) -> _Result:
         """Some lines more; unless they are the last, others may join the part in which they end."""
@@ -271,9 +276,7 @@ class _Stream:
 
     def _complete(self, nll: NDArray[np.float32]) -> list[ScoredDocument]:
         """The lines that are known with so many tokens more."""
-        dropped = min(self._dropped, len(nll))
-        self._dropped -= dropped
-        known = np.concatenate([self._nll, nll[dropped:]])
+        known = np.concatenate([self._nll, nll])
         ends = np.cumsum([len(text.ids) for text in self._texts], dtype=np.int64)
         number = int(np.searchsorted(ends, len(known), side="right"))
         *parts, self._nll = np.split(known, ends[:number])

@@ -36,7 +36,7 @@ def most_likely_words(
     """The `k` most likely words after each prefix, most likely first."""
     require_k(k, reader)
     if engine.unit == "bpe":
-        return [_in_pieces(engine, reader, engine.inputs(ids), ids, k) for ids in prefixes]
+        return [_in_pieces(reader, _Pieces(engine, engine.inputs(ids), ids), k) for ids in prefixes]
     return _of_hidden(engine, reader, *engine.mixture_after(prefixes), k) if prefixes else []
 
 
@@ -50,8 +50,10 @@ def most_likely_instead(
 ) -> list[list[LikelyWord]]:
     """The `k` most likely words in pieces at these places of a document, seen as it is scored."""
     before = engine.inputs_before(document, places, skip)
-    texts = [document[:place] for place in places.tolist()]
-    return [_in_pieces(engine, reader, *each, k) for each in zip(before, texts, strict=True)]
+    return [
+        _in_pieces(reader, _Pieces(engine, inputs, document[:place], context), k)
+        for place, (inputs, context) in zip(places.tolist(), before, strict=True)
+    ]
 
 
 def require_k(k: int, reader: TextReader, name: str = "k") -> None:
@@ -82,12 +84,10 @@ def _of_hidden(
     ]
 
 
-def _in_pieces(
-    engine: Engine, reader: TextReader, inputs: Ids, text: Ids, k: int
-) -> list[LikelyWord]:
+def _in_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWord]:
     """Words come out of the search most likely first, so the first `k` are the answer."""
     found: list[LikelyWord] = []
-    for path, logprob in _paths(engine, reader, inputs, text):
+    for path, logprob in _paths(reader, pieces):
         word = join([reader.vocabulary.words[piece] for piece in path])
         # A word has as many ways to be spelt in pieces as its letters allow. The model was
         # trained on one of them, and that is the one that is scored.
@@ -98,15 +98,12 @@ def _in_pieces(
     return found
 
 
-def _paths(
-    engine: Engine, reader: TextReader, inputs: Ids, text: Ids
-) -> Iterator[tuple[tuple[int, ...], float]]:
+def _paths(reader: TextReader, pieces: _Pieces) -> Iterator[tuple[tuple[int, ...], float]]:
     """Sequences of pieces that end a word, with their log-probabilities, in falling order.
 
     Best first: a path is at most as likely as its beginning, so whatever leaves the queue before
     all others is the next. Of each beginning only the best piece that is left waits in the queue.
     """
-    pieces = _Pieces(engine, inputs, text)
     queue: list[tuple[float, tuple[int, ...], int]] = []
     beginnings: dict[tuple[int, ...], tuple[float, NDArray[Any], NDArray[np.int32]]] = {}
 
@@ -132,9 +129,10 @@ def _paths(
 
 class _Pieces:
     """Log-probabilities of pieces after some inputs, which pass through the model once. They are
-    the end of a text, of which memories may know more."""
+    the end of a text, of which memories may know more. The first `context` of them are read again:
+    memories know them as an earlier part saw them."""
 
-    def __init__(self, engine: Engine, inputs: Ids, text: Ids) -> None:
+    def __init__(self, engine: Engine, inputs: Ids, text: Ids, context: int = 0) -> None:
         words = torch.from_numpy(inputs).to(engine.device)
         self._engine = engine
         with torch.inference_mode():
@@ -142,7 +140,7 @@ class _Pieces:
             read: Tensor = engine.model(words[None], self._cache)[0]
         self._last = read[-1:]
         self._before: Any = self._cache.snapshot()
-        self._pairs = None if engine.memories is None else engine.pairs(text, read)
+        self._pairs = None if engine.memories is None else engine.pairs(text, read[context:])
 
     @torch.inference_mode()
     def after(self, pieces: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[np.int32]]:

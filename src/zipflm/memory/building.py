@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from zipflm.data.batches import Batches, batch_of
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import UNKNOWN
+from zipflm.data.windows import Windows
 from zipflm.evaluation.evaluate import ScoringOptions, batches_of
 from zipflm.evaluation.scoring import named, predicting, scored_places, tell
-from zipflm.memory.mixing import unit_vectors
+from zipflm.memory.mixing import Ids, unit_vectors
 from zipflm.memory.neighbours import INDEXED_FROM, build_index, recall, require_faiss
 from zipflm.memory.store import (
     FACTS_FILE,
@@ -41,6 +43,7 @@ from zipflm.storage import file_hash, naming_full_disk, sole_writer, written_who
 _PROGRESS_FILE = "building.json"
 _SAVE_SECONDS = 10.0
 _RECALL_AT = 1024
+_CONTEXT = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +68,13 @@ def build(
     """Make a store of a split's first `max_keys` tokens, or of all; continue a killed build.
 
     An index is built for stores of 2 million keys or more if faiss is installed, unless `index`
-    says otherwise. The text is cut as `evaluate` would cut it.
+    says otherwise. The text is cut as `evaluate` would cut it, with some context unless told.
     """
     if max_keys is not None and max_keys < 1:
         raise ValueError(f"--max-keys {max_keys}: must be at least 1")
     if index:
         require_faiss()
-    options = options or ScoringOptions()
-    chosen = options.resolved(run.config)
+    chosen = _with_context(options or ScoringOptions(), run).resolved(run.config)
     batches = batches_of(run, data, split, chosen, in_order=True)
     tokens = len(batches.tokens.ids)
     plan = Plan(
@@ -99,6 +101,15 @@ def build(
         return _finish(out, plan, index, say)
 
 
+def _with_context(options: ScoringOptions, run: LoadedRun) -> ScoringOptions:
+    """Keys that saw a word or two alone are equal in many places, so that chance would choose which
+    of them are the nearest. With a context only those at the text's begin are such."""
+    blocks = options.blocks(run.config)
+    if options.context is not None or blocks.break_mode not in ("none", "complete"):
+        return options
+    return replace(options, context=max(blocks.context, min(_CONTEXT, blocks.block // 4)))
+
+
 def _begin(out: Path, plan: Plan, say: Callable[[str], None]) -> int:
     """The number of keys that are there already; other files of the folder are left alone."""
     if (out / FACTS_FILE).exists():
@@ -109,8 +120,9 @@ def _begin(out: Path, plan: Plan, say: Callable[[str], None]) -> int:
         write_record(out / _PROGRESS_FILE, _Progress(plan=plan, keys=0))
         return 0
     progress = read_record(_Progress, out / _PROGRESS_FILE)
-    if progress.plan != plan:
-        before, now = to_dict(progress.plan), to_dict(plan)
+    # The same run and text may be named in other ways: their hashes count.
+    before, now = (to_dict(replace(each, run="", data="")) for each in (progress.plan, plan))
+    if before != now:
         changed = ", ".join(f"{key} {before[key]}" for key in now if before[key] != now[key])
         raise ValueError(f"{out}: begun with {changed}; build with that, or choose another --out")
     if progress.keys:
@@ -135,6 +147,11 @@ def _write(
 ) -> None:
     widths = plan.dim * np.dtype(plan.dtype).itemsize, 4
     for file, width in zip(files, widths, strict=True):
+        if os.fstat(file.fileno()).st_size < done * width:
+            raise ValueError(
+                f"{file.name}: cut short; {_PROGRESS_FILE} promises {done:,} keys; remove {out} "
+                "and build again"
+            )
         file.truncate(done * width)
         file.seek(done * width)
     model, saved = run.model.to(device).eval(), time.monotonic()
@@ -156,6 +173,7 @@ def _write(
         number = min(len(places), plan.keys - done)
         words = targets.where(targets < model.output.edges[-1], UNKNOWN)
         keys = unit_vectors(hidden[:number]).to(getattr(torch, plan.dtype))
+        keys[torch.from_numpy(_follows_one_token(windows, places, carries)[:number])] = 0
         files[0].write(keys.cpu().numpy().tobytes())
         files[1].write(words[:number].int().cpu().numpy().tobytes())
         done += number
@@ -166,6 +184,13 @@ def _write(
                 os.fsync(file.fileno())
             write_record(out / _PROGRESS_FILE, _Progress(plan=plan, keys=done))
             saved = time.monotonic()
+
+
+def _follows_one_token(windows: Windows, places: Ids, carries: bool) -> NDArray[np.bool_]:
+    """Places before which the model saw a single token, e.g. the text's first word. It would be the
+    one nearest to the begin of any text."""
+    firsts = np.zeros(1) if carries else windows.first[windows.first == windows.start]
+    return np.isin(places, firsts)
 
 
 def _finish(out: Path, plan: Plan, index: bool | None, say: Callable[[str], None]) -> StoreFacts:

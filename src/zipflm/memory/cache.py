@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.config.checks import AboveZero, Bound, Checked, Fraction
+from zipflm.config.checks import Bound, Checked, Fraction
 from zipflm.data.vocabulary import END
-from zipflm.memory.mixing import Found, Recalled, Rows, unit_vectors
+from zipflm.memory.mixing import Found, Recalled, Rows, Temperature, unit_vectors
 
 _MOST_NUMBERS = 1 << 24
 """Cosines in memory at once, of long windows."""
@@ -33,11 +33,11 @@ Reset = Literal["none", "line", "blank", "heading"]
 class CacheSettings(Checked):
     """A continuous cache: the last words of the text."""
 
-    window: Annotated[int | None, Bound(lambda n: n is None or n >= 1, "must be at least 1")] = None
-    """Number of words that are remembered; all of them if null."""
+    window: Annotated[int | None, Bound(lambda n: n is None or n >= 1, "must be at least 1")] = 2000
+    """Number of tokens that are remembered; all of them if none."""
     weight: Fraction = 0.15
     """Share of the cache in every probability."""
-    temperature: AboveZero = 0.08
+    temperature: Temperature = 0.08
     """Of the softmax over cosines: the lower, the fewer words count."""
     reset: Reset = "none"
     """Empty the cache after every line, blank line, or heading (a line `= Title =`)."""

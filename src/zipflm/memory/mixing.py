@@ -15,9 +15,10 @@ Shapes: N predictions, K remembered places, D model width, V words.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from zipflm.config.checks import Bound
 from zipflm.data.vocabulary import END, UNKNOWN
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 Rows = slice | Tensor
+Temperature = Annotated[
+    float, Bound(lambda t: 1e-4 <= t < math.inf, "must be a finite number from 0.0001 on")
+]
 NEAREST = 3
 """Neighbours that are named as sources of a probability."""
 

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.config.checks import AboveZero, Checked, Fraction, Positive
-from zipflm.memory.mixing import Found, unit_vectors
+from zipflm.config.checks import Checked, Fraction, Positive
+from zipflm.memory.mixing import Found, Temperature, unit_vectors
 from zipflm.memory.store import INDEX_FILE, Store
 
 INDEXED_FROM = 2_000_000
@@ -44,7 +44,7 @@ class NeighbourSettings(Checked):
     """Number of neighbours."""
     weight: Fraction = 0.25
     """Share of the neighbours in every probability."""
-    temperature: AboveZero = 0.02
+    temperature: Temperature = 0.02
     """Of the softmax over cosines: the lower, the fewer neighbours count."""
     search: Literal["auto", "exact"] = "auto"
     """exact compares all keys even if the store has an index."""
@@ -75,8 +75,8 @@ class Neighbours:
     def look(self, hidden_ND: Tensor, *text: object) -> Found:
         """A text of any kind: what was seen of it before makes no difference."""
         cosines_NK, rows_NK = self.search(hidden_ND)
-        # An index may find nothing.
-        has_N = cosines_NK[:, 0] > -torch.inf
+        cosines_NK = cosines_NK.masked_fill(cosines_NK == 0, -torch.inf)  # a key of zeros
+        has_N = cosines_NK.amax(1) > -torch.inf  # an index may find nothing
         return Found(cosines_NK, self._words[rows_NK], has_N, rows_NK)
 
     def search(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:

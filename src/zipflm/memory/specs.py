@@ -97,6 +97,8 @@ def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbou
         cache = cache_settings(spec, _tuned(CacheSettings(), path, run))
         sign = run.vocabulary.words.index("=") if "=" in run.vocabulary else None
         return canonical("cache", cache), Cache(cache, sign)
+    if not name:
+        raise ValueError(f"--memory {spec!r}: name a memory: cache:2000, or the folder of a store")
     store = Store.open(name, run.weights_hash)
     default = NeighbourSettings(k=min(NeighbourSettings().k, len(store)))
     default = _tuned(default, store.path / TUNED_FILE, run)
@@ -110,10 +112,15 @@ def cache_settings(spec: str, default: CacheSettings = CacheSettings()) -> Cache
     kind, colon, window = name.partition(":")
     if kind != "cache":
         raise ValueError(f"--memory {spec}: name a cache here, e.g. cache:2000")
+    if colon and any(option.startswith("window=") for option in options):
+        raise ValueError(f"--memory {spec}: two windows; give one")
     return _changed(default, [*([f"window={window}"] if colon else []), *options], spec)
 
 
 def _changed(settings: T, options: Sequence[str], spec: str) -> T:
+    for option in options:
+        if not option.partition("=")[1]:
+            raise ValueError(f"--memory {spec}: {option!r}: write key=value, e.g. weight=0.2")
     try:
         return override(settings, options)
     except ValueError as error:

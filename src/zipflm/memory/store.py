@@ -1,7 +1,8 @@
 """A store of keys on disk: the vector before every word of a text, and the word.
 
 `memory.json` describes it and is written last, so a folder without it is unfinished. `keys.bin`
-[N, D] and `values.bin` [N] are mapped into memory; `index.faiss` is there if one was built.
+[N, D] and `values.bin` [N] are mapped into memory; `index.faiss` is there if one was built. A key
+of zeros stands for a word that is not recalled.
 """
 
 from __future__ import annotations
@@ -99,11 +100,14 @@ class Store:
                 "its keys mean nothing to this model; build a store for this checkpoint"
             )
         store, verified = cls(path, facts), Verified(path)
-        try:
-            for name in facts.sha256:
+        for name in facts.sha256:
+            try:
                 verified.require_unchanged(name, facts.sha256)
-        except ValueError as error:
-            raise ValueError(f"{error}; build the store again") from None
+            except ValueError:
+                raise ValueError(
+                    f"{path / name}: missing or damaged: not the file that {FACTS_FILE} describes; "
+                    "build the store again"
+                ) from None
         return store
 
     def context(self, row: int, number: int) -> tuple[list[int], int]:

@@ -60,6 +60,8 @@ class TuningResult:
     """Perplexity per word of the model alone."""
     chosen: tuple[Trial, ...]
     trials: tuple[Trial, ...]
+    notes: tuple[str, ...] = ()
+    """Where better settings may lie, and what the chosen ones depend on."""
 
 
 def best_weights(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -91,15 +93,23 @@ def tune(
     memories = open_memories(specs, run, chosen.device)
     if memories is None:
         raise ValueError("no memory to tune; name one with --memory")
+    names = ["cache" if isinstance(m, Cache) else str(m.store.path) for m in memories.memories]
+    for spec, name in zip(specs, names, strict=True):
+        if names.count(name) > 1:
+            raise ValueError(f"--memory {spec}: name {name} once; its settings have one place")
     for memory in memories.memories:
         if isinstance(memory, Neighbours) and memory.store.plan.text == data.split(split).sha256:
             raise ValueError(f"--split {split}: {memory.store.path} was built from this text")
     tuner = _Tuner(run, data, split, chosen)
-    for spec, memory in zip(specs, memories.memories, strict=True):
-        is_open = spec == "cache" or (spec.startswith("cache,") and "window=" not in spec)
-        name = "cache" if isinstance(memory, Cache) else spec.split(",")[0]
-        tuner.choose(memory, name, WINDOWS if is_open else ())
-    return TuningResult(tuner.without, tuple(tuner.chosen), tuple(tuner.trials))
+    for spec, name, memory in zip(specs, names, memories.memories, strict=True):
+        tuner.choose(memory, name, WINDOWS if has_open_window(spec) else ())
+    return TuningResult(tuner.without, tuple(tuner.chosen), tuple(tuner.trials), tuple(tuner.notes))
+
+
+def has_open_window(spec: str) -> bool:
+    """Whether it names a cache whose window is to be chosen."""
+    name, *options = spec.split(",")
+    return name == "cache" and not any(option.startswith("window=") for option in options)
 
 
 class _Tuner:
@@ -116,6 +126,7 @@ class _Tuner:
         self.without: float = 0.0
         self.chosen: list[Trial] = []
         self.trials: list[Trial] = []
+        self.notes: list[str] = []
 
     def choose(self, memory: Cache | Neighbours, name: str, windows: Sequence[int]) -> None:
         """Tune a memory on top of those before; a cache with its window, if several are given."""
@@ -131,6 +142,10 @@ class _Tuner:
                 caches = [memory.with_window(window) for window in windows]
                 trials = self._try(caches, name, [best.settings.temperature])
         trial, self._nll = min(trials, key=lambda each: each[0].perplexity)
+        self._note(name, "temperature", trial.settings.temperature, _TEMPERATURES[type(memory)])
+        self._note(name, "window", trial.window, windows)
+        if self.chosen:
+            self.notes.append(f"{name}: tuned on top of those before it; alone, tune it again")
         record = Tuned(
             settings=trial.settings,
             weights=self._run.weights_hash,
@@ -144,6 +159,11 @@ class _Tuner:
         )
         write_record(place, record)
         self.chosen.append(trial)
+
+    def _note(self, name: str, key: str, value: float | None, tried: Sequence[float]) -> None:
+        for edge, word in ((tried[:1], "smallest"), (tried[-1:], "largest")):
+            if value in edge:
+                self.notes.append(f"{name}: {key}={value} is the {word} that was tried")
 
     def _try(
         self, memories: Sequence[Cache | Neighbours], name: str, temperatures: Sequence[float]
@@ -206,15 +226,21 @@ class _Watch:
         return torch.cat(self._noted, 1).double().cpu().numpy()
 
 
+def require_drawable(specs: Sequence[str], out: Path) -> None:
+    """ValueError unless tuning these memories gives something that can be drawn into the file."""
+    from matplotlib.figure import Figure
+
+    if not any(map(has_open_window, specs)):
+        raise ValueError("--figure: draws the windows of a cache; tune --memory cache")
+    if out.suffix.lstrip(".") not in Figure().canvas.get_supported_filetypes():
+        raise ValueError(f"{out}: cannot draw into this kind of file; use .png, .svg or .pdf")
+
+
 def draw_windows(result: TuningResult, out: Path) -> None:
     """Draw perplexity against the size of the cache."""
     from matplotlib.figure import Figure
 
     points = {each.window: each for each in result.trials if each.window is not None}
-    if len(points) < 2:
-        raise ValueError("--figure: draws the windows of a cache; tune --memory cache")
-    if out.suffix.lstrip(".") not in Figure().canvas.get_supported_filetypes():
-        raise ValueError(f"{out}: cannot draw into this kind of file; use .png, .svg or .pdf")
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     windows = sorted(points)
