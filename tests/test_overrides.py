@@ -90,6 +90,13 @@ def test_a_wrong_override_says_what_is_right(assignment, message):
     assert message in said and len(said) < 600 and said.isprintable()
 
 
+def test_a_key_of_another_kind_is_not_proposed_again():
+    lstm = ["decoder=LSTMDecoder", "decoder.hidden_dim=64", "decoder.num_heads=3"]
+    with pytest.raises(ValueError, match="unknown key decoder.num_heads: ") as error:
+        override(CONFIG, lstm)
+    assert "mean decoder.num_heads" not in str(error.value)
+
+
 TOGETHER = {
     "input=CharacterInput tie=none": lambda c: (c.input, c.tie) == (CharacterInput(), Tie.NONE),
     "output=FullOutput output.dim=32 tie=none": lambda c: c.output == FullOutput(dim=32),

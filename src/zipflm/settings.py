@@ -340,7 +340,8 @@ def _build(
         key = where + name
         if name not in hints:
             path = next(path for path, _ in pairs if path[0] == name)
-            meant = keys_like(key, known) if path == [name] else []
+            others = [other for other in known if other != key]  # which another kind has
+            meant = keys_like(key, others) if path == [name] else []
             error = UnknownKey(key, [where + field for field in hints], meant)
             error.key = where + ".".join(path)
             raise error

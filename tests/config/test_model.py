@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from zipflm import Tie, preset
-from zipflm.config import FixedInput, FullOutput
+from zipflm.config import FixedInput, FullOutput, GatedConvolutionDecoder
 
 ADPT, SMT = preset("tiny", "ADP-T"), preset("tiny", "SM-T")
 
@@ -28,6 +28,14 @@ ADPT, SMT = preset("tiny", "ADP-T"), preset("tiny", "SM-T")
                 output=replace(ADPT.output, dim=32),
             ),
             "output.dim=32 must be decoder.dim=64; or use tie=head",
+        ),
+        (
+            lambda: replace(
+                ADPT,
+                decoder=GatedConvolutionDecoder(dim=64, blocks=((4, 96, 0),)),
+                tie="head",
+            ),
+            "tie='head': .* end decoder.blocks with a width of 64, or use tie=none",
         ),
         (lambda: replace(ADPT, vocab_size=1000), r"cutoff 1600 exceeds vocab_size=1000"),
         (lambda: replace(ADPT, vocab_size=0), r"vocab_size=0: must be at least 1"),

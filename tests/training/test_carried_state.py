@@ -61,6 +61,28 @@ def test_updates_continue_where_those_before_ended(word_data, name):
     torch.testing.assert_close(torch.tensor(sums), whole, rtol=1e-4, atol=0)
 
 
+def test_a_run_with_other_updates_starts_them_with_the_first_rows(word_data, tmp_path, monkeypatch):
+    """And with a state of zero: what it had was that of other rows."""
+    base = base_of("lstm", "training.checkpoint_every=0")
+    run(word_data, tmp_path, "training.max_updates=3", base=base)
+    config = config_of(word_data, "training.tokens_per_update=64", base=base)
+    tokens, blocks = word_data.tokens("train"), config.batches.blocks
+    plan = Batches(tokens, blocks, max_tokens=16, shuffle=True, streams=64 // blocks.block)
+    firsts = [batch.words for batch in list(plan.epoch(0))[::4]]
+    seen, update = [], step.update
+
+    def watched(learner, batches, stop=False):
+        seen.append((batches[0].words, learner.carried.states[0][0].clone()))
+        return update(learner, batches, stop)
+
+    monkeypatch.setattr(step, "update", watched)
+    others = "training.max_updates=4", "training.tokens_per_update=64"
+    run(word_data, tmp_path, *others, base=base, resume=True)
+    words, state = seen[0]
+    assert any(torch.equal(words, each) for each in firsts)
+    assert not state.any()
+
+
 def _run(path, out, base):
     run(DataFolder.open(path), out, base=base)
 

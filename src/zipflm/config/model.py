@@ -92,6 +92,15 @@ class ModelConfig(Checked):
             "or leave input.sparse out",
         )
         if self.tie != Tie.NONE:
+            into, out = self.decoder.dim, self.decoder.output_dim
+            require(
+                into == out or isinstance(self.output, FullOutput),
+                "tie",
+                self.tie.value,
+                f"bands are shared where what the decoder reads, {into} wide, and returns, {out} "
+                f"wide, are equally wide; end decoder.blocks with a width of {into}, or use "
+                "tie=none",
+            )
             self.output.check_tie(self.tie, self.input, self.vocab_size, self.decoder.output_dim)
 
     @property

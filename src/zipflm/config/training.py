@@ -53,7 +53,7 @@ class BatchConfig(Checked):
             self.eval_break_mode != "stream",
             "eval_break_mode",
             self.eval_break_mode,
-            "validation scores parts of a text; use none, and evaluate with --break-mode stream",
+            "validation scores parts of a text; use none, and evaluate with --break stream",
         )
         require(
             self.break_mode == "sentence" or self.tokens >= self.block,

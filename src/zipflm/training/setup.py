@@ -363,7 +363,7 @@ def begin(
     block = block_at(config, state.update)
     stream = Stream(config, data.tokens("train"), process, state.place, block)
     learner.carried = carried_state(config, model, process, block)
-    if learner.carried is not None:
+    if learner.carried is not None and stream.place == state.place:  # the same rows go on
         learner.carried.load(found.stored_optimizer())
     run = Run(config, data, folder, process, learner, stream, tally, log, state.update)
     run.best_loss, run.since_best = state.best_loss, state.since_best

@@ -53,13 +53,18 @@ def accumulation(config: Config, process: Process, block: int | None = None) -> 
             f"that {process.world_size} device(s) x {_batch(config, short)} process at once; use "
             f"training.tokens_per_update={nearest}, or change batches.tokens"
         )
-    return wanted // (tokens_per_batch(config, block or config.batches.block) * process.world_size)
+    return _batches_per_update(config, block or config.batches.block) // process.world_size
 
 
 def tokens_per_batch(config: Config, block: int) -> int:
     """Tokens that go through a device at once: whole blocks, or an upper limit for sentences."""
     tokens = config.batches.tokens
     return tokens // block * block if config.batches.blocks.has_one_length else tokens
+
+
+def _batches_per_update(config: Config, block: int) -> int:
+    """Over all processes."""
+    return config.training.tokens_per_update // tokens_per_batch(config, block)
 
 
 def _batch(config: Config, block: int) -> str:
@@ -84,6 +89,9 @@ class Stream:
         self.block: int = block
         self._total = share.num_batches
         self._consumed = place.epoch * self._total + place.consumed * self._total // place.total
+        if self._config.batches.break_mode == "stream":
+            # An update begins with the first rows of all, also where it or the text has changed.
+            self._consumed -= self._consumed % _batches_per_update(self._config, block)
         loader = Loader(
             share,
             self._process.device,
