@@ -37,7 +37,8 @@ RUNS = {
 
 
 @pytest.mark.parametrize("script", RUNS)
-def test_numbers_are_printed(script, tmp_path, capsys):
+def test_numbers_are_printed(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)  # as for a script, which may import another
     arguments = RUNS[script]
     if "DATA" in arguments:
         data = str(make_folder(tmp_path, "data").path)
