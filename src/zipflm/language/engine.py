@@ -248,7 +248,8 @@ class _Stream:
         """Of their tokens, as far as it is known."""
         self._recall = None if engine.memories is None else engine.memories.recall()
         if self._recall is not None and len(prefix):  # remembered as if it were scored
-            windows = document_windows(*np.array([[0], [0], [len(prefix)]]), blocks)
+            begin, end = np.array([[0], [len(prefix)]])
+            windows = document_windows(begin, begin, end, blocks)
             plan, memory = batched(windows, engine.batch_tokens, sorts=False), self._recall
             start_scoring(
                 engine.scorer, prefix, plan, device=engine.device, memory=memory.open(prefix)

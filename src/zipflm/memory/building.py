@@ -15,15 +15,13 @@ from typing import IO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from zipflm.data.batches import Batches, batch_of
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import UNKNOWN
-from zipflm.data.windows import Windows
 from zipflm.evaluation.evaluate import ScoringOptions, batches_of
 from zipflm.evaluation.scoring import named, predicting, scored_places, tell
-from zipflm.memory.mixing import Ids, unit_vectors
+from zipflm.memory.mixing import unit_vectors
 from zipflm.memory.neighbours import INDEXED_FROM, build_index, recall, require_faiss
 from zipflm.memory.store import (
     FACTS_FILE,
@@ -173,7 +171,11 @@ def _write(
         number = min(len(places), plan.keys - done)
         words = targets.where(targets < model.output.edges[-1], UNKNOWN)
         keys = unit_vectors(hidden[:number]).to(getattr(torch, plan.dtype))
-        keys[torch.from_numpy(_follows_one_token(windows, places, carries)[:number])] = 0
+        # The model saw one token before these, e.g. before the text's first word. It would be
+        # the nearest to the begin of any text.
+        is_bare = torch.zeros_like(batch.scored)
+        is_bare[:, 0] = index == 0 or not carries
+        keys[is_bare[batch.scored][:number].to(keys.device)] = 0
         files[0].write(keys.cpu().numpy().tobytes())
         files[1].write(words[:number].int().cpu().numpy().tobytes())
         done += number
@@ -184,13 +186,6 @@ def _write(
                 os.fsync(file.fileno())
             write_record(out / _PROGRESS_FILE, _Progress(plan=plan, keys=done))
             saved = time.monotonic()
-
-
-def _follows_one_token(windows: Windows, places: Ids, carries: bool) -> NDArray[np.bool_]:
-    """Places before which the model saw a single token, e.g. the text's first word. It would be the
-    one nearest to the begin of any text."""
-    firsts = np.zeros(1) if carries else windows.first[windows.first == windows.start]
-    return np.isin(places, firsts)
 
 
 def _finish(out: Path, plan: Plan, index: bool | None, say: Callable[[str], None]) -> StoreFacts:

@@ -142,8 +142,9 @@ class _Tuner:
                 caches = [memory.with_window(window) for window in windows]
                 trials = self._try(caches, name, [best.settings.temperature])
         trial, self._nll = min(trials, key=lambda each: each[0].perplexity)
-        self._note(name, "temperature", trial.settings.temperature, _TEMPERATURES[type(memory)])
-        self._note(name, "window", trial.window, windows)
+        if trial.settings.weight:
+            self._note(name, "temperature", trial.settings.temperature, _TEMPERATURES[type(memory)])
+            self._note(name, "window", trial.window, windows)
         if self.chosen:
             self.notes.append(f"{name}: tuned on top of those before it; alone, tune it again")
         record = Tuned(
