@@ -41,7 +41,7 @@ def test_commands(run, word_data, tmp_path):
     evaluated = call("evaluate", run, "--data", word_data.path, "--split", "valid", "--json")
     carried = call(
         *("evaluate", run, "--data", word_data.path, "--split", "valid", "--json"),
-        *("--break", "stream", "--block", "8", "--batch-tokens", "8"),
+        *("--break", "stream", "--block", "8"),
     )
     whole = call(
         *("evaluate", run, "--data", word_data.path, "--split", "valid", "--json"),

@@ -270,9 +270,7 @@ def score_split(
     """
     chosen = options.resolved(run.config)
     in_order = bool(options.memory)
-    batches = share.done_by_all(
-        lambda: batches_of(run, folder, split, chosen, in_order=in_order, share=share)
-    )
+    batches = share.done_by_all(lambda: batches_of(run, folder, split, chosen, in_order=in_order))
     memories = share.done_by_all(lambda: open_memories(options.memory, run, chosen.device))
     if memories is not None and memories.has_cache and share.world_size > 1:
         raise ValueError("--memory cache: needs the whole text; run one process, not several")
@@ -307,13 +305,7 @@ def score_split(
 
 
 def batches_of(
-    run: LoadedRun,
-    folder: DataFolder,
-    split: str,
-    options: ResolvedOptions,
-    *,
-    in_order: bool,
-    share: Share = ALONE,
+    run: LoadedRun, folder: DataFolder, split: str, options: ResolvedOptions, *, in_order: bool
 ) -> Batches:
     """A split cut for a run; ValueError if it was not prepared for it, or is damaged. With
     `in_order` its tokens come in the order of the text."""
@@ -324,13 +316,10 @@ def batches_of(
     tokens = folder.tokens(split)
     if len(tokens) == 0:
         raise ValueError(f"{folder.path}: the split {split} has no tokens; prepare it again")
-    size = options.batch_tokens
-    if in_order and options.blocks.break_mode == "stream":
-        size = options.blocks.block  # one stretch
-    streams = size // options.blocks.block * share.world_size
-    return Batches(
-        tokens, options.blocks, max_tokens=size, shuffle=False, streams=streams, in_order=in_order
-    )
+    # A state is carried over the whole text: other numbers of stretches would give other numbers.
+    is_stream = options.blocks.break_mode == "stream"
+    size = options.blocks.block if is_stream else options.batch_tokens
+    return Batches(tokens, options.blocks, max_tokens=size, shuffle=False, in_order=in_order)
 
 
 def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, share: Share) -> None:

@@ -203,9 +203,11 @@ def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
 
 
 def planned(batches: Batches, share: Share = ALONE) -> Iterator[Windows]:
-    """The windows of this process's batches; the watcher is told of each."""
-    total = len(batches.tokens.ids) // share.world_size
-    for index in range(share.rank, len(batches), share.world_size):
+    """The windows of this process's batches; the watcher is told of each. Those of a stream, over
+    which a state is carried, are all the first one's."""
+    parts = 1 if batches.blocks.break_mode == "stream" else share.world_size
+    total = len(batches.tokens.ids) // parts
+    for index in range(share.rank, len(batches) if share.rank < parts else 0, parts):
         windows = batches.windows(0, index)
         tell(int((windows.end - windows.start).sum()), total)
         yield windows
