@@ -40,6 +40,8 @@ def test_impossible_decoders_fail_when_written(make, message):
         {"qk_norm": True},
         {"final_norm": True},
         {"final_norm": True, "norm": "rms"},
+        {"input_residual": True, "value_residual": True},
+        {"attention_gate": True},
     ],
 )
 def test_counts_what_the_built_decoder_has(fields):

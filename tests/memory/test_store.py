@@ -46,13 +46,26 @@ def copied(store, tmp_path):
 
 def test_exact_search_finds_the_nearest_in_blocks_of_any_size(monkeypatch):
     draw = np.random.default_rng(0)
-    keys, queries = unit(draw.normal(size=(500, 8))), unit(draw.normal(size=(30, 8)))
+    keys, queries = unit(draw.normal(size=(6400, 8))), unit(draw.normal(size=(30, 8)))
     expected = -np.sort(-(queries @ keys.T))[:, :7]
-    for most in (1 << 26, 600):
+    for most in (1 << 26, 600):  # the first in one block, by groups
         monkeypatch.setitem(neighbours._MOST_NUMBERS, "cpu", most)
         cosines, rows = exact_search(keys.astype(np.float32), torch.from_numpy(queries).float(), 7)
         np.testing.assert_allclose(cosines, expected, atol=1e-6)
         np.testing.assert_allclose((queries[:, None] * keys[rows]).sum(2), expected, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_exact_search_on_a_gpu_is_exact_to_float32():
+    generator = torch.Generator("cuda").manual_seed(0)
+    keys = torch.randn(300_000, 256, device="cuda", generator=generator)
+    keys = torch.nn.functional.normalize(keys).half()
+    queries = torch.randn(100, 256, device="cuda", generator=generator)
+    queries = torch.nn.functional.normalize(queries)
+    expected = queries.double() @ keys.double().T
+    cosines, rows = exact_search(keys, queries, 500)
+    torch.testing.assert_close(cosines.double(), expected.topk(500).values, atol=2e-7, rtol=0)
+    torch.testing.assert_close(cosines.double(), expected.gather(1, rows), atol=2e-7, rtol=0)
 
 
 def test_mixture_with_neighbours_equals_the_definition(run, store):

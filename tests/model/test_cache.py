@@ -21,6 +21,9 @@ DECODERS = {
     "modern": replace(
         PLAIN, positions="rotary", qk_norm=True, activation="relu_squared", norm="rms", bias=False
     ),
+    "residuals and gates": replace(
+        PLAIN, num_layers=3, input_residual=True, value_residual=True, attention_gate=True
+    ),
 }
 PRECISIONS = [(torch.float32, 1e-5), (torch.float64, 1e-10)]
 

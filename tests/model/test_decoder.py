@@ -13,6 +13,7 @@ PLAIN = TransformerDecoder(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
 MODERN = replace(
     PLAIN, positions="rotary", qk_norm=True, activation="relu_squared", norm="rms", bias=False
 )
+MIXED = replace(MODERN, input_residual=True, value_residual=True, attention_gate=True)
 
 
 @pytest.mark.parametrize("dim", [32, 33, 1024])
@@ -30,7 +31,7 @@ def test_long_sequences_need_no_larger_table():
 
 @pytest.mark.parametrize(
     "config",
-    [PLAIN, MODERN, replace(PLAIN, final_norm=True), replace(PLAIN, norm_position="after")],
+    [PLAIN, MODERN, MIXED, replace(PLAIN, final_norm=True), replace(PLAIN, norm_position="after")],
 )
 def test_changing_a_word_changes_nothing_before_it(config):
     decoder = Transformer(config).eval()
@@ -178,3 +179,43 @@ def test_post_norm_is_torchs_layer_with_the_norm_last():
 def test_post_norm_ends_with_a_norm_already():
     with pytest.raises(ValueError, match="final_norm=True"):
         replace(PLAIN, final_norm=True, norm_position="after")
+
+
+def test_residuals_and_gates_follow_their_definition():
+    """Written out with one head, two layers and no norm of queries and keys."""
+    config = replace(
+        PLAIN,
+        num_heads=1,
+        positions="rotary",
+        norm="rms",
+        bias=False,
+        input_residual=True,
+        value_residual=True,
+        attention_gate=True,
+    )
+    decoder = Transformer(config).double().eval()
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            weight.normal_(std=0.2)
+    words = torch.randn(1, 6, 32, dtype=torch.float64)
+    rotation = rotations(6, 32, words.device)
+    hidden = start = words * 32**0.5
+    first_value = None
+    for layer in decoder.layers:
+        hidden = layer.input_weights[0] * hidden + layer.input_weights[1] * start
+        normed = torch.nn.functional.rms_norm(hidden, (32,))
+        query, key = (
+            rotate(linear(normed).unsqueeze(2), rotation).squeeze(2)
+            for linear in (layer.query, layer.key)
+        )
+        value = layer.value(normed)
+        if first_value is None:
+            first_value = value
+        else:
+            value = layer.value_weights[0] * value + layer.value_weights[1] * first_value
+        scores = (query @ key.mT / 32**0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+        attended = scores.softmax(-1) @ value * 2 * layer.gate(normed).sigmoid()
+        hidden = hidden + layer.attention_out(attended)
+        normed = torch.nn.functional.rms_norm(hidden, (32,))
+        hidden = hidden + layer.ffn_out(layer.ffn_in(normed).relu())
+    torch.testing.assert_close(decoder(words)[0], hidden, rtol=1e-6, atol=1e-6)

@@ -87,6 +87,13 @@ class TransformerDecoder(Decoder):
     of residual and result, as the original Transformer does (post-norm)."""
     bias: bool = True
     """Biases in attention and feed-forward."""
+    input_residual: bool = False
+    """Add the decoder's input to the input of every layer, with learned weights."""
+    value_residual: bool = False
+    """Add the first layer's attention values to those of the later layers, with learned weights
+    (Zhou et al., 2024)."""
+    attention_gate: bool = False
+    """Multiply the output of each attention head by a gate computed from the layer's input."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,6 +131,10 @@ class TransformerDecoder(Decoder):
         parts = {"layers": self.num_layers * self._num_layer_params}
         if self.final_norm and self._num_norm_params:
             parts["final_norm"] = self._num_norm_params
+        if self.input_residual:
+            parts["input_residual"] = 2 * self.num_layers
+        if self.value_residual:
+            parts["value_residual"] = 2 * (self.num_layers - 1)
         return parts
 
     def products(self, block: int) -> float:
@@ -138,7 +149,8 @@ class TransformerDecoder(Decoder):
     def _num_layer_params(self) -> int:
         matrices = 4 * self.dim * self.dim + 2 * self.dim * self.ffn_dim
         biases = 5 * self.dim + self.ffn_dim if self.bias else 0
-        return matrices + biases + 2 * self._num_norm_params
+        gate = self.dim * self.num_heads if self.attention_gate else 0
+        return matrices + biases + gate + 2 * self._num_norm_params
 
     @property
     def _num_norm_params(self) -> int:

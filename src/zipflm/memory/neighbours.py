@@ -28,8 +28,10 @@ INDEXED_FROM = 2_000_000
 """Keys from which a search on a CPU takes an index."""
 _QUERIES = 8192
 """Compared with a block of keys at once."""
-_MOST_NUMBERS = {"cpu": 1 << 26, "cuda": 1 << 29}
+_MOST_NUMBERS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Cosines, or numbers of keys, in memory at once."""
+_GROUP = 64
+"""Cosines of which first only the largest is looked at."""
 _PART_ON_DEVICE = 0.6
 """Of a GPU's free memory, for keys that stay there."""
 _PROBES = 32
@@ -104,16 +106,45 @@ def exact_search(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tup
 
 def _best(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
     most = _MOST_NUMBERS.get(queries_ND.device.type, 1 << 26)
-    size = max(most // max(queries_ND.shape), k)
-    best_NK = queries_ND.new_zeros(len(queries_ND), 0)
-    rows_NK = torch.zeros(len(queries_ND), 0, dtype=torch.int64, device=queries_ND.device)
+    size = max(most // queries_ND.shape[1], k)
+    parts = torch.split(queries_ND, max(most // size, 1))
+    best: list[tuple[Tensor, Tensor] | None] = [None] * len(parts)
     for first, block_SD in _blocks(keys, size, queries_ND.device):
-        cosines_NS = queries_ND @ block_SD.float().T
-        found_NK, places_NK = cosines_NS.topk(min(k, len(block_SD)), dim=1)
-        both = torch.cat([best_NK, found_NK], 1), torch.cat([rows_NK, places_NK + first], 1)
-        best_NK, order_NK = both[0].topk(min(k, both[0].shape[1]), dim=1)
-        rows_NK = both[1].gather(1, order_NK)
-    return best_NK, rows_NK
+        for index, part_ND in enumerate(parts):
+            cosines_NK, places_NK = _top(_cosines(part_ND, block_SD), min(k, len(block_SD)))
+            found, before = (cosines_NK, places_NK + first), best[index]
+            if before is not None:
+                both_N2, rows_N2 = (torch.cat(pair, 1) for pair in zip(before, found, strict=True))
+                cosines_NK, order_NK = both_N2.topk(min(k, both_N2.shape[1]), dim=1)
+                found = cosines_NK, rows_N2.gather(1, order_NK)
+            best[index] = found
+    cosines, rows = zip(*filter(None, best), strict=True)
+    return torch.cat(cosines), torch.cat(rows)
+
+
+def _cosines(queries_ND: Tensor, keys_SD: Tensor) -> Tensor:
+    if not (keys_SD.is_cuda and keys_SD.dtype == torch.float16):
+        return queries_ND @ keys_SD.float().T
+    # Two products of half precision, summed in float32, are as exact as one in float32 and several
+    # times as fast.
+    high_ND = queries_ND.half()
+    low_ND = (queries_ND - high_ND.float()).half()
+    cosines_NS = torch.mm(high_ND, keys_SD.T, out_dtype=torch.float32)
+    return cosines_NS.add_(torch.mm(low_ND, keys_SD.T, out_dtype=torch.float32))
+
+
+def _top(cosines_NS: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As `topk`, faster for wide rows: the k largest lie in the k groups of the largest maxima."""
+    rows, width = cosines_NS.shape
+    if width % _GROUP or width < 4 * _GROUP * k:
+        found = cosines_NS.topk(k, dim=1)
+        return found.values, found.indices
+    groups_NGE = cosines_NS.view(rows, -1, _GROUP)
+    chosen_NK1 = groups_NGE.amax(2).topk(k, dim=1).indices.unsqueeze(2)
+    candidates = groups_NGE.gather(1, chosen_NK1.expand(-1, -1, _GROUP)).flatten(1)
+    best_NK, places_NK = candidates.topk(k, dim=1)
+    groups_NK = chosen_NK1.squeeze(2).gather(1, places_NK // _GROUP)
+    return best_NK, groups_NK * _GROUP + places_NK % _GROUP
 
 
 def _blocks(

@@ -85,6 +85,14 @@ def constant(value: float) -> Fill:
     return fill
 
 
+def values(*numbers: float) -> Fill:
+    def fill(tensor: Tensor, generator: Generator | None = None) -> object:
+        with torch.no_grad():
+            return tensor.copy_(tensor.new_tensor(numbers))
+
+    return fill
+
+
 def normal(std: float) -> Fill:
     def fill(tensor: Tensor, generator: Generator | None = None) -> object:
         return nn.init.normal_(tensor, std=std, generator=generator)

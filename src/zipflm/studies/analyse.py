@@ -190,7 +190,18 @@ def _open(
     ]
 
 
-_DECODER_KIND = ("dim", "num_layers", "ffn_dim", "positions", "qk_norm", "activation", "norm")
+_DECODER_KIND = (
+    "dim",
+    "num_layers",
+    "ffn_dim",
+    "positions",
+    "qk_norm",
+    "activation",
+    "norm",
+    "input_residual",
+    "value_residual",
+    "attention_gate",
+)
 """What a decoder of the paper computes. The authors' code has other heads, rates and first weights
 than the paper says for the same rows."""
 

@@ -34,7 +34,17 @@ CONTEXT_CAPTION = (
     "at least that many words before it."
 )
 _ONE_SEED = "intervals cover the choice of the text, not the training."
-_DECODER = ("positions", "qk_norm", "activation", "norm", "final_norm", "bias")
+_DECODER = (
+    "positions",
+    "qk_norm",
+    "activation",
+    "norm",
+    "final_norm",
+    "bias",
+    "input_residual",
+    "value_residual",
+    "attention_gate",
+)
 """Fields of a decoder that are told where they are not the paper's."""
 
 

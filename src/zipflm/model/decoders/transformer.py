@@ -46,6 +46,15 @@ class Memory(NamedTuple):
     everything."""
 
 
+class Shared(NamedTuple):
+    """What every layer reads besides its own input."""
+
+    rotation: tuple[Tensor, Tensor] | None
+    input_BTD: Tensor
+    first_value_BTHK: Tensor | None = None
+    """Attention values of the first layer; None in that layer itself."""
+
+
 class Seeds(NamedTuple):
     """Of a layer's dropouts, as `kernels.dropout.new_seed` gives them."""
 
@@ -63,7 +72,7 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerDecoder):
         super().__init__()
         self.config = config
-        layers = (DecoderLayer(config) for _ in range(config.num_layers))
+        layers = (DecoderLayer(config, is_first=i == 0) for i in range(config.num_layers))
         self.layers: nn.ModuleList = nn.ModuleList(layers)
         self.final_norm: nn.Module = _norm(config) if config.final_norm else nn.Identity()
 
@@ -115,11 +124,14 @@ class Transformer(nn.Module):
                 assert_never(config.positions)
         hidden_BTD = dropout(hidden_BTD, config.dropout, self.training)
         visible_TS = None if cache is None else cache.visible(length)
+        shared = Shared(rotation, hidden_BTD)
         for index, layer in enumerate(self.layers):
             memory = None if cache is None else Memory(cache, index, visible_TS)
             if layer_inputs is not None:
                 layer_inputs.append(hidden_BTD)
-            hidden_BTD = layer(hidden_BTD, rotation, memory)
+            hidden_BTD, value_BTHK = layer(hidden_BTD, shared, memory)
+            if index == 0:
+                shared = shared._replace(first_value_BTHK=value_BTHK)
         if cache is not None:
             cache.advance(length)
         return self.final_norm(hidden_BTD), cache
@@ -129,7 +141,7 @@ class DecoderLayer(nn.Module):
     """Attention, then feed-forward; each normed before and added to what it was given, or, by
     config, normed after that."""
 
-    def __init__(self, config: TransformerDecoder):
+    def __init__(self, config: TransformerDecoder, is_first: bool):
         super().__init__()
         self.config = config
         self.recompute: Recompute = "none"
@@ -142,6 +154,13 @@ class DecoderLayer(nn.Module):
         self.ffn_norm: nn.Module = _norm(config)
         self.ffn_in: nn.Linear = nn.Linear(dim, ffn_dim, bias)
         self.ffn_out: nn.Linear = nn.Linear(ffn_dim, dim, bias)
+        if config.attention_gate:
+            self.gate: nn.Linear = nn.Linear(dim, config.num_heads, bias=False)
+        if config.input_residual:
+            self.input_weights: nn.Parameter = nn.Parameter(torch.empty(2))
+        self.mixes_values: bool = config.value_residual and not is_first
+        if self.mixes_values:
+            self.value_weights: nn.Parameter = nn.Parameter(torch.empty(2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -167,13 +186,17 @@ class DecoderLayer(nn.Module):
                 yield f"{name}.bias", initialization.zeros if starts_at_zero else default
         for name in ("attention_norm", "ffn_norm"):
             yield from _initial_norm(name, self.get_submodule(name))
+        if self.config.attention_gate:
+            yield "gate.weight", initialization.zeros
+        if self.config.input_residual:
+            yield "input_weights", initialization.values(1.0, 0.1)
+        if self.mixes_values:
+            yield "value_weights", initialization.values(0.5, 0.5)
 
     def forward(
-        self,
-        hidden_BTD: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
-        memory: Memory | None = None,
-    ) -> Tensor:
+        self, hidden_BTD: Tensor, shared: Shared, memory: Memory | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden vectors, and the layer's attention values."""
         # Drawn before anything else: what is computed again must not draw again.
         rates = self.config.dropout, self.config.relu_dropout, self.config.dropout
         seeds = Seeds(*(new_seed(hidden_BTD, rate, self.training) for rate in rates))
@@ -181,33 +204,30 @@ class DecoderLayer(nn.Module):
         is_kept = memory is not None or not torch.is_grad_enabled()
         match "none" if is_kept else self.recompute:
             case "none":
-                hidden_BTD = self._add_attention(hidden_BTD, rotation, seeds, memory)
-                return self._add_feed_forward(hidden_BTD, seeds)
+                hidden_BTD, value = self._add_attention(hidden_BTD, shared, seeds, memory)
             case "attention":
-                hidden_BTD = recomputed(self._add_attention, hidden_BTD, rotation, seeds)
-                return self._add_feed_forward(hidden_BTD, seeds)
+                hidden_BTD, value = recomputed(self._add_attention, hidden_BTD, shared, seeds)
             case "layer":
-                return recomputed(self._add_both, hidden_BTD, rotation, seeds)
+                return recomputed(self._add_both, hidden_BTD, shared, seeds)
             case other:
                 assert_never(other)
+        return self._add_feed_forward(hidden_BTD, seeds), value
 
-    def _add_both(
-        self, hidden_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, seeds: Seeds
-    ) -> Tensor:
-        return self._add_feed_forward(self._add_attention(hidden_BTD, rotation, seeds), seeds)
+    def _add_both(self, hidden_BTD: Tensor, shared: Shared, seeds: Seeds) -> tuple[Tensor, Tensor]:
+        hidden_BTD, value_BTHK = self._add_attention(hidden_BTD, shared, seeds)
+        return self._add_feed_forward(hidden_BTD, seeds), value_BTHK
 
     def _add_attention(
-        self,
-        hidden_BTD: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
-        seeds: Seeds,
-        memory: Memory | None = None,
-    ) -> Tensor:
+        self, hidden_BTD: Tensor, shared: Shared, seeds: Seeds, memory: Memory | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if self.config.input_residual:
+            own, input_ = self.input_weights
+            hidden_BTD = own * hidden_BTD + input_ * shared.input_BTD
         normed_BTD = self._before(self.attention_norm, hidden_BTD)
-        attended_BTD = self._attend(normed_BTD, rotation, memory)
+        attended_BTD, value_BTHK = self._attend(normed_BTD, shared, memory)
         rate = self.config.dropout
         added_BTD = dropout(attended_BTD, rate, self.training, seeds.attention)
-        return self._after(self.attention_norm, hidden_BTD + added_BTD)
+        return self._after(self.attention_norm, hidden_BTD + added_BTD), value_BTHK
 
     def _add_feed_forward(self, hidden_BTD: Tensor, seeds: Seeds) -> Tensor:
         inner_BTF = self._feed(self._before(self.ffn_norm, hidden_BTD), seeds.activation)
@@ -225,11 +245,8 @@ class DecoderLayer(nn.Module):
         return norm(summed_BTD).to(summed_BTD.dtype) if is_after else summed_BTD
 
     def _attend(
-        self,
-        normed_BTD: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
-        memory: Memory | None,
-    ) -> Tensor:
+        self, normed_BTD: Tensor, shared: Shared, memory: Memory | None
+    ) -> tuple[Tensor, Tensor]:
         config = self.config
         query, key, value = (
             projected.view(*projected.shape[:-1], config.num_heads, -1)  # B, T, H, K
@@ -237,8 +254,13 @@ class DecoderLayer(nn.Module):
         )
         if config.qk_norm:
             query, key = (F.rms_norm(x, x.shape[-1:]) for x in (query, key))
-        if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+        if shared.rotation is not None:
+            query, key = rotate(query, shared.rotation), rotate(key, shared.rotation)
+        if self.mixes_values:
+            assert shared.first_value_BTHK is not None
+            own, first = self.value_weights
+            value = own * value + first * shared.first_value_BTHK
+        value_BTHK = value
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         rate = config.attention_dropout if self.training else 0.0
         visible_TS, is_causal = None, True
@@ -249,8 +271,10 @@ class DecoderLayer(nn.Module):
         attended_BHTK = F.scaled_dot_product_attention(
             query, key, value, attn_mask=visible_TS, is_causal=is_causal, dropout_p=rate
         )
-        attended_BTD: Tensor = self.attention_out(attended_BHTK.transpose(1, 2).flatten(-2))
-        return attended_BTD
+        attended_BTHK = attended_BHTK.transpose(1, 2)
+        if config.attention_gate:
+            attended_BTHK = attended_BTHK * (2 * self.gate(normed_BTD).sigmoid()).unsqueeze(-1)
+        return self.attention_out(attended_BTHK.flatten(-2)), value_BTHK
 
     def _project(self, normed_BTD: Tensor, is_step: bool) -> Sequence[Tensor]:
         """Queries, keys and values."""
@@ -290,7 +314,9 @@ _KEPT = (
 one on a CPU with dropout, attention is several operations, which are computed again like others."""
 
 
-def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+def recomputed(
+    function: Callable[..., tuple[Tensor, Tensor]], *inputs: Any
+) -> tuple[Tensor, Tensor]:
     """`function(*inputs)`, of which only the inputs, attention and the result are kept.
 
     Keeping the result of attention takes one vector per token; computing it again would take time
@@ -299,8 +325,10 @@ def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
     draws none, whether the code is compiled, recorded as a CUDA graph or neither. On a CPU dropout
     draws from torch's generator, whose state is put back for the second pass.
     """
-    result: Tensor = checkpoint(function, *inputs, use_reentrant=False, context_fn=_contexts)
-    return result
+    outputs: tuple[Tensor, Tensor] = checkpoint(
+        function, *inputs, use_reentrant=False, context_fn=_contexts
+    )
+    return outputs
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
