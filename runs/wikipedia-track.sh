@@ -14,10 +14,10 @@ train=$(ls "$text"/*.tokens | grep -v -E 'wiki\.(valid|test)')
 zipflm prepare $train --vocabulary "$text/dict.txt" \
     --valid "$text/wiki.valid.tokens" --test "$text/wiki.test.tokens" --out "$out/data"
 
-# 2. Train: 2,720 updates of 32,768 tokens. One pass over the text needs no dropout.
+# 2. Train: 2,950 updates of 32,768 tokens. One pass over the text needs no dropout.
 zipflm train wikitext-103/ADP-T --recipe modern --data "$out/data" --out "$out/run" \
     decoder.num_layers=8 decoder.num_heads=8 decoder.dropout=0 output.tail_dropout=0 \
-    batches.tokens=32768 training.tokens_per_update=32768 training.max_updates=2720 \
+    batches.tokens=32768 training.tokens_per_update=32768 training.max_updates=2950 \
     batches.eval_break_mode=none training.stages= "$@"
 
 # 3. Score the valid and test sets in plain blocks of 512.

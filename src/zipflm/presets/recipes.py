@@ -30,13 +30,20 @@ def modern(config: Config, dataset: Dataset) -> Config:
     decoder = replace(config.decoder, dropout=min(config.decoder.dropout, 0.1))
     if isinstance(decoder, TransformerDecoder):
         decoder = replace(
-            decoder, **MODERN_DECODER, bias=False, attention_dropout=0.0, relu_dropout=0.0
+            decoder,
+            **MODERN_DECODER,
+            bias=False,
+            attention_dropout=0.0,
+            relu_dropout=0.0,
+            input_residual=True,
+            value_residual=True,
+            attention_gate=True,
         )
     block = config.batches.block
     is_staged = config.batches.break_mode in ("none", "complete") and block >= 256
     training = replace(
         config.training,
-        optimizer=Muon(matrix_lr=2e-3, table_lr=3e-3, lr=1e-3),
+        optimizer=Muon(matrix_lr=3e-3, table_lr=3e-3, lr=1e-3),
         schedule=WarmupDecay(),
         clip_norm=1.0,
         dtype="float32" if dataset.is_for_a_cpu else "bfloat16",
