@@ -73,6 +73,8 @@ def build(
     if index:
         require_faiss()
     chosen = _with_context(options or ScoringOptions(), run).resolved(run.config)
+    if chosen.device != "cpu":  # float32 is several times slower on a GPU, and keys are rounded
+        chosen = replace(chosen, dtype=run.config.training.dtype)
     batches = batches_of(run, data, split, chosen, in_order=True)
     tokens = len(batches.tokens.ids)
     plan = Plan(
@@ -176,8 +178,8 @@ def _write(
         is_bare = torch.zeros_like(batch.scored)
         is_bare[:, 0] = index == 0 or not carries
         keys[is_bare[batch.scored][:number].to(keys.device)] = 0
-        files[0].write(keys.cpu().numpy().tobytes())
-        files[1].write(words[:number].int().cpu().numpy().tobytes())
+        files[0].write(keys.cpu().numpy().data)
+        files[1].write(words[:number].int().cpu().numpy().data)
         done += number
         tell(number, plan.keys)
         if time.monotonic() - saved > _SAVE_SECONDS or done == plan.keys:

@@ -32,7 +32,7 @@ from zipflm.units import perplexity
 WINDOWS = (100, 200, 500, 1000, 2000, 5000, 10_000)
 _FIRST_WINDOW = 2000
 _TEMPERATURES = {
-    Cache: (0.03, 0.05, 0.065, 0.08, 0.1, 0.13, 0.2),
+    Cache: (0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.13),
     Neighbours: (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1),
 }
 

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# A cache and nearest neighbours on top of the model that runs/wikipedia-track.sh trained.
+#
+#   runs/wikipedia-memory.sh TEXT_FOLDER OUT [KEYS]
+#
+# TEXT_FOLDER and OUT are those of runs/wikipedia-track.sh. KEYS is the size of the store, 16M by
+# default (33 GB). Memories are tuned on the first half of the valid set and evaluated on the
+# second half and on the test set.
+set -euo pipefail
+text=$1 out=$2 keys=${3:-16M}
+
+# 1. The valid set in two halves, cut at the article that starts closest to the middle.
+mkdir -p "$out/halves"
+awk -v folder="$out/halves" '
+    { line[NR] = $0; before[NR] = tokens; tokens += NF + 1 }
+    $0 ~ /^ = [^=].* = $/ { heading[NR] }
+    END {
+        for (n in heading) {
+            distance = before[n] - tokens / 2
+            if (distance < 0) distance = -distance
+            if (!cut || distance < least) { cut = n + 0; least = distance }
+        }
+        for (n = 1; n <= NR; n++) print line[n] > (folder (n < cut ? "/first" : "/second") ".tokens")
+    }' "$text/wiki.valid.tokens"
+head -n 1000 "$text/wiki.valid.tokens" > "$out/halves/unused.tokens"  # a folder needs a train split
+[ -d "$out/halves/data" ] || zipflm prepare "$out/halves/unused.tokens" \
+    --vocabulary "$text/dict.txt" --valid "$out/halves/first.tokens" \
+    --test "$out/halves/second.tokens" --out "$out/halves/data"
+
+evaluate() {  # with the memories that are given
+    for data in "$out/halves/data" "$out/data"; do
+        zipflm evaluate "$out/run" --data "$data" --split test --block 512 --break none "$@"
+    done
+}
+
+# 2. A cache alone.
+zipflm memory tune "$out/run" --data "$out/halves/data" --block 512 --context 0
+evaluate
+evaluate --memory cache
+
+# 3. Nearest neighbours in the training text, then a cache.
+[ -e "$out/store/memory.json" ] || zipflm memory build "$out/run" --data "$out/data" \
+    --out "$out/store" --max-keys "$keys" --no-index
+zipflm memory tune "$out/run" --data "$out/halves/data" --block 512 --context 0 \
+    --memory "$out/store" --memory cache
+evaluate --memory "$out/store" --memory cache
