@@ -1,7 +1,6 @@
-"""The decoders as values, with the answers to what they hold and what they cost.
+"""Configuration of the decoders, with their parameter counts and costs.
 
-`Decoder` lists the questions. A new decoder is a class here, one in `model.decoders`, and an entry
-in `DecoderConfig`.
+A new decoder needs a class here, one in `model.decoders`, and an entry in `DecoderConfig`.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from zipflm.config.checks import ByKind, Checked, Fraction, Positive, require
 
 
 class Decoder(Checked, ABC):
-    """The questions to any decoder."""
+    """Base class of decoder configurations."""
 
     dim: int
     dropout: float
     has_constant_state = True
-    """Whether its state has the same size after any number of words. Such a decoder never has to
-    drop the beginning of a text, and can carry its state from one training batch to the next."""
+    """True if the state has the same size after any number of words. Such a decoder never drops the
+    start of a text, and can carry its state from one training batch to the next."""
     is_compilable = True
-    """Whether `torch.compile` takes it whole."""
+    """True if `torch.compile` can compile the whole decoder."""
 
     @property
     def output_dim(self) -> int:
-        """Width of its hidden vectors; `dim` is that of its input."""
+        """Width of the output. `dim` is the width of the input."""
         return self.dim
 
     @property
@@ -37,54 +36,54 @@ class Decoder(Checked, ABC):
 
     @abstractmethod
     def params(self) -> dict[str, int]:
-        """Number of trained parameters by part."""
+        """Number of trainable parameters by part."""
 
     def products(self, block: int) -> float:
-        """Multiply-adds for one token of a block: each weight once."""
+        """Multiply-adds per token: each weight once."""
         return sum(self.params().values())
 
     @abstractmethod
     def describe(self) -> str:
-        """A few words for a table."""
+        """Short description for tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerDecoder(Decoder):
-    """The Transformer decoder (section 4.1); the defaults are the paper's for WikiText-103."""
+    """Transformer decoder (section 4.1). The defaults are the paper's for WikiText-103."""
 
     is_default_kind = True
     has_constant_state = False
 
     dim: Positive = 1024
-    """Width of what a word becomes, from layer to layer."""
+    """Model width."""
     num_layers: Positive = 16
-    """Layers, each of attention and a feed-forward."""
+    """Number of layers."""
     num_heads: Positive = 16
-    """Of attention; they share `dim` among them."""
+    """Number of attention heads."""
     ffn_dim: Positive = 4096
-    """Width inside the feed-forward."""
+    """Inner width of the feed-forward blocks."""
     dropout: Fraction = 0.3
-    """On the input, and on what attention and feed-forward add to the residual."""
+    """Dropout on the input and on the outputs of attention and feed-forward."""
     attention_dropout: Fraction = 0.1
-    """On the weights that attention gives to earlier words."""
+    """Dropout on attention weights."""
     relu_dropout: Fraction = 0.1
-    """Inside the feed-forward, after its activation."""
+    """Dropout after the activation of the feed-forward."""
     final_norm: bool = False
-    """A norm after the last layer; the paper's parameter counts leave no room for one."""
+    """Norm after the last layer. The paper has none."""
     init: Literal["paper", "fairseq", "zero-output"] = "paper"
-    """`paper`: Xavier everywhere, no bias. `fairseq`: that code's later rules, with PyTorch's own
-    for the feed-forward. `zero-output`: as `paper`, but what adds to the residual starts at 0."""
+    """Initialization. `paper`: Xavier, biases 0. `fairseq`: the rules of its later code, with
+    PyTorch's defaults for the feed-forward. `zero-output`: like `paper`, but the output matrices of
+    attention and feed-forward start at 0."""
     positions: Literal["sinusoidal", "rotary"] = "sinusoidal"
-    """How a word knows its place: something added to the input, or a rotation in attention."""
+    """Position encoding: sinusoids added to the input, or rotations in attention."""
     qk_norm: bool = False
     """Normalise queries and keys per head."""
     activation: Literal["relu", "relu_squared"] = "relu"
-    """Inside the feed-forward."""
+    """Activation of the feed-forward."""
     norm: Literal["layer", "rms"] = "layer"
-    """Of attention and feed-forward; `rms` has no weights."""
+    """Norm of attention and feed-forward. `rms` has no weights."""
     norm_position: Literal["before", "after"] = "before"
-    """`before`: norm what attention and feed-forward read, as the paper does. `after`: norm the sum
-    of residual and result, as the original Transformer does (post-norm)."""
+    """`before`: pre-norm, as in the paper. `after`: post-norm, as in the original Transformer."""
     bias: bool = True
     """Biases in attention and feed-forward."""
     input_residual: bool = False
@@ -114,7 +113,7 @@ class TransformerDecoder(Decoder):
             self.norm_position == "before" or not self.final_norm,
             "final_norm",
             self.final_norm,
-            "with norm_position=after the last layer ends with a norm; use final_norm=false",
+            "the last layer already ends with a norm if norm_position=after; use final_norm=false",
         )
 
     @property
@@ -138,10 +137,10 @@ class TransformerDecoder(Decoder):
         return parts
 
     def products(self, block: int) -> float:
-        """Multiply-adds for one token of a block: each weight once, and attention.
+        """Multiply-adds per token: each weight once, and attention.
 
-        Scoring a position and using it take `dim` products each, and causality leaves a token half
-        of the block on average.
+        Attention takes `2 * dim` per visible position, and a token sees half of the block on
+        average.
         """
         return self.num_layers * (self._num_layer_params + self.dim * block)
 
@@ -164,11 +163,11 @@ class GatedConvolutionDecoder(Decoder):
     dim: Positive
     """Width of the input."""
     blocks: tuple[tuple[int, int, int], ...]
-    """(kernel, width, bottleneck) of every residual block. With a bottleneck of 0 a block is one
-    convolution; else it is three, of which the outer two see one word and the middle one, as wide
-    as the bottleneck, `kernel` words."""
+    """(kernel, width, bottleneck) of each residual block. A block with bottleneck 0 is a single
+    convolution. Others have three: two of kernel size 1 around one of size `kernel` and the width
+    of the bottleneck."""
     dropout: Fraction = 0.2
-    """On the input of every convolution."""
+    """Dropout on the input of each convolution."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,11 +190,11 @@ class GatedConvolutionDecoder(Decoder):
 
     @property
     def widths(self) -> list[tuple[int, int]]:
-        """Width of the input and the output of every block."""
+        """Input and output width of each block."""
         return list(pairwise([self.dim, *(width for _, width, _ in self.blocks)]))
 
     def params(self) -> dict[str, int]:
-        # Each output channel has a gain and a bias besides its direction, and is gated by another.
+        # Weight norm adds a gain per output channel; each channel also has a bias, and a gate.
         convolutions = sum(
             2 * out * (kernel * into + 2)
             for block, (before, width) in zip(self.blocks, self.widths, strict=True)
@@ -212,7 +211,7 @@ class GatedConvolutionDecoder(Decoder):
 def convolutions_of(
     kernel: int, width: int, bottleneck: int, before: int
 ) -> list[tuple[int, int, int]]:
-    """(kernel, input width, output width) of the convolutions of a block."""
+    """(kernel, input width, output width) of each convolution of a block."""
     if not bottleneck:
         return [(kernel, before, width)]
     return [(1, before, bottleneck), (kernel, bottleneck, bottleneck), (1, bottleneck, width)]
@@ -220,18 +219,18 @@ def convolutions_of(
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMDecoder(Decoder):
-    """Layers of LSTM cells, each projected to the decoder's width if it has another."""
+    """LSTM layers, each with a projection if `hidden_dim` differs from `dim`."""
 
     is_compilable = False
 
     dim: Positive
-    """Width of the input and of what each layer returns."""
+    """Width of the input and of the output of each layer."""
     hidden_dim: Positive
-    """Cells of a layer."""
+    """Number of cells per layer."""
     num_layers: Positive = 1
-    """Layers of cells."""
+    """Number of layers."""
     dropout: Fraction = 0.25
-    """On the input of every layer and on the output."""
+    """Dropout on the input of each layer and on the output."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -265,16 +264,15 @@ class QRNNDecoder(Decoder):
     """Quasi-recurrent layers with fo-pooling (Bradbury et al., 2017; Merity et al., 2018)."""
 
     dim: Positive
-    """Width of the input and of what the last layer returns."""
+    """Width of the input and of the last layer."""
     hidden_dim: Positive
     """Width of the other layers."""
     num_layers: Positive = 4
-    """Layers, each of gates and a pooling."""
+    """Number of layers."""
     window: Positive = 2
-    """Words that the first layer's gates see, the newest included; those of later layers see
-    one."""
+    """Number of words that the gates of the first layer see. Later layers see one."""
     dropout: Fraction = 0.1
-    """On the input of every layer and on the output."""
+    """Dropout on the input of each layer and on the output."""
 
     @property
     def depth(self) -> int:
@@ -282,7 +280,7 @@ class QRNNDecoder(Decoder):
 
     @property
     def layers(self) -> list[tuple[int, int, int]]:
-        """(window, input width, output width) of every layer."""
+        """(window, input width, output width) of each layer."""
         widths = [self.dim, *[self.hidden_dim] * (self.num_layers - 1), self.dim]
         windows = [self.window, *[1] * (self.num_layers - 1)]
         return [(w, *pair) for w, pair in zip(windows, pairwise(widths), strict=True)]

@@ -1,4 +1,4 @@
-"""A complete run as a value: batches, optimisation, and all that a model is."""
+"""Configuration of batches, optimizers, schedules and whole runs."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from zipflm.config.text import Blocks, BreakMode, Unit
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig(Checked):
-    """How token streams become batches (section 4.3)."""
+    """Batching of token streams (section 4.3)."""
 
     unit: Unit = "word"
-    """What one id stands for; a data folder made for the other unit is refused."""
+    """Unit of one id. Must match the data folder."""
     break_mode: BreakMode = "none"
-    """Where training text is cut: `none` after `block` tokens, `complete` between sentences,
-    `sentence` at every one of them, `stream` as `none`, with rows that continue those of the batch
-    before (see `Blocks`)."""
+    """Where to cut training text: `none` after every `block` tokens, `complete` between sentences,
+    `sentence` after every sentence, `stream` like `none`, but each row continues the same row of
+    the previous batch (see `Blocks`)."""
     block: int = 512
     """Tokens in a training block."""
     tokens: Positive = 4096
-    """At most this many tokens, padding included, go through a device at once."""
+    """Maximum number of tokens per device and forward pass, padding included."""
     eval_break_mode: BreakMode = "complete"
-    """Where text is cut that is scored; the same choices, except that `stream` is for `zipflm
-    evaluate` alone."""
+    """Where to cut text for scoring. Same choices, except `stream`, which only `zipflm evaluate`
+    supports."""
     eval_block: int = 512
-    """Tokens seen at once where text is scored."""
+    """Block length for scoring."""
     eval_context: int = 0
-    """Of `eval_block`, how many tokens are context that is not scored."""
+    """Tokens of each `eval_block` that serve as context and are not scored."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,7 +53,7 @@ class BatchConfig(Checked):
             self.eval_break_mode != "stream",
             "eval_break_mode",
             self.eval_break_mode,
-            "validation scores parts of a text; use none, and evaluate with --break stream",
+            "not supported for validation; use none, and evaluate with --break stream",
         )
         require(
             self.break_mode == "sentence" or self.tokens >= self.block,
@@ -64,12 +64,10 @@ class BatchConfig(Checked):
 
     @property
     def blocks(self) -> Blocks:
-        """How training text is cut."""
         return Blocks(break_mode=self.break_mode, block=self.block)
 
     @property
     def eval_blocks(self) -> Blocks:
-        """How text is cut to be scored, unless something else is asked for."""
         return Blocks(
             break_mode=self.eval_break_mode, block=self.eval_block, context=self.eval_context
         )
@@ -77,42 +75,42 @@ class BatchConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Nesterov(Checked):
-    """The paper's optimizer (section 4.5); the schedule gives its learning rate."""
+    """The paper's optimizer (section 4.5). The schedule sets its learning rate."""
 
     momentum: Fraction = 0.99
-    """How much of the last step goes on in the next."""
+    """Momentum coefficient."""
     weight_decay: NotNegative = 0.0
-    """On all weights."""
+    """Weight decay on all weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Checked):
-    """AdamW for everything; the schedule multiplies the learning rates."""
+    """AdamW for all weights. The schedule multiplies the learning rates."""
 
     lr: AboveZero = 1e-3
-    """Of everything but the tables."""
+    """Learning rate for everything except the embedding tables."""
     table_lr: AboveZero = 1e-3
-    """Of the embedding tables, bands included."""
+    """Learning rate for the embedding tables, including bands."""
     beta1: Fraction = 0.9
-    """Of the running mean of gradients."""
+    """Decay of the running mean of gradients."""
     beta2: Fraction = 0.95
-    """Of the running mean of their squares."""
+    """Decay of the running mean of squared gradients."""
     eps: AboveZero = 1e-8
-    """Added to the root of that mean."""
+    """Added to the denominator for stability."""
     weight_decay: NotNegative = 0.0
-    """On matrices and tables, not on biases and norms."""
+    """Weight decay on matrices and tables, not on biases and norms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(AdamW):
-    """Muon for the matrices of the decoder's layers, AdamW for all else."""
+    """Muon for the matrices of the decoder layers, AdamW for everything else."""
 
     matrix_lr: AboveZero = 2e-3
-    """Of Muon, in AdamW's units (`match_rms_adamw`)."""
+    """Learning rate for Muon, in AdamW units (`match_rms_adamw`)."""
     momentum: Fraction = 0.95
-    """Of Muon."""
+    """Momentum of Muon."""
     matrix_weight_decay: NotNegative = 0.0
-    """On the matrices of the decoder's layers."""
+    """Weight decay on the matrices of the decoder layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,17 +118,17 @@ class CosineCycles(Checked):
     """Linear warm-up, then cosine cycles that grow longer and lower (section 4.5)."""
 
     warmup_updates: Count = 16_000
-    """Updates until the learning rate is at its height."""
+    """Updates until the learning rate reaches its maximum."""
     warmup_from: NotNegative = 1e-7
-    """The learning rate of the first update."""
+    """Learning rate of the first update."""
     first_cycle: Positive = 18_000
-    """Updates of the first cycle, after the warm-up; each further one is twice as long."""
+    """Updates of the first cycle after warm-up. Each later cycle is twice as long."""
     max_lr: NotNegative = 1.0
-    """The learning rate at the height of the first cycle."""
+    """Learning rate at the start of the first cycle."""
     min_lr: float = 1e-5
-    """The learning rate at its end."""
+    """Learning rate at the end of the first cycle."""
     shrink: float = 0.75
-    """Both ends of the learning rate are multiplied by this from one cycle to the next."""
+    """Factor on both learning rates from one cycle to the next."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,16 +143,16 @@ class CosineCycles(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupDecay(Checked):
-    """Linear warm-up, full height, decay over the last part; a factor of the learning rates."""
+    """Linear warm-up, constant, then decay: a factor on the learning rates."""
 
     warmup: Share = 0.02
-    """Fraction of the updates."""
+    """Fraction of the updates spent on warm-up."""
     decay: Share = 0.7
-    """Fraction of the updates, at the end; 1 - warmup decays from the start."""
+    """Fraction of the updates, at the end, spent on decay."""
     shape: Literal["linear", "cosine"] = "linear"
-    """Of the decay."""
+    """Shape of the decay."""
     final: Share = 0.0
-    """Where the decay ends, as a fraction of the full height."""
+    """Final factor, as a fraction of the maximum."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,7 +160,7 @@ class WarmupDecay(Checked):
             self.warmup + self.decay <= 1 + 1e-9,
             "decay",
             self.decay,
-            f"with warmup={self.warmup} takes more than all updates; lower one of them",
+            f"exceeds all updates together with warmup={self.warmup}; lower one of them",
         )
 
 
@@ -173,54 +171,53 @@ ScheduleConfig = Annotated[CosineCycles | WarmupDecay, ByKind()]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Checked):
-    """Optimisation; the defaults are the paper's for WikiText-103."""
+    """Optimization. The defaults are the paper's for WikiText-103."""
 
     optimizer: OptimizerConfig = field(default_factory=Nesterov)
     schedule: ScheduleConfig = field(default_factory=CosineCycles)
     max_updates: Positive = 286_000
-    """Updates of the whole run."""
+    """Number of updates."""
     epochs: NotNegative = 0.0
-    """Length of the run in passes over the training text, instead of max_updates: the schedule is
-    stretched from that number of updates to this length. 0: max_updates decides."""
+    """Length of the run in passes over the training text, instead of max_updates. The schedule is
+    scaled to this length. 0: use max_updates."""
     patience: Count = 0
-    """Stop early when the valid loss has not improved for this many validations in a row. Whenever
-    it improves, a checkpoint is saved. 0: never stop early."""
+    """Stop when the valid loss has not improved for this many validations in a row. A checkpoint is
+    saved whenever it improves. 0: never stop early."""
     tokens_per_update: Positive = 65_536
-    """Reached with all devices together, by accumulating gradients where needed."""
+    """Tokens per update over all devices. Gradients are accumulated to reach it."""
     clip_norm: NotNegative = 0.1
-    """Gradients above this norm are scaled down to it; 0 leaves them as they are."""
+    """Maximum gradient norm (0: no clipping)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float16"
-    """Of activations and matrix products; weights, loss and statistics stay in float32. On a CPU
-    `train` and `compare` use float32 unless you ask for another one."""
+    """Precision of activations and matrix products. Weights, loss and statistics stay in float32.
+    On a CPU, `train` and `compare` default to float32."""
     stages: tuple[tuple[float, int], ...] = ()
-    """Block lengths in turn, as (fraction of the updates at which it ends, block); `batches.block`
-    is used after the last. `0.3:128,0.8:256` on the command line."""
+    """Block lengths early in training: pairs of (fraction of the updates where the stage ends,
+    block length), then `batches.block`. On the command line: `0.3:128,0.8:256`."""
     compile: bool = False
     """Compile the model with `torch.compile`."""
     recompute: Recompute = "none"
-    """What the backward pass computes again instead of keeping it, for long blocks: queries, keys
-    and values, or everything in a layer; never the attention between them. Same numbers, less
-    memory, more time."""
+    """Activations to recompute in the backward pass: queries, keys and values (`attention`) or
+    whole layers (`layer`), but never attention itself. Saves memory at the cost of time."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """With several processes: a whole copy of the model on each device, or a part of it."""
+    """With several processes: replicate the model (`ddp`) or shard it (`fsdp`)."""
     tables: Literal["replicated", "sharded"] = "replicated"
-    """With several processes: `sharded` leaves each of them its own rows of every table of words,
-    for vocabularies that fit no single device; `replicated` treats tables like the other weights.
-    The result is the same, and so is a run that changes it when it is resumed."""
+    """With several processes: `sharded` splits the rows of each word table over the processes, for
+    vocabularies too large for one device. The result is the same, and a resumed run may change
+    it."""
     seed: Count = 1
-    """Of the first weights, the order of the text and dropout."""
+    """Seed for initial weights, data order and dropout."""
     report_every: Positive = 100
-    """Updates between two lines of the log."""
+    """Updates between log lines."""
     validate_every: Count = 2_000
-    """Updates between two passes over the valid set; 0 does it only at the end."""
+    """Updates between validations (0: only at the end)."""
     validate_share: float = 1.0
-    """Share of the valid set that a pass on the way scores at most: always the same words, spread
-    over all of it, and no more than a quarter of the tokens trained on since the last pass (but
-    2,000 words). All of it is scored as well when a checkpoint is saved and at the end."""
+    """Maximum share of the valid set to score during training. The sample is fixed, spread over the
+    whole set, and at most a quarter of the tokens trained on since the last validation (but at
+    least 2,000 words). The whole set is scored at checkpoints and at the end."""
     checkpoint_every: Count = 2_000
-    """Updates between two checkpoints; 0 saves only at the end."""
+    """Updates between checkpoints (0: only at the end)."""
     max_bad_updates: Positive = 20
-    """Stop after so many non-finite losses or gradients in a row."""
+    """Stop after this many non-finite losses or gradients in a row."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra `tensorboard`)."""
 
@@ -230,20 +227,20 @@ class TrainingConfig(Checked):
             0 < self.validate_share <= 1,
             "validate_share",
             self.validate_share,
-            "is a share of the valid set, above 0 and up to 1, which is all of it",
+            "must be above 0 and at most 1",
         )
         require(
             not self.patience or self.validate_every > 0,
             "patience",
             self.patience,
-            "validate_every=0 validates only at the end; raise it, or leave patience out",
+            "needs validate_every above 0; raise it, or leave patience out",
         )
         ends = [end for end, _ in self.stages]
         require(
             ends == sorted(set(ends)) and all(0 < end <= 1 for end in ends),
             "stages",
             self.stages,
-            "ends are fractions that rise from above 0 to at most 1, e.g. 0.3:128,0.8:256",
+            "must end at increasing fractions between 0 and 1, e.g. 0.3:128,0.8:256",
         )
         for _, block in self.stages:
             require(block >= 1, "stages", self.stages, "blocks have at least 1 token")
@@ -251,7 +248,7 @@ class TrainingConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ModelConfig):
-    """Everything a run needs: the model's fields, batches and training."""
+    """Complete configuration of a run: model, batches and training."""
 
     name: str
     """`dataset/factorization`, as on the command line."""

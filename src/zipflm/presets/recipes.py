@@ -1,10 +1,7 @@
-"""Ways to train any preset: functions from a complete config to a complete config.
+"""Training recipes: functions from a complete config to a complete config.
 
-`paper` is the identity. `modern` changes the optimisation and what surrounds the paper's input and
-output layers, never these layers themselves: the factorizations stay comparable.
-
-What depends on the preset's dataset is passed along with the config. The config's own name is for
-people and decides nothing.
+`paper` is the identity. `modern` changes the optimizer and the decoder, never the input and output
+layers, so that factorizations stay comparable.
 """
 
 from __future__ import annotations
@@ -21,12 +18,12 @@ Recipe = Callable[[Config, Dataset], Config]
 
 
 def paper(config: Config, dataset: Dataset) -> Config:
-    """The preset as it is."""
+    """Return the preset unchanged."""
     return config
 
 
 def modern(config: Config, dataset: Dataset) -> Config:
-    """Muon and AdamW, warm-up and decay, and a decoder in the manner of 2025."""
+    """Muon and AdamW, warm-up and decay, and a modern decoder."""
     decoder = replace(config.decoder, dropout=min(config.decoder.dropout, 0.1))
     if isinstance(decoder, TransformerDecoder):
         decoder = replace(
@@ -57,7 +54,7 @@ RECIPES: dict[str, Recipe] = {"paper": paper, "modern": modern}
 
 
 def apply(name: str, config: Config, dataset: Dataset) -> Config:
-    """The recipe of that name on a preset of that dataset."""
+    """Apply a recipe by name."""
     require(name in RECIPES, "recipe", name, "choose from " + ", ".join(RECIPES))
     return RECIPES[name](config, dataset)
 
@@ -71,10 +68,10 @@ def resolve(
     on_cpu: bool = False,
     held: Config | None = None,
 ) -> Config:
-    """The config of a run: preset, recipe, the data folder's vocabulary, overrides.
+    """Build the config of a run from preset, recipe, vocabulary size and overrides.
 
-    With `on_cpu` the dtype is float32 by default, whatever the preset says: most CPUs compute
-    slowly in the others. A run that is continued, whose config is `held`, keeps its own.
+    With `on_cpu` the dtype defaults to float32: most CPUs are slow in other types. A resumed run
+    keeps the dtype of its own config, `held`.
     """
     overrides = list(overrides)
     _require_own_size(overrides, vocab_size)
@@ -84,23 +81,23 @@ def resolve(
         dtype = "float32" if held is None else held.training.dtype
         config = replace(config, training=replace(config.training, dtype=dtype))
     if dataset.is_of_the_paper:
-        # Overrides come before the cutoffs are checked, since they may mend these.
+        # Overrides first: they may change cutoffs that do not fit.
         changed = fit_vocabulary(override(config, overrides), vocab_size)
     else:
-        # Here they come after the cutoffs were scaled, since they have the last word.
+        # Overrides last: they take precedence over scaled cutoffs.
         fitted = fit_vocabulary(config, _num_predicted(overrides, vocab_size), scale_cutoffs=True)
         changed = override(replace(fitted, vocab_size=vocab_size), overrides)
     require(
         not changed.training.epochs or changed.training.max_updates == config.training.max_updates,
         "training.epochs",
         changed.training.epochs,
-        "sets the length of the run, as training.max_updates does; give one of them",
+        "cannot be combined with training.max_updates; set one of them",
     )
     return changed
 
 
 def _num_predicted(overrides: Iterable[str], vocab_size: int) -> int:
-    """Ids that cutoffs are for; a number that cannot be is for `override` to refuse."""
+    """Number of ids to scale cutoffs to. `override` rejects invalid values later."""
     for assignment in overrides:
         key, _, size = assignment.partition("=")
         if key == "input.predicted_words" and size.isdecimal() and 0 < int(size) < vocab_size:
@@ -109,24 +106,22 @@ def _num_predicted(overrides: Iterable[str], vocab_size: int) -> int:
 
 
 def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:
-    """The folder's ids are what there is to train on: no other number of them can be asked for."""
     for assignment in overrides:
         key, _, size = assignment.partition("=")
         require(
             key != "vocab_size" or size.replace("_", "") == str(vocab_size),
             "vocab_size",
             size,
-            f"the data folder's vocabulary has {vocab_size} ids; leave vocab_size out, or prepare "
-            "a folder with as many words (zipflm prepare --max-size)",
+            f"the data folder has {vocab_size} ids; leave vocab_size out, or prepare another "
+            "folder (zipflm prepare --max-size)",
         )
 
 
 def fit_vocabulary(config: Config, size: int, *, scale_cutoffs: bool = False) -> Config:
-    """The config for a vocabulary of `size` ids.
+    """Adapt a config to a vocabulary of `size` ids.
 
-    The cutoffs of the paper's models are part of them, and a vocabulary too small for them is an
-    error. With `scale_cutoffs` they keep their place relative to the vocabulary instead, so that a
-    model runs on any corpus.
+    The paper's cutoffs are fixed: a vocabulary too small for them is an error. With `scale_cutoffs`
+    they are scaled with the vocabulary instead.
     """
     if size == config.vocab_size:
         return config
@@ -144,8 +139,8 @@ def fit_vocabulary(config: Config, size: int, *, scale_cutoffs: bool = False) ->
                 max(layer.cutoffs, default=0) < size,
                 f"{name}.cutoffs",
                 layer.cutoffs,
-                f"the data folder's vocabulary has only {size} ids; prepare it with more "
-                f"words, or set {name}.cutoffs to smaller numbers",
+                f"the data folder has only {size} ids; prepare it with more words, or set "
+                f"smaller {name}.cutoffs",
             )
     return replace(config, vocab_size=size)
 
@@ -154,7 +149,7 @@ L = TypeVar("L")
 
 
 def _scaled(layer: L, ratio: float) -> L:
-    """The layer with its cutoffs, if it has any, times `ratio`, each above the one before."""
+    """Scale the cutoffs of a layer, if it has any, and keep them increasing."""
     if not isinstance(layer, Banded):
         return layer
     cutoffs: list[int] = []

@@ -1,4 +1,4 @@
-"""Models that are not the paper's, for less text and less time."""
+"""Smaller models than the paper's, for less text and less time."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ MODERN_DECODER: dict[str, Any] = {
     "final_norm": True,
     "init": "zero-output",
 }
-"""A decoder in the manner of 2025, which learns in far fewer updates than the paper's."""
+"""Modern decoder settings, which need far fewer updates than the paper's."""
 
 
 FAMILIES = {
-    # For two million words, which one GPU reads twenty times in a minute. So much repetition needs
-    # strong regularisation, chosen with ADP-T and SM-T (docs/log.md). The head covers 84 % of the
-    # running words, head and first tail together 95 %. The optimisation is modern, as in `demo`.
+    # For two million words, read twenty times. That needs strong regularization, chosen with ADP-T
+    # and SM-T (docs/log.md). The head covers 84 % of the running words, head and first tail 95 %.
     "wikitext-2": Family(
         vocab_size=33_280,
         bpe_vocab_size=8152,
@@ -101,10 +100,8 @@ FAMILIES = {
             validate_every=20,
         ),
     ),
-    # For the embedded corpus: 16 thousand words, 1.8 million tokens, two CPU cores. All eight
-    # factorizations together train in a few minutes, and differ for the paper's reasons: the head
-    # holds what the text is mostly made of, the last band what it hardly ever says. The paper's
-    # optimisation needs thousands of updates to get under way, so this one is modern.
+    # For the embedded corpus (16 thousand words, 1.8 million tokens) on two CPU cores. All eight
+    # factorizations train in a few minutes. The paper's optimizer would need thousands of updates.
     "demo": Family(
         vocab_size=15_984,
         bpe_vocab_size=4136,
@@ -141,8 +138,8 @@ FAMILIES = {
             checkpoint_every=120,
         ),
     ),
-    # For the embedded corpus or another of one to three million words, on two CPU cores: a model of
-    # use by itself, in 10 to 30 minutes. It reads the embedded corpus four and a half times.
+    # For one to three million words on two CPU cores: a useful model in 10 to 30 minutes. It reads
+    # the embedded corpus four and a half times.
     "small": Family(
         vocab_size=15_984,
         bpe_vocab_size=4136,
@@ -182,7 +179,7 @@ FAMILIES = {
             checkpoint_every=1000,
         ),
     ),
-    # For a handful of sentences, one to a line, as the examples in the documents have them.
+    # For a few sentences, one per line, as in the examples of the documentation.
     "toy": Family(
         vocab_size=24,
         bpe_vocab_size=16,

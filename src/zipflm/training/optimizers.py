@@ -1,9 +1,8 @@
-"""Which optimizer changes which weight, and at which learning rate.
+"""Optimizers and their parameter groups.
 
-The optimizers skip an update if `found_inf` is 1, and divide gradients by `grad_scale`: scalar
-tensors on the device, as torch's gradient scaler sets them for fused optimizers. If the host were
-to decide, every update would have to wait until its gradients are known. Only `SparseAdam`, for
-tables with sparse gradients, has to wait.
+The optimizers skip an update if `found_inf` is 1 and divide gradients by `grad_scale`. Both are
+scalar tensors on the device, as torch's gradient scaler sets them for fused optimizers, so that the
+host does not wait for the gradients. Only `SparseAdam`, for tables with sparse gradients, waits.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
     from zipflm.runs.sharded import StoredTensors
 
 _STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
-"""What the optimizers keep for a weight."""
+"""State that the optimizers keep per weight."""
 
 TABLES = ("table", "embeddings", "clusters", "bytes", "symbols")
-"""Parts of names of weights that have one row per word, byte or class."""
+"""Name parts of weights with one row per word, byte or class."""
 
 
 def build(config: OptimizerConfig, model: nn.Module) -> list[Optimizer]:
-    """The optimizers of a model. The schedule multiplies each group's `base_lr`.
+    """Create the optimizers. The schedule multiplies the `base_lr` of each group.
 
-    Tables with sparse gradients have one of their own, the last.
+    Tables with sparse gradients have their own optimizer, the last one.
     """
     kinds = parameter_kinds(model)
     sparse = kinds.pop("sparse tables")
@@ -73,7 +72,7 @@ def _muon(config: Muon, matrices: list[nn.Parameter]) -> Optimizer:
 def _adamw(
     config: AdamW, kinds: Mapping[str, list[nn.Parameter]], sparse: list[nn.Parameter]
 ) -> list[Optimizer]:
-    # An operator on many weights takes either sharded ones or whole ones.
+    # A fused operator takes either sharded or whole weights.
     groups = [
         {
             "params": alike,
@@ -93,8 +92,8 @@ def _adamw(
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Every parameter once: matrices of the decoder's layers, tables, those of them with sparse
-    gradients, projections, vectors."""
+    """Group all parameters: matrices of the decoder layers, tables, tables with sparse gradients,
+    projections, vectors."""
     kinds: dict[str, list[nn.Parameter]] = {
         "matrices": [],
         "tables": [],
@@ -119,7 +118,7 @@ def parameter_kinds(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 
 def set_rates(optimizers: Sequence[Optimizer], factor: float) -> None:
-    """Every group's learning rate becomes `factor` times its `base_lr`."""
+    """Set the learning rate of each group to `factor` times its `base_lr`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             rate = factor * group["base_lr"]
@@ -130,7 +129,7 @@ def set_rates(optimizers: Sequence[Optimizer], factor: float) -> None:
 
 
 def prepare_recording(optimizers: Sequence[Optimizer]) -> None:
-    """Keep learning rates on the device, so that a recorded step reads what they are by then."""
+    """Move learning rates to the device, where a recorded step reads their current values."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = torch.full((), float(group["lr"]), device=group["params"][0].device)
@@ -139,9 +138,9 @@ def prepare_recording(optimizers: Sequence[Optimizer]) -> None:
 
 
 def step(optimizers: Sequence[Optimizer], divisor: Tensor, bad: Tensor) -> None:
-    """One update with the gradients divided by `divisor`, or none if `bad`; clears the gradients.
+    """Update with gradients divided by `divisor`, or skip if `bad` is 1; then clear the gradients.
 
-    Both are scalars on the device.
+    Both arguments are scalars on the device.
     """
     for optimizer in optimizers:
         if isinstance(optimizer, SparseAdam):
@@ -164,13 +163,13 @@ def _step_sparse(optimizer: SparseAdam, divisor: Tensor, bad: Tensor) -> None:
 
 
 def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str, Tensor]:
-    """The state of all optimizers, keyed `weight/state`, sharded where the weights are.
+    """State of all optimizers by `weight/state`, sharded like the weights.
 
-    These are the optimizers' own tensors: save them before the next update.
+    The tensors are not copied: save them before the next update.
     """
     owners = _owners(optimizers)
     return {
-        # The step count of SparseAdam is an int.
+        # SparseAdam counts steps in an int.
         f"{name}/{key}": value if isinstance(value, Tensor) else torch.tensor(float(value))
         for name, param in model.named_parameters()
         for key, value in owners[param].state[param].items()
@@ -178,7 +177,7 @@ def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str
 
 
 def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: StoredTensors) -> None:
-    """Restore what `state_tensors` returned, of sharded weights only what belongs to our shards."""
+    """Restore the result of `state_tensors`, only local shards of sharded weights."""
     owners, params = _owners(optimizers), dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for place, shape in stored.shapes.items():
@@ -187,8 +186,8 @@ def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: Stor
         name, _, key = place.rpartition("/")
         if key not in _STATE:
             raise ValueError(
-                f"optimizer state {place}: unknown; the checkpoint is of another version of this "
-                "package, with which the run can be resumed; here it can be used and evaluated"
+                f"optimizer state {place}: unknown; the checkpoint comes from another version of "
+                "this package; resume it there, or only evaluate it here"
             )
         param = params[name]
         if shape == tuple(param.shape):

@@ -1,8 +1,7 @@
 """The Transformer decoder of the paper (section 4.1), with modern alternatives as config fields.
 
-Layers of causal self-attention and feed-forward with residuals, pre-norm by default. Padding is on
-the right of a sequence, where causality hides it, so that no mask is needed; whoever has it
-elsewhere says so with a `Past` that hides it.
+Sequences are padded on the right, where causality hides the padding, so that no mask is needed.
+Callers that pad elsewhere pass a `Past` that hides it.
 
 Shapes: B sequences, T positions, D model width, F feed-forward width, H heads, K head width, S
 positions including earlier ones that a cache holds.
@@ -33,30 +32,29 @@ from zipflm.model.initialization import Fill
 from zipflm.model.kv_cache import KeyValueCache, Past
 
 FIRST_POSITION = 2
-"""fairseq numbers positions from padding_idx + 1; the published weights expect it."""
+"""fairseq counts positions from padding_idx + 1, and the published weights depend on it."""
 
 
 class Memory(NamedTuple):
-    """Where a layer finds earlier words, and which of all words each new one may see."""
+    """A layer's part of the cache, and the words that each new word may see."""
 
     cache: Past
     layer: int
     visible_TS: Tensor | None
-    """As `Past.visible` has it: None where causality says it all, or a single new word sees
-    everything."""
+    """See `Past.visible`. None if causality is enough, or if a single new word sees everything."""
 
 
 class Shared(NamedTuple):
-    """What every layer reads besides its own input."""
+    """Inputs shared by all layers."""
 
     rotation: tuple[Tensor, Tensor] | None
     input_BTD: Tensor
     first_value_BTHK: Tensor | None = None
-    """Attention values of the first layer; None in that layer itself."""
+    """Attention values of the first layer, for all later layers."""
 
 
 class Seeds(NamedTuple):
-    """Of a layer's dropouts, as `kernels.dropout.new_seed` gives them."""
+    """Dropout seeds of a layer, from `kernels.dropout.new_seed`."""
 
     attention: Tensor | None
     activation: Tensor | None
@@ -64,9 +62,9 @@ class Seeds(NamedTuple):
 
 
 class Transformer(nn.Module):
-    """Embedded words in, hidden vectors out; position t sees positions up to t.
+    """Causal Transformer from embedded words to hidden vectors.
 
-    The state is a cache: the words follow those it holds, see them too, and are added to it.
+    The state is a key-value cache: new words follow those it holds and are added to it.
     """
 
     def __init__(self, config: TransformerDecoder):
@@ -80,13 +78,13 @@ class Transformer(nn.Module):
         yield from _initial_norm("final_norm", self.final_norm)
 
     def set_recompute(self, what: Recompute) -> None:
-        """What training computes again in the backward pass instead of keeping it."""
+        """Set the activations to recompute in the backward pass."""
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
             layer.recompute = what
 
     def new_state(self, rows: int, capacity: int) -> KeyValueCache:
-        """An empty cache, on the decoder's device and at the precision in force here."""
+        """Create an empty cache on the decoder's device, at the current precision."""
         sample = self.layers[0].query.weight  # type: ignore[union-attr]
         assert isinstance(sample, Tensor)
         dtype = autocast(sample[:0]).dtype
@@ -98,13 +96,13 @@ class Transformer(nn.Module):
         cache: Past | None = None,
         layer_inputs: list[Tensor] | None = None,
     ) -> tuple[Tensor, Past | None]:
-        """Hidden vectors, and the cache; the input of every layer is appended to
+        """Return hidden vectors and the cache. The input of each layer is appended to
         `layer_inputs`."""
         config = self.config
-        # Autocast leaves looked-up rows in float32 and lowers projected ones; the residual stream
-        # must not depend on which of the two the input layer returns.
+        # Autocast leaves looked-up rows in float32 but lowers projected ones. Use one precision for
+        # the residual stream whatever the input layer returns.
         hidden_BTD = autocast(embedded_BTD)
-        # Scaled to the size of the sinusoids; not in the paper, always in its code.
+        # Scale to the size of the sinusoids. Not in the paper, but in its code.
         hidden_BTD = hidden_BTD * math.sqrt(config.dim)
         if cache is not None:
             cache.admit(hidden_BTD)
@@ -138,8 +136,7 @@ class Transformer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then feed-forward; each normed before and added to what it was given, or, by
-    config, normed after that."""
+    """Attention, then feed-forward, each with a residual and a norm."""
 
     def __init__(self, config: TransformerDecoder, is_first: bool):
         super().__init__()
@@ -169,7 +166,7 @@ class DecoderLayer(nn.Module):
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         how = self.config.init
         xavier, is_paper = initialization.xavier_uniform(), how in ("paper", "zero-output")
-        # Queries, keys and values were one 3D x D matrix to the paper's code, hence the gain.
+        # The gain: queries, keys and values are one 3D x D matrix in the authors' code.
         joint = initialization.xavier_uniform(gain=1 / math.sqrt(2))
         out = initialization.zeros if how == "zero-output" else xavier
         weights = {"query": joint, "key": joint, "value": joint, "attention_out": out}
@@ -178,7 +175,7 @@ class DecoderLayer(nn.Module):
         for name in ("query", "key", "value", "attention_out", "ffn_in", "ffn_out"):
             linear = self.get_submodule(name)
             assert isinstance(linear, nn.Linear)
-            # To fairseq, feed-forward and most biases keep PyTorch's own initialisation.
+            # In fairseq, the feed-forward and most biases keep PyTorch's initialization.
             default = initialization.torch_linear(linear.in_features)
             yield f"{name}.weight", weights.get(name, default)
             if linear.bias is not None:
@@ -196,11 +193,11 @@ class DecoderLayer(nn.Module):
     def forward(
         self, hidden_BTD: Tensor, shared: Shared, memory: Memory | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Hidden vectors, and the layer's attention values."""
-        # Drawn before anything else: what is computed again must not draw again.
+        """Return hidden vectors and the attention values of this layer."""
+        # Draw seeds first: recomputed parts must not draw again.
         rates = self.config.dropout, self.config.relu_dropout, self.config.dropout
         seeds = Seeds(*(new_seed(hidden_BTD, rate, self.training) for rate in rates))
-        # With a cache, or without gradients, there is no backward pass.
+        # A cache, or disabled gradients, means that no backward pass follows.
         is_kept = memory is not None or not torch.is_grad_enabled()
         match "none" if is_kept else self.recompute:
             case "none":
@@ -240,7 +237,7 @@ class DecoderLayer(nn.Module):
         return norm(hidden_BTD) if self.config.norm_position == "before" else hidden_BTD
 
     def _after(self, norm: nn.Module, summed_BTD: Tensor) -> Tensor:
-        # Autocast norms in float32; the residual stream stays as it is.
+        # Autocast computes norms in float32. The residual stream keeps its type.
         is_after = self.config.norm_position == "after"
         return norm(summed_BTD).to(summed_BTD.dtype) if is_after else summed_BTD
 
@@ -277,10 +274,9 @@ class DecoderLayer(nn.Module):
         return self.attention_out(attended_BTHK.flatten(-2)), value_BTHK
 
     def _project(self, normed_BTD: Tensor, is_step: bool) -> Sequence[Tensor]:
-        """Queries, keys and values."""
         projections = (self.query, self.key, self.value)
         if is_step or not _are_plain(*projections):
-            # For a few words, joining the weights would take longer than multiplying with them.
+            # For a few words, concatenating the weights would cost more than it saves.
             return [projection(normed_BTD) for projection in projections]
         weights: list[Tensor] = [projection.weight for projection in projections]
         biases: list[Tensor] = [p.bias for p in projections if p.bias is not None]
@@ -288,7 +284,6 @@ class DecoderLayer(nn.Module):
         return F.linear(normed_BTD, torch.cat(weights), bias).chunk(3, dim=-1)
 
     def _feed(self, normed_BTD: Tensor, seed: Tensor | None) -> Tensor:
-        """The activations of the feed-forward block."""
         linear, rate, training = self.ffn_in, self.config.relu_dropout, self.training
         match self.config.activation:
             case "relu":
@@ -310,20 +305,20 @@ _KEPT = (
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 )
-"""Attention as a single operation, on GPUs and on the CPU. Where PyTorch has none that fits, for
-one on a CPU with dropout, attention is several operations, which are computed again like others."""
+"""Fused attention operators, whose results are kept. Where PyTorch has none (on a CPU with
+dropout), attention is several operators, which are recomputed like all others."""
 
 
 def recomputed(
     function: Callable[..., tuple[Tensor, Tensor]], *inputs: Any
 ) -> tuple[Tensor, Tensor]:
-    """`function(*inputs)`, of which only the inputs, attention and the result are kept.
+    """Call `function` and keep only its inputs, the result of attention, and its outputs.
 
-    Keeping the result of attention takes one vector per token; computing it again would take time
-    that grows with the length of the block. PyTorch's attention is also the only operation that
-    draws random numbers inside on a GPU (dropout takes its seeds as arguments), so the second pass
-    draws none, whether the code is compiled, recorded as a CUDA graph or neither. On a CPU dropout
-    draws from torch's generator, whose state is put back for the second pass.
+    The result of attention is one vector per token, while recomputing it takes time that grows with
+    the block. On a GPU, attention is also the only operator that draws random numbers internally
+    (dropout takes seeds as arguments), so the second pass draws none, compiled, recorded as a CUDA
+    graph or neither. On a CPU, dropout uses torch's generator, whose state is restored for the
+    second pass.
     """
     outputs: tuple[Tensor, Tensor] = checkpoint(
         function, *inputs, use_reentrant=False, context_fn=_contexts
@@ -341,11 +336,10 @@ _contexts = partial(create_selective_checkpoint_contexts, _policy)
 
 
 def _are_plain(*linears: nn.Module) -> bool:
-    """Whether weight and bias say it all: nobody has put an adapter or a hook in their place, nor
-    another `forward` into the module itself, as some libraries do."""
+    """True if all are plain linear layers: no adapters, no hooks, no replaced `forward`."""
     return all(
         type(linear) is nn.Linear
-        # Not every compiler can look into a module like this.
+        # Not every compiler supports `vars` of a module.
         and (torch.compiler.is_compiling() or "forward" not in vars(linear))
         and not (linear._forward_hooks or linear._forward_pre_hooks)
         and not (linear._backward_hooks or linear._backward_pre_hooks)
@@ -358,9 +352,8 @@ def sinusoids(
 ) -> Tensor:
     """Position table [length, dim] in float32: all sines, then all cosines.
 
-    The first row belongs to the word that `start` others precede. A `start` [B, 1], one number for
-    each of B sequences, gives each a table of its own, [B, length, dim]; a `start` [B, length]
-    holds the number for every word.
+    The first row is for position `start`. A `start` of shape [B, 1] gives each of B sequences its
+    own table, [B, length, dim]; a `start` of shape [B, length] holds the position of every word.
 
     >>> sinusoids(1, 4).round(decimals=4)  # position 2: sin(2), sin(2e-4), cos(2), cos(2e-4)
     tensor([[ 9.0930e-01,  2.0000e-04, -4.1610e-01,  1.0000e+00]])
@@ -376,8 +369,8 @@ def sinusoids(
 def rotations(
     length: int, head_dim: int, device: torch.device, start: int | Tensor = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32, from `start` on; with a
-    B in front where rows have positions of their own, as for `sinusoids`."""
+    """Cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32, from position `start`.
+    With a leading B if rows have their own positions, as in `sinusoids`."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     positions = _positions(length, device, start)
     angles = positions.view(*positions.shape, 1, 1) * 10_000**-exponents
@@ -385,13 +378,13 @@ def rotations(
 
 
 def _positions(length: int, device: torch.device | str, start: int | Tensor) -> Tensor:
-    """Positions in float32, [T] or [B, T], counted from `start` unless that is all of them."""
+    """Positions in float32, [T] or [B, T]: from `start`, or `start` itself if it has all of them."""
     if isinstance(start, Tensor) and start.dim() == 2 and start.shape[1] == length:
         return start.to(device=device, dtype=torch.float32)
     return torch.arange(length, dtype=torch.float32, device=device) + start
 
 
-# An operator of its own: the compiler would otherwise recompute powers, sines and cosines for every
+# A custom operator: the compiler would otherwise recompute powers, sines and cosines for every
 # element of every head.
 @torch.library.custom_op("zipflm::rotations", mutates_args=())
 def _opaque_rotations(hidden_BTD: Tensor, head_dim: int, start: int) -> tuple[Tensor, Tensor]:
@@ -406,7 +399,7 @@ def _(hidden_BTD: Tensor, head_dim: int, start: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (k, k + K/2) by its position's angle, so that products see distances alone."""
+    """Rotate each pair (k, k + K/2) by the angle of its position (RoPE)."""
     cos, sin = (part.to(vectors_BTHK.dtype) for part in rotation)
     first, second = vectors_BTHK.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -423,6 +416,5 @@ def _norm(config: TransformerDecoder) -> nn.Module:
 
 
 def _initial_norm(name: str, norm: nn.Module) -> Iterator[tuple[str, Fill]]:
-    """Whatever parameters it has: it begins by changing nothing."""
     for part, _ in norm.named_parameters():
         yield f"{name}.{part}", initialization.ones if part == "weight" else initialization.zeros
