@@ -143,7 +143,7 @@ def test_under_autocast_the_residual_stream_has_its_dtype(config, dtype, embedde
     decoder = Transformer(config)
     seen = []
     for layer in decoder.layers:
-        layer.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
+        layer.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output[0]]))
     with torch.autocast("cpu", dtype):
         decoder(torch.randn(1, 4, 32).to(embedded_in))
     assert [tensor.dtype for tensor in seen] == [dtype] * 4

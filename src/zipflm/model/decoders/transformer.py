@@ -378,7 +378,7 @@ def rotations(
 
 
 def _positions(length: int, device: torch.device | str, start: int | Tensor) -> Tensor:
-    """Positions in float32, [T] or [B, T]: from `start`, or `start` itself if it has all of them."""
+    """Positions in float32, [T] or [B, T]: from `start`, or `start` itself if it is complete."""
     if isinstance(start, Tensor) and start.dim() == 2 and start.shape[1] == length:
         return start.to(device=device, dtype=torch.float32)
     return torch.arange(length, dtype=torch.float32, device=device) + start
