@@ -7,7 +7,14 @@ from numerics import assert_close
 from torch import nn
 
 from zipflm.config import TransformerDecoder
-from zipflm.model.decoders.transformer import Transformer, _are_plain, rotate, rotations, sinusoids
+from zipflm.model.decoders.transformer import (
+    Shared,
+    Transformer,
+    _are_plain,
+    rotate,
+    rotations,
+    sinusoids,
+)
 
 PLAIN = TransformerDecoder(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
 MODERN = replace(
@@ -173,7 +180,8 @@ def test_post_norm_is_torchs_layer_with_the_norm_last():
     theirs.load_state_dict(state)
     hidden = torch.randn(2, 7, 32)
     mask = nn.Transformer.generate_square_subsequent_mask(7)
-    assert_close(layer(hidden, None), theirs(hidden, src_mask=mask, is_causal=True), 1e-5)
+    ours, _ = layer(hidden, Shared(None, hidden))
+    assert_close(ours, theirs(hidden, src_mask=mask, is_causal=True), 1e-5)
 
 
 def test_post_norm_ends_with_a_norm_already():
