@@ -11,7 +11,7 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.presets import preset
 from zipflm.studies import analyse as module
-from zipflm.studies.analyse import analyse, papers_dataset
+from zipflm.studies.analyse import analyse, dataset_of_paper
 
 ON_CPU = ScoringOptions(device="cpu")
 
@@ -101,12 +101,12 @@ def test_scores_the_chosen_checkpoint(data, run, tmp_path):
 
 def test_recognizes_models_of_the_paper_under_any_name():
     wiki = [replace(preset("wikitext-103", kind), name="mine") for kind in ("ADP-T", "CNN")]
-    assert papers_dataset(wiki) == "wikitext-103"
-    assert papers_dataset([preset("billion-word", "ASM")]) == "billion-word"
+    assert dataset_of_paper(wiki) == "wikitext-103"
+    assert dataset_of_paper([preset("billion-word", "ASM")]) == "billion-word"
     authors = preset("wikitext-103", "ADP-T", variant="fairseq")
-    assert papers_dataset([authors]) == "wikitext-103"
-    assert papers_dataset([*wiki, preset("billion-word", "ASM")]) == ""
+    assert dataset_of_paper([authors]) == "wikitext-103"
+    assert dataset_of_paper([*wiki, preset("billion-word", "ASM")]) == ""
     rotary = replace(wiki[0], decoder=replace(wiki[0].decoder, positions="rotary"))
     large = preset("billion-word", "ADP-T", size="large")
     for other in (rotary, large, preset("tiny", "ADP-T")):
-        assert papers_dataset([other]) == ""
+        assert dataset_of_paper([other]) == ""

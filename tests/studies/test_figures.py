@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from studies import example_study as example
 
-from zipflm.studies.figures import figures, usual_top
+from zipflm.studies.figures import axis_limit, figures
 
 
 def study_with_outlier():
@@ -44,7 +44,7 @@ def test_bar_chart_has_every_model_and_no_empty_bins():
 
 def test_figure_cuts_and_labels_outlier_bars():
     study = example.study()
-    assert usual_top(study.word_bins) is None
+    assert axis_limit(study.word_bins) is None
     unknown = replace(
         study.word_bins[0],
         name="UNK",

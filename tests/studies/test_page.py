@@ -150,7 +150,7 @@ def test_marks_rows_level_with_the_best():
     near = html(example.study_of(*members[:2]))
     assert near.count('class="num level"') == 1 and "not significant" in near
     far = example.study_of(*members[1:])
-    assert far.level_with_best == ("CNN",) and 'class="num level"' not in html(far)
+    assert far.tied_with_best == ("CNN",) and 'class="num level"' not in html(far)
 
 
 def test_table_of_all_pairs(study):

@@ -6,7 +6,7 @@ import pytest
 from studies import example_study as example
 
 from zipflm.presets import from_name
-from zipflm.studies.bins import BIN_MODELS, BIN_NAMES, bins_of_paper
+from zipflm.studies.bins import BIN_MODELS, BIN_NAMES, paper_bins
 from zipflm.studies.paper import MODELS, comparison_row, setting_row
 from zipflm.studies.report import markdown
 
@@ -67,7 +67,7 @@ PRINTED_BINS = {
 @pytest.mark.parametrize(("dataset", "name", "model"), PRINTED_BINS)
 def test_paper_bins_match_the_printed_losses(dataset, name, model):
     for previous, expected in enumerate(PRINTED_BINS[dataset, name, model]):
-        (found,) = (b for b in bins_of_paper(dataset, previous=bool(previous)) if b.name == name)
+        (found,) = (b for b in paper_bins(dataset, previous=bool(previous)) if b.name == name)
         assert found.loss[model] == pytest.approx(expected, abs=5e-5)
 
 
@@ -78,7 +78,7 @@ def test_paper_bins_match_the_printed_losses(dataset, name, model):
 )
 def test_paper_bins_are_complete(dataset, tokens):
     for previous in (False, True):
-        bins = bins_of_paper(dataset, previous=previous)
+        bins = paper_bins(dataset, previous=previous)
         assert [b.name for b in bins] == [name for name in BIN_NAMES if name != "0"]
         assert sum(b.tokens for b in bins) == tokens
         for b in bins:
@@ -91,7 +91,7 @@ def test_paper_bins_are_complete(dataset, tokens):
 
 def test_wikitext_103_bins_average_to_the_test_perplexity():
     """Figures and tables are from the same runs, unlike on Billion Word."""
-    bins = bins_of_paper("wikitext-103", previous=False)
+    bins = paper_bins("wikitext-103", previous=False)
     for model in BIN_MODELS["wikitext-103"]:
         total = sum(b.tokens * (b.loss[model] or 0.0) for b in bins)
         row = comparison_row("wikitext-103", model)

@@ -9,7 +9,7 @@ from studies.study_runs import make_data, plans_for
 from zipflm.config import Splitting
 from zipflm.data.prepare import Options, prepare
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
-from zipflm.studies.plan import CURVE_POINTS, Request, watched
+from zipflm.studies.plan import CURVE_POINTS, Request, with_validations
 
 
 def test_plans_all_factorizations_with_matching_data(data):
@@ -153,12 +153,12 @@ def with_updates(config, updates, every=2000):
 
 def test_validates_often_enough_for_a_curve():
     for updates in (3, 8, 2500):
-        training = watched(with_updates(preset("tiny"), updates), ()).training
+        training = with_validations(with_updates(preset("tiny"), updates), ()).training
         assert updates // training.validate_every >= min(updates, CURVE_POINTS)
         assert training.validate_share == 0.1
     often, rarely = with_updates(preset("tiny"), 100, 5), with_updates(preset("tiny"), 100)
-    assert watched(often, ()) == often
-    assert watched(rarely, ["training.validate_every=2000"]) == rarely
+    assert with_validations(often, ()) == often
+    assert with_validations(rarely, ["training.validate_every=2000"]) == rarely
     for dataset in set(DATASETS) - {"toy"}:
         training = preset(dataset).training
         assert training.max_updates // training.validate_every >= CURVE_POINTS

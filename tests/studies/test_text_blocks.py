@@ -28,13 +28,13 @@ def test_blocks_are_whole_lines_and_cover_the_text(lengths):
 def test_independent_lines_give_the_most_blocks():
     losses = np.random.default_rng(0).random(30_000)
     blocks = cut_into_blocks(np.arange(0, 30_000, 10), NONE, losses[None])
-    assert len(blocks) == NUMBERS[0] and not blocks.are_alike
+    assert len(blocks) == NUMBERS[0] and not blocks.are_correlated
     assert blocks.describe() == "30 blocks of whole lines, about 1,000 words each"
 
 
 def test_drifting_text_has_correlated_blocks():
     blocks = cut_into_blocks(np.arange(0, 30_000, 10), NONE, np.linspace(0, 1, 30_000)[None])
-    assert len(blocks) == NUMBERS[-1] and blocks.are_alike
+    assert len(blocks) == NUMBERS[-1] and blocks.are_correlated
     assert "which widens the intervals" in blocks.describe()
 
 

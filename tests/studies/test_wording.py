@@ -32,7 +32,7 @@ def test_headline_names_best_next_and_last():
 
 def test_headline_without_significant_difference():
     study = study_of(member("SM", 1.0), member("ADP", 0.0, noise=3), member("ADP-T", 0.0, noise=3))
-    assert set(study.level_with_best) == {"ADP", "ADP-T"}
+    assert set(study.tied_with_best) == {"ADP", "ADP-T"}
     text = headline(study)
     assert "are best (" in text and ", no significant difference); SM follows" in text
     study = study_of(*(member(label, 0.0, noise=4) for label in ("SM", "ADP", "CNN")))

@@ -26,8 +26,8 @@ from zipflm.storage import naming_full_disk, sole_writer
 from zipflm.studies.compare import FULL_DISK_REMEDY, data_facts, scored_splits, split_text
 from zipflm.studies.members import (
     StudyMember,
-    kept_scores,
     make_member,
+    saved_scores,
     score_checkpoint,
     score_run,
 )
@@ -35,7 +35,7 @@ from zipflm.studies.plan import (
     MEMBERS,
     MEMORY_MARK,
     Plan,
-    open_twin,
+    open_bpe_data,
     open_words,
     require_comparable,
 )
@@ -60,7 +60,7 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
         try:
             drawn = build(
                 [
-                    _kept_member(study, row, member, words, splits)
+                    _saved_member(study, row, member, words, splits)
                     for row in table["rows"]
                     for member in row["members"]
                 ],
@@ -79,7 +79,7 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
         return drawn
 
 
-def _kept_member(
+def _saved_member(
     study: Path,
     row: dict[str, Any],
     member: dict[str, Any],
@@ -98,12 +98,12 @@ def _kept_member(
         raise ValueError(f"{run.path}: run of the study not found; restore it")
     data = words
     if config.batches.unit != "word":
-        data = open_twin(words, "remove these models from the study")
+        data = open_bpe_data(words, "remove these models from the study")
     plan = Plan(
         label=row["model"], factorization=row["factorization"], config=config, data=data, run=run
     )
     memory = tuple(row["model"].split(MEMORY_MARK)[1:])
-    scored = None if problem else kept_scores(run.path, data, splits, memory)
+    scored = None if problem else saved_scores(run.path, data, splits, memory)
     return make_member(plan, words, splits[-1], scored=scored, problem=problem)
 
 
@@ -143,7 +143,7 @@ def analyse(
                 members,
                 split_text(words, splits[-1]),
                 title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
-                dataset=papers_dataset([plan.config for plan, _ in analysed]),
+                dataset=dataset_of_paper([plan.config for plan, _ in analysed]),
                 facts=data_facts(words),
                 contexts=contexts,
             )
@@ -173,7 +173,7 @@ def _open(
             )
     data = {"word": words}
     if any(config.batches.unit != "word" for config in configs):
-        data["bpe"] = open_twin(words, "leave out the sub-word runs")
+        data["bpe"] = open_bpe_data(words, "leave out the sub-word runs")
     return [
         (
             Plan(
@@ -194,7 +194,7 @@ _DECODER_KIND = ("dim", "num_layers", "ffn_dim", "positions", "qk_norm", "activa
 the authors' code differs from the paper."""
 
 
-def papers_dataset(configs: Sequence[Config]) -> str:
+def dataset_of_paper(configs: Sequence[Config]) -> str:
     """The dataset of the paper that all of these models belong to, or an empty string."""
     for name, dataset in DATASETS.items():
         if dataset.is_of_the_paper and all(_is_model_of(config, name) for config in configs):

@@ -20,7 +20,6 @@ IntArray = npt.NDArray[np.integer]
 FloatArray = npt.NDArray[np.floating]
 BoolArray = npt.NDArray[np.bool_]
 Ends = tuple[float, float]
-"""Lower and upper end of an interval."""
 
 # Largest training count of each bin; the last bin is open.
 UPPER_ENDS = (0, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
@@ -125,7 +124,7 @@ BIN_MODELS: dict[str, tuple[str, ...]] = {
 }
 
 
-def bins_of_paper(dataset: str, *, previous: bool) -> list[FrequencyBin]:
+def paper_bins(dataset: str, *, previous: bool) -> list[FrequencyBin]:
     """The bins of the paper's bar charts."""
     by = "previous" if previous else "word"
     path = resources.files("zipflm.studies").joinpath("paper_bins.csv")

@@ -76,7 +76,7 @@ def seconds_per_update(log: Sequence[LogLine]) -> float:
     )
 
 
-def describe_equal(equal: str, plans: Sequence[Plan]) -> str:
+def describe_budget(equal: str, plans: Sequence[Plan]) -> str:
     """The shared budget as a sentence of the report."""
     reference = reference_of(plans)
     updates = f"{reference.updates:,} updates"

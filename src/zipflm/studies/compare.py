@@ -27,7 +27,7 @@ from zipflm.studies.budgets import (
     Setting,
     calibrations,
     choose,
-    describe_equal,
+    describe_budget,
     grid_plans,
     parse_grid,
     seconds_per_update,
@@ -47,8 +47,8 @@ from zipflm.studies.plan import (
     first_seeds,
     make_plans,
     open_words,
-    watched,
-    watched_alike,
+    with_monitoring_of,
+    with_validations,
 )
 from zipflm.studies.progress import Display, MemberProgress, measured_speed, print_plans
 from zipflm.studies.report import claim, write_report
@@ -93,7 +93,7 @@ class Runner:
             for plan in plans:
                 if self.stopped:
                     break
-                if problem := self._agreed(plan, partial(self._make_trained, plan, display)):
+                if problem := self._agreed(plan, partial(self._train_rest, plan, display)):
                     problems[plan.run.path] = problem
                 display.enter(plan, self._stage(problem, "trained"))
         return problems
@@ -126,7 +126,7 @@ class Runner:
                 found.append(make(scored=scored))
             return ""
 
-        problem = self._agreed(plan, partial(self._make_trained, plan, display))
+        problem = self._agreed(plan, partial(self._train_rest, plan, display))
         problem = problem or self._agreed(plan, score)
         display.enter(plan, self._stage(problem, "done"))
         return found[0] if found else make(scored=None, problem=problem)
@@ -140,7 +140,7 @@ class Runner:
             problem = described(error)
         return self._process.agree(problem)
 
-    def _make_trained(self, plan: Plan, display: Display) -> str:
+    def _train_rest(self, plan: Plan, display: Display) -> str:
         """Train the rest of a member; returns why it is not finished, if so."""
         if self._is_trained(plan):
             return ""
@@ -215,7 +215,9 @@ def compare(
             )
             if is_timed:
                 plans = _timed(plans, out, runner)
-            plans = [replace(p, config=watched(p.config, request.overrides)) for p in plans]
+            plans = [
+                replace(p, config=with_validations(p.config, request.overrides)) for p in plans
+            ]
             tried: list[Tried] = []
             if grid and not runner.stopped:
                 planned = grid_plans(plans, grid)
@@ -309,7 +311,7 @@ def check(plan: Plan, process: Process, *, folder: bool = True) -> None:
         if folder:
             resume.check(plan.run, plan.config, plan.data, resume=True)
         if folder and plan.run.holds_a_run:
-            held = watched_alike(plan.run.config(), plan.config)
+            held = with_monitoring_of(plan.run.config(), plan.config)
             remedy = "choose another --out for another study"
             resume.require_same_config(plan.run.path, held, plan.config, remedy)
     except ValueError as error:
@@ -366,7 +368,7 @@ def _request_facts(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
         "preset": request.preset,
         "recipe": "the preset's own" if request.recipe == "paper" else request.recipe,
         "overrides": " ".join(request.overrides),
-        "held equal": describe_equal(request.equal, plans),
+        "held equal": describe_budget(request.equal, plans),
         "tuned": " ".join(request.grid),
         "streaming": ("words scored one by one, on a CPU in float32" if request.decoders else ""),
     }
@@ -376,9 +378,9 @@ def _request_facts(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
 def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> dict[str, str]:
     """The section Protocol of a study."""
     configs = [plan.config.training for plan in plans]
-    updates = _either(f"{config.max_updates:,}" for config in configs)
-    tokens = _either(f"{config.tokens_per_update:,}" for config in configs)
-    optimizer = _either(type(config.optimizer).__name__ for config in configs)
+    updates = _join_distinct(f"{config.max_updates:,}" for config in configs)
+    tokens = _join_distinct(f"{config.tokens_per_update:,}" for config in configs)
+    optimizer = _join_distinct(type(config.optimizer).__name__ for config in configs)
     on_cuda = process.device.type == "cuda"
     return data_facts(words) | {
         "training": f"{updates} updates of {tokens} tokens each, {optimizer}",
@@ -389,7 +391,7 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
     }
 
 
-def _either(values: Iterable[str]) -> str:
+def _join_distinct(values: Iterable[str]) -> str:
     return " or ".join(dict.fromkeys(values))
 
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from zipflm.storage import written_whole
-from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, bins_of_paper
+from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
 from zipflm.studies.study import ModelRow, Study
 from zipflm.units import perplexity
 
@@ -31,13 +31,11 @@ class Style:
     light: str
     """Colour on a light page and in figure files."""
     dark: str
-    """Colour on a dark page."""
     pattern: str
     """Fill pattern of the paper."""
     hatch: str
     """The same for matplotlib."""
     marker: str
-    """matplotlib marker."""
     dash: str
     """SVG dash array; empty for a solid line."""
     is_dark: bool = False
@@ -115,7 +113,6 @@ _SETTINGS = {
 
 
 def save_figures(study: Study, folder: Path) -> list[Path]:
-    """Write every figure as SVG and PNG."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(_SETTINGS):  # type: ignore[arg-type]
@@ -153,11 +150,10 @@ def figures(study: Study) -> dict[str, Callable[[], Figure]]:
 
 
 def paper_bars(dataset: str, *, previous: bool) -> Figure:
-    """A bar chart of the paper, drawn from its numbers."""
     by = "previous word" if previous else "word"
     look = {label: STYLES[label] for label in BIN_MODELS[dataset]}
     title = f"The paper's: loss by frequency of the {by}, {DATASETS[dataset]} test"
-    return bar_chart(bins_of_paper(dataset, previous=previous), look, title, by)
+    return bar_chart(paper_bins(dataset, previous=previous), look, title, by)
 
 
 def bar_chart(
@@ -169,7 +165,7 @@ def bar_chart(
     figure, axes = _new_axes(title, xlabel, "loss (nats per word)", size=(9.0, 4.2))
     models = [label for label in look if any(b.loss.get(label) is not None for b in bins)]
     width = 0.84 / max(1, len(models))
-    top = usual_top(bins)
+    top = axis_limit(bins)
     if top is not None:
         axes.set_ylim(0, top)
     for i, label in enumerate(models):
@@ -201,7 +197,7 @@ def bar_chart(
     return figure
 
 
-def usual_top(bins: Sequence[FrequencyBin]) -> float | None:
+def axis_limit(bins: Sequence[FrequencyBin]) -> float | None:
     """Upper end of the axis if outliers would flatten the other bars, from the median over models
     of their highest bar except UNK; None if all bars fit. The page does the same."""
     highest: dict[str, float] = {}
@@ -230,19 +226,18 @@ def learning_curves(study: Study) -> Figure:
 
 
 def perplexity_against_time(study: Study) -> Figure:
-    """Valid perplexity against training time."""
     longest = max((p.seconds for row in study.rows for p in row.curve), default=0.0)
     unit, seconds = time_unit(longest)
     figure, axes = _new_axes("Perplexity against training time", unit, "valid perplexity")
     for row, style in _curves(study):
         points = [
-            (p.seconds / seconds, _drawn_perplexity(p.valid_loss))
+            (p.seconds / seconds, _plottable_perplexity(p.valid_loss))
             for p in row.curve
             if p.valid_loss is not None
         ]
         _line(axes, points, style, row.label)
     axes.set_yscale("log")
-    _cut_above(axes, _valid_losses(study), _drawn_perplexity)
+    _cut_above(axes, _valid_losses(study), _plottable_perplexity)
     _plain_ticks(axes)
     figure.legend(loc="outside right upper")
     return figure
@@ -274,7 +269,7 @@ def parameters_against_perplexity(study: Study) -> Figure:
             label=row.label,
         )
     axes.margins(0.15)
-    _cut_above(axes, losses, _drawn_perplexity)
+    _cut_above(axes, losses, _plottable_perplexity)
     _plain_ticks(axes)
     if losses:
         figure.legend(loc="outside right upper")
@@ -314,7 +309,7 @@ def _valid_losses(study: Study) -> dict[str, list[float]]:
     return {label: losses for label, losses in valid.items() if losses}
 
 
-def _drawn_perplexity(loss: float) -> float:
+def _plottable_perplexity(loss: float) -> float:
     """A perplexity small enough for matplotlib to add margins."""
     return min(perplexity(loss), _LARGEST_DRAWN)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from zipflm.studies.bins import DATASETS, RARE, bins_of_paper
+from zipflm.studies.bins import DATASETS, RARE, paper_bins
 from zipflm.studies.paper import comparison_row
 from zipflm.studies.statistics import Interval
 from zipflm.studies.study import Difference, Study, find_difference
@@ -40,8 +40,6 @@ class PaperFinding:
 
 @dataclass(frozen=True)
 class Claim:
-    """A group of findings."""
-
     name: str
     findings: tuple[PaperFinding, ...]
 
@@ -51,7 +49,7 @@ class Claim:
 
 def paper_findings(study: Study) -> list[PaperFinding]:
     """Every pair of models that the paper has, by every measure."""
-    dataset = papers_dataset(study)
+    dataset = paper_dataset(study)
     rows = {row.label: comparison_row(dataset, row.label) for row in study.finished}
     tests = {label: row.test for label, row in rows.items() if row and row.test is not None}
     found = []
@@ -64,7 +62,7 @@ def paper_findings(study: Study) -> list[PaperFinding]:
         ("loss on rare words", False, study.rare),
         ("loss after rare words", True, study.after_rare),
     ):
-        printed = {b.name: b.loss for b in bins_of_paper(dataset, previous=previous)}[RARE]
+        printed = {b.name: b.loss for b in paper_bins(dataset, previous=previous)}[RARE]
         losses = {name: loss for name, loss in printed.items() if loss is not None and name in rows}
         for model, other in combinations(sorted(losses, key=lambda label: losses[label]), 2):
             first, second = losses[model], losses[other]
@@ -146,6 +144,6 @@ def nats_of(interval: Interval) -> str:
     return text.replace("-", "\u2212")
 
 
-def papers_dataset(study: Study) -> str:
+def paper_dataset(study: Study) -> str:
     """The paper's dataset to compare with: that of the study, or WikiText-103."""
     return study.dataset if study.dataset in DATASETS else "wikitext-103"

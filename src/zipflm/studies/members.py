@@ -77,7 +77,6 @@ class Seen:
     words: int
     """Running words, including the end of each line, also for sub-word models."""
     passes: float
-    """Number of passes over the training text."""
     operations: float
     """Additions and multiplications of all updates, from the cost model of the config."""
 
@@ -139,8 +138,6 @@ class WordScores:
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """The scores of one checkpoint on several splits."""
-
     checkpoint: str
     splits: dict[str, WordScores]
 
@@ -152,7 +149,6 @@ def score_run(
     options: ScoringOptions,
     share: Share = ALONE,
 ) -> ScoredRun:
-    """Score splits of a data folder with a loaded run."""
     found = {}
     for split in splits:
         scores = score_split(run, data, split, options, share=share).scores
@@ -194,7 +190,7 @@ def score_checkpoint(
     for split in splits:
         path = _place(run, split, options.memory)
         key = share.done_by_all(partial(_key, checkpoint, data, split, options))
-        kept = _find_kept(path, key, data.split(split))
+        kept = _find_saved(path, key, data.split(split))
         # If one process has to score, all of them take part.
         if any(share.all_values(kept is None)) or kept is None:
             loaded = loaded or share.done_by_all(load)
@@ -206,7 +202,7 @@ def score_checkpoint(
     return ScoredRun(checkpoint.name, found)
 
 
-def kept_scores(
+def saved_scores(
     run: Path, data: DataFolder, splits: Sequence[str], memory: tuple[str, ...] = ()
 ) -> ScoredRun:
     """Saved scores of a run, which need no weights; ValueError if missing or of another text."""
@@ -216,7 +212,7 @@ def kept_scores(
         data.verify(split)
         path, text = _place(run, split, memory), data.split(split)
         try:
-            key, scores = _read_kept(path, text)
+            key, scores = _read_saved(path, text)
         except Exception as error:  # zipfile and NumPy raise many kinds of errors
             raise ValueError(f"{path}: cannot read these scores ({error})") from None
         if (key["text"], key["vocabulary"]) != (text.sha256, data.vocabulary.hash):
@@ -253,16 +249,16 @@ def _keep(path: Path, key: dict[str, Any], scores: WordScores) -> None:
         np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
 
 
-def _find_kept(path: Path, key: dict[str, Any], split: SplitFacts) -> WordScores | None:
+def _find_saved(path: Path, key: dict[str, Any], split: SplitFacts) -> WordScores | None:
     """Saved scores with this key; None if missing, damaged or of other weights or text."""
     try:
-        held, scores = _read_kept(path, split)
+        held, scores = _read_saved(path, split)
     except Exception:  # zipfile and NumPy raise many kinds of errors
         return None
     return scores if held == key else None
 
 
-def _read_kept(path: Path, split: SplitFacts) -> tuple[dict[str, Any], WordScores]:
+def _read_saved(path: Path, split: SplitFacts) -> tuple[dict[str, Any], WordScores]:
     require_file(path)
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         facts, nll = load_object(str(archive["facts"])), archive["nll"]

@@ -32,7 +32,7 @@ MEMORY_MARK = " + "
 """Separates the label of a member from the memory it is scored with."""
 MEMBERS = "members"
 """Subfolder of a study with the run folders of its members."""
-TWIN = "bpe"
+BPE_FOLDER = "bpe"
 """Subfolder of a data folder with the same text in sub-words."""
 _SAME_TEXT = "prepare both from the same text"
 _Kind = tuple[str, str]
@@ -56,7 +56,6 @@ class Request:
     bands: tuple[str, ...] = ()
     """Bands to compare, as words per band: `5k/155k/100k`."""
     tail_dropout: tuple[float, ...] = ()
-    """Dropout rates of the tail bands to compare."""
     decoders: tuple[str, ...] = ()
     """Decoders to compare, from `presets.rivals.DECODERS`, all of about the same size."""
     equal: str = "updates"
@@ -119,11 +118,11 @@ def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> 
     _require_known(request)
     folders = _folders(request, words)
     configs = _resolved(request, words, folders, on_cpu)
-    bands: Sequence[str | None] = request.bands or [None]
-    rates: Sequence[float | None] = request.tail_dropout or [None]
+    every_band: Sequence[str | None] = request.bands or [None]
+    every_rate: Sequence[float | None] = request.tail_dropout or [None]
     plans = []
-    for (factorization, decoder), *setting in product(configs, bands, rates):
-        variation = Variation(*setting)
+    for (factorization, decoder), bands, rate in product(configs, every_band, every_rate):
+        variation = Variation(bands, rate)
         config = variation.apply(configs[factorization, decoder])
         label = " ".join(filter(None, (factorization, decoder, variation.name)))
         first = config.training.seed
@@ -284,7 +283,6 @@ def cutoffs(text: str) -> tuple[int, ...]:
 
 
 def first_seeds(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans with the first seed of each label."""
     first = {plan.label: plan.seed for plan in reversed(plans)}
     return [plan for plan in plans if plan.seed == first[plan.label]]
 
@@ -298,7 +296,7 @@ def training_seconds(report: Report) -> float:
     return max(0.0, report.seconds - report.compile_seconds)
 
 
-def watched(config: Config, overrides: Sequence[str]) -> Config:
+def with_validations(config: Config, overrides: Sequence[str]) -> Config:
     """Validate often enough for a learning curve, on a part of the valid set, unless overridden."""
     training = config.training
     points = training.max_updates // training.validate_every if training.validate_every else 0
@@ -309,7 +307,7 @@ def watched(config: Config, overrides: Sequence[str]) -> Config:
     return replace(config, training=replace(training, validate_every=every, validate_share=share))
 
 
-_WATCHING = (
+_MONITORING = (
     "compile",
     "parallel",
     "tables",
@@ -322,9 +320,9 @@ _WATCHING = (
 )
 
 
-def watched_alike(config: Config, other: Config) -> Config:
+def with_monitoring_of(config: Config, other: Config) -> Config:
     """`config` with the fields of `other` that do not affect the trained model."""
-    theirs = {name: getattr(other.training, name) for name in _WATCHING}
+    theirs = {name: getattr(other.training, name) for name in _MONITORING}
     return replace(
         config,
         batches=replace(config.batches, tokens=other.batches.tokens),
@@ -352,7 +350,7 @@ def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
     if not set(SUBWORDS) & set(request.factorizations):
         return dict.fromkeys(request.factorizations, words)
     others = ",".join(name for name in request.factorizations if name not in SUBWORDS)
-    twin = open_twin(words, f"leave them out: --factorizations {others or REFERENCE}")
+    twin = open_bpe_data(words, f"leave them out: --factorizations {others or REFERENCE}")
     return {name: twin if name in SUBWORDS else words for name in request.factorizations}
 
 
@@ -362,14 +360,14 @@ def open_words(path: Path) -> DataFolder:
     if data.unit != "word":
         raise ValueError(
             f"{path}: its unit is {data.unit}; a study needs a data folder of words, with the "
-            f"sub-words in its subfolder {TWIN}/"
+            f"sub-words in its subfolder {BPE_FOLDER}/"
         )
     return data
 
 
-def open_twin(words: DataFolder, otherwise: str) -> DataFolder:
+def open_bpe_data(words: DataFolder, otherwise: str) -> DataFolder:
     """The sub-word data of the same text; `otherwise` is the advice if it is missing."""
-    path = words.path / TWIN
+    path = words.path / BPE_FOLDER
     if not (path / FACTS_FILE).is_file():
         raise ValueError(
             f"{path}: no sub-word data for {' and '.join(SUBWORDS)}; prepare it from the same text "

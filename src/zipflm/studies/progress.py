@@ -34,8 +34,6 @@ _UNLIMITED = 1_000
 
 @dataclass
 class MemberProgress:
-    """Progress of one member."""
-
     plan: Plan
     stage: str = "waiting"
     last: LogLine | None = None
@@ -45,7 +43,6 @@ class MemberProgress:
     """Tokens of the current split scored so far."""
 
     def read(self) -> None:
-        """Read the member's log again."""
         for line in self.plan.run.log():
             self.last = line
             if isinstance(line, Report):
@@ -65,7 +62,6 @@ class MemberProgress:
 
     @cached_property
     def work(self) -> float:
-        """Operations of all updates."""
         return throughput.work(self.plan.config, self.plan.data.vocabulary.counts)
 
     @property

@@ -18,7 +18,7 @@ from zipflm.messages import read_file
 from zipflm.settings import load_object, to_dict
 from zipflm.storage import write_whole
 from zipflm.studies import paper, tables, wording
-from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, bins_of_paper
+from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
 from zipflm.studies.figures import Style, figures, save_figures, style_of
 from zipflm.studies.findings import paper_findings, percent_of
 from zipflm.studies.members import StudyMember
@@ -190,7 +190,7 @@ def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> l
         {
             "name": f"the paper, {DATASETS[dataset]}",
             "reference": "ADP-T",
-            "bins": bins_of_paper(dataset, previous=previous),
+            "bins": paper_bins(dataset, previous=previous),
         }
         for dataset, models in BIN_MODELS.items()
         if labels & set(models)
@@ -279,7 +279,7 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         "blocks": {
             "unit": study.blocks.unit,
             "number": len(study.blocks),
-            "likeness": study.blocks.likeness,
+            "likeness": study.blocks.correlation,
         },
         "differences": study.differences,
         "paper_findings": paper_findings(study),

@@ -81,24 +81,22 @@ class TextBlocks:
     """A text cut into consecutive blocks."""
 
     starts: IntArray
-    """The first word of every block."""
     num_words: int
     unit: str
     """Blocks consist of whole `documents` or whole `lines`."""
-    likeness: float
+    correlation: float
     """Highest correlation of neighbouring blocks, over mean losses and differences of models."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
-    def are_alike(self) -> bool:
+    def are_correlated(self) -> bool:
         """Whether neighbouring blocks are significantly correlated."""
-        return _is_alike(self.likeness, len(self))
+        return _is_correlated(self.correlation, len(self))
 
     @property
     def of_word(self) -> IntArray:
-        """The block number of every word."""
         lengths = np.diff(np.append(self.starts, self.num_words))
         return np.repeat(np.arange(len(self)), lengths)
 
@@ -109,7 +107,7 @@ class TextBlocks:
         length = round(self.num_words / len(self), -2 if self.num_words > 1000 * len(self) else -1)
         words = f"about {int(length) or round(self.num_words / len(self)):,} words each"
         text = f"{len(self)} blocks of whole {self.unit}, {words}"
-        if self.are_alike:
+        if self.are_correlated:
             text += "; neighbouring blocks are correlated, which widens the intervals"
         return text
 
@@ -126,10 +124,10 @@ def cut_into_blocks(line_starts: IntArray, headings: IntArray, losses: FloatArra
         lengths = np.diff(np.append(starts, num_words))
         means = np.add.reduceat(losses, starts, axis=1) / lengths
         pairs = [first - second for first, second in combinations(means, 2)]
-        likeness = max(_lag_one(series) for series in (means.mean(axis=0), *pairs))
-        if not _is_alike(likeness, len(starts)):
+        correlation = max(_lag_one(series) for series in (means.mean(axis=0), *pairs))
+        if not _is_correlated(correlation, len(starts)):
             break
-    return TextBlocks(starts, num_words, unit, likeness)
+    return TextBlocks(starts, num_words, unit, correlation)
 
 
 def document_starts(line_starts: IntArray, word_ids: IntArray, words: Sequence[str]) -> IntArray:
@@ -147,10 +145,10 @@ def document_starts(line_starts: IntArray, word_ids: IntArray, words: Sequence[s
 
 
 def _even_starts(units: IntArray, num_words: int, number: int) -> IntArray:
-    wished = np.arange(number) * num_words / number
-    after = np.searchsorted(units, wished).clip(max=len(units) - 1)
+    ideal = np.arange(number) * num_words / number
+    after = np.searchsorted(units, ideal).clip(max=len(units) - 1)
     before = np.maximum(after - 1, 0)
-    is_nearer = wished - units[before] < units[after] - wished
+    is_nearer = ideal - units[before] < units[after] - ideal
     starts: IntArray = np.unique(np.append(0, units[np.where(is_nearer, before, after)]))
     return starts.astype(np.int64)
 
@@ -161,8 +159,8 @@ def _lag_one(values: FloatArray) -> float:
     return float((deviations[1:] * deviations[:-1]).sum()) / total if total > 0 else 0.0
 
 
-def _is_alike(likeness: float, number: int) -> bool:
-    return likeness > _ONE_SIDED / math.sqrt(number)
+def _is_correlated(correlation: float, number: int) -> bool:
+    return correlation > _ONE_SIDED / math.sqrt(number)
 
 
 _FEWEST_BLOCKS = 3
@@ -237,7 +235,7 @@ class Estimate:
         reach = 0.0
         if variance.any():
             squares = text**2 / degrees + sum(part**2 / own for part, own in self.seeds)
-            reach = _reach(weights, np.sqrt(variance), np.floor(variance**2 / squares + 1e-9))
+            reach = _half_width(weights, np.sqrt(variance), np.floor(variance**2 / squares + 1e-9))
         return Interval(estimate=self.value, low=self.value - reach, high=self.value + reach)
 
 
@@ -287,7 +285,7 @@ def _explanations(blocks: int) -> _Explanations:
     power = np.vstack([np.ones(blocks), *(1 + np.outer(_STRENGTHS, wave) for wave in waves)])
     slow = np.repeat([max(2, number // 2) for number in sources], len(_STRENGTHS))
     degrees = np.append(blocks - 1, slow).astype(np.int64)
-    # A source with fewer blocks cannot be told from a single outlier.
+    # A source with fewer blocks cannot be distinguished from a single outlier.
     fewest = min(max(2, blocks // 6), blocks // 2)
     steps = np.tril(np.ones((blocks, blocks)))[fewest - 1 : blocks - fewest]
     steps -= steps.mean(axis=1, keepdims=True)
@@ -324,7 +322,7 @@ def _explain(
     return weights / weights.sum(), variance, np.minimum(degrees, num_blocks - 1)
 
 
-def _reach(weights: FloatArray, errors: FloatArray, degrees: FloatArray) -> float:
+def _half_width(weights: FloatArray, errors: FloatArray, degrees: FloatArray) -> float:
     """Half-width of the 95 % interval of a mixture of t distributions."""
     errors = np.maximum(errors, 1e-9 * errors.max())
     groups = [(int(number), degrees == number) for number in np.unique(degrees)]

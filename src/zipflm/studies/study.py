@@ -135,7 +135,6 @@ class ModelRow:
 
     @cached_property
     def layers(self) -> tuple[str, str]:
-        """Descriptions of the input and output layer."""
         config = self.first.config
         return config.describe(config.batches.unit)
 
@@ -267,7 +266,6 @@ class Study:
 
     @cached_property
     def ranked(self) -> tuple[ModelRow, ...]:
-        """Finished rows, best first."""
         return tuple(sorted(self.finished, key=lambda row: self.headline(row).mean))
 
     def difference(self, label: str, other: str) -> Difference | None:
@@ -280,7 +278,7 @@ class Study:
         return found is not None and found.nats.high < 0
 
     @cached_property
-    def level_with_best(self) -> tuple[str, ...]:
+    def tied_with_best(self) -> tuple[str, ...]:
         """The best row and those that are not significantly worse."""
         labels = [row.label for row in self.ranked]
         return tuple(label for label in labels if not self.is_better(labels[0], label))
@@ -297,7 +295,6 @@ def find_difference(differences: Sequence[Difference], label: str, other: str) -
 
 
 def have_several_units(rows: Sequence[ModelRow]) -> bool:
-    """Whether both word and sub-word models have results."""
     return len({member.config.batches.unit for row in rows for member in row.scored}) > 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -39,7 +40,6 @@ class Column:
 
     @property
     def key(self) -> str:
-        """Column name in files."""
         return self.name.replace(" ", "_").replace("/", "_per_")
 
     @property
@@ -57,7 +57,7 @@ def columns(study: Study) -> list[Column]:
         *_perplexities(study),
         _numbers("all", "parameters", lambda row: row.num_params, millions),
         *(
-            _numbers(part, "parameters", lambda row, part=part: row.params_of(part), millions)
+            _numbers(part, "parameters", partial(ModelRow.params_of, part=part), millions)
             for part in ("input", "decoder", "output")
         ),
         *_times(study),
@@ -172,7 +172,7 @@ def _interval(study: Study) -> Column:
 
 
 def _distance(study: Study) -> Column:
-    best, level = study.ranked[0].label, study.level_with_best
+    best, level = study.ranked[0].label, study.tied_with_best
 
     def value(row: ModelRow) -> Value:
         found = study.difference(row.label, best)
@@ -220,8 +220,6 @@ def is_best(column: Column, row: ModelRow, study: Study) -> bool:
 
 
 class Grid(NamedTuple):
-    """Column names and rows of cells."""
-
     names: list[str]
     rows: list[list[str]]
 
@@ -235,7 +233,6 @@ def comparison(study: Study) -> Grid:
 
 
 def seen(study: Study) -> Grid:
-    """Training text seen by each model."""
     shown = seen_columns(study)
     rows = [row for row in study.rows if row.seen is not None]
     return Grid([c.title for c in shown], [[c.text(row) for c in shown] for row in rows])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from zipflm.config import Nesterov, TransformerDecoder
 from zipflm.presets import preset
 from zipflm.studies.bins import DATASETS, RARE, FrequencyBin
-from zipflm.studies.findings import claims, papers_dataset, summary
+from zipflm.studies.findings import claims, paper_dataset, summary
 from zipflm.studies.statistics import FEW
 from zipflm.studies.study import ModelRow, Study
 from zipflm.studies.tables import bin_loss, duration, millions, number
@@ -42,7 +42,7 @@ def headline(study: Study) -> str:
     """`ADP and ADP-T are best (170 and 172, no significant difference); SM follows, ...`"""
     if study.missing:  # a missing model could be the best
         return f"{unfinished(study)}; missing: {join(study.missing)}"
-    name, level = study.headline_name, study.level_with_best
+    name, level = study.headline_name, study.tied_with_best
     top = [row for row in study.ranked if row.label in level]
     rest = [row for row in study.ranked if row.label not in level]
     best = study.ranked[0]
@@ -97,7 +97,7 @@ def lead(study: Study) -> str:
     text = ", ".join(parts) + "."
     if "held equal" in study.facts:
         text += f" Equal for all models: {study.facts['held equal']}."
-    if unlike := _unlike_the_paper(study):
+    if unlike := _differences_from_paper(study):
         text += f" Different from the paper: {join(unlike)}."
     passes = [row.seen.passes for row in study.finished if row.seen]
     if passes:
@@ -108,7 +108,7 @@ def lead(study: Study) -> str:
     return text
 
 
-def _unlike_the_paper(study: Study) -> list[str]:
+def _differences_from_paper(study: Study) -> list[str]:
     """Decoder settings and optimizers that differ from the paper: `positions=rotary`, `Muon`."""
     configs = [member.config for row in study.rows for member in row.members]
     theirs = preset("wikitext-103").decoder
@@ -250,7 +250,7 @@ def interval_caption(study: Study) -> str:
 
 def paper_caption(study: Study) -> str:
     text = (
-        f"The paper's numbers are on {DATASETS[papers_dataset(study)]}; those of this study are "
+        f"The paper's numbers are on {DATASETS[paper_dataset(study)]}; those of this study are "
         f"the change in {study.headline_name}, or in loss in nats, with 95 % intervals. Every "
         "pair of models is compared; the better one in the paper comes first. Rare words are seen "
         f"{RARE.replace('-', ' to ')} times in training. In short: {summary(claims(study))}."
