@@ -14,60 +14,37 @@ from serving.services import Running
 pytestmark = needs_chromium
 
 TEXT = "The snow fell on the old house."
+WORDS = "[...document.querySelectorAll('.mirror .word')]"
 SETTLED = (
     "document.body?.dataset.ready === 'true' && isFresh() && "
     "panel.getAttribute('aria-busy') === 'false'"
 )
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("browser")) as started:
-        yield started
+class PageBrowser(Browser):
+    """A browser with helpers for the served page."""
 
+    server = None
 
-@pytest.fixture(scope="module")
-def started_server():
-    with FakeServer() as started:
-        yield started
-
-
-@pytest.fixture
-def server(started_server):
-    started_server.reset()
-    return started_server
-
-
-class OpenPage:
-    """Helpers for the open page."""
-
-    def __init__(self, browser, server):
-        self.browser, self.server = browser, server
-
-    def open(self, text=TEXT, *, waits=True, **options):
+    def show(self, text=TEXT, *, waits=True, **options):
         """Open with this text or the default one; options are for the link and the browser."""
         link = {"text": text} if text is not None else {}
         link |= {name: options.pop(name) for name in ("model", "with") if name in options}
-        fragment = f"#{urlencode(link)}" if link else ""
-        self.browser.open(self.server.url + fragment, **options)
+        self.open(self.server.url + (f"#{urlencode(link)}" if link else ""), **options)
         if waits:
             self.settle()
 
     def settle(self):
         """Wait until the page shows the scores of the text."""
-        self.browser.wait_for(SETTLED)
+        self.wait_for(SETTLED)
 
     @property
     def text(self):
-        return str(self.browser.evaluate("field.value"))
+        return self.evaluate("field.value")
 
     @property
     def words(self):
-        return list(
-            self.browser.evaluate(
-                "[...document.querySelectorAll('.mirror .word')].map((node) => node.textContent)"
-            )
-        )
+        return self.evaluate(f"{WORDS}.map((node) => node.textContent)")
 
     @property
     def chosen(self):
@@ -75,19 +52,14 @@ class OpenPage:
 
     def shown(self, selector):
         """The text of an element, or an empty string if it is not visible."""
-        return str(
-            self.browser.evaluate(
-                f"(() => {{ const node = document.querySelector({selector!r});"
-                " return node && node.offsetParent !== null ? node.innerText : ''; })()"
-            )
+        return self.evaluate(
+            f"(() => {{ const node = document.querySelector({selector!r});"
+            " return node && node.offsetParent !== null ? node.innerText : ''; })()"
         )
 
     def word(self, text):
         """An expression for the element of a word."""
-        return (
-            "([...document.querySelectorAll('.mirror .word')]"
-            f".find((node) => node.textContent === {json.dumps(text)}))"
-        )
+        return f"({WORDS}.find((node) => node.textContent === {json.dumps(text)}))"
 
     def alternative(self, text):
         return (
@@ -96,49 +68,56 @@ class OpenPage:
         )
 
     def classes(self):
-        return dict(
-            self.browser.evaluate(
-                "Object.fromEntries([...document.querySelectorAll('.mirror .word')]"
-                ".map((node) => [node.textContent, node.className]))"
-            )
-        )
+        pairs = f"{WORDS}.map((node) => [node.textContent, node.className])"
+        return self.evaluate(f"Object.fromEntries({pairs})")
 
     def focused(self):
         """The id or text of the focused element."""
-        return str(
-            self.browser.evaluate("document.activeElement.id || document.activeElement.innerText")
-        )
+        return self.evaluate("document.activeElement.id || document.activeElement.innerText")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with PageBrowser(tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def fake_server():
+    with FakeServer() as started:
+        yield started
 
 
 @pytest.fixture
-def page(browser, server):
-    opened = OpenPage(browser, server)
-    yield opened
+def page(browser, fake_server):
+    fake_server.reset()
+    browser.server = fake_server
+    yield browser
     assert browser.problems == []
-    assert all(url.startswith((server.url, "data:", "about:")) for url in browser.requests)
+    assert all(url.startswith((fake_server.url, "data:", "about:")) for url in browser.requests)
 
 
 def test_page_starts_with_an_example(page):
-    page.open(None)
+    page.show(None)
     assert len(page.words) > 10
     assert page.chosen == "Americans"  # the most surprising
     assert page.shown("#totals").count("\n") > 6
     assert page.shown("#readout").startswith("Americans 17.0 bits")
-    assert page.browser.evaluate("location.hash") == ""
+    assert page.evaluate("location.hash") == ""
 
 
 def test_words_are_coloured_by_surprisal(page):
-    page.open()
+    page.show()
     for word, classes in page.classes().items():
         step = min(8, int(bits_of(word, "adp-t") // 2))
         assert f"s{step}" in classes.split(), word
-    page.browser.click("#numbers")
+    page.click("#numbers")
     shown = "getComputedStyle(document.querySelector('.mirror .word'), '::before').content"
-    assert page.browser.evaluate(shown) == f'"{bits_of("The", "adp-t"):.0f}"'
+    assert page.evaluate(shown) == f'"{bits_of("The", "adp-t"):.0f}"'
 
 
 def test_totals(page):
-    page.open(f"snow fell\non {UNKNOWN}")
+    page.show(f"snow fell\non {UNKNOWN}")
     words = ["snow", "fell", "</s>", "on", UNKNOWN, "</s>"]
     bits = sum(bits_of(word, "adp-t") for word in words) / len(words)
     assert page.shown("[data-total=bits] b") == f"{bits:.2f}"
@@ -153,118 +132,118 @@ def test_mirror_matches_the_text_field(page):
     """Both wrap lines at the same places."""
     lines = [" ".join(f"word{i}{'x' * (i * j % 9)}" for i in range(60)) for j in range(3)]
     arabic = "\u0643\u0644\u0645\u0629 snow " * 30
-    page.open("\n\n".join([*lines, arabic]) + "   \n" + "unbreakable" * 20 + "\n")
+    page.show("\n\n".join([*lines, arabic]) + "   \n" + "unbreakable" * 20 + "\n")
     heights = "[field.scrollHeight, mirror.scrollHeight, field.clientHeight]"
     widths = "[field.scrollWidth, mirror.scrollWidth, field.clientWidth]"
     for width in (1400, 700, 400, 320):
-        page.browser.resize(width)
+        page.resize(width)
         for _ in range(2):  # without and with numbers under the words
-            assert len(set(page.browser.evaluate(heights))) == 1, width
-            assert len(set(page.browser.evaluate(widths))) == 1, width
-            page.browser.evaluate("void byId('numbers').click()")
+            assert len(set(page.evaluate(heights))) == 1, width
+            assert len(set(page.evaluate(widths))) == 1, width
+            page.evaluate("void byId('numbers').click()")
 
 
 def test_colours_words_while_typing(page):
-    page.open("", waits=False)
-    page.browser.wait_for("view.first !== null")
-    page.browser.click("#text")
-    page.browser.type("snow fell, quietly")
-    page.browser.wait_for(SETTLED)
+    page.show("", waits=False)
+    page.wait_for("view.first !== null")
+    page.click("#text")
+    page.type("snow fell, quietly")
+    page.settle()
     assert page.words == ["snow", "fell", ",", "quietly"]
     assert page.chosen == "quietly"
-    assert page.browser.evaluate("field.selectionStart") == len("snow fell, quietly")
-    assert "text=snow+fell" in page.browser.evaluate("location.hash")
+    assert page.evaluate("field.selectionStart") == len("snow fell, quietly")
+    assert "text=snow+fell" in page.evaluate("location.hash")
 
 
 def test_edit_keeps_other_words(page):
-    page.open()
+    page.show()
     page.server.delay = lambda body: 60.0
-    page.browser.evaluate("void (window.before = [...editor.nodes])")
-    page.browser.evaluate("field.focus(), field.setSelectionRange(8, 8)")  # after "snow"
-    page.browser.type("y")
+    page.evaluate("void (window.before = [...editor.nodes])")
+    page.evaluate("field.focus(), field.setSelectionRange(8, 8)")  # after "snow"
+    page.type("y")
     assert page.text == "The snowy fell on the old house."
     assert page.words == ["The", "fell", "on", "the", "old", "house", "."]
     kept = "[before[0] === editor.nodes[0], before[2] === editor.nodes[1]]"
-    assert page.browser.evaluate(kept) == [True, True]
+    assert page.evaluate(kept) == [True, True]
 
 
 def test_drops_late_responses(page):
-    page.open("snow")
+    page.show("snow")
     page.server.delay = lambda body: 0.8 if body["text"] == "snow f" else 0.0
-    page.browser.evaluate("field.focus(), field.setSelectionRange(4, 4)")
-    page.browser.type(" f")
-    page.browser.wait_for("pending && !pending.signal.aborted")
-    page.browser.evaluate("void (window.first = pending)")
-    page.browser.type("ell")
-    assert page.browser.evaluate("first.signal.aborted") is True
-    page.browser.wait_for(SETTLED)
+    page.evaluate("field.focus(), field.setSelectionRange(4, 4)")
+    page.type(" f")
+    page.wait_for("pending && !pending.signal.aborted")
+    page.evaluate("void (window.first = pending)")
+    page.type("ell")
+    assert page.evaluate("first.signal.aborted") is True
+    page.settle()
     assert page.words == ["snow", "fell"]
-    page.browser.evaluate("new Promise((resolve) => setTimeout(resolve, 900))")
+    page.evaluate("new Promise((resolve) => setTimeout(resolve, 900))")
     assert page.words == ["snow", "fell"] and page.shown("#notice") == ""
 
 
 def test_undone_edit_needs_no_request(page):
-    page.open()
-    page.browser.evaluate("field.focus(), field.setSelectionRange(8, 8)")
+    page.show()
+    page.evaluate("field.focus(), field.setSelectionRange(8, 8)")
     page.server.fail = fail_with(400, "not now")
-    page.browser.type("y")
-    page.browser.wait_for("!byId('notice').hidden")
-    page.browser.press("Backspace")
+    page.type("y")
+    page.wait_for("!byId('notice').hidden")
+    page.press("Backspace")
     assert page.text == TEXT and page.shown("#notice") == ""
-    page.browser.wait_for("view.rows.length === 9")
+    page.wait_for("view.rows.length === 9")
     assert page.words[1] == "snow"
 
 
 def test_input_method_composition(page):
-    page.open("snow ")
-    page.browser.evaluate("field.focus(), field.setSelectionRange(5, 5)")
+    page.show("snow ")
+    page.evaluate("field.focus(), field.setSelectionRange(5, 5)")
     asked = len(page.server.requests)
-    page.browser.compose("ni")
-    page.browser.compose("niho")
-    page.browser.evaluate("new Promise((resolve) => setTimeout(resolve, 400))")
+    page.compose("ni")
+    page.compose("niho")
+    page.evaluate("new Promise((resolve) => setTimeout(resolve, 400))")
     assert page.text == "snow niho" and len(page.server.requests) == asked
-    page.browser.commit("\u65e5\u672c")
-    page.browser.wait_for(SETTLED)
+    page.commit("\u65e5\u672c")
+    page.settle()
     assert page.words == ["snow", "\u65e5\u672c"]
 
 
 def test_offsets_with_astral_characters(page):
-    page.open("\U0001f409 snow \U0001d400\U0001d401 fell")
+    page.show("\U0001f409 snow \U0001d400\U0001d401 fell")
     assert page.words == ["\U0001f409", "snow", "\U0001d400\U0001d401", "fell"]
-    page.browser.click(page.word("fell"))
+    page.click(page.word("fell"))
     page.settle()
-    page.browser.click(page.alternative("fish"))
+    page.click(page.alternative("fish"))
     page.settle()
     assert page.text == "\U0001f409 snow \U0001d400\U0001d401 fish"
 
 
 def test_page_escapes_html(page):
     text = "<script>alert(1)</script> <img/src=x/onerror=alert(1)> <unk> </s> &amp;"
-    page.open(text)
+    page.show(text)
     assert "".join(page.words) == text.replace(" ", "").replace(".", "")
-    page.browser.click(page.word("<unk>"))
+    page.click(page.word("<unk>"))
     page.settle()
     assert page.chosen == "<unk>"
-    page.browser.click("#all-words summary")
-    page.browser.wait_for("byId('table').innerText.includes('<script>alert(1)</script>')")
+    page.click("#all-words summary")
+    page.wait_for("byId('table').innerText.includes('<script>alert(1)</script>')")
     assert "<script>" in page.shown(".alternatives")
-    assert page.browser.evaluate("document.querySelectorAll('script, img').length") == 1
+    assert page.evaluate("document.querySelectorAll('script, img').length") == 1
 
 
 def test_line_ends_can_be_selected(page):
-    page.open("snow fell\n\non it\n")
-    assert page.browser.evaluate("document.querySelectorAll('.mirror .end').length") == 3
+    page.show("snow fell\n\non it\n")
+    assert page.evaluate("document.querySelectorAll('.mirror .end').length") == 3
     assert page.words == ["snow", "fell", "on", "it"]
-    page.browser.evaluate("field.focus(), field.setSelectionRange(10, 10)")  # the empty line
-    page.browser.wait_for(SETTLED + " && view.rows[view.chosen].isEnd")
-    page.browser.wait_for(SETTLED)
+    page.evaluate("field.focus(), field.setSelectionRange(10, 10)")  # the empty line
+    page.wait_for(SETTLED + " && view.rows[view.chosen].isEnd")
+    page.settle()
     assert page.chosen == "\u21b5 end of line"
-    assert len(page.browser.evaluate("document.querySelector('.alternatives').children")) == 10
+    assert len(page.evaluate("document.querySelector('.alternatives').children")) == 10
 
 
 def test_click_shows_facts_of_a_word(page):
-    page.open()
-    page.browser.click(page.word("house"))
+    page.show()
+    page.click(page.word("house"))
     page.settle()
     assert page.chosen == "house"
     assert page.shown("[data-fact=surprise] td") == "9.00 bits"
@@ -276,43 +255,41 @@ def test_click_shows_facts_of_a_word(page):
     band = page.shown("[data-fact=band] td")
     assert "2 of 2" in band and "rare: words 1,000 to 5,000 by frequency" in band
     assert "on the old" in page.shown("#panel-context")
-    names = page.browser.evaluate(
+    names = page.evaluate(
         "[...document.querySelectorAll('.alternatives .name')].map((node) => node.textContent)"
     )
     assert [name.split(" ")[0] for name in names[:3]] == list(ALTERNATIVES[:3])
-    assert page.browser.evaluate("stripBox.getAttribute('aria-valuetext')").startswith("house: 9.0")
-    assert page.browser.evaluate("document.querySelectorAll('.mirror .chosen').length") == 1
+    assert page.evaluate("stripBox.getAttribute('aria-valuetext')").startswith("house: 9.0")
+    assert page.evaluate("document.querySelectorAll('.mirror .chosen').length") == 1
 
 
 def test_clicked_alternative_replaces_the_word(page):
-    page.open()
-    page.browser.click(page.word("house"))
+    page.show()
+    page.click(page.word("house"))
     page.settle()
-    page.browser.click(page.alternative("fish"))
+    page.click(page.alternative("fish"))
     assert page.text == "The snow fell on the old fish."
     page.settle()
     assert page.chosen == "fish" and page.words[-2:] == ["fish", "."]
-    assert page.browser.evaluate("document.querySelector('.alternatives .same').innerText")[:4] == (
-        "fish"
-    )
-    page.browser.press("z", control=True)
+    assert page.evaluate("document.querySelector('.alternatives .same').innerText")[:4] == ("fish")
+    page.press("z", control=True)
     assert page.text == TEXT
     page.settle()
     assert page.chosen == "house"
 
 
 def test_undo_button_on_touch_screens(page):
-    page.open(width=400, height=800, touch=True)
-    page.browser.tap(page.word("old"))
-    page.browser.wait_for("panel.dataset.open === 'true'")
+    page.show(width=400, height=800, touch=True)
+    page.tap(page.word("old"))
+    page.wait_for("panel.dataset.open === 'true'")
     page.settle()
-    page.browser.tap(page.alternative("house"))
-    page.browser.wait_for("field.value === 'The snow fell on the house house.'")
-    page.browser.wait_for("byId('take-back') !== null")
-    page.browser.tap("#take-back")
-    page.browser.wait_for(f"field.value === {json.dumps(TEXT)}")
-    page.browser.wait_for(SETTLED)
-    assert page.chosen == "old" and page.browser.evaluate("byId('take-back')") is None
+    page.tap(page.alternative("house"))
+    page.wait_for("field.value === 'The snow fell on the house house.'")
+    page.wait_for("byId('take-back') !== null")
+    page.tap("#take-back")
+    page.wait_for(f"field.value === {json.dumps(TEXT)}")
+    page.settle()
+    assert page.chosen == "old" and page.evaluate("byId('take-back')") is None
 
 
 @pytest.mark.parametrize(
@@ -325,130 +302,128 @@ def test_undo_button_on_touch_screens(page):
     ],
 )
 def test_spaces_around_alternatives(page, word, other, expected):
-    page.open()
-    page.browser.click(page.word(word))
+    page.show()
+    page.click(page.word(word))
     page.settle()
-    page.browser.click(page.alternative(other))
+    page.click(page.alternative(other))
     assert page.text == expected
 
 
 def test_alternatives_extend_the_text(page):
-    page.open("The snow, it")
-    page.browser.evaluate("field.focus()")
-    page.browser.press("End")
-    page.browser.type(" ")
-    page.browser.wait_for(SETTLED + " && view.rows[view.chosen].isEnd")
-    page.browser.wait_for(SETTLED)
+    page.show("The snow, it")
+    page.evaluate("field.focus()")
+    page.press("End")
+    page.type(" ")
+    page.wait_for(SETTLED + " && view.rows[view.chosen].isEnd")
+    page.settle()
     for other in ("fish", "of", "house", "."):
-        page.browser.click(page.alternative(other))
-        page.browser.wait_for(SETTLED)
+        page.click(page.alternative(other))
+        page.settle()
     assert page.text == "The snow, it fish of house."
 
 
 def test_hovering_links_words_and_bars(page):
-    page.open()
-    page.browser.point(page.word("fell"))
-    page.browser.wait_for("view.pointed === 2 && strip.pointed === 2")
+    page.show()
+    page.point(page.word("fell"))
+    page.wait_for("view.pointed === 2 && strip.pointed === 2")
     assert page.shown("#readout").startswith("fell 7.0 bits")
-    left, slot = page.browser.evaluate(
-        "[strip.left + canvas.getBoundingClientRect().left, strip.slot]"
-    )
-    top = page.browser.place("#canvas")[1]
+    left, slot = page.evaluate("[strip.left + canvas.getBoundingClientRect().left, strip.slot]")
+    top = page.place("#canvas")[1]
     at = {"x": left + 5.5 * slot, "y": top}
-    page.browser.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
-    page.browser.wait_for("document.querySelector('.mirror .pointed')?.textContent === 'old'")
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+    page.wait_for("document.querySelector('.mirror .pointed')?.textContent === 'old'")
     for kind in ("mousePressed", "mouseReleased"):
-        page.browser.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
-    page.browser.wait_for("document.getElementById('panel-word').textContent === 'old'")
+        page.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
+    page.wait_for("document.getElementById('panel-word').textContent === 'old'")
 
 
 def test_keyboard_navigation(page):
-    page.open()
+    page.show()
     for _ in range(20):
         if page.focused() == "text":
             break
-        page.browser.press("Tab")
-    page.browser.press("Home", control=True)
-    page.browser.evaluate("field.setSelectionRange(0, 0)")
+        page.press("Tab")
+    page.press("Home", control=True)
+    page.evaluate("field.setSelectionRange(0, 0)")
     for _ in range(6):
-        page.browser.press("ArrowRight")
-    page.browser.wait_for("document.getElementById('panel-word').textContent === 'snow'")
+        page.press("ArrowRight")
+    page.wait_for("document.getElementById('panel-word').textContent === 'snow'")
     page.settle()
-    page.browser.press("ArrowDown", alt=True)
-    page.browser.press("ArrowDown")
+    page.press("ArrowDown", alt=True)
+    page.press("ArrowDown")
     assert page.focused().startswith("fish")
-    page.browser.press("Enter")
+    page.press("Enter")
     page.settle()
     assert page.text == "The fish fell on the old house."
     assert page.focused().startswith("fish")  # stays in the list
-    page.browser.press("Escape")
+    page.press("Escape")
     assert page.focused() == "text"
     while page.focused() != "strip":
-        page.browser.press("Tab")
-    page.browser.press("End")
-    page.browser.press("ArrowLeft")
-    value = page.browser.evaluate("stripBox.getAttribute('aria-valuetext')")
+        page.press("Tab")
+    page.press("End")
+    page.press("ArrowLeft")
+    value = page.evaluate("stripBox.getAttribute('aria-valuetext')")
     assert value == ".: 1.0 bits, 1 in 2.0"
 
 
 def test_tap_selects_and_second_tap_edits(page):
-    page.open(width=400, height=1300, touch=True)
+    page.show(width=400, height=1300, touch=True)
     assert page.shown("#panel-word") == ""
-    page.browser.tap(page.word("old"))
-    page.browser.wait_for("panel.dataset.open === 'true'")
+    page.tap(page.word("old"))
+    page.wait_for("panel.dataset.open === 'true'")
     page.settle()
     assert page.chosen == "old" and page.focused() != "text"  # the keyboard stays closed
-    page.browser.tap(page.alternative("house"))
-    page.browser.wait_for("field.value === 'The snow fell on the house house.'")
+    page.tap(page.alternative("house"))
+    page.wait_for("field.value === 'The snow fell on the house house.'")
     page.settle()
     assert page.focused() != "text"
-    page.browser.tap("#panel-close")
-    page.browser.wait_for("panel.dataset.open === 'false'")
-    page.browser.tap(page.word("snow"))
-    page.browser.wait_for("panel.dataset.open === 'true'")
+    page.tap("#panel-close")
+    page.wait_for("panel.dataset.open === 'false'")
+    page.tap(page.word("snow"))
+    page.wait_for("panel.dataset.open === 'true'")
     page.settle()
-    page.browser.tap(page.word("snow"))
-    page.browser.wait_for("document.activeElement === field")
+    page.tap(page.word("snow"))
+    page.wait_for("document.activeElement === field")
 
 
 @pytest.mark.parametrize("width", [320, 1400])
 def test_page_fits_the_screen(page, width):
-    page.open(f"{TEXT}\n{'unbreakable' * 12}", width=width, height=800, touch=width < 1000)
+    page.show(f"{TEXT}\n{'unbreakable' * 12}", width=width, height=800, touch=width < 1000)
     too_wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
-    assert not page.browser.evaluate(too_wide)
-    page.browser.evaluate("void chooseModels(view.models[0], view.models[1])")
-    page.browser.evaluate("void byId('all-words').setAttribute('open', '')")
+    assert not page.evaluate(too_wide)
+    page.evaluate("void chooseModels(view.models[0], view.models[1])")
+    page.evaluate("void byId('all-words').setAttribute('open', '')")
     page.settle()
-    page.browser.evaluate("choose(4, { open: true })")
+    page.evaluate("choose(4, { open: true })")
     page.settle()
-    assert not page.browser.evaluate(too_wide)
-    box = page.browser.evaluate("panel.getBoundingClientRect().toJSON()")
+    assert not page.evaluate(too_wide)
+    box = page.evaluate("panel.getBoundingClientRect().toJSON()")
     assert 0 <= box["left"] and box["right"] <= width
 
 
 def test_theme(page):
     ground = "getComputedStyle(document.body).backgroundColor"
     bar = "canvas.toDataURL()"
-    page.open(dark=True)
-    assert page.browser.evaluate(ground) == "rgb(19, 20, 23)"
-    dark = page.browser.evaluate(bar)
+    page.show(dark=True)
+    assert page.evaluate(ground) == "rgb(19, 20, 23)"
+    dark = page.evaluate(bar)
     label = "byId('theme').getAttribute('aria-label')"
-    assert page.browser.evaluate(label) == "Switch to the light theme"
-    page.browser.click("#theme")
-    assert page.browser.evaluate(ground) == "rgb(250, 248, 244)"
-    assert page.browser.evaluate(bar) != dark  # the canvas too
-    page.browser.reload()
-    page.browser.wait_for(SETTLED)
-    assert page.browser.evaluate(ground) == "rgb(250, 248, 244)"
-    page.open(dark=False)
-    assert page.browser.evaluate(ground) == "rgb(250, 248, 244)"
+    assert page.evaluate(label) == "Switch to the light theme"
+    page.click("#theme")
+    assert page.evaluate(ground) == "rgb(250, 248, 244)"
+    assert page.evaluate(bar) != dark  # the canvas too
+    page.reload()
+    page.settle()
+    assert page.evaluate(ground) == "rgb(250, 248, 244)"
+    page.show(dark=False)
+    assert page.evaluate(ground) == "rgb(250, 248, 244)"
 
 
 @pytest.mark.slow
 def test_long_texts_stay_fast(page):
-    page.open("snow fell on it, " * 1000)  # 5,000 words on one line
-    page.browser.evaluate("field.focus(), field.setSelectionRange(40, 40)")
-    times = page.browser.evaluate(
+    page.show("snow fell on it, " * 1000)  # 5,000 words on one line
+    page.evaluate("field.focus(), field.setSelectionRange(40, 40)")
+    times = page.evaluate(
         "[...'abcdefghi'].map((letter) => { const begin = performance.now();"
         " document.execCommand('insertText', false, letter); document.body.offsetHeight;"
         " return performance.now() - begin; })"
@@ -459,11 +434,9 @@ def test_long_texts_stay_fast(page):
 
 
 def test_comparison_of_two_models(page):
-    page.open(f"the snow fell on {UNKNOWN} house")
-    page.browser.evaluate(
-        "byId('second').value = 'sm', byId('second').dispatchEvent(new Event('change'))"
-    )
-    page.browser.wait_for("view.answers.length === 2")
+    page.show(f"the snow fell on {UNKNOWN} house")
+    page.evaluate("byId('second').value = 'sm', byId('second').dispatchEvent(new Event('change'))")
+    page.wait_for("view.answers.length === 2")
     page.settle()
     classes = page.classes()
     for word, ahead in (("the", "a2"), ("fell", "a2"), ("house", "a2"), ("snow", "b1")):
@@ -475,46 +448,46 @@ def test_comparison_of_two_models(page):
     assert "ADP-T is ahead on 3 of 6 places, SM on 3" in verdict and "1 word" in verdict
     assert page.shown("[data-total=perplexity]").count("SM") == 1
     assert "ADP-T" in page.shown("#panel-facts") and "SM" in page.shown("#panel-facts")
-    assert "with=sm" in page.browser.evaluate("location.hash")
-    page.browser.click("(document.querySelectorAll('#views button')[2])")  # SM alone
+    assert "with=sm" in page.evaluate("location.hash")
+    page.click("(document.querySelectorAll('#views button')[2])")  # SM alone
     step = int(bits_of("house", "sm") // 2)
     assert f"s{step}" in page.classes()["house"].split()
 
 
 def test_alternatives_of_both_models(page):
-    page.open(**{"model": "sm", "with": "adp-t"})
+    page.show(**{"model": "sm", "with": "adp-t"})
     assert page.shown("#panel-facts").split("\n")[0].split() == ["SM", "ADP-T"]
     asked = {(body["model"], body.get("top")) for body in page.server.requests}
     assert {("sm", 10), ("adp-t", 10)} <= asked
-    page.browser.click("(document.querySelectorAll('.switch button')[1])")
+    page.click("(document.querySelectorAll('.switch button')[1])")
     pressed = "document.querySelector('.switch [aria-pressed=true]').textContent"
-    assert page.browser.evaluate(pressed) == "ADP-T"
+    assert page.evaluate(pressed) == "ADP-T"
 
 
 def test_link_restores_text_and_models(page):
-    page.open("a b+c&d=e #f\n100% <g>", **{"model": "sm", "with": "adp-t"})
+    page.show("a b+c&d=e #f\n100% <g>", **{"model": "sm", "with": "adp-t"})
     assert page.text == "a b+c&d=e #f\n100% <g>"
-    link = page.browser.evaluate("location.origin + location.pathname + '#' + fragment()")
-    assert link == page.browser.evaluate("location.href")
-    page.browser.evaluate("void (location.hash = 'text=snow&model=adp-t')")
-    page.browser.wait_for("field.value === 'snow' && " + SETTLED)
-    assert page.browser.evaluate("[view.first.id, view.second]") == ["adp-t", None]
+    link = page.evaluate("location.origin + location.pathname + '#' + fragment()")
+    assert link == page.evaluate("location.href")
+    page.evaluate("void (location.hash = 'text=snow&model=adp-t')")
+    page.wait_for("field.value === 'snow' && " + SETTLED)
+    assert page.evaluate("[view.first.id, view.second]") == ["adp-t", None]
 
 
 def test_copies_link_and_table(page):
-    page.open("snow fell", **{"with": "sm"})
-    page.browser.evaluate(
+    page.show("snow fell", **{"with": "sm"})
+    page.evaluate(
         "void Object.defineProperty(navigator, 'clipboard', { value:"
         " { writeText: async (text) => void (window.copied = text) } })"
     )
-    page.browser.click("#share")
-    link = page.browser.wait_for("window.copied")
+    page.click("#share")
+    link = page.wait_for("window.copied")
     assert link == f"{page.server.url}#text=snow+fell&model=adp-t&with=sm"
     assert page.shown("#share") == "Link copied"
-    page.browser.click("#all-words summary")
-    page.browser.wait_for("byId('copy-table').offsetParent !== null")
-    page.browser.click("#copy-table")
-    table = page.browser.wait_for("window.copied.includes('\\t') && window.copied")
+    page.click("#all-words summary")
+    page.wait_for("byId('copy-table').offsetParent !== null")
+    page.click("#copy-table")
+    table = page.wait_for("window.copied.includes('\\t') && window.copied")
     rows = [line.split("\t") for line in table.split("\n")]
     assert [row[0] for row in rows] == ["word", "snow", "fell", "end of line"]
     assert rows[1][-1] == f"{bits_of('snow', 'sm') - bits_of('snow', 'adp-t'):.3f}"
@@ -574,27 +547,27 @@ def fail_with(status, message, **headers):
 
 def test_page_asks_for_the_api_key(page):
     page.server.key = "sesame"
-    page.open(waits=False)
-    page.browser.wait_for("byId('key') !== null")
+    page.show(waits=False)
+    page.wait_for("byId('key') !== null")
     assert "requires an API key" in page.shown("#notice") and page.focused() == "key"
-    page.browser.type("wrong")
-    page.browser.press("Enter")
-    page.browser.wait_for("byId('key-label').textContent.includes('rejected')")
-    page.browser.type("sesame")
-    page.browser.press("Enter")
+    page.type("wrong")
+    page.press("Enter")
+    page.wait_for("byId('key-label').textContent.includes('rejected')")
+    page.type("sesame")
+    page.press("Enter")
     page.settle()
     assert page.shown("#notice") == "" and page.text == TEXT
-    page.browser.reload()
-    page.browser.wait_for(SETTLED)
+    page.reload()
+    page.settle()
     kept = "[sessionStorage.length, localStorage.length]"
-    assert page.browser.evaluate(kept) == [1, 0]
-    assert "sesame" not in page.browser.evaluate("location.href")
+    assert page.evaluate(kept) == [1, 0]
+    assert "sesame" not in page.evaluate("location.href")
 
 
 def test_retries_a_busy_server(page):
     page.server.fail = fail_with(429, "too many requests wait", **{"Retry-After": "1"})
-    page.open(waits=False)
-    page.browser.wait_for("!byId('notice').hidden")
+    page.show(waits=False)
+    page.wait_for("!byId('notice').hidden")
     assert "busy: too many requests wait" in page.shown("#notice")
     assert page.text == TEXT
     page.server.fail = lambda path, body: None
@@ -603,31 +576,31 @@ def test_retries_a_busy_server(page):
 
 
 def test_shows_errors_below_the_text(page):
-    page.open()
+    page.show()
     page.server.fail = fail_with(400, "text: 9 words, and <b>5</b> at most")
-    page.browser.evaluate("field.focus(), field.setSelectionRange(0, 0)")
-    page.browser.type("Today ")
-    page.browser.wait_for("!byId('notice').hidden")
+    page.evaluate("field.focus(), field.setSelectionRange(0, 0)")
+    page.type("Today ")
+    page.wait_for("!byId('notice').hidden")
     assert page.shown("#notice") == "text: 9 words, and <b>5</b> at most"
     assert page.text == f"Today {TEXT}"
     assert page.words[0] == "snow"  # unchanged words keep their colour
     page.server.fail = lambda path, body: None
-    page.browser.type("x")
+    page.type("x")
     page.settle()
     assert page.shown("#notice") == "" and page.words[1] == "xThe"
 
 
 def test_unreachable_server(page):
-    page.open()
-    page.browser.call("Network.emulateNetworkConditions", offline=True, latency=0,
+    page.show()
+    page.call("Network.emulateNetworkConditions", offline=True, latency=0,
                       downloadThroughput=-1, uploadThroughput=-1)  # fmt: skip
-    page.browser.evaluate("field.focus(), field.setSelectionRange(0, 0)")
-    page.browser.type("Now ")
-    page.browser.wait_for("!byId('notice').hidden")
+    page.evaluate("field.focus(), field.setSelectionRange(0, 0)")
+    page.type("Now ")
+    page.wait_for("!byId('notice').hidden")
     assert "cannot be reached" in page.shown("#notice") and page.text == f"Now {TEXT}"
-    page.browser.call("Network.emulateNetworkConditions", offline=False, latency=0,
+    page.call("Network.emulateNetworkConditions", offline=False, latency=0,
                       downloadThroughput=-1, uploadThroughput=-1)  # fmt: skip
-    page.browser.click("#notice button")
+    page.click("#notice button")
     page.settle()
     assert page.words[0] == "Now"
 
@@ -637,9 +610,9 @@ def test_failed_alternatives_keep_the_rest(page):
         return fail_with(500, "the service failed")(path, body) if "top" in body else None
 
     page.server.fail = only_scores
-    page.open()
+    page.show()
     assert "the service failed" in page.shown("#panel-alternatives")
     assert "bits" in page.shown("#panel-facts")
     page.server.fail = lambda path, body: None
-    page.browser.click("#panel-alternatives button")
-    page.browser.wait_for("document.querySelector('.alternatives') !== null")
+    page.click("#panel-alternatives button")
+    page.wait_for("document.querySelector('.alternatives') !== null")
