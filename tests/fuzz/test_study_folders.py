@@ -154,5 +154,5 @@ def test_an_archive_that_wants_a_password_is_scored_again(studies):
 def test_a_report_of_an_unknown_kind_is_not_overwritten(tmp_path, made_by):
     (tmp_path / "table.json").write_text(json.dumps({"made_by": made_by}))
     for maker in ("study", "analysis"):
-        with pytest.raises(ValueError, match="table.json: cannot be read, so whose report it is"):
+        with pytest.raises(ValueError, match="table.json: not a readable report"):
             claim(tmp_path, maker)

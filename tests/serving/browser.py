@@ -1,11 +1,8 @@
-"""A real browser to test pages in: Chromium without a window, driven through a pipe.
+"""Headless Chromium for tests, driven by the DevTools protocol.
 
-The DevTools protocol over `--remote-debugging-pipe` is JSON between NUL bytes, so that neither a
-driver nor a websocket is needed. Keys, clicks and taps are the browser's own input events: what a
-test does takes the way that a user's hand takes.
+With `--remote-debugging-pipe`, the protocol is JSON between NUL bytes, so no driver is needed.
+Keys, clicks and taps are real input events.
 """
-
-from __future__ import annotations
 
 import base64
 import fcntl
@@ -16,9 +13,6 @@ import shutil
 import subprocess
 import threading
 import time
-from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import pytest
 
@@ -44,9 +38,9 @@ READY = "document.readyState === 'complete'"
 
 
 class Browser:
-    """One browser with one page at a time; what goes wrong in a page is in `problems`."""
+    """A browser with one page at a time; `problems` has the errors of the page."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         assert CHROMIUM is not None, "ZIPFLM_NEED_CHROMIUM is set, but no Chromium is installed"
         (commands, to_browser), (from_browser, events) = _pipe(), _pipe()
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
@@ -63,24 +57,19 @@ class Browser:
         os.close(commands)
         os.close(events)
         self._to_browser, self._from_browser = to_browser, from_browser
-        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.problems: list[str] = []
-        self.requests: list[str] = []
+        self._answers = queue.Queue()
+        self.problems = []
+        self.requests = []
         self._number = 0
-        self._session: str | None = None
-        self._context: str | None = None
+        self._session = None
+        self._context = None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def __enter__(self) -> Browser:
+    def __enter__(self):
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind, error, trace):
         self._session = None
         self._send("Browser.close")
         try:
@@ -94,20 +83,8 @@ class Browser:
 
     # --- Pages. ---
 
-    def open(
-        self,
-        url: str,
-        *,
-        width: int = 1400,
-        height: int = 900,
-        dark: bool = False,
-        touch: bool = False,
-        password: str = "",
-    ) -> None:
-        """A fresh page that remembers nothing of those before it.
-
-        A `password` is sent with all requests, as after a prompt, which would need a screen.
-        """
+    def open(self, url, *, width=1400, height=900, dark=False, touch=False, password=""):
+        """Open a page in a new context. A `password` is sent with all requests."""
         self._session = None
         if self._context:
             self.call("Target.disposeBrowserContext", browserContextId=self._context)
@@ -128,13 +105,12 @@ class Browser:
         self.call("Page.navigate", url=url)
         self.wait_for(f"location.href !== 'about:blank' && {READY}")
 
-    def reload(self) -> None:
-        """The same page once more, which remembers what pages may."""
+    def reload(self):
         self.evaluate("void (window.isOld = true)")
         self.call("Page.reload")
         self.wait_for(f"!window.isOld && {READY}")
 
-    def resize(self, width: int, height: int = 900, *, touch: bool = False, scale: int = 1) -> None:
+    def resize(self, width, height=900, *, touch=False, scale=1):
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -144,12 +120,12 @@ class Browser:
         )
         self.call("Emulation.setTouchEmulationEnabled", enabled=touch)
 
-    def prefer(self, feature: str, value: str) -> None:
-        """What the media query of that name finds."""
+    def prefer(self, feature, value):
+        """Set a media feature."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": feature, "value": value}])
 
-    def evaluate(self, expression: str) -> Any:
-        """The value of an expression of JavaScript; promises are waited for."""
+    def evaluate(self, expression):
+        """Evaluate a JavaScript expression; promises are awaited."""
         answer = self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
@@ -157,17 +133,17 @@ class Browser:
             raise AssertionError(answer["exceptionDetails"]["exception"]["description"])
         return answer["result"].get("value")
 
-    def wait_for(self, expression: str, seconds: float = 10) -> Any:
-        """The value of an expression as soon as it is true."""
+    def wait_for(self, expression, seconds=10):
+        """Wait until an expression is true; returns its value."""
         end = time.monotonic() + seconds
         while not (value := self.evaluate(expression)):
-            assert time.monotonic() < end, f"never true: {expression}"
+            assert time.monotonic() < end, f"timed out: {expression}"
             time.sleep(0.02)
         return value
 
-    # --- Hands. ---
+    # --- Input. ---
 
-    def type(self, text: str) -> None:
+    def type(self, text):
         for character in text:
             if character == "\n":
                 self.press("Enter")
@@ -175,9 +151,9 @@ class Browser:
                 self.call("Input.dispatchKeyEvent", type="keyDown", text=character, key=character)
                 self.call("Input.dispatchKeyEvent", type="keyUp", key=character)
 
-    def press(self, key: str, *, alt: bool = False, control: bool = False) -> None:
+    def press(self, key, *, alt=False, control=False):
         code, text = _KEYS.get(key, (ord(key[0].upper()), key))
-        event: dict[str, Any] = {"key": key, "code": key if code < 65 else f"Key{key.upper()}"}
+        event = {"key": key, "code": key if code < 65 else f"Key{key.upper()}"}
         event |= {"windowsVirtualKeyCode": code, "modifiers": _ALT * alt + _CONTROL * control}
         if alt or control:
             text = ""
@@ -186,32 +162,31 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type=kind, text=text, commands=commands, **event)
         self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
-    def compose(self, text: str) -> None:
-        """What an input method shows before a word is chosen."""
+    def compose(self, text):
+        """Text of an input method before it is committed."""
         self.call(
             "Input.imeSetComposition", text=text, selectionStart=len(text), selectionEnd=len(text)
         )
 
-    def commit(self, text: str) -> None:
-        """What it puts there in the end."""
+    def commit(self, text):
         self.call("Input.insertText", text=text)
 
-    def click(self, selector: str) -> None:
+    def click(self, selector):
         x, y = self.place(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def point(self, selector: str) -> None:
+    def point(self, selector):
         x, y = self.place(selector)
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def tap(self, selector: str) -> None:
+    def tap(self, selector):
         x, y = self.place(selector)
         self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
         self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
-    def place(self, selector: str) -> tuple[float, float]:
-        """The middle of an element, brought into sight; `selector` may be an expression in ()."""
+    def place(self, selector):
+        """Scroll to an element and return its centre; `selector` may be an expression in ()."""
         found = selector if selector[0] == "(" else f"document.querySelector({selector!r})"
         x, y = self.evaluate(
             f"(() => {{ const node = {found}; node.scrollIntoView({{ block: 'nearest' }});"
@@ -220,10 +195,9 @@ class Browser:
         )
         return x, y
 
-    # --- The pipe. ---
+    # --- Pipe. ---
 
-    def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command of the protocol, and its answer."""
+    def call(self, method, **params):
         number = self._send(method, **params)
         while True:
             answer = self._answers.get(timeout=30)
@@ -231,15 +205,15 @@ class Browser:
                 assert "error" not in answer, f"{method}: {answer['error']}"
                 return dict(answer["result"])
 
-    def _send(self, method: str, **params: Any) -> int:
+    def _send(self, method, **params):
         self._number += 1
-        message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
+        message = {"id": self._number, "method": method, "params": params}
         if self._session:
             message["sessionId"] = self._session
         os.write(self._to_browser, json.dumps(message).encode() + b"\0")
         return self._number
 
-    def _read(self) -> None:
+    def _read(self):
         rest = b""
         while part := os.read(self._from_browser, 1 << 16):
             *messages, rest = (rest + part).split(b"\0")
@@ -249,7 +223,7 @@ class Browser:
                 else:
                     self._note(message["method"], message["params"])
 
-    def _note(self, event: str, about: dict[str, Any]) -> None:
+    def _note(self, event, about):
         if event == "Runtime.exceptionThrown":
             details = about["exceptionDetails"]
             self.problems.append(details.get("exception", {}).get("description", details["text"]))
@@ -259,8 +233,8 @@ class Browser:
             self.requests.append(about["request"]["url"])
 
 
-def _pipe() -> tuple[int, int]:
-    """Both ends, above the numbers that the browser expects."""
+def _pipe():
+    """A pipe with file descriptors above those that the browser uses."""
     ends = os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in ends]
     for end in ends:

@@ -12,7 +12,6 @@ from zipflm.serving.queue import Limits
 
 @pytest.fixture(scope="package", autouse=True)
 def _one_thread():
-    """Models are small, and threads on a busy machine wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -21,7 +20,7 @@ def _one_thread():
 
 @pytest.fixture(scope="session")
 def models(word_data, bpe_data):
-    """Two in memory: one of words, the default, and one of pieces."""
+    """A word model, the default, and a sub-word model."""
     return {
         "words": served("words", loaded(word_data, "ADP-T")),
         "pieces": served("pieces", loaded(bpe_data, "BPE-T")),
@@ -40,6 +39,6 @@ def pieces(models):
 
 @pytest.fixture(scope="session")
 def service(models):
-    """A server that all tests share which leave it as it was."""
+    """A server shared by tests that do not modify it."""
     with Running(models, Limits(max_words=200)) as running:
         yield running

@@ -1,4 +1,4 @@
-"""A real server for the tests: uvicorn in a thread of this process, on a free port."""
+"""A real server for tests: uvicorn in a thread, on a free port."""
 
 import asyncio
 import json
@@ -10,17 +10,17 @@ from contextlib import closing, contextmanager
 import httpx
 
 from zipflm.serving.queue import Limits
-from zipflm.serving.server import bound, run
+from zipflm.serving.server import bind_socket, run
 
 
 def head(path, length):
-    """Of a request whose body follows."""
+    """The head of a POST request."""
     kind = "Host: localhost\r\nContent-Type: application/json"
     return f"POST {path} HTTP/1.1\r\n{kind}\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
 class Running:
-    """From `with` on until its end."""
+    """A running server, as a context manager."""
 
     def __init__(self, models, limits=None, **options):
         self._models, self._limits, self._options = models, limits or Limits(), options
@@ -28,7 +28,7 @@ class Running:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self):
-        self.listener = bound("127.0.0.1", 0)
+        self.listener = bind_socket("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         headers = {"Content-Type": "application/json"}
@@ -62,7 +62,7 @@ class Running:
         return self.server.service.worker
 
     def end(self):
-        """What a signal does."""
+        """Like a signal."""
         self._loop.call_soon_threadsafe(self.server.end)
 
     def has_ended(self, seconds=30):
@@ -83,25 +83,24 @@ class Running:
         return answer.json()
 
     def metric(self, name):
-        """The value of a line of /metrics, 0 if it is not there yet."""
+        """A value from /metrics; 0 if missing."""
         lines = self.client.get("/metrics").text.splitlines()
         return next((float(line.split()[-1]) for line in lines if line.startswith(name)), 0.0)
 
-    def until(self, is_so, seconds=30):
-        """Wait for something to become true."""
+    def until(self, condition, seconds=30):
         end = time.monotonic() + seconds
-        while not is_so():
-            assert time.monotonic() < end, "it did not happen"
+        while not condition():
+            assert time.monotonic() < end, "timed out"
             time.sleep(0.01)
 
     @contextmanager
     def stalls(self):
-        """Seconds of the event loop's own work before others get their turn, every 5 ms."""
+        """CPU seconds for which the event loop was blocked, every 5 ms."""
         found = []
 
         async def watch():
             while True:
-                before = time.thread_time()  # other processes do not count
+                before = time.thread_time()
                 await asyncio.sleep(0.005)
                 found.append(time.thread_time() - before)
 
@@ -112,14 +111,14 @@ class Running:
         watching.cancel()
 
     def begin(self, path, fields):
-        """A request whose answer nobody waits for yet: the connection."""
+        """Send a request and return the connection."""
         body = json.dumps(fields).encode()
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         connection.sendall(head(path, len(body)) + body)
         return connection
 
     def raw(self, data):
-        """What the server says to these bytes."""
+        """Send raw bytes and return the response."""
         with closing(socket.create_connection(("127.0.0.1", self.port), timeout=60)) as connection:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
@@ -127,7 +126,7 @@ class Running:
 
 
 def slowed(monkeypatch, seconds):
-    """Every step of writing takes so long: for tests that must come in between."""
+    """Slow down every generation step."""
     from zipflm.language.decoding import TextDecoder
 
     step = TextDecoder.step

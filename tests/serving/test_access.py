@@ -1,4 +1,4 @@
-"""Keys, hosts and origins; health, metrics and the description of the API."""
+"""API keys, hosts, origins, health, metrics and the OpenAPI schema."""
 
 import base64
 
@@ -8,11 +8,10 @@ from serving.services import Running, head
 
 
 def basic(password):
-    """What a browser sends after it has asked for a password."""
-    return "Basic " + base64.b64encode(f"anybody:{password}".encode()).decode()
+    return "Basic " + base64.b64encode(f"user:{password}".encode()).decode()
 
 
-def test_with_keys_every_path_but_health_and_docs_needs_one(models):
+def test_api_keys(models):
     with Running(models, keys=[b"secret", b"other"]) as service:
         for path in ("/health", "/docs", "/openapi.json"):
             assert service.client.get(path).status_code == 200
@@ -25,33 +24,33 @@ def test_with_keys_every_path_but_health_and_docs_needs_one(models):
             for path in ("/score", "/v1/completions", "/tokenize", "/detokenize"):
                 answer = service.client.post(path, json={"text": "ba"}, headers=headers)
                 assert answer.status_code == 401
-            # Before the body is read: this one never comes.
+            # Before the body is read.
             assert b" 401 " in service.raw(head("/score", 100))
         for key in ("Bearer secret", "Bearer other", basic("secret")):
             for path in ("/", "/v1/models"):
                 answer = service.client.get(path, headers={"Authorization": key})
                 assert answer.status_code == 200
-        # A browser asks for a password where the page is refused, and nowhere else.
+        # Only the page makes browsers ask for a password.
         asked = service.client.get("/").headers["www-authenticate"]
         assert asked.startswith("Basic realm=")
         assert service.client.get("/v1/models").headers["www-authenticate"] == "Bearer"
         with openai.OpenAI(base_url=f"{service.url}/v1", api_key="wrong") as client:
             with pytest.raises(openai.AuthenticationError):
                 client.models.list()
-        # A proxy may pass on any name.
+        # Any host name is allowed with a key.
         headers = {"Host": "lm.example", "Authorization": "Bearer secret"}
         assert service.client.get("/v1/models", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.0.0.1", "[", ""])
-def test_a_local_service_refuses_other_names(service, host):
+def test_local_service_rejects_foreign_hosts(service, host):
     for path in ("/v1/models", "/docs"):
         answer = service.client.get(path, headers={"Host": host})
         assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_host"
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8000"])
-def test_a_local_service_answers_to_every_local_name(service, host):
+def test_local_service_accepts_local_hosts(service, host):
     assert service.client.get("/v1/models", headers={"Host": host}).status_code == 200
 
 
@@ -60,7 +59,7 @@ def test_only_allowed_origins_get_cors_headers(models, service):
     headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
     assert header not in service.client.get("/health", headers=headers).headers
     with Running(models, origins=[origin], keys=[b"secret"]) as open_service:
-        # A browser asks whether it may ask, without a key.
+        # Preflight requests have no key.
         asked = open_service.client.options("/score", headers=headers)
         assert asked.status_code == 200 and asked.headers[header] == origin
         refused = open_service.client.post("/score", json={"text": "ba"}, headers=headers)
@@ -69,12 +68,7 @@ def test_only_allowed_origins_get_cors_headers(models, service):
         assert header not in open_service.client.options("/score", headers=other).headers
 
 
-def test_health_and_readiness(service):
-    assert service.client.get("/health").json() == {"status": "ok"}
-    assert service.client.get("/ready").json()["models"] == ["words", "pieces"]
-
-
-def test_metrics_count_what_was_done(models):
+def test_metrics(models):
     with Running(models) as service:
         service.score(["ba be", "bu"])
         service.complete("ba", max_tokens=3, lines=0)
@@ -98,7 +92,7 @@ def test_metrics_count_what_was_done(models):
     assert "wp-login" not in answer.text
 
 
-def test_the_api_is_described(service):
+def test_openapi_schema(service):
     described = service.client.get("/openapi.json").json()
     assert "/openapi.json" in service.client.get("/docs").text
     assert {"/score", "/v1/completions", "/v1/models"} <= set(described["paths"])

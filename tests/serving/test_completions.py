@@ -1,4 +1,4 @@
-"""Completions with the client that people have: the texts and numbers of the library."""
+"""Completions with the OpenAI client match the library."""
 
 import openai
 import pytest
@@ -29,13 +29,13 @@ def test_models_are_listed(client, models):
 
 @pytest.mark.parametrize("name", ["words", "pieces"])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9, "temperature": 0.8}, {"temperature": 0}])
-def test_a_completion_is_the_text_that_the_library_writes(client, models, name, options):
+def test_completions_match_the_library(client, models, name, options):
     answer = client.completions.create(
         model=name, prompt="ba be", max_tokens=60, seed=1, logprobs=3, **options
     )
     expected = models[name].lm.generate("ba be", max_words=60, seed=1, **options)[0]
     choice, found = answer.choices[0], answer.choices[0].logprobs
-    if choice.finish_reason == "length":  # at 60 pieces, where the library writes 60 words
+    if choice.finish_reason == "length":  # 60 pieces here, 60 words in the library
         assert expected.continuation.startswith(choice.text)
     else:
         assert choice.text + "\n" == expected.continuation
@@ -50,8 +50,8 @@ def test_a_completion_is_the_text_that_the_library_writes(client, models, name, 
         assert shown == pytest.approx(likely, abs=1e-5)
 
 
-@pytest.mark.parametrize("prompt", ["ba be", "ba be bu " * 12])  # the second outgrows the block
-def test_a_text_that_outgrows_the_block_continues_as_in_the_library(client, words, prompt):
+@pytest.mark.parametrize("prompt", ["ba be", "ba be bu " * 12])  # the second exceeds the block
+def test_completions_longer_than_the_block(client, words, prompt):
     expected = words.lm.generate(prompt, seed=4, max_words=40, lines=0)[0]
     assert expected.has_slid
     answer = client.completions.create(
@@ -63,7 +63,7 @@ def test_a_text_that_outgrows_the_block_continues_as_in_the_library(client, word
     assert found.token_logprobs == pytest.approx(logprobs, abs=1e-5)
 
 
-def test_choices_come_in_the_order_of_prompts(client):
+def test_order_of_choices(client):
     prompts = ["ba be", "bu"]
     answer = client.completions.create(model="words", prompt=prompts, n=3, seed=1, max_tokens=8)
     assert [choice.index for choice in answer.choices] == list(range(6))
@@ -75,16 +75,16 @@ def test_choices_come_in_the_order_of_prompts(client):
 
 
 @pytest.mark.parametrize("name", ["words", "pieces"])
-def test_several_choices_are_the_texts_that_the_library_writes(client, models, name):
+def test_several_choices_match_the_library(client, models, name):
     answer = client.completions.create(model=name, prompt="ba be", n=3, seed=2, max_tokens=190)
     expected = models[name].lm.generate("ba be", num=3, seed=2, max_words=190)
     assert len({text.continuation for text in expected}) == 3
     for choice, text in zip(answer.choices, expected, strict=True):
-        end = "\n" if choice.finish_reason == "stop" else ""  # else there are pieces to come
+        end = "\n" if choice.finish_reason == "stop" else ""
         assert choice.text and text.continuation.startswith(choice.text + end)
 
 
-def test_a_prompt_of_ids_is_the_prompt_of_its_text(client, words):
+def test_prompts_as_ids(client, words):
     ids = words.reader.prefix("ba be").tolist()
     prompts = ["ba be", ids, [2, *ids], [ids, ids], "</s> ba be"]
     answers = [
@@ -97,7 +97,7 @@ def test_a_prompt_of_ids_is_the_prompt_of_its_text(client, words):
 
 @pytest.mark.parametrize("name", ["words", "pieces"])
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_a_repeated_prompt_has_the_scores_of_the_library(client, models, name, max_tokens):
+def test_echoed_prompt_has_the_scores_of_the_library(client, models, name, max_tokens):
     text, lm = "ba be noro unheard-of boro", models[name].lm
     choice = client.completions.create(
         model=name, prompt=text, max_tokens=max_tokens, logprobs=1, echo=True, temperature=0
@@ -113,7 +113,7 @@ def test_a_repeated_prompt_has_the_scores_of_the_library(client, models, name, m
     for token, logprob, top in zip(
         found.tokens, found.token_logprobs, found.top_logprobs, strict=True
     ):
-        assert top[token] == logprob  # exactly, as harnesses compare them
+        assert top[token] == logprob  # exactly: harnesses compare them
         assert 1 <= len(top) <= 2
     offsets = found.text_offset
     assert offsets == sorted(offsets)
@@ -122,7 +122,7 @@ def test_a_repeated_prompt_has_the_scores_of_the_library(client, models, name, m
         assert [text[at:].split()[0] for at in offsets[: len(words)]] == words
 
 
-def test_the_first_token_has_no_logprob_if_it_is_the_start_of_every_text(client, words):
+def test_start_token_has_no_logprob(client, words):
     with_start, without = (
         client.completions.create(model="words", prompt=p, max_tokens=0, logprobs=0, echo=True)
         for p in ([2, 4, 5], [4, 5])
@@ -134,7 +134,7 @@ def test_the_first_token_has_no_logprob_if_it_is_the_start_of_every_text(client,
 
 
 @pytest.mark.parametrize("options", [{}, {"echo": True}, {"logprobs": 2}, {"stop": ["b", "n"]}])
-def test_a_stream_adds_up_to_the_whole_answer(client, options):
+def test_stream_adds_up_to_the_response(client, options):
     fields = {"model": "words", "prompt": "ba be", "max_tokens": 30, "seed": 4, "n": 2} | options
     whole = client.completions.create(**fields)
     texts, reasons, tokens = ["", ""], [None, None], [[], []]
@@ -155,7 +155,7 @@ def test_a_stream_adds_up_to_the_whole_answer(client, options):
         assert tokens == [choice.logprobs.tokens for choice in whole.choices]
 
 
-def test_a_stream_of_nothing_but_the_prompt_ends(client):
+def test_stream_of_an_echoed_prompt(client):
     parts = list(
         client.completions.create(
             model="words", prompt="ba", max_tokens=0, echo=True, stream=True, logprobs=1
@@ -165,7 +165,7 @@ def test_a_stream_of_nothing_but_the_prompt_ends(client):
     assert parts[0].choices[0].logprobs.tokens == ["ba"]
 
 
-def test_lines_ask_for_more_than_one_line(client, words):
+def test_completions_of_several_lines(client, words):
     answer = client.completions.create(
         model="words", prompt="ba", max_tokens=190, seed=3, extra_body={"lines": 3}
     )
@@ -173,7 +173,7 @@ def test_lines_ask_for_more_than_one_line(client, words):
     assert answer.choices[0].text + "\n" == expected.continuation
 
 
-def test_a_nucleus_of_nothing_is_the_most_likely_word(client):
+def test_top_p_zero_is_greedy(client):
     greedy, empty = (
         client.completions.create(model="words", prompt="ba", max_tokens=5, **choice)
         for choice in ({"temperature": 0}, {"top_p": 0})
@@ -181,7 +181,7 @@ def test_a_nucleus_of_nothing_is_the_most_likely_word(client):
     assert greedy.choices[0].text == empty.choices[0].text
 
 
-def test_a_fingerprint_tells_models_apart(client, models):
+def test_fingerprints(client, models):
     prints = {name: client.completions.create(model=name, prompt="ba") for name in models}
     assert prints["words"].system_fingerprint != prints["pieces"].system_fingerprint
     (part, *_) = client.completions.create(model="words", prompt="ba", stream=True)
@@ -190,8 +190,7 @@ def test_a_fingerprint_tells_models_apart(client, models):
 
 @pytest.mark.parametrize("name", ["words", "pieces"])
 @pytest.mark.parametrize("as_ids", [False, True], ids=["text", "ids"])
-def test_offsets_are_where_tokens_stand_in_the_text(client, models, name, as_ids):
-    """In the prompt and in what is written, whether the prompt is a text or ids."""
+def test_text_offsets(client, models, name, as_ids):
     text = "ba noro be\nbila bu"
     prompt = models[name].reader.prefix(text).tolist() if as_ids else text
     fields = {"model": name, "prompt": prompt, "max_tokens": 40, "logprobs": 0, "seed": 1}
@@ -207,8 +206,8 @@ def test_offsets_are_where_tokens_stand_in_the_text(client, models, name, as_ids
         assert sum(streamed, []) == offsets
 
 
-def test_a_prompt_may_start_with_the_token_before_every_text(tmp_path):
-    """Whatever the rule that splits words."""
+def test_prompts_with_start_token(tmp_path):
+    """With any splitting rule."""
     data = make_folder(tmp_path, "split", splitting=Splitting("words"))
     model = served("split", loaded(data))
     first = model.reader.prefix("ba, be").tolist()
@@ -227,7 +226,7 @@ def test_a_prompt_may_start_with_the_token_before_every_text(tmp_path):
         assert service.complete("</s>", max_tokens=1)["choices"][0]["text"]
 
 
-def test_a_prompt_of_ids_may_end_within_a_word(client, models):
+def test_prompt_of_ids_can_end_within_a_word(client, models):
     names = models["pieces"].lm.vocabulary.words
     begun = next(token for token, name in enumerate(names) if name.endswith("@@"))
     answer = client.completions.create(

@@ -1,4 +1,4 @@
-"""Ids become text as the library writes it, and stop sequences end it in time."""
+"""Text from ids, and stop sequences."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ def written(model, tokens, **options):
     return text, deltas
 
 
-def test_a_word_in_pieces_is_shown_when_it_is_complete_or_the_text_ends(pieces):
+def test_pieces_are_shown_as_whole_words(pieces):
     reader = pieces.reader
     word = next(w for w in SOME.split() if len(reader.encoder.ids([w])[0]) > 1)
     ids = list(reader.encoder.ids([word])[0])
@@ -36,14 +36,13 @@ def test_a_word_in_pieces_is_shown_when_it_is_complete_or_the_text_ends(pieces):
     st.lists(st.sampled_from(["ba", "be", "bu", "ban"]), min_size=1, max_size=8),
     st.lists(st.text("baenu ", min_size=1, max_size=6), max_size=3),
 )
-def test_a_stream_shows_the_text_up_to_the_first_stop(models, names, stop):
+def test_stop_sequences(models, names, stop):
     words = models["words"]
     whole = " ".join(names)
     tokens = [words.reader.vocabulary.id(name) for name in names]
     text, deltas = written(words, tokens, stop=stop, max_tokens=len(tokens))
     places = [whole.find(each) for each in stop if each in whole]
-    # A word is the unit in which a text grows: the first stop sequence of the first word that
-    # completes one, which may not be the one that begins first.
+    # Text grows by words: the first word that completes a stop sequence ends it.
     assert not places or text.finish_reason == "stop"
     assert text.text == (whole if not places else whole[: len(text.text)])
     assert not any(each in text.text for each in stop)
@@ -51,7 +50,7 @@ def test_a_stream_shows_the_text_up_to_the_first_stop(models, names, stop):
     assert deltas[-1].finish_reason in ("stop", "length")
 
 
-def test_long_stop_sequences_cost_little(words):
+def test_long_stop_sequences_are_fast(words):
     class Counted(str):
         calls = 0
 
@@ -62,4 +61,4 @@ def test_long_stop_sequences_cost_little(words):
     tokens = [words.reader.vocabulary.id("ba")] * 300
     text, _ = written(words, tokens, stop=[Counted("x" * 1000)])
     assert text.finish_reason == "length" and text.text == " ".join(["ba"] * 100)
-    assert Counted.calls < 1000  # not one for each character of the text at every word
+    assert Counted.calls < 1000  # not one per character at every word

@@ -1,4 +1,4 @@
-"""docs/serving.md: its blocks run against a real server and print what is shown."""
+"""Code blocks of docs/serving.md run against a real server."""
 
 import inspect
 import shlex
@@ -19,21 +19,21 @@ PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 
 
 def started(command, stack, folder, monkeypatch):
-    """The server that a command asks for, in this process and on a free port."""
-    asked = {}
+    """Start the server of a command in this process, on a free port."""
+    given = {}
     with monkeypatch.context() as patch:
-        patch.setattr(server, "serve", lambda runs, **options: asked.update(options, runs=runs))
+        patch.setattr(server, "serve", lambda runs, **options: given.update(options, runs=runs))
         arguments = shlex.split(command)[1:]
         result = CliRunner().invoke(zipflm.cli.app, arguments)
         assert result.exit_code == 0, result.output
-    paths = [str(folder / run) for run in asked["runs"]]
-    models = load_models(paths, device=asked["device"])
-    return stack.enter_context(Running(models, asked["limits"]))
+    paths = [str(folder / run) for run in given["runs"]]
+    models = load_models(paths, device=given["device"])
+    return stack.enter_context(Running(models, given["limits"]))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_the_page_runs_from_top_to_bottom_and_prints_what_it_shows(tmp_path, monkeypatch):
+def test_docs_page_runs_and_prints_what_it_shows(tmp_path, monkeypatch):
     blocks = blocks_of(PAGE.read_text(encoding="utf-8"))
     assert {block.language for block in blocks} >= {"bash", "python", ""}
     outputs, names, port = [], {}, 8000
@@ -48,7 +48,7 @@ def test_the_page_runs_from_top_to_bottom_and_prints_what_it_shows(tmp_path, mon
     require_shown_output(blocks, outputs)
 
 
-def test_every_path_and_option_is_on_the_page(service):
+def test_docs_page_has_every_path_and_option(service):
     page = PAGE.read_text(encoding="utf-8")
     for path in service.client.get("/openapi.json").json()["paths"]:
         assert f"{path.replace('{name}', 'NAME')}`" in page, path

@@ -1,7 +1,6 @@
-"""lm-evaluation-harness with `local-completions`, run as people run it: the numbers of the library.
+"""lm-evaluation-harness with `local-completions` matches the library.
 
-The harness is large and not installed for these tests. Where it is, in this interpreter or in the
-one that the environment variable ZIPFLM_LM_EVAL names, three small tasks are run.
+Skipped unless the harness is installed here or for the Python in the variable ZIPFLM_LM_EVAL.
 """
 
 import json
@@ -47,7 +46,7 @@ def harness():
     python = os.environ.get("ZIPFLM_LM_EVAL", sys.executable)
     needed = "import lm_eval, tenacity, aiohttp, requests"
     if subprocess.run([python, "-c", needed], capture_output=True, env=environment()).returncode:
-        pytest.skip("lm-eval[api] is not installed; ZIPFLM_LM_EVAL can name a Python that has it")
+        pytest.skip("needs lm-eval[api], here or in the Python of ZIPFLM_LM_EVAL")
     return [python, "-m", "lm_eval", "run", "--model", "local-completions"]
 
 
@@ -76,10 +75,10 @@ def samples(folder, task):
 @pytest.mark.slow
 @pytest.mark.parametrize("requests", ["True", "False"], ids=["ids", "texts"])
 @pytest.mark.parametrize("name", ["words", "pieces"])
-def test_the_harness_gets_the_numbers_of_the_library(harness, models, tmp_path, name, requests):
+def test_lm_eval_matches_the_library(harness, models, tmp_path, name, requests):
     write_tasks(tmp_path)
     lm = models[name].lm
-    # Its tokenizer names no model and so asks the first one.
+    # Its tokenizer uses the first model.
     with Running({name: models[name]}) as service:
         arguments = (
             f"model={name},base_url={service.url}/v1/completions,max_length=200,"

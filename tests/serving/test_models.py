@@ -8,7 +8,7 @@ from zipflm.serving.models import load_models, served
 
 @pytest.fixture(scope="module")
 def runs(word_data, tmp_path_factory):
-    """Two with the same name, one of which has two checkpoints."""
+    """Two runs with the same name and two checkpoints each."""
     place = tmp_path_factory.mktemp("models")
     for parent in "ab":
         every = ["training.checkpoint_every=1"]
@@ -21,7 +21,7 @@ def test_runs_are_named_by_their_folders(runs):
     assert name == "run"
 
 
-def test_runs_of_one_name_are_told_apart(runs):
+def test_equal_names_are_made_unique(runs):
     checkpoints = RunFolder(runs / "a" / "run").checkpoints()
     paths = [str(checkpoint.path) for checkpoint in checkpoints]
     assert len(paths) == 2
@@ -34,13 +34,13 @@ def test_runs_of_one_name_are_told_apart(runs):
 
 
 @pytest.mark.parametrize("label", ["SM", "BPE-T", "CNN", "ADP"])
-def test_facts_say_what_a_model_is(word_data, bpe_data, label):
+def test_model_entries(word_data, bpe_data, label):
     lm = loaded(bpe_data if label.startswith("BPE") else word_data, label)
     entry = served("it", lm).entry
     assert entry.id == "it" and entry.object == "model"
-    told = entry.zipflm
-    assert told["factorization"] == label and told["perplexity"] is None
-    assert told["bands"][0]["first"] == 1 and told["bands"][0]["name"] == "head"
-    assert told["bands"][-1]["last"] == told["words"] == lm.vocabulary.num_words
-    edges = [(band["first"], band["last"]) for band in told["bands"]]
+    facts = entry.zipflm
+    assert facts["factorization"] == label and facts["perplexity"] is None
+    assert facts["bands"][0]["first"] == 1 and facts["bands"][0]["name"] == "head"
+    assert facts["bands"][-1]["last"] == facts["words"] == lm.vocabulary.num_words
+    edges = [(band["first"], band["last"]) for band in facts["bands"]]
     assert all(before[1] + 1 == after[0] for before, after in zip(edges, edges[1:], strict=False))

@@ -1,4 +1,4 @@
-"""The page as it is sent: whole, alone in the world, under a strict policy, readable in colour."""
+"""The served page: self-contained, with a strict policy and readable colours."""
 
 import base64
 import hashlib
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from studies.test_palette import SIGHT, contrast, seen
 
-from zipflm.serving.app import Page, page
+from zipflm.serving.app import page
 
 WEB = resources.files("zipflm.serving") / "web"
 VOID = {"meta", "input", "br", "link", "hr", "img", "path", "circle"}
@@ -20,32 +20,32 @@ SECOND_AHEAD = [f"b{step}" for step in range(1, 5)]
 
 
 @pytest.fixture(scope="module")
-def made() -> Page:
+def made():
     return page()
 
 
 class Elements(HTMLParser):
     """Checks that elements nest, and collects their attributes."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
-        self.open: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open = []
+        self.found = []
         self.feed(html)
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         if tag not in VOID:
             assert self.open.pop() == tag
 
 
-def test_the_page_is_one_file_that_refers_to_nothing_outside_itself(made: Page) -> None:
+def test_served_page_is_self_contained(made):
     for tag, attributes in Elements(made.html).found:
         assert "src" not in attributes, tag
         assert not (attributes.get("href") or "data:").startswith(("http", "/")), tag
@@ -53,7 +53,7 @@ def test_the_page_is_one_file_that_refers_to_nothing_outside_itself(made: Page) 
     assert "${" not in made.html.split("<script>")[0]
 
 
-def test_the_policy_allows_this_style_and_this_script_and_no_other(made: Page) -> None:
+def test_content_security_policy(made):
     rules = dict(rule.split(" ", 1) for rule in made.policy.split("; "))
     assert rules["default-src"] == "'none'" and rules["connect-src"] == "'self'"
     assert "unsafe" not in made.policy and "*" not in made.policy
@@ -63,13 +63,13 @@ def test_the_policy_allows_this_style_and_this_script_and_no_other(made: Page) -
         assert rules[rule] == f"'sha256-{digest}'"
 
 
-def test_no_attribute_needs_a_weaker_policy(made: Page) -> None:
+def test_no_inline_handlers_or_styles(made):
     for tag, attributes in Elements(made.html).found:
         for name in attributes:
             assert name != "style" and not name.startswith("on"), f"{tag} has {name}"
 
 
-def test_no_script_turns_text_into_html() -> None:
+def test_scripts_do_not_parse_html():
     sources = {file.name: file.read_text() for file in WEB.iterdir() if file.name.endswith(".js")}
     assert len(sources) > 5
     for name, source in sources.items():
@@ -78,13 +78,13 @@ def test_no_script_turns_text_into_html() -> None:
         assert "</script" not in source and source.isascii()
 
 
-def test_every_source_is_part_of_the_page(made: Page) -> None:
+def test_page_has_every_source(made):
     for file in WEB.iterdir():
         if not file.name.endswith(".html"):
             assert file.read_text() in made.html, file.name
 
 
-def test_every_field_and_button_has_a_name(made: Page) -> None:
+def test_every_field_and_button_has_a_name(made):
     parsed = Elements(made.html)
     labelled = re.findall(r"<label[^>]*>[^<]+<select id=\"(\w+)\"", made.html)
     for tag, attributes in parsed.found:
@@ -97,8 +97,8 @@ def test_every_field_and_button_has_a_name(made: Page) -> None:
 # --- Colours. ---
 
 
-def pairs() -> dict[str, dict[str, tuple[str, str]]]:
-    """By class or `:root`, the properties that have a colour per theme."""
+def pairs():
+    """Colours per theme, by CSS class or `:root` and by property."""
     css = (WEB / "page.css").read_text()
     blocks = re.findall(r"^(:root|\.\w+) \{(.*?)\}", css, re.S | re.M)
     return {
@@ -116,7 +116,7 @@ THEMES = pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 
 
 @THEMES
-def test_text_is_readable_on_every_shade(theme: int) -> None:
+def test_contrast_of_text(theme):
     colours = pairs()
     root = colours[":root"]
     for name in (*SURPRISE, *FIRST_AHEAD, *SECOND_AHEAD):
@@ -129,16 +129,16 @@ def test_text_is_readable_on_every_shade(theme: int) -> None:
 
 
 @THEMES
-def test_soft_text_is_readable_where_a_line_end_has_a_shade(theme: int) -> None:
+def test_contrast_of_line_ends(theme):
     colours = pairs()
-    # Of the strongest shades the sign of a line end has the ink's colour.
+    # On stronger shades, line ends have the colour of the text.
     for name in SURPRISE[:3]:
         assert contrast(colours[":root"]["soft"][theme], colours[name]["shade"][theme]) >= 4.5
 
 
 @THEMES
 @pytest.mark.parametrize("sight", SIGHT)
-def test_steps_of_surprise_are_told_apart_by_lightness_alone(theme: int, sight: str) -> None:
+def test_shades_differ_in_lightness(theme, sight):
     lightness = [seen(pairs()[name]["shade"][theme], sight)[0] for name in SURPRISE]
     steps = np.diff(lightness) * (-1 if theme == 0 else 1)
     assert (steps > 0.008).all() and abs(lightness[-1] - lightness[0]) > 0.2
@@ -146,7 +146,7 @@ def test_steps_of_surprise_are_told_apart_by_lightness_alone(theme: int, sight: 
 
 @THEMES
 @pytest.mark.parametrize("sight", SIGHT)
-def test_who_is_ahead_is_told_apart_by_every_reader(theme: int, sight: str) -> None:
+def test_comparison_colours_are_distinct_for_colour_blind_readers(theme, sight):
     colours = pairs()
     for first, second in zip(FIRST_AHEAD[1:], SECOND_AHEAD[1:], strict=True):
         a, b = (seen(colours[name]["shade"][theme], sight) for name in (first, second))

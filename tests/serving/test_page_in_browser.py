@@ -1,336 +1,295 @@
-"""The page in a real browser, used by keyboard, mouse and finger.
+"""The served page in Chromium, used by keyboard, mouse and touch.
 
 Runs where a Chromium is found; ZIPFLM_NEED_CHROMIUM=1 makes its absence a failure.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 from serving.browser import Browser, needs_chromium
-from serving.pretended_server import ALTERNATIVES, UNKNOWN, PretendedServer, bits_of
+from serving.fake_server import ALTERNATIVES, UNKNOWN, FakeServer, bits_of
 from serving.services import Running
-
-from zipflm.serving.models import ServedModel
 
 pytestmark = needs_chromium
 
 TEXT = "The snow fell on the old house."
+WORDS = "[...document.querySelectorAll('.mirror .word')]"
 SETTLED = (
     "document.body?.dataset.ready === 'true' && isFresh() && "
     "panel.getAttribute('aria-busy') === 'false'"
 )
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as started:
-        yield started
+class PageBrowser(Browser):
+    """A browser with helpers for the served page."""
 
+    server = None
 
-@pytest.fixture(scope="module")
-def started_server() -> Iterator[PretendedServer]:
-    with PretendedServer() as started:
-        yield started
-
-
-@pytest.fixture
-def server(started_server: PretendedServer) -> PretendedServer:
-    started_server.forget()
-    return started_server
-
-
-class OpenPage:
-    """What tests ask of the page that is open."""
-
-    def __init__(self, browser: Browser, server: PretendedServer) -> None:
-        self.browser, self.server = browser, server
-
-    def open(self, text: str | None = TEXT, *, waits: bool = True, **options: Any) -> None:
-        """With this text, or the page's own; further options are the browser's and the link's."""
+    def show(self, text=TEXT, *, waits=True, **options):
+        """Open with this text or the default one; options are for the link and the browser."""
         link = {"text": text} if text is not None else {}
         link |= {name: options.pop(name) for name in ("model", "with") if name in options}
-        fragment = f"#{urlencode(link)}" if link else ""
-        self.browser.open(self.server.url + fragment, **options)
+        self.open(self.server.url + (f"#{urlencode(link)}" if link else ""), **options)
         if waits:
             self.settle()
 
-    def settle(self) -> None:
-        """Until the answers to what is in the field are on the page."""
-        self.browser.wait_for(SETTLED)
+    def settle(self):
+        """Wait until the page shows the scores of the text."""
+        self.wait_for(SETTLED)
 
     @property
-    def text(self) -> str:
-        return str(self.browser.evaluate("field.value"))
+    def text(self):
+        return self.evaluate("field.value")
 
     @property
-    def words(self) -> list[str]:
-        """What has a colour."""
-        return list(
-            self.browser.evaluate(
-                "[...document.querySelectorAll('.mirror .word')].map((node) => node.textContent)"
-            )
+    def words(self):
+        return self.evaluate(f"{WORDS}.map((node) => node.textContent)")
+
+    @property
+    def chosen(self):
+        return self.shown("#panel-word")
+
+    def shown(self, selector):
+        """The text of an element, or an empty string if it is not visible."""
+        return self.evaluate(
+            f"(() => {{ const node = document.querySelector({selector!r});"
+            " return node && node.offsetParent !== null ? node.innerText : ''; })()"
         )
 
-    @property
-    def chosen(self) -> str:
-        return self.said("#panel-word")
-
-    def said(self, selector: str) -> str:
-        """The text of an element, empty where there is none in sight."""
-        return str(
-            self.browser.evaluate(
-                f"(() => {{ const node = document.querySelector({selector!r});"
-                " return node && node.offsetParent !== null ? node.innerText : ''; })()"
-            )
-        )
-
-    def word(self, text: str) -> str:
+    def word(self, text):
         """An expression for the element of a word."""
-        return (
-            "([...document.querySelectorAll('.mirror .word')]"
-            f".find((node) => node.textContent === {json.dumps(text)}))"
-        )
+        return f"({WORDS}.find((node) => node.textContent === {json.dumps(text)}))"
 
-    def alternative(self, text: str) -> str:
+    def alternative(self, text):
         return (
             "([...document.querySelectorAll('.alternatives button')]"
             f".find((node) => node.querySelector('.name').textContent === {json.dumps(text)}))"
         )
 
-    def classes(self) -> dict[str, str]:
-        return dict(
-            self.browser.evaluate(
-                "Object.fromEntries([...document.querySelectorAll('.mirror .word')]"
-                ".map((node) => [node.textContent, node.className]))"
-            )
-        )
+    def classes(self):
+        pairs = f"{WORDS}.map((node) => [node.textContent, node.className])"
+        return self.evaluate(f"Object.fromEntries({pairs})")
 
-    def focused(self) -> str:
-        """The id of what has the keyboard, else its text."""
-        return str(
-            self.browser.evaluate("document.activeElement.id || document.activeElement.innerText")
-        )
+    def focused(self):
+        """The id or text of the focused element."""
+        return self.evaluate("document.activeElement.id || document.activeElement.innerText")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with PageBrowser(tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def fake_server():
+    with FakeServer() as started:
+        yield started
 
 
 @pytest.fixture
-def page(browser: Browser, server: PretendedServer) -> Iterator[OpenPage]:
-    opened = OpenPage(browser, server)
-    yield opened
+def page(browser, fake_server):
+    fake_server.reset()
+    browser.server = fake_server
+    yield browser
     assert browser.problems == []
-    assert all(url.startswith((server.url, "data:", "about:")) for url in browser.requests)
+    assert all(url.startswith((fake_server.url, "data:", "about:")) for url in browser.requests)
 
 
-# --- Looking at it. ---
-
-
-def test_the_page_is_alive_at_once(page: OpenPage) -> None:
-    page.open(None)
+def test_page_starts_with_an_example(page):
+    page.show(None)
     assert len(page.words) > 10
     assert page.chosen == "Americans"  # the most surprising
-    assert page.said("#totals").count("\n") > 6
-    assert page.said("#readout").startswith("Americans 17.0 bits")
-    assert page.browser.evaluate("location.hash") == ""
+    assert page.shown("#totals").count("\n") > 6
+    assert page.shown("#readout").startswith("Americans 17.0 bits")
+    assert page.evaluate("location.hash") == ""
 
 
-def test_every_word_has_the_colour_of_its_surprise(page: OpenPage) -> None:
-    page.open()
+def test_words_are_coloured_by_surprisal(page):
+    page.show()
     for word, classes in page.classes().items():
         step = min(8, int(bits_of(word, "adp-t") // 2))
         assert f"s{step}" in classes.split(), word
-    page.browser.click("#numbers")
+    page.click("#numbers")
     shown = "getComputedStyle(document.querySelector('.mirror .word'), '::before').content"
-    assert page.browser.evaluate(shown) == f'"{bits_of("The", "adp-t"):.0f}"'
+    assert page.evaluate(shown) == f'"{bits_of("The", "adp-t"):.0f}"'
 
 
-def test_totals_say_what_they_mean(page: OpenPage) -> None:
-    page.open(f"snow fell\non {UNKNOWN}")
+def test_totals(page):
+    page.show(f"snow fell\non {UNKNOWN}")
     words = ["snow", "fell", "</s>", "on", UNKNOWN, "</s>"]
     bits = sum(bits_of(word, "adp-t") for word in words) / len(words)
-    assert page.said("[data-total=bits] b") == f"{bits:.2f}"
-    assert page.said("[data-total=perplexity] b") == f"{2**bits:.0f}"
-    assert page.said("[data-total=words] b") == "4"
-    assert "2 line ends" in page.said("[data-total=words]")
-    assert page.said("[data-total=unknown] b") == "1"
+    assert page.shown("[data-total=bits] b") == f"{bits:.2f}"
+    assert page.shown("[data-total=perplexity] b") == f"{2**bits:.0f}"
+    assert page.shown("[data-total=words] b") == "4"
+    assert "2 line ends" in page.shown("[data-total=words]")
+    assert page.shown("[data-total=unknown] b") == "1"
     assert "unknown" in page.classes()[UNKNOWN]
 
 
-def test_text_and_colours_lie_on_each_other(page: OpenPage) -> None:
-    """The mirror breaks its lines where the field does."""
+def test_mirror_matches_the_text_field(page):
+    """Both wrap lines at the same places."""
     lines = [" ".join(f"word{i}{'x' * (i * j % 9)}" for i in range(60)) for j in range(3)]
     arabic = "\u0643\u0644\u0645\u0629 snow " * 30
-    page.open("\n\n".join([*lines, arabic]) + "   \n" + "unbreakable" * 20 + "\n")
+    page.show("\n\n".join([*lines, arabic]) + "   \n" + "unbreakable" * 20 + "\n")
     heights = "[field.scrollHeight, mirror.scrollHeight, field.clientHeight]"
     widths = "[field.scrollWidth, mirror.scrollWidth, field.clientWidth]"
     for width in (1400, 700, 400, 320):
-        page.browser.resize(width)
+        page.resize(width)
         for _ in range(2):  # without and with numbers under the words
-            assert len(set(page.browser.evaluate(heights))) == 1, width
-            assert len(set(page.browser.evaluate(widths))) == 1, width
-            page.browser.evaluate("void byId('numbers').click()")
+            assert len(set(page.evaluate(heights))) == 1, width
+            assert len(set(page.evaluate(widths))) == 1, width
+            page.evaluate("void byId('numbers').click()")
 
 
-# --- Typing. ---
-
-
-def test_words_are_coloured_as_they_are_typed(page: OpenPage) -> None:
-    page.open("", waits=False)
-    page.browser.wait_for("view.first !== null")
-    page.browser.click("#text")
-    page.browser.type("snow fell, quietly")
-    page.browser.wait_for(SETTLED)
+def test_colours_words_while_typing(page):
+    page.show("", waits=False)
+    page.wait_for("view.first !== null")
+    page.click("#text")
+    page.type("snow fell, quietly")
+    page.settle()
     assert page.words == ["snow", "fell", ",", "quietly"]
     assert page.chosen == "quietly"
-    assert page.browser.evaluate("field.selectionStart") == len("snow fell, quietly")
-    assert "text=snow+fell" in page.browser.evaluate("location.hash")
+    assert page.evaluate("field.selectionStart") == len("snow fell, quietly")
+    assert "text=snow+fell" in page.evaluate("location.hash")
 
 
-def test_an_edit_leaves_the_other_words_colours_and_elements_alone(page: OpenPage) -> None:
-    page.open()
-    page.server.delay = lambda body: 60.0  # the answer never comes
-    page.browser.evaluate("void (window.before = [...editor.nodes])")
-    page.browser.evaluate("field.focus(), field.setSelectionRange(8, 8)")  # behind "snow"
-    page.browser.type("y")
+def test_edit_keeps_other_words(page):
+    page.show()
+    page.server.delay = lambda body: 60.0
+    page.evaluate("void (window.before = [...editor.nodes])")
+    page.evaluate("field.focus(), field.setSelectionRange(8, 8)")  # after "snow"
+    page.type("y")
     assert page.text == "The snowy fell on the old house."
     assert page.words == ["The", "fell", "on", "the", "old", "house", "."]
     kept = "[before[0] === editor.nodes[0], before[2] === editor.nodes[1]]"
-    assert page.browser.evaluate(kept) == [True, True]
+    assert page.evaluate(kept) == [True, True]
 
 
-def test_an_answer_that_comes_too_late_is_dropped(page: OpenPage) -> None:
-    page.open("snow")
+def test_drops_late_responses(page):
+    page.show("snow")
     page.server.delay = lambda body: 0.8 if body["text"] == "snow f" else 0.0
-    page.browser.evaluate("field.focus(), field.setSelectionRange(4, 4)")
-    page.browser.type(" f")
-    page.browser.wait_for("asking && !asking.signal.aborted")
-    page.browser.evaluate("void (window.first = asking)")
-    page.browser.type("ell")
-    assert page.browser.evaluate("first.signal.aborted") is True
-    page.browser.wait_for(SETTLED)
+    page.evaluate("field.focus(), field.setSelectionRange(4, 4)")
+    page.type(" f")
+    page.wait_for("pending && !pending.signal.aborted")
+    page.evaluate("void (window.first = pending)")
+    page.type("ell")
+    assert page.evaluate("first.signal.aborted") is True
+    page.settle()
     assert page.words == ["snow", "fell"]
-    page.browser.evaluate("new Promise((resolve) => setTimeout(resolve, 900))")
-    assert page.words == ["snow", "fell"] and page.said("#notice") == ""
+    page.evaluate("new Promise((resolve) => setTimeout(resolve, 900))")
+    assert page.words == ["snow", "fell"] and page.shown("#notice") == ""
 
 
-def test_an_edit_that_is_undone_needs_no_new_answer(page: OpenPage) -> None:
-    page.open()
-    page.browser.evaluate("field.focus(), field.setSelectionRange(8, 8)")
-    page.server.mishap = refuse(400, "not now")
-    page.browser.type("y")
-    page.browser.wait_for("!byId('notice').hidden")
-    page.browser.press("Backspace")
-    assert page.text == TEXT and page.said("#notice") == ""
-    page.browser.wait_for("view.rows.length === 9")
+def test_undone_edit_needs_no_request(page):
+    page.show()
+    page.evaluate("field.focus(), field.setSelectionRange(8, 8)")
+    page.server.fail = fail_with(400, "not now")
+    page.type("y")
+    page.wait_for("!byId('notice').hidden")
+    page.press("Backspace")
+    assert page.text == TEXT and page.shown("#notice") == ""
+    page.wait_for("view.rows.length === 9")
     assert page.words[1] == "snow"
 
 
-def test_an_input_method_is_left_in_peace(page: OpenPage) -> None:
-    page.open("snow ")
-    page.browser.evaluate("field.focus(), field.setSelectionRange(5, 5)")
-    asked = len(page.server.asked)
-    page.browser.compose("ni")
-    page.browser.compose("niho")
-    page.browser.evaluate("new Promise((resolve) => setTimeout(resolve, 400))")
-    assert page.text == "snow niho" and len(page.server.asked) == asked
-    page.browser.commit("\u65e5\u672c")
-    page.browser.wait_for(SETTLED)
+def test_input_method_composition(page):
+    page.show("snow ")
+    page.evaluate("field.focus(), field.setSelectionRange(5, 5)")
+    asked = len(page.server.requests)
+    page.compose("ni")
+    page.compose("niho")
+    page.evaluate("new Promise((resolve) => setTimeout(resolve, 400))")
+    assert page.text == "snow niho" and len(page.server.requests) == asked
+    page.commit("\u65e5\u672c")
+    page.settle()
     assert page.words == ["snow", "\u65e5\u672c"]
 
 
-def test_letters_outside_the_basic_plane_shift_nothing(page: OpenPage) -> None:
-    page.open("\U0001f409 snow \U0001d400\U0001d401 fell")
+def test_offsets_with_astral_characters(page):
+    page.show("\U0001f409 snow \U0001d400\U0001d401 fell")
     assert page.words == ["\U0001f409", "snow", "\U0001d400\U0001d401", "fell"]
-    page.browser.click(page.word("fell"))
+    page.click(page.word("fell"))
     page.settle()
-    page.browser.click(page.alternative("fish"))
+    page.click(page.alternative("fish"))
     page.settle()
     assert page.text == "\U0001f409 snow \U0001d400\U0001d401 fish"
 
 
-def test_words_that_look_like_html_stay_words(page: OpenPage) -> None:
+def test_page_escapes_html(page):
     text = "<script>alert(1)</script> <img/src=x/onerror=alert(1)> <unk> </s> &amp;"
-    page.open(text)
+    page.show(text)
     assert "".join(page.words) == text.replace(" ", "").replace(".", "")
-    page.browser.click(page.word("<unk>"))
+    page.click(page.word("<unk>"))
     page.settle()
     assert page.chosen == "<unk>"
-    page.browser.click("#all-words summary")
-    page.browser.wait_for("byId('table').innerText.includes('<script>alert(1)</script>')")
-    assert "<script>" in page.said(".alternatives")
-    assert page.browser.evaluate("document.querySelectorAll('script, img').length") == 1
+    page.click("#all-words summary")
+    page.wait_for("byId('table').innerText.includes('<script>alert(1)</script>')")
+    assert "<script>" in page.shown(".alternatives")
+    assert page.evaluate("document.querySelectorAll('script, img').length") == 1
 
 
-def test_line_ends_are_shown_and_can_be_chosen(page: OpenPage) -> None:
-    page.open("snow fell\n\non it\n")
-    assert page.browser.evaluate("document.querySelectorAll('.mirror .end').length") == 3
+def test_line_ends_can_be_selected(page):
+    page.show("snow fell\n\non it\n")
+    assert page.evaluate("document.querySelectorAll('.mirror .end').length") == 3
     assert page.words == ["snow", "fell", "on", "it"]
-    page.browser.evaluate("field.focus(), field.setSelectionRange(10, 10)")  # the empty line
-    page.browser.wait_for(SETTLED + " && view.rows[view.chosen].isEnd")
-    page.browser.wait_for(SETTLED)
+    page.evaluate("field.focus(), field.setSelectionRange(10, 10)")  # the empty line
+    page.wait_for(SETTLED + " && view.rows[view.chosen].isEnd")
+    page.settle()
     assert page.chosen == "\u21b5 end of line"
-    assert len(page.browser.evaluate("document.querySelector('.alternatives').children")) == 10
+    assert len(page.evaluate("document.querySelector('.alternatives').children")) == 10
 
 
-# --- One word. ---
-
-
-def test_a_clicked_word_tells_all_about_itself(page: OpenPage) -> None:
-    page.open()
-    page.browser.click(page.word("house"))
+def test_click_shows_facts_of_a_word(page):
+    page.show()
+    page.click(page.word("house"))
     page.settle()
     assert page.chosen == "house"
-    assert page.said("[data-fact=surprise] td") == "9.00 bits"
-    assert page.said("[data-fact=probability] td") == "0.20% 1 in 512"
-    assert page.said("[data-fact=rank] td") == "16th of 5,000"
-    assert page.said("[data-source=model]") == "model 75.0%"
-    assert "on the old barn" in page.said("[data-source=neighbours]")
-    assert page.said("[data-fact='in training'] td") == "10 times"
-    band = page.said("[data-fact=band] td")
+    assert page.shown("[data-fact=surprise] td") == "9.00 bits"
+    assert page.shown("[data-fact=probability] td") == "0.20% 1 in 512"
+    assert page.shown("[data-fact=rank] td") == "16th of 5,000"
+    assert page.shown("[data-source=model]") == "model 75.0%"
+    assert "on the old barn" in page.shown("[data-source=neighbours]")
+    assert page.shown("[data-fact='in training'] td") == "10 times"
+    band = page.shown("[data-fact=band] td")
     assert "2 of 2" in band and "rare: words 1,000 to 5,000 by frequency" in band
-    assert "on the old" in page.said("#panel-context")
-    names = page.browser.evaluate(
+    assert "on the old" in page.shown("#panel-context")
+    names = page.evaluate(
         "[...document.querySelectorAll('.alternatives .name')].map((node) => node.textContent)"
     )
     assert [name.split(" ")[0] for name in names[:3]] == list(ALTERNATIVES[:3])
-    assert page.browser.evaluate("stripBox.getAttribute('aria-valuetext')").startswith("house: 9.0")
-    assert page.browser.evaluate("document.querySelectorAll('.mirror .chosen').length") == 1
+    assert page.evaluate("stripBox.getAttribute('aria-valuetext')").startswith("house: 9.0")
+    assert page.evaluate("document.querySelectorAll('.mirror .chosen').length") == 1
 
 
-def test_an_alternative_that_is_clicked_takes_the_words_place_and_undo_takes_it_back(
-    page: OpenPage,
-) -> None:
-    page.open()
-    page.browser.click(page.word("house"))
+def test_clicked_alternative_replaces_the_word(page):
+    page.show()
+    page.click(page.word("house"))
     page.settle()
-    page.browser.click(page.alternative("fish"))
+    page.click(page.alternative("fish"))
     assert page.text == "The snow fell on the old fish."
     page.settle()
     assert page.chosen == "fish" and page.words[-2:] == ["fish", "."]
-    assert page.browser.evaluate("document.querySelector('.alternatives .same').innerText")[:4] == (
-        "fish"
-    )
-    page.browser.press("z", control=True)
+    assert page.evaluate("document.querySelector('.alternatives .same').innerText")[:4] == ("fish")
+    page.press("z", control=True)
     assert page.text == TEXT
     page.settle()
     assert page.chosen == "house"
 
 
-def test_an_alternative_can_be_taken_back_without_a_keyboard(page: OpenPage) -> None:
-    page.open(width=400, height=800, touch=True)
-    page.browser.tap(page.word("old"))
-    page.browser.wait_for("panel.dataset.open === 'true'")
+def test_undo_button_on_touch_screens(page):
+    page.show(width=400, height=800, touch=True)
+    page.tap(page.word("old"))
+    page.wait_for("panel.dataset.open === 'true'")
     page.settle()
-    page.browser.tap(page.alternative("house"))
-    page.browser.wait_for("field.value === 'The snow fell on the house house.'")
-    page.browser.wait_for("byId('take-back') !== null")
-    page.browser.tap("#take-back")
-    page.browser.wait_for(f"field.value === {json.dumps(TEXT)}")
-    page.browser.wait_for(SETTLED)
-    assert page.chosen == "old" and page.browser.evaluate("byId('take-back')") is None
+    page.tap(page.alternative("house"))
+    page.wait_for("field.value === 'The snow fell on the house house.'")
+    page.wait_for("byId('take-back') !== null")
+    page.tap("#take-back")
+    page.wait_for(f"field.value === {json.dumps(TEXT)}")
+    page.settle()
+    assert page.chosen == "old" and page.evaluate("byId('take-back')") is None
 
 
 @pytest.mark.parametrize(
@@ -342,219 +301,199 @@ def test_an_alternative_can_be_taken_back_without_a_keyboard(page: OpenPage) -> 
         ("snow", "\u21b5 end of line", "The\nfell on the old house."),
     ],
 )
-def test_spaces_follow_the_alternative(
-    page: OpenPage, word: str, other: str, expected: str
-) -> None:
-    page.open()
-    page.browser.click(page.word(word))
+def test_spaces_around_alternatives(page, word, other, expected):
+    page.show()
+    page.click(page.word(word))
     page.settle()
-    page.browser.click(page.alternative(other))
+    page.click(page.alternative(other))
     assert page.text == expected
 
 
-def test_a_text_grows_word_by_word_from_what_could_follow(page: OpenPage) -> None:
-    page.open("The snow, it")
-    page.browser.evaluate("field.focus()")
-    page.browser.press("End")
-    page.browser.type(" ")
-    page.browser.wait_for(SETTLED + " && view.rows[view.chosen].isEnd")
-    page.browser.wait_for(SETTLED)
+def test_alternatives_extend_the_text(page):
+    page.show("The snow, it")
+    page.evaluate("field.focus()")
+    page.press("End")
+    page.type(" ")
+    page.wait_for(SETTLED + " && view.rows[view.chosen].isEnd")
+    page.settle()
     for other in ("fish", "of", "house", "."):
-        page.browser.click(page.alternative(other))
-        page.browser.wait_for(SETTLED)
+        page.click(page.alternative(other))
+        page.settle()
     assert page.text == "The snow, it fish of house."
 
 
-def test_word_and_bar_point_at_each_other(page: OpenPage) -> None:
-    page.open()
-    page.browser.point(page.word("fell"))
-    page.browser.wait_for("view.pointed === 2 && strip.pointed === 2")
-    assert page.said("#readout").startswith("fell 7.0 bits")
-    left, slot = page.browser.evaluate(
-        "[strip.left + canvas.getBoundingClientRect().left, strip.slot]"
-    )
-    top = page.browser.place("#canvas")[1]
+def test_hovering_links_words_and_bars(page):
+    page.show()
+    page.point(page.word("fell"))
+    page.wait_for("view.pointed === 2 && strip.pointed === 2")
+    assert page.shown("#readout").startswith("fell 7.0 bits")
+    left, slot = page.evaluate("[strip.left + canvas.getBoundingClientRect().left, strip.slot]")
+    top = page.place("#canvas")[1]
     at = {"x": left + 5.5 * slot, "y": top}
-    page.browser.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
-    page.browser.wait_for("document.querySelector('.mirror .pointed')?.textContent === 'old'")
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+    page.wait_for("document.querySelector('.mirror .pointed')?.textContent === 'old'")
     for kind in ("mousePressed", "mouseReleased"):
-        page.browser.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
-    page.browser.wait_for("document.getElementById('panel-word').textContent === 'old'")
+        page.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
+    page.wait_for("document.getElementById('panel-word').textContent === 'old'")
 
 
-def test_everything_can_be_done_by_keyboard(page: OpenPage) -> None:
-    page.open()
+def test_keyboard_navigation(page):
+    page.show()
     for _ in range(20):
         if page.focused() == "text":
             break
-        page.browser.press("Tab")
-    page.browser.press("Home", control=True)
-    page.browser.evaluate("field.setSelectionRange(0, 0)")
+        page.press("Tab")
+    page.press("Home", control=True)
+    page.evaluate("field.setSelectionRange(0, 0)")
     for _ in range(6):
-        page.browser.press("ArrowRight")
-    page.browser.wait_for("document.getElementById('panel-word').textContent === 'snow'")
+        page.press("ArrowRight")
+    page.wait_for("document.getElementById('panel-word').textContent === 'snow'")
     page.settle()
-    page.browser.press("ArrowDown", alt=True)
-    page.browser.press("ArrowDown")
+    page.press("ArrowDown", alt=True)
+    page.press("ArrowDown")
     assert page.focused().startswith("fish")
-    page.browser.press("Enter")
+    page.press("Enter")
     page.settle()
     assert page.text == "The fish fell on the old house."
-    assert page.focused().startswith("fish")  # for another try
-    page.browser.press("Escape")
+    assert page.focused().startswith("fish")  # stays in the list
+    page.press("Escape")
     assert page.focused() == "text"
     while page.focused() != "strip":
-        page.browser.press("Tab")
-    page.browser.press("End")
-    page.browser.press("ArrowLeft")
-    value = page.browser.evaluate("stripBox.getAttribute('aria-valuetext')")
+        page.press("Tab")
+    page.press("End")
+    page.press("ArrowLeft")
+    value = page.evaluate("stripBox.getAttribute('aria-valuetext')")
     assert value == ".: 1.0 bits, 1 in 2.0"
 
 
-# --- Finger and screen. ---
-
-
-def test_a_tapped_word_is_looked_at_and_tapped_again_is_edited(page: OpenPage) -> None:
-    page.open(width=400, height=1300, touch=True)  # room for text and panel
-    assert page.said("#panel-word") == ""  # out of the way
-    page.browser.tap(page.word("old"))
-    page.browser.wait_for("panel.dataset.open === 'true'")
+def test_tap_selects_and_second_tap_edits(page):
+    page.show(width=400, height=1300, touch=True)
+    assert page.shown("#panel-word") == ""
+    page.tap(page.word("old"))
+    page.wait_for("panel.dataset.open === 'true'")
     page.settle()
-    assert page.chosen == "old" and page.focused() != "text"  # no keyboard comes up
-    page.browser.tap(page.alternative("house"))
-    page.browser.wait_for("field.value === 'The snow fell on the house house.'")
+    assert page.chosen == "old" and page.focused() != "text"  # the keyboard stays closed
+    page.tap(page.alternative("house"))
+    page.wait_for("field.value === 'The snow fell on the house house.'")
     page.settle()
     assert page.focused() != "text"
-    page.browser.tap("#panel-close")
-    page.browser.wait_for("panel.dataset.open === 'false'")
-    page.browser.tap(page.word("snow"))
-    page.browser.wait_for("panel.dataset.open === 'true'")
+    page.tap("#panel-close")
+    page.wait_for("panel.dataset.open === 'false'")
+    page.tap(page.word("snow"))
+    page.wait_for("panel.dataset.open === 'true'")
     page.settle()
-    page.browser.tap(page.word("snow"))
-    page.browser.wait_for("document.activeElement === field")
+    page.tap(page.word("snow"))
+    page.wait_for("document.activeElement === field")
 
 
 @pytest.mark.parametrize("width", [320, 1400])
-def test_nothing_is_wider_than_the_screen(page: OpenPage, width: int) -> None:
-    page.open(f"{TEXT}\n{'unbreakable' * 12}", width=width, height=800, touch=width < 1000)
+def test_page_fits_the_screen(page, width):
+    page.show(f"{TEXT}\n{'unbreakable' * 12}", width=width, height=800, touch=width < 1000)
     too_wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
-    assert not page.browser.evaluate(too_wide)
-    page.browser.evaluate("void chooseModels(view.models[0], view.models[1])")
-    page.browser.evaluate("void byId('all-words').setAttribute('open', '')")
+    assert not page.evaluate(too_wide)
+    page.evaluate("void chooseModels(view.models[0], view.models[1])")
+    page.evaluate("void byId('all-words').setAttribute('open', '')")
     page.settle()
-    page.browser.evaluate("choose(4, { open: true })")
+    page.evaluate("choose(4, { open: true })")
     page.settle()
-    assert not page.browser.evaluate(too_wide)
-    box = page.browser.evaluate("panel.getBoundingClientRect().toJSON()")
+    assert not page.evaluate(too_wide)
+    box = page.evaluate("panel.getBoundingClientRect().toJSON()")
     assert 0 <= box["left"] and box["right"] <= width
 
 
-def test_the_theme_follows_the_system_until_somebody_chooses(page: OpenPage) -> None:
+def test_theme(page):
     ground = "getComputedStyle(document.body).backgroundColor"
     bar = "canvas.toDataURL()"
-    page.open(dark=True)
-    assert page.browser.evaluate(ground) == "rgb(19, 20, 23)"
-    dark = page.browser.evaluate(bar)
+    page.show(dark=True)
+    assert page.evaluate(ground) == "rgb(19, 20, 23)"
+    dark = page.evaluate(bar)
     label = "byId('theme').getAttribute('aria-label')"
-    assert page.browser.evaluate(label) == "Switch to the light theme"
-    page.browser.click("#theme")
-    assert page.browser.evaluate(ground) == "rgb(250, 248, 244)"
-    assert page.browser.evaluate(bar) != dark  # the canvas too
-    page.browser.reload()
-    page.browser.wait_for(SETTLED)
-    assert page.browser.evaluate(ground) == "rgb(250, 248, 244)"
-    page.open(dark=False)
-    assert page.browser.evaluate(ground) == "rgb(250, 248, 244)"
+    assert page.evaluate(label) == "Switch to the light theme"
+    page.click("#theme")
+    assert page.evaluate(ground) == "rgb(250, 248, 244)"
+    assert page.evaluate(bar) != dark  # the canvas too
+    page.reload()
+    page.settle()
+    assert page.evaluate(ground) == "rgb(250, 248, 244)"
+    page.show(dark=False)
+    assert page.evaluate(ground) == "rgb(250, 248, 244)"
 
 
 @pytest.mark.slow
-def test_a_text_of_thousands_of_words_stays_fast(page: OpenPage) -> None:
-    page.open("snow fell on it, " * 1000)  # 5,000 words on one line
-    page.browser.evaluate("field.focus(), field.setSelectionRange(40, 40)")
-    times = page.browser.evaluate(
+def test_long_texts_stay_fast(page):
+    page.show("snow fell on it, " * 1000)  # 5,000 words on one line
+    page.evaluate("field.focus(), field.setSelectionRange(40, 40)")
+    times = page.evaluate(
         "[...'abcdefghi'].map((letter) => { const begin = performance.now();"
         " document.execCommand('insertText', false, letter); document.body.offsetHeight;"
         " return performance.now() - begin; })"
     )
-    assert sorted(times)[4] < 100, times  # a sixth of that on a machine that has nothing else to do
+    assert sorted(times)[4] < 100, times  # about 17 ms on an idle machine
     page.settle()
     assert len(page.words) == 5000 and "abcdefghi" in " ".join(page.words)
 
 
-# --- Two models. ---
-
-
-def test_two_models_are_compared_word_by_word(page: OpenPage) -> None:
-    page.open(f"the snow fell on {UNKNOWN} house")
-    page.browser.evaluate(
-        "byId('second').value = 'sm', byId('second').dispatchEvent(new Event('change'))"
-    )
-    page.browser.wait_for("view.answers.length === 2")
+def test_comparison_of_two_models(page):
+    page.show(f"the snow fell on {UNKNOWN} house")
+    page.evaluate("byId('second').value = 'sm', byId('second').dispatchEvent(new Event('change'))")
+    page.wait_for("view.answers.length === 2")
     page.settle()
     classes = page.classes()
     for word, ahead in (("the", "a2"), ("fell", "a2"), ("house", "a2"), ("snow", "b1")):
         assert ahead in classes[word].split(), word
-    assert {"none", "unknown"} <= set(classes[UNKNOWN].split())  # nothing to compare
-    verdict = page.said(".verdict")
+    assert {"none", "unknown"} <= set(classes[UNKNOWN].split())
+    verdict = page.shown(".verdict")
     # the, fell, house: +1.5 each; snow, on and the line end: -0.75 each.
     assert "ADP-T is 0.38 bits per word less surprised than SM" in verdict
     assert "ADP-T is ahead on 3 of 6 places, SM on 3" in verdict and "1 word" in verdict
-    assert page.said("[data-total=perplexity]").count("SM") == 1
-    assert "ADP-T" in page.said("#panel-facts") and "SM" in page.said("#panel-facts")
-    assert "with=sm" in page.browser.evaluate("location.hash")
-    page.browser.click("(document.querySelectorAll('#views button')[2])")  # SM alone
+    assert page.shown("[data-total=perplexity]").count("SM") == 1
+    assert "ADP-T" in page.shown("#panel-facts") and "SM" in page.shown("#panel-facts")
+    assert "with=sm" in page.evaluate("location.hash")
+    page.click("(document.querySelectorAll('#views button')[2])")  # SM alone
     step = int(bits_of("house", "sm") // 2)
     assert f"s{step}" in page.classes()["house"].split()
 
 
-def test_the_alternatives_of_either_model_can_be_seen(page: OpenPage) -> None:
-    page.open(**{"model": "sm", "with": "adp-t"})
-    assert page.said("#panel-facts").split("\n")[0].split() == ["SM", "ADP-T"]
-    asked = {(body["model"], body.get("top")) for body in page.server.asked}
+def test_alternatives_of_both_models(page):
+    page.show(**{"model": "sm", "with": "adp-t"})
+    assert page.shown("#panel-facts").split("\n")[0].split() == ["SM", "ADP-T"]
+    asked = {(body["model"], body.get("top")) for body in page.server.requests}
     assert {("sm", 10), ("adp-t", 10)} <= asked
-    page.browser.click("(document.querySelectorAll('.switch button')[1])")
+    page.click("(document.querySelectorAll('.switch button')[1])")
     pressed = "document.querySelector('.switch [aria-pressed=true]').textContent"
-    assert page.browser.evaluate(pressed) == "ADP-T"
+    assert page.evaluate(pressed) == "ADP-T"
 
 
-# --- Links. ---
-
-
-def test_a_link_brings_back_text_and_models(page: OpenPage) -> None:
-    page.open("a b+c&d=e #f\n100% <g>", **{"model": "sm", "with": "adp-t"})
+def test_link_restores_text_and_models(page):
+    page.show("a b+c&d=e #f\n100% <g>", **{"model": "sm", "with": "adp-t"})
     assert page.text == "a b+c&d=e #f\n100% <g>"
-    link = page.browser.evaluate("location.origin + location.pathname + '#' + fragment()")
-    assert link == page.browser.evaluate("location.href")
-    page.browser.evaluate("void (location.hash = 'text=snow&model=adp-t')")
-    page.browser.wait_for("field.value === 'snow' && " + SETTLED)
-    assert page.browser.evaluate("[view.first.id, view.second]") == ["adp-t", None]
+    link = page.evaluate("location.origin + location.pathname + '#' + fragment()")
+    assert link == page.evaluate("location.href")
+    page.evaluate("void (location.hash = 'text=snow&model=adp-t')")
+    page.wait_for("field.value === 'snow' && " + SETTLED)
+    assert page.evaluate("[view.first.id, view.second]") == ["adp-t", None]
 
 
-def test_link_and_table_can_be_copied(page: OpenPage) -> None:
-    page.open("snow fell", **{"with": "sm"})
-    page.browser.evaluate(
+def test_copies_link_and_table(page):
+    page.show("snow fell", **{"with": "sm"})
+    page.evaluate(
         "void Object.defineProperty(navigator, 'clipboard', { value:"
         " { writeText: async (text) => void (window.copied = text) } })"
     )
-    page.browser.click("#share")
-    link = page.browser.wait_for("window.copied")
+    page.click("#share")
+    link = page.wait_for("window.copied")
     assert link == f"{page.server.url}#text=snow+fell&model=adp-t&with=sm"
-    assert page.said("#share") == "Link copied"
-    page.browser.click("#all-words summary")
-    page.browser.wait_for("byId('copy-table').offsetParent !== null")
-    page.browser.click("#copy-table")
-    table = page.browser.wait_for("window.copied.includes('\\t') && window.copied")
+    assert page.shown("#share") == "Link copied"
+    page.click("#all-words summary")
+    page.wait_for("byId('copy-table').offsetParent !== null")
+    page.click("#copy-table")
+    table = page.wait_for("window.copied.includes('\\t') && window.copied")
     rows = [line.split("\t") for line in table.split("\n")]
     assert [row[0] for row in rows] == ["word", "snow", "fell", "end of line"]
     assert rows[1][-1] == f"{bits_of('snow', 'sm') - bits_of('snow', 'adp-t'):.3f}"
 
 
-# --- With the real service. ---
-
-
-def test_the_service_answers_all_that_the_page_asks(
-    browser: Browser, service: Running, models: dict[str, ServedModel]
-) -> None:
+def test_page_with_the_real_service(browser, service, models):
     text = "ba \U0001f409 bila\n\nboro </s> ba"
     browser.open(f"{service.url}/#{urlencode({'text': text, 'with': 'pieces'})}")
     browser.wait_for(SETTLED)
@@ -569,9 +508,8 @@ def test_the_service_answers_all_that_the_page_asks(
         assert written == word == scored[0].word == scored[1].word
         assert bits == pytest.approx([each.surprisal for each in scored], abs=1e-5)
     ends = [row[1] for row in shown].count("</s>")
-    assert ends == 4  # one of them is written out
+    assert ends == 4  # one of them is in the text
     assert browser.evaluate("view.rows.filter((row) => row.isEnd).length") == 3
-    # Word by word, as a click would.
     for row, word in enumerate(expected[0].words):
         browser.evaluate(f"choose({row}, {{ open: true }})")
         browser.wait_for(f"view.chosen === {row} && {SETTLED}")
@@ -588,98 +526,93 @@ def test_the_service_answers_all_that_the_page_asks(
     assert browser.problems == []
 
 
-def _plain(name: str) -> str:
+def _plain(name):
     return "</s>" if name.startswith("\u21b5") else name.removesuffix(" any unknown word")
 
 
-def test_the_page_works_in_a_browser_that_was_asked_for_the_key(
-    browser: Browser, models: dict[str, ServedModel]
-) -> None:
+def test_page_works_with_basic_auth(browser, models):
     with Running(models, keys=[b"sesame"]) as service:
         browser.open(f"{service.url}/#text=ba+bila", password="sesame")
         browser.wait_for(SETTLED)
         assert browser.problems == []
 
 
-# --- Mishaps. ---
-
-
-def refuse(status: int, message: str, **headers: str) -> Any:
-    def answer(path: str, body: dict[str, Any]) -> Any:
+def fail_with(status, message, **headers):
+    def answer(path, body):
         error = {"error": {"message": message}}
         return (status, headers, error) if path == "/score" else None
 
     return answer
 
 
-def test_the_page_asks_for_the_key_and_keeps_it_for_this_window(page: OpenPage) -> None:
+def test_page_asks_for_the_api_key(page):
     page.server.key = "sesame"
-    page.open(waits=False)
-    page.browser.wait_for("byId('key') !== null")
-    assert "asks for an API key" in page.said("#notice") and page.focused() == "key"
-    page.browser.type("wrong")
-    page.browser.press("Enter")
-    page.browser.wait_for("byId('key-label').textContent.includes('does not take')")
-    page.browser.type("sesame")
-    page.browser.press("Enter")
+    page.show(waits=False)
+    page.wait_for("byId('key') !== null")
+    assert "requires an API key" in page.shown("#notice") and page.focused() == "key"
+    page.type("wrong")
+    page.press("Enter")
+    page.wait_for("byId('key-label').textContent.includes('rejected')")
+    page.type("sesame")
+    page.press("Enter")
     page.settle()
-    assert page.said("#notice") == "" and page.text == TEXT
-    page.browser.reload()
-    page.browser.wait_for(SETTLED)
+    assert page.shown("#notice") == "" and page.text == TEXT
+    page.reload()
+    page.settle()
     kept = "[sessionStorage.length, localStorage.length]"
-    assert page.browser.evaluate(kept) == [1, 0]
-    assert "sesame" not in page.browser.evaluate("location.href")
+    assert page.evaluate(kept) == [1, 0]
+    assert "sesame" not in page.evaluate("location.href")
 
 
-def test_a_busy_server_is_asked_again(page: OpenPage) -> None:
-    page.server.mishap = refuse(429, "too many requests wait", **{"Retry-After": "1"})
-    page.open(waits=False)
-    page.browser.wait_for("!byId('notice').hidden")
-    assert "busy: too many requests wait" in page.said("#notice")
+def test_retries_a_busy_server(page):
+    page.server.fail = fail_with(429, "too many requests wait", **{"Retry-After": "1"})
+    page.show(waits=False)
+    page.wait_for("!byId('notice').hidden")
+    assert "busy: too many requests wait" in page.shown("#notice")
     assert page.text == TEXT
-    page.server.mishap = lambda path, body: None
+    page.server.fail = lambda path, body: None
     page.settle()
-    assert page.said("#notice") == "" and page.words[0] == "The"
+    assert page.shown("#notice") == "" and page.words[0] == "The"
 
 
-def test_a_refusal_is_shown_under_the_text_and_nothing_is_lost(page: OpenPage) -> None:
-    page.open()
-    page.server.mishap = refuse(400, "text: 9 words, and <b>5</b> at most")
-    page.browser.evaluate("field.focus(), field.setSelectionRange(0, 0)")
-    page.browser.type("Today ")
-    page.browser.wait_for("!byId('notice').hidden")
-    assert page.said("#notice") == "text: 9 words, and <b>5</b> at most"
+def test_shows_errors_below_the_text(page):
+    page.show()
+    page.server.fail = fail_with(400, "text: 9 words, and <b>5</b> at most")
+    page.evaluate("field.focus(), field.setSelectionRange(0, 0)")
+    page.type("Today ")
+    page.wait_for("!byId('notice').hidden")
+    assert page.shown("#notice") == "text: 9 words, and <b>5</b> at most"
     assert page.text == f"Today {TEXT}"
-    assert page.words[0] == "snow"  # what was not touched keeps its colour
-    page.server.mishap = lambda path, body: None
-    page.browser.type("x")
+    assert page.words[0] == "snow"  # unchanged words keep their colour
+    page.server.fail = lambda path, body: None
+    page.type("x")
     page.settle()
-    assert page.said("#notice") == "" and page.words[1] == "xThe"
+    assert page.shown("#notice") == "" and page.words[1] == "xThe"
 
 
-def test_a_server_that_is_gone_is_missed_in_words(page: OpenPage) -> None:
-    page.open()
-    page.browser.call("Network.emulateNetworkConditions", offline=True, latency=0,
+def test_unreachable_server(page):
+    page.show()
+    page.call("Network.emulateNetworkConditions", offline=True, latency=0,
                       downloadThroughput=-1, uploadThroughput=-1)  # fmt: skip
-    page.browser.evaluate("field.focus(), field.setSelectionRange(0, 0)")
-    page.browser.type("Now ")
-    page.browser.wait_for("!byId('notice').hidden")
-    assert "cannot be reached" in page.said("#notice") and page.text == f"Now {TEXT}"
-    page.browser.call("Network.emulateNetworkConditions", offline=False, latency=0,
+    page.evaluate("field.focus(), field.setSelectionRange(0, 0)")
+    page.type("Now ")
+    page.wait_for("!byId('notice').hidden")
+    assert "cannot be reached" in page.shown("#notice") and page.text == f"Now {TEXT}"
+    page.call("Network.emulateNetworkConditions", offline=False, latency=0,
                       downloadThroughput=-1, uploadThroughput=-1)  # fmt: skip
-    page.browser.click("#notice button")
+    page.click("#notice button")
     page.settle()
     assert page.words[0] == "Now"
 
 
-def test_alternatives_that_do_not_come_leave_the_rest_in_place(page: OpenPage) -> None:
-    def only_scores(path: str, body: dict[str, Any]) -> Any:
-        return refuse(500, "the service failed")(path, body) if "top" in body else None
+def test_failed_alternatives_keep_the_rest(page):
+    def only_scores(path, body):
+        return fail_with(500, "the service failed")(path, body) if "top" in body else None
 
-    page.server.mishap = only_scores
-    page.open()
-    assert "the service failed" in page.said("#panel-alternatives")
-    assert "bits" in page.said("#panel-facts")
-    page.server.mishap = lambda path, body: None
-    page.browser.click("#panel-alternatives button")
-    page.browser.wait_for("document.querySelector('.alternatives') !== null")
+    page.server.fail = only_scores
+    page.show()
+    assert "the service failed" in page.shown("#panel-alternatives")
+    assert "bits" in page.shown("#panel-facts")
+    page.server.fail = lambda path, body: None
+    page.click("#panel-alternatives button")
+    page.wait_for("document.querySelector('.alternatives') !== null")

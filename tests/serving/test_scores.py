@@ -1,4 +1,4 @@
-"""`/score` and the tokenizer paths: the numbers and ids of the library."""
+"""`/score` and the tokenizer endpoints match the library."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from zipflm.serving.models import served
 
 
 @pytest.mark.parametrize("name", ["words", "pieces"])
-def test_scores_are_those_of_the_library(service, models, name):
+def test_scores_match_the_library(service, models, name):
     texts, lm = ["ba be bila", "noro\nka unheard-of", "ba " * 60], models[name].lm
     answer = service.score(texts, model=name)
     assert answer["model"] == name and answer["protocol"]["block"] == 16
@@ -40,7 +40,7 @@ def test_a_prefix_is_context_for_every_text(service, words):
 
 
 @pytest.mark.parametrize("name", ["words", "pieces"])
-def test_alternatives_and_ranks_where_they_are_asked_for(service, models, name):
+def test_alternatives_and_ranks(service, models, name):
     text, lm = "ba be noro boro", models[name].lm
     answer = service.score(text, model=name, top=5, ranks=True, at=[2, 0, 0])
     found = answer["texts"][0]["words"]
@@ -50,7 +50,7 @@ def test_alternatives_and_ranks_where_they_are_asked_for(service, models, name):
         assert [each["word"] for each in word["alternatives"]] == [each.word for each in likely]
         ours = [each["logprob"] for each in word["alternatives"]]
         assert ours == pytest.approx([each.logprob for each in likely], abs=1e-5)
-        # Of all words in pieces only the most likely ones are ranked.
+        # Sub-word models rank only the alternatives.
         number = len(lm.vocabulary) if name == "words" else 5
         names = [each.word for each in lm.next_words(before, number)]
         rank = names.index(word["word"]) + 1 if word["word"] in names else None
@@ -77,12 +77,9 @@ def test_numbers_are_finite_json(service, monkeypatch):
     assert str(found["words"][0]["logprob"]) == "0.0"
 
 
-# --- The paths that lm-evaluation-harness asks of a remote tokenizer. ---
-
-
 @pytest.mark.parametrize("name", ["words", "pieces"])
 @pytest.mark.parametrize("text", ["ba be noro", "ba\nbe", "", "</s>", "</s> ba be", "ba\n"])
-def test_texts_become_ids_and_texts_again(service, models, name, text):
+def test_tokenize_and_detokenize(service, models, name, text):
     found = service.post("/tokenize", prompt=text, add_special_tokens=False, model=name).json()
     assert found["tokens"] == models[name].reader.prefix(text).tolist()
     assert found["count"] == len(found["tokens"]) and found["max_model_len"] == 200
@@ -90,7 +87,7 @@ def test_texts_become_ids_and_texts_again(service, models, name, text):
     assert back == {"prompt": text}
 
 
-def test_the_tokenizer_info_has_the_token_before_every_text(service):
+def test_tokenizer_info(service):
     info = service.client.get("/tokenizer_info").json()
     assert service.post("/tokenize", prompt=info["eos_token"]).json()["tokens"] == [2]
     assert info["bos_token"] == info["eos_token"]
@@ -102,7 +99,7 @@ def test_rejects_tokens_that_are_not_ids(service, tokens):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "tokens"
 
 
-def test_words_outside_the_vocabulary_of_a_model_that_reads_bytes(word_data):
+def test_tokenize_words_that_are_read_as_bytes(word_data):
     lm = loaded(word_data, "CNN", ["input.predicted_words=20"])
     rare = lm.vocabulary.words[25]
     text, likely = f"ba unheard-of {rare} ba", [each.word for each in lm.next_words("ba", 20)]

@@ -1,4 +1,4 @@
-"""Texts scored together, against the library's own scores of each alone."""
+"""Scoring of several texts together."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def scores_of(model, *documents):
 
 
 @pytest.mark.parametrize("name", ["words", "pieces"])
-def test_scores_are_those_of_each_text_alone(models, name):
+def test_batched_scores_match_single_scores(models, name):
     model = models[name]
     scores = scores_of(model, *(Document(ids_of(model, text)) for text in TEXTS))
     for text, found in zip(TEXTS, scores, strict=True):
@@ -26,7 +26,7 @@ def test_scores_are_those_of_each_text_alone(models, name):
         np.testing.assert_allclose(found.nll, expected, atol=1e-5)
 
 
-def test_a_prefix_is_context_and_documents_may_end_in_any_word(words):
+def test_prefix_is_context(words):
     ids = ids_of(words, "ba be bila boro")
     whole, after, open_end = scores_of(
         words, Document(ids), Document(ids, skip=2), Document(ids[:-1])
@@ -35,7 +35,7 @@ def test_a_prefix_is_context_and_documents_may_end_in_any_word(words):
     np.testing.assert_allclose(open_end.nll, whole.nll[:-1], atol=1e-5)
 
 
-def test_alternatives_and_ranks_are_those_of_the_whole_distribution(words):
+def test_alternatives_and_ranks_match_the_distribution(words):
     ids = ids_of(words, TEXTS[1])
     asked = np.array([1, 3])
     _, found = scores_of(
@@ -50,14 +50,14 @@ def test_alternatives_and_ranks_are_those_of_the_whole_distribution(words):
         assert found.top[number][0][1] == pytest.approx(log_probs[place].max().item(), abs=1e-5)
 
 
-def test_nothing_to_score_is_no_error(words):
+def test_empty_batches(words):
     nothing = np.zeros(0, dtype=np.int64)
     empty, one = scores_of(words, Document(nothing), Document(ids_of(words, "ba")))
     assert len(empty.nll) == 0 and len(one.nll) == 2
     assert len(scores_of(words, Document(nothing))[0].nll) == 0
 
 
-def test_a_model_without_finite_numbers_gives_none(words, monkeypatch):
+def test_model_without_finite_numbers(words, monkeypatch):
     output = words.engine.model.output
     monkeypatch.setattr(output, "nll", lambda hidden, targets: targets * torch.nan)
     with pytest.raises(ValueError, match="diverged"):

@@ -1,4 +1,4 @@
-"""The command as a process of its own: it starts, survives its files, and ends in good order."""
+"""Start and shutdown of the server."""
 
 import json
 import os
@@ -18,7 +18,7 @@ import training_runs
 from serving.services import Running, slowed
 
 from zipflm import load
-from zipflm.serving.server import bound, read_keys
+from zipflm.serving.server import bind_socket, read_keys
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def run(word_data, tmp_path_factory):
 
 @contextmanager
 def process(*arguments):
-    """`zipflm serve`, once it listens: the process and its address."""
+    """Run `zipflm serve`; yields the process and its address."""
     command = training_runs.command("serve", *arguments, "--port", 0, "--device", "cpu")
     child = subprocess.Popen(
         command, env=training_runs.environment(), stderr=subprocess.PIPE, text=True
@@ -53,7 +53,7 @@ def ask(address, path, **fields):
         return json.load(answer)
 
 
-def test_a_running_server_needs_its_run_folder_no_more_and_ends_with_0(run, tmp_path):
+def test_running_server_does_not_need_its_run_folder(run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     expected = load(run, device="cpu").score("ba be bu").logprob
@@ -66,7 +66,7 @@ def test_a_running_server_needs_its_run_folder_no_more_and_ends_with_0(run, tmp_
         assert ask(address, "/score", text="ba be bu")["texts"][0]["logprob"] == pytest.approx(
             expected, abs=1e-5
         )
-        # As bad as it gets for a file that is mapped into memory: it changes, then shrinks.
+        # The worst case for memory-mapped files: they change, then shrink.
         for path in copy.rglob("*"):
             if path.is_file():
                 os.chmod(path, 0o600)
@@ -85,19 +85,19 @@ def test_a_running_server_needs_its_run_folder_no_more_and_ends_with_0(run, tmp_
         assert child.wait(30) == 0
 
 
-def test_what_was_accepted_is_answered_and_new_work_refused(models, monkeypatch):
+def test_shutdown_finishes_accepted_requests(models, monkeypatch):
     slowed(monkeypatch, 0.05)
     with Running(models) as service, ThreadPoolExecutor(2) as pool:
         running = pool.submit(service.complete, "ba", max_tokens=60, lines=0)
-        service.until(lambda: service.worker.num_writing == 1)
+        service.until(lambda: service.worker.num_generating == 1)
         with closing(
             service.begin(
                 "/v1/completions", {"prompt": "be", "max_tokens": 60, "lines": 0, "stream": True}
             )
         ) as stream:
-            service.until(lambda: service.worker.num_writing == 2)
+            service.until(lambda: service.worker.num_generating == 2)
             service.end()
-            service.until(lambda: service.server.service.is_ending)
+            service.until(lambda: service.server.service.is_shutting_down)
             for path, fields in (("/score", {"text": "ba"}), ("/v1/completions", {"prompt": "b"})):
                 refused = service.post(path, **fields)
                 assert refused.status_code == 503
@@ -112,13 +112,13 @@ def test_what_was_accepted_is_answered_and_new_work_refused(models, monkeypatch)
             service.client.get("/health")
 
 
-def test_a_second_signal_ends_it_now(models, monkeypatch):
+def test_second_signal_stops_immediately(models, monkeypatch):
     slowed(monkeypatch, 0.05)
     with Running(models) as service:
         with closing(
             service.begin("/v1/completions", {"prompt": "ba", "max_tokens": 3000, "lines": 0})
         ):
-            service.until(lambda: service.worker.num_writing == 1)
+            service.until(lambda: service.worker.num_generating == 1)
             service.end()
             time.sleep(0.2)
             assert not service.has_ended(0)
@@ -126,26 +126,26 @@ def test_a_second_signal_ends_it_now(models, monkeypatch):
             assert service.has_ended(10)
 
 
-def test_an_address_that_is_taken_is_told_before_anything_is_loaded(run):
-    with bound("127.0.0.1", 0) as taken:
+def test_address_in_use(run):
+    with bind_socket("127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"--port {port}: Address already in use"):
-            bound("127.0.0.1", port)
+            bind_socket("127.0.0.1", port)
     with pytest.raises(ValueError, match="--host no.such.host.invalid"):
-        bound("no.such.host.invalid", 0)
+        bind_socket("no.such.host.invalid", 0)
 
 
-def test_keys_are_lines(tmp_path):
+def test_reads_api_keys(tmp_path):
     file = tmp_path / "keys"
     file.write_text("one\n\n two \n")
     assert read_keys(str(file)) == [b"one", b"two"]
     file.write_text("\n")
-    with pytest.raises(ValueError, match="holds no key"):
+    with pytest.raises(ValueError, match="contains no keys"):
         read_keys(str(file))
 
 
-def test_no_thread_is_left(models):
+def test_stops_all_threads(models):
     before = threading.active_count()
     with Running(models) as service:
         service.score("ba")

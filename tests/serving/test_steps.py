@@ -1,4 +1,4 @@
-"""Texts written beside others are those that are written alone."""
+"""Generation in batches gives the same texts as one by one."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zipflm.language.decoding import GrowingText, SamplingOptions, Spelling, TextDecoder
-from zipflm.serving.worker import Places
+from zipflm.serving.worker import BatchRoom
 
 PROMPTS = ["ba", "be noro boro", "bu ban bi ka ke", "mila"]
 DRAWN, NUCLEUS, GREEDY = {}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 0.0}
@@ -30,10 +30,10 @@ def alone(model, *args, **options):
 
 
 @pytest.mark.parametrize("name", ["words", "pieces"])
-def test_a_text_does_not_depend_on_who_joins_and_leaves_beside_it(models, name):
+def test_texts_do_not_depend_on_the_batch(models, name):
     model = models[name]
     decoder = TextDecoder(model.engine, model.lm.reader)
-    # Longer than the block of 16, so that they slide while others are in the middle.
+    # Longer than the block of 16, so that the window slides.
     wanted = [
         (prompt, seed, 5 + 9 * seed, choice)
         for seed, (prompt, choice) in enumerate(
@@ -56,7 +56,7 @@ def test_a_text_does_not_depend_on_who_joins_and_leaves_beside_it(models, name):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_equal_prompts_are_read_once(words, monkeypatch):
+def test_equal_prompts_are_processed_once(words, monkeypatch):
     decoder = TextDecoder(words.engine, words.lm.reader)
     sizes, new_cache = [], words.engine.model.new_cache
     monkeypatch.setattr(
@@ -67,11 +67,11 @@ def test_equal_prompts_are_read_once(words, monkeypatch):
     finish(decoder)
 
 
-def test_rows_wait_where_there_is_no_room(words):
+def test_batch_room(words):
     engine = replace(words.engine, batch_tokens=40)
-    rows = [a_row(words, "ba be", max_tokens=9) for _ in range(4)]  # of 12 places each
-    places = Places(engine, [])
+    rows = [a_row(words, "ba be", max_tokens=9) for _ in range(4)]  # of 12 tokens each
+    places = BatchRoom(engine, [])
     assert [places.take(row) for row in rows] == [True, True, True, False]
-    assert places.take(a_row(words, "ba", max_tokens=1)) is False  # 4 places of 12 are too many
-    assert not Places(engine, rows[:3]).take(rows[3])
-    assert Places(replace(words.engine, batch_tokens=1), []).take(rows[0])
+    assert places.take(a_row(words, "ba", max_tokens=1)) is False  # 4 rows of 12 tokens do not fit
+    assert not BatchRoom(engine, rows[:3]).take(rows[3])
+    assert BatchRoom(replace(words.engine, batch_tokens=1), []).take(rows[0])

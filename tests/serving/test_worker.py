@@ -1,4 +1,4 @@
-"""The model thread: batches, places in the queue, and what happens to those that leave."""
+"""The model thread: batches, queue and disconnects."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from zipflm.serving.queue import Limits
 
 @pytest.fixture
 def held(monkeypatch):
-    """The model thread computes no scores before this is set."""
+    """An event; scoring waits until it is set."""
     gate, score = threading.Event(), Engine.start_scoring
     batches = []
 
@@ -29,10 +29,10 @@ def held(monkeypatch):
     gate.set()
 
 
-def test_requests_that_wait_are_scored_together_up_to_the_limit(models, held):
+def test_waiting_requests_are_batched(models, held):
     with Running(models, Limits(max_batch_words=12)) as service, ThreadPoolExecutor(9) as pool:
         first = pool.submit(service.score, "ba")
-        service.until(lambda: service.worker.num_unanswered == 1 and not service.worker.num_waiting)
+        service.until(lambda: service.worker.num_active == 1 and not service.worker.num_waiting)
         others = [pool.submit(service.score, "ba be bu") for _ in range(8)]  # 4 words each
         service.until(lambda: service.worker.num_waiting == 8)
         held.set()
@@ -41,10 +41,10 @@ def test_requests_that_wait_are_scored_together_up_to_the_limit(models, held):
     assert len({str(answer["texts"][0]["logprob"]) for answer in answers[1:]}) == 1
 
 
-def test_a_full_queue_refuses_with_a_time_to_come_again(models, held):
+def test_full_queue_returns_429(models, held):
     with Running(models, Limits(max_waiting=2)) as service, ThreadPoolExecutor(3) as pool:
         pool.submit(service.score, "ba")
-        service.until(lambda: service.worker.num_unanswered == 1 and not service.worker.num_waiting)
+        service.until(lambda: service.worker.num_active == 1 and not service.worker.num_waiting)
         waiting = [pool.submit(service.score, "be") for _ in range(2)]
         service.until(lambda: service.worker.num_waiting == 2)
         for path, fields in (("/score", {"text": "bu"}), ("/v1/completions", {"prompt": "bu"})):
@@ -57,10 +57,10 @@ def test_a_full_queue_refuses_with_a_time_to_come_again(models, held):
         assert service.score("bu")["texts"]
 
 
-def test_a_client_that_leaves_frees_its_place_in_the_queue(models, held):
+def test_disconnect_frees_the_queue(models, held):
     with Running(models, Limits(max_waiting=1)) as service, ThreadPoolExecutor(2) as pool:
         first = pool.submit(service.score, "ba")
-        service.until(lambda: service.worker.num_unanswered == 1 and not service.worker.num_waiting)
+        service.until(lambda: service.worker.num_active == 1 and not service.worker.num_waiting)
         with closing(service.begin("/score", {"text": "be be"})):
             service.until(lambda: service.worker.num_waiting == 1)
         service.until(lambda: service.worker.num_waiting == 0)
@@ -68,11 +68,11 @@ def test_a_client_that_leaves_frees_its_place_in_the_queue(models, held):
         service.until(lambda: service.worker.num_waiting == 1)
         held.set()
         assert first.result()["texts"] and last.result()["texts"]
-        assert held.batches == [[2], [2]]  # what nobody waits for is not computed
+        assert held.batches == [[2], [2]]  # the cancelled request is not computed
         assert service.metric("zipflm_clients_left_total") == 1
 
 
-def test_texts_that_wait_for_room_cost_nothing(models, monkeypatch):
+def test_waiting_texts_are_not_scanned_every_step(models, monkeypatch):
     calls, room = [], GrowingText.room
 
     def counted(self, engine):
@@ -83,38 +83,37 @@ def test_texts_that_wait_for_room_cost_nothing(models, monkeypatch):
     with Running(models, Limits(max_batch_words=100)) as service:
         answer = service.complete("ba", n=200, max_tokens=3, lines=0, seed=1)
     assert len({choice["index"] for choice in answer["choices"]}) == 200
-    # For each text when it joins, at its steps, and when it is the first that has to wait.
+    # When a text joins, at its steps, and when it is the first in the queue.
     assert len(calls) < 10 * 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_whose_reader_left_is_written_no_further(models, monkeypatch, stream):
+def test_disconnect_stops_generation(models, monkeypatch, stream):
     slowed(monkeypatch, 0.02)
     with Running(models) as service:
         fields = {"prompt": "ba", "max_tokens": 3000, "lines": 0, "stream": stream, "n": 3}
         with closing(service.begin("/v1/completions", fields)) as connection:
-            service.until(lambda: service.worker.num_writing == 3)
+            service.until(lambda: service.worker.num_generating == 3)
             if stream:
                 assert connection.recv(10) == b"HTTP/1.1 2"
-        service.until(lambda: service.worker.num_writing == service.worker.num_unanswered == 0)
+        service.until(lambda: service.worker.num_generating == service.worker.num_active == 0)
         assert service.complete("ba", max_tokens=2)["choices"]
 
 
-def test_a_new_text_joins_at_the_next_step_and_leaves_before_the_long_one(models, monkeypatch):
+def test_new_text_joins_a_running_batch(models, monkeypatch):
     slowed(monkeypatch, 0.03)
     with Running(models) as service, ThreadPoolExecutor(1) as pool:
         long = pool.submit(service.complete, "ba", max_tokens=150, lines=0, seed=1)
-        service.until(lambda: service.worker.num_writing == 1)
+        service.until(lambda: service.worker.num_generating == 1)
         service.complete("be", max_tokens=2, lines=0)
         assert service.score("bu")["texts"] and not long.done()
-        beside = long.result()["choices"][0]["text"]
+        expected = long.result()["choices"][0]["text"]
         monkeypatch.undo()
-        assert (
-            service.complete("ba", max_tokens=150, lines=0, seed=1)["choices"][0]["text"] == beside
-        )
+        alone = service.complete("ba", max_tokens=150, lines=0, seed=1)
+        assert alone["choices"][0]["text"] == expected
 
 
-def test_one_failure_does_not_take_others_with_it(models, held, monkeypatch):
+def test_failed_text_does_not_affect_others(models, held, monkeypatch):
     score = Engine.start_scoring
 
     def fail_on_long(engine, documents):
@@ -133,7 +132,7 @@ def test_one_failure_does_not_take_others_with_it(models, held, monkeypatch):
         assert service.score("ba")["texts"]
 
 
-def test_a_failing_step_ends_the_texts_beside_it_and_nothing_else(models, monkeypatch):
+def test_failed_step_ends_only_its_batch(models, monkeypatch):
     from zipflm.language.decoding import TextDecoder
 
     step, failures = TextDecoder.step, [RuntimeError("no memory")]

@@ -1,6 +1,4 @@
-"""A study made of random losses, for the tests of tables, figures and pages."""
-
-from __future__ import annotations
+"""A study with random losses, for tests of tables, figures and pages."""
 
 import math
 from dataclasses import replace
@@ -13,19 +11,19 @@ from zipflm.data.vocabulary import Vocabulary
 from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.presets import preset
 from zipflm.studies.members import CurvePoint, Seen, StudyMember, split_score
-from zipflm.studies.study import SplitText, Study, build
+from zipflm.studies.study import SplitText, build
 
 LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 
 
-def vocabulary(size: int = 400) -> Vocabulary:
-    """Zipf's counts, the most frequent word 150,000 times."""
+def vocabulary(size=400):
+    """Zipf counts from 150,000 down."""
     return Vocabulary.from_counts(
         {f"w{rank}": max(3, 150_000 // (rank * rank)) for rank in range(1, size + 1)}
     )
 
 
-def text(size: int = 3000) -> SplitText:
+def text(size=3000):
     words = vocabulary()
     ids = np.random.default_rng(0).zipf(1.3, size=size)
     ids = np.where(ids < len(words) - 12, ids + 3, 2)
@@ -34,11 +32,11 @@ def text(size: int = 3000) -> SplitText:
 
 
 @cache
-def _shared_text() -> SplitText:
+def _shared_text():
     return text()
 
 
-def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> StudyMember:
+def member(label, seed=1, *, problem="", rank=0):
     scored = _shared_text()
     config = preset("tiny", label.split(" ")[0] if label.split(" ")[0] in LABELS else "SM")
     random = np.random.default_rng([rank, seed])
@@ -84,7 +82,7 @@ def member(label: str, seed: int = 1, *, problem: str = "", rank: int = 0) -> St
 
 
 @cache
-def study(dataset: str = "tiny", seeds: int = 1, broken: str = "") -> Study:
+def study(dataset="tiny", seeds=1, broken=""):
     members = [
         member(label, seed, rank=rank, problem="diverged: <loss> nan" if label == broken else "")
         for rank, label in enumerate(LABELS)
@@ -94,17 +92,16 @@ def study(dataset: str = "tiny", seeds: int = 1, broken: str = "") -> Study:
     return build(members, text(), title="Factorizations of test", dataset=dataset, facts=facts)
 
 
-def study_of(*members: StudyMember, dataset: str = "tiny", on: SplitText | None = None) -> Study:
-    """A study of these members."""
+def study_of(*members, dataset="tiny", on=None):
     return build(members, on or text(), title="t", dataset=dataset, facts={})
 
 
-def with_unknown(of: Study) -> Study:
-    """The same with a few words in the bin of unknown ones."""
+def with_unknown(of):
+    """The same study with an additional bin of unknown words."""
     unknown = replace(of.word_bins[0], name="UNK", tokens=5)
     return replace(of, word_bins=(unknown, *of.word_bins))
 
 
-def total_loss(of: Study, label: str) -> float:
+def total_loss(of, label):
     row = next(row for row in of.rows if row.label == label)
     return math.log(row.perplexity[of.split].mean)

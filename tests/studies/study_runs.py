@@ -1,15 +1,10 @@
-"""Small data folders, a trainer that only pretends, and one study that is trained for real."""
-
-from __future__ import annotations
+"""Small data folders, a fake trainer, and one study that is really trained."""
 
 import json
 import os
-from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,20 +12,19 @@ import torch
 from training_runs import in_processes
 
 from zipflm.cli import app
-from zipflm.config import PLAIN, Blocks, Config
+from zipflm.config import PLAIN, Blocks
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
-from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import RunFolder, append_line
-from zipflm.runs.load import LoadedRun, load_run
+from zipflm.runs.load import load_run
 from zipflm.runs.records import Place, Report, SinceReport, TrainingState, Validation
 from zipflm.storage import seal
 from zipflm.studies import members
 from zipflm.studies.compare import compare
 from zipflm.studies.members import ScoredRun, WordScores
-from zipflm.studies.plan import Plan, Request, make_plans, open_words
+from zipflm.studies.plan import Request, make_plans, open_words
 
 SHORT = (
     "training.max_updates=3",
@@ -41,7 +35,7 @@ SHORT = (
     "decoder.num_layers=1",
     "training.report_every=1",
 )
-"""Three updates of a model that makes one in a few milliseconds."""
+"""Overrides for three updates of a few milliseconds each."""
 
 SENTENCES = [
     "the cat sat on the mat and the dog sat on the rug",
@@ -51,10 +45,8 @@ SENTENCES = [
 ]
 
 
-def make_data(
-    folder: Path, *, twin: bool = True, train: Sequence[str] = tuple(SENTENCES * 20)
-) -> Path:
-    """Forty words as a data folder, with its sub-word twin."""
+def make_data(folder, *, twin=True, train=tuple(SENTENCES * 20)):
+    """A data folder of forty words, with its sub-word data if `twin`."""
     texts = {}
     folder.mkdir(parents=True, exist_ok=True)
     for split, lines in (("train", train), ("valid", SENTENCES), ("test", SENTENCES[:3])):
@@ -66,8 +58,8 @@ def make_data(
     return folder / "data"
 
 
-def change_facts(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Make another data folder of one, with checksums to match."""
+def change_facts(folder, change):
+    """Change `data.json` and update its checksums."""
     facts = json.loads((folder / "data.json").read_text())
     change(facts)
     (folder / "data.json").write_text(json.dumps(facts))
@@ -76,20 +68,20 @@ def change_facts(folder: Path, change: Callable[[dict[str, Any]], None]) -> None
 
 @dataclass(frozen=True)
 class WholeStudy:
-    """A study on disk, and what was read to make it."""
+    """A study on disk."""
 
     out: Path
     request: Request
     opened: tuple[Path, ...]
-    """The data folders, as often as they were opened."""
+    """Data folders, once per time they were opened."""
     loaded: tuple[Path, ...]
-    """The checkpoints whose models were loaded."""
+    """Loaded checkpoints."""
 
-    def run_of(self, label: str) -> Path:
+    def run_of(self, label):
         return self.out / "members" / label / "seed-1"
 
 
-def train_whole_study(data: Path, out: Path) -> WholeStudy:
+def train_whole_study(data, out):
     request = Request(
         data=data,
         preset="tiny",
@@ -105,12 +97,12 @@ def train_whole_study(data: Path, out: Path) -> WholeStudy:
     return WholeStudy(out, request, tuple(opened), tuple(loaded))
 
 
-def count_opened(patch: pytest.MonkeyPatch) -> list[Path]:
-    """Every data folder that is opened from now on."""
-    seen: list[Path] = []
+def count_opened(patch):
+    """A list that collects the data folders opened from now on."""
+    seen = []
     open_folder = DataFolder.open
 
-    def opened(path: Path) -> DataFolder:
+    def opened(path):
         seen.append(Path(path))
         return open_folder(path)
 
@@ -118,11 +110,11 @@ def count_opened(patch: pytest.MonkeyPatch) -> list[Path]:
     return seen
 
 
-def count_loaded(patch: pytest.MonkeyPatch, module: ModuleType = members) -> list[Path]:
-    """Every run that a module loads from now on."""
-    seen: list[Path] = []
+def count_loaded(patch, module=members):
+    """A list that collects the runs that a module loads from now on."""
+    seen = []
 
-    def loaded(path: Path) -> LoadedRun:
+    def loaded(path):
         seen.append(path)
         return load_run(path)
 
@@ -130,13 +122,22 @@ def count_loaded(patch: pytest.MonkeyPatch, module: ModuleType = members) -> lis
     return seen
 
 
-def plans_for(request: Request) -> list[Plan]:
+def request_for(data, out, **changes):
+    return Request(**{"data": data, "preset": "tiny", "out": out, **changes})
+
+
+def plans_for(data, out=Path("s"), **changes):
+    request = request_for(data, out, **changes)
     return make_plans(request, open_words(request.data))
 
 
-def report(
-    update: int, seconds: float, loss: float, speed: float = 20.0, memory: int = 7
-) -> Report:
+def run_study(data, out, trainer=None, score=None, **changes):
+    """Compare SM, BPE and ADP-T with a fake trainer and fake scores."""
+    request = request_for(data, out, **{"factorizations": ("SM", "BPE", "ADP-T"), **changes})
+    return compare(request, train=trainer or FakeTrainer(), score=score or fake_score)
+
+
+def report(update, seconds, loss, speed=20.0, memory=7):
     return Report(
         update=update,
         epoch=0.5,
@@ -156,7 +157,7 @@ def report(
     )
 
 
-def validation(update: int, seconds: float, perplexity: float) -> Validation:
+def validation(update, seconds, perplexity):
     loss = float(np.log(perplexity))
     return Validation(
         update=update,
@@ -172,22 +173,22 @@ def validation(update: int, seconds: float, perplexity: float) -> Validation:
     )
 
 
-class PretendTrainer:
-    """Writes the folder of a finished run; fails, is interrupted or runs uncompiled where told."""
+class FakeTrainer:
+    """Writes the folder of a finished run. The members given as options diverge, stop early or run
+    uncompiled."""
 
-    def __init__(self, diverges: str = "", stops_at: str = "", uncompiled: str = "") -> None:
-        self.trained: list[str] = []
+    def __init__(self, diverges="", stops_at="", uncompiled=""):
+        self.trained = []
         self.diverges, self.stops_at, self.uncompiled = diverges, stops_at, uncompiled
         self.valid = 30.0
-        """Perplexity on the valid set."""
 
-    def __call__(self, config: Config, data: DataFolder, out: Path) -> bool:
+    def __call__(self, config, data, out):
         self.trained.append(config.name.split("/")[1])
         print("a line of the trainer")
         run = RunFolder(out)
         run.open(config, data, 0)
         if self.trained[-1] == self.diverges:
-            raise ValueError("so many updates in a row had a non-finite loss")
+            raise ValueError("the loss is not finite")
         last = config.training.max_updates
         compiled = self.trained[-1] != self.uncompiled if config.training.compile else None
         for line in (
@@ -215,15 +216,13 @@ class PretendTrainer:
             text=data.split("train").sha256,
             valid=validation(last, 2.0, self.valid),
         )
-        weights = {"pretended": torch.zeros(2)}
+        weights = {"fake": torch.zeros(2)}
         run.save(Contents(weights, {}, state, config, data.vocabulary, data.codes, PLAIN))
         return True
 
 
-def pretend_score(
-    run: Path, data: DataFolder, splits: Sequence[str], options: ScoringOptions
-) -> ScoredRun:
-    """As many losses as each split has words, lower for names later in the alphabet."""
+def fake_score(run, data, splits, options):
+    """Constant losses, lower for names later in the alphabet."""
     level = 5.0 - 0.1 * (ord(run.parent.name[0]) - ord("A"))
     scores = {}
     for split in splits:
@@ -242,14 +241,14 @@ def pretend_score(
     return ScoredRun("update-00000200", scores)
 
 
-def compare_together(arguments: Sequence[object], place: Path) -> list[str]:
-    """`zipflm compare` in two processes, as torchrun starts them; what each of them says."""
-    said = [place / f"said-{rank}.txt" for rank in range(2)]
-    assert in_processes(2, _compare_and_say, list(map(str, arguments)), said) == [0, 0]
-    return [path.read_text() for path in said]
+def compare_together(arguments, place):
+    """Run `zipflm compare` in two processes; returns the output of each."""
+    outputs = [place / f"stdout-{rank}.txt" for rank in range(2)]
+    assert in_processes(2, _compare_into, list(map(str, arguments)), outputs) == [0, 0]
+    return [path.read_text() for path in outputs]
 
 
-def _compare_and_say(arguments: list[str], said: list[Path]) -> None:
+def _compare_into(arguments, outputs):
     torch.set_num_threads(1)
-    with said[int(os.environ["RANK"])].open("w") as file, redirect_stdout(file):
+    with outputs[int(os.environ["RANK"])].open("w") as file, redirect_stdout(file):
         app(["compare", *arguments], standalone_mode=False)

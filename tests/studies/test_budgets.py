@@ -1,53 +1,44 @@
-"""What is held equal: updates, words of text or seconds, with schedules that end when they do."""
+"""Equal updates, text or seconds for all members."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from studies.study_runs import PretendTrainer, plans_for, pretend_score, report, validation
+from studies.study_runs import FakeTrainer, plans_for, report, run_study, validation
 
-from zipflm.config import Config, CosineCycles
-from zipflm.data.folder import DataFolder
 from zipflm.presets import preset
 from zipflm.runs.folder import RunFolder, append_line
 from zipflm.studies import budgets
-from zipflm.studies.compare import FinishedStudy, compare
-from zipflm.studies.plan import Plan, Request
 
 ALL = ("SM", "BPE", "ADP-T")
 SECONDS = {"SM": 0.4, "ADP-T": 0.1}
-"""Seconds of an update."""
+"""Seconds per update."""
 
 
-def plans(data: Path, **changes: object) -> list[Plan]:
-    fields: dict[str, object] = {"factorizations": ALL, **changes}
-    return plans_for(Request(data=data, preset="tiny", out=Path("s"), **fields))  # type: ignore[arg-type]
-
-
-def words_of(plan: Plan) -> float:
+def words_of(plan):
     text = plan.data.split("train")
     training = plan.config.training
     return training.max_updates * training.tokens_per_update * text.words / text.tokens
 
 
-def test_with_the_same_text_sub_words_make_more_updates(data: Path) -> None:
-    before = {plan.label: words_of(plan) for plan in plans(data)}
+def test_equal_text_gives_sub_words_more_updates(data):
+    before = {plan.label: words_of(plan) for plan in plans_for(data, factorizations=ALL)}
     assert before["BPE"] < before["SM"] == before["ADP-T"]
-    same = budgets.with_same_text(plans(data))
+    same = budgets.with_same_text(plans_for(data, factorizations=ALL))
     updates = {plan.label: plan.config.training.max_updates for plan in same}
     assert updates["SM"] == updates["ADP-T"] == 200 < updates["BPE"]
     assert words_of(same[1]) == pytest.approx(before["SM"], rel=0.01)
 
 
-def test_with_the_same_seconds_the_slow_make_fewer_updates(data: Path) -> None:
-    timed = budgets.with_same_seconds(plans(data), {"SM": 0.2, "BPE": 0.05, "ADP-T": 0.1})
+def test_equal_seconds_gives_slow_models_fewer_updates(data):
+    timed = budgets.with_same_seconds(
+        plans_for(data, factorizations=ALL), {"SM": 0.2, "BPE": 0.05, "ADP-T": 0.1}
+    )
     assert [plan.config.training.max_updates for plan in timed] == [100, 400, 200]
     schedule = timed[1].config.training.schedule  # in updates, so stretched with them
-    assert isinstance(schedule, CosineCycles)
     assert (schedule.warmup_updates, schedule.first_cycle) == (40, 360)
 
 
-def test_the_time_of_an_update_leaves_out_compilation_and_the_beginning() -> None:
+def test_seconds_per_update_ignores_compilation_and_start():
     times = {1: 2.0, 5: 4.0, 10: 5.0, 15: 6.0, 20: 7.1}
     log = [
         replace(report(update, seconds + 30.0, 5.0), compile_seconds=30.0)
@@ -56,26 +47,26 @@ def test_the_time_of_an_update_leaves_out_compilation_and_the_beginning() -> Non
     assert budgets.seconds_per_update([*log, validation(20, 40.0, 9.0)]) == pytest.approx(0.2)
 
 
-def test_an_update_has_as_many_tokens_for_every_member_unless_the_user_decides(data: Path) -> None:
-    """The paper's SM had half of the others' tokens for want of memory."""
-    asked = Request(data=data, preset="wikitext-103", out=Path("s"), factorizations=ALL)
+def test_all_members_use_the_same_tokens_per_update(data):
+    """The paper used half of the tokens for SM, for lack of memory."""
+    given = {"preset": "wikitext-103", "factorizations": ALL}
     overrides = ("input.cutoffs=3,5", "output.cutoffs=3,5")
-    same = plans_for(replace(asked, overrides=overrides))
+    same = plans_for(data, overrides=overrides, **given)
     assert {plan.config.training.tokens_per_update for plan in same} == {65_536}
-    assert same[0].config.batches.tokens == 1024  # as much as fits, as before
+    assert same[0].config.batches.tokens == 1024  # unchanged
     assert preset("wikitext-103", "SM").training.tokens_per_update == 32_768
-    own = (*overrides, "training.tokens_per_update=4096")
-    assert plans_for(replace(asked, overrides=own))[0].config.training.tokens_per_update == 4096
+    (own, *_) = plans_for(data, overrides=(*overrides, "training.tokens_per_update=4096"), **given)
+    assert own.config.training.tokens_per_update == 4096
 
 
-class Timed(PretendTrainer):
-    """Takes its time, and knows how many updates it was asked for."""
+class Timed(FakeTrainer):
+    """Logs the seconds of every update, and records the requested updates."""
 
-    def __init__(self, **options: str) -> None:
+    def __init__(self, **options):
         super().__init__(**options)
-        self.asked: list[tuple[str, int]] = []
+        self.asked = []
 
-    def __call__(self, config: Config, data: DataFolder, out: Path) -> bool:
+    def __call__(self, config, data, out):
         label, updates = config.name.split("/")[1], config.training.max_updates
         self.asked.append((label, updates))
         done = super().__call__(config, data, out)
@@ -88,16 +79,11 @@ class Timed(PretendTrainer):
         return done
 
 
-def run(data: Path, out: Path, trainer: PretendTrainer) -> FinishedStudy:
-    request = Request(
-        data=data, preset="tiny", out=out, factorizations=("SM", "ADP-T"), equal="seconds"
-    )
-    return compare(request, train=trainer, score=pretend_score)
+def run(data, out, trainer):
+    return run_study(data, out, trainer, factorizations=("SM", "ADP-T"), equal="seconds")
 
 
-def test_members_train_as_long_as_the_reference_and_are_timed_once(
-    data: Path, tmp_path: Path
-) -> None:
+def test_equal_seconds_study(data, tmp_path):
     trainer = Timed()
     outcome = run(data, tmp_path, trainer)
     # 200 updates of ADP-T take 20 seconds, in which SM makes 50.
@@ -110,9 +96,7 @@ def test_members_train_as_long_as_the_reference_and_are_timed_once(
     assert again.asked == []
 
 
-def test_an_interruption_while_time_is_measured_ends_the_study_for_now(
-    data: Path, tmp_path: Path
-) -> None:
+def test_resumes_interrupted_calibration(data, tmp_path):
     first = Timed(stops_at="ADP-T")
     outcome = run(data, tmp_path, first)
     assert outcome.stopped and [label for label, _ in first.asked] == ["SM", "ADP-T"]
@@ -121,6 +105,6 @@ def test_an_interruption_while_time_is_measured_ends_the_study_for_now(
     assert second.asked == [("ADP-T", 40), ("SM", 50), ("ADP-T", 200)]
 
 
-def test_a_member_that_cannot_be_timed_is_an_error_of_the_study(data: Path, tmp_path: Path) -> None:
+def test_failed_calibration_is_an_error(data, tmp_path):
     with pytest.raises(ValueError, match="--equal seconds: SM could not be trained"):
         run(data, tmp_path, Timed(diverges="SM"))

@@ -1,4 +1,4 @@
-"""`compare` and `report` on the command line; every command of its page at toy size."""
+"""`zipflm compare` and `zipflm report`, including the commands of docs/studies.md at toy size."""
 
 import re
 import shlex
@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from zipflm.cli import app, main
 from zipflm.studies.compare import FinishedStudy
-from zipflm.studies.plan import Request
 from zipflm.training import throughput
 
 PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
@@ -20,8 +19,8 @@ COMMANDS = re.findall(r"^zipflm ((?:compare|report) .*)$", PAGE, re.M)
 
 
 @pytest.fixture(scope="module")
-def place(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the page's commands expect: data/words and two runs."""
+def place(data, tmp_path_factory):
+    """A folder with data/words and two runs, as the docs page expects."""
     place = tmp_path_factory.mktemp("readme")
     shutil.copytree(data, place / "data" / "words")
     with pytest.MonkeyPatch.context() as patch:
@@ -35,8 +34,8 @@ def place(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def toy_size(command: str) -> list[str]:
-    """The same command on a vocabulary of forty words and with three updates."""
+def toy_size(command):
+    """The same command for a vocabulary of forty words and three updates."""
     for old, new in (
         ("wikitext-103", "tiny"),
         ("wikitext-2", "tiny"),
@@ -51,7 +50,7 @@ def toy_size(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_pages_commands_run(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_docs_page_run(command, place, monkeypatch):
     monkeypatch.chdir(place)
     result = CliRunner().invoke(app, toy_size(command), catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -69,9 +68,7 @@ def test_the_pages_commands_run(command: str, place: Path, monkeypatch: pytest.M
         ("compare --preset tiny --tail-dropout 0.1 --tail-dropout x", "--tail-dropout 0.1,x"),
     ],
 )
-def test_mistakes_are_told(
-    arguments: str, message: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_errors(arguments, message, place, monkeypatch):
     monkeypatch.chdir(place)
     command = [*arguments.split(), "--data", "data/words", "--out", "x"]
     with pytest.raises(ValueError, match=message):
@@ -79,33 +76,27 @@ def test_mistakes_are_told(
 
 
 @pytest.mark.parametrize("out", ["runs/a", "data/words"])
-def test_a_report_is_not_written_into_what_it_is_about(
-    out: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_does_not_overwrite_runs_or_data(out, place, monkeypatch):
     monkeypatch.chdir(place)
     before = sorted(Path(out).iterdir())
-    with pytest.raises(ValueError, match=f"--out {out}: holds"):
+    with pytest.raises(ValueError, match=f"--out {out}: already contains"):
         command = ["report", "runs/a", "--data", "data/words", "--out", out]
         CliRunner().invoke(app, command, catch_exceptions=False)
     assert sorted(Path(out).iterdir()) == before
 
 
-def conclude(
-    outcome: FinishedStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of a study that ended so."""
+def conclude(outcome, monkeypatch, capsys):
+    """Exit status, stdout and stderr of a study with this outcome."""
     monkeypatch.setattr("zipflm.studies.compare.compare", lambda *_, **__: outcome)
     command = ["zipflm", "compare", "--data", "x", "--preset", "tiny", "--out", "y"]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit) as exit:
         main()
-    said = capsys.readouterr()
-    return int(exit.value.code or 0), said.out, said.err
+    captured = capsys.readouterr()
+    return int(exit.value.code or 0), captured.out, captured.err
 
 
-def test_the_exit_status_says_how_a_study_ended(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_status(monkeypatch, capsys):
     page = Path("report.html")
     whole, broken = example_study(), example_study(broken="SM")
     status, out, err = conclude(FinishedStudy(whole, page, False), monkeypatch, capsys)
@@ -115,32 +106,25 @@ def test_the_exit_status_says_how_a_study_ended(
     assert err == "zipflm: without a result: SM: diverged: <loss> nan\n"
     stopped = FinishedStudy(broken, page, stopped=True)
     status, out, err = conclude(stopped, monkeypatch, capsys)
-    assert (status, err) == (130, "") and "the same command goes on" in out
+    assert (status, err) == (130, "") and "report: report.html" in out
     monkeypatch.setenv("RANK", "1")
     assert conclude(stopped, monkeypatch, capsys) == (130, "", "")
 
 
-def dry_run(data: Path, out: Path, *options: str) -> str:
+def dry_run(data, out, *options):
     arguments = ["--data", data, "--preset", "tiny", "--out", out, "--device", "cpu", "--dry-run"]
     result = CliRunner().invoke(app, ["compare", *map(str, arguments), *options])
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def test_a_dry_run_shows_members_with_sizes_and_times_and_writes_nothing(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_shows_sizes_and_times(data, tmp_path, monkeypatch):
     monkeypatch.setattr("zipflm.training.throughput.cpu_speed", lambda: 4e9)
-    said = dry_run(data, tmp_path / "study", "--factorizations", "SM,ADP-T", "--seeds", "2", *SHORT)
-    request = Request(
-        data=data,
-        preset="tiny",
-        out=tmp_path / "study",
-        factorizations=("SM", "ADP-T"),
-        seeds=2,
-        overrides=SHORT,
+    output = dry_run(
+        data, tmp_path / "study", "--factorizations", "SM,ADP-T", "--seeds", "2", *SHORT
     )
-    for plan, line in zip(plans_for(request), said.splitlines()[1:], strict=False):
+    plans = plans_for(data, factorizations=("SM", "ADP-T"), seeds=2, overrides=SHORT)
+    for plan, line in zip(plans, output.splitlines()[1:], strict=False):
         operations = throughput.work(plan.config, plan.data.vocabulary.counts)
         name = plan.label if plan.seed == 1 else f"{plan.label} seed {plan.seed}"
         params = f"{plan.config.num_params():,}"
@@ -153,15 +137,13 @@ def test_a_dry_run_shows_members_with_sizes_and_times_and_writes_nothing(
             f"{operations / 1e9:.1f}",
             "s",
         ]
-    assert "4 trainings" in said and list(tmp_path.iterdir()) == []
+    assert "4 runs" in output and list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_counts_what_tuning_trains_and_gives_equal_seconds(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_with_grid_and_equal_seconds(data, tmp_path, monkeypatch):
     monkeypatch.setattr("zipflm.training.throughput.cpu_speed", lambda: 4e9)
     options = ("--grid", "decoder.dropout=0,0.1", "--seeds", "2", "--equal", "seconds")
-    said = dry_run(data, tmp_path, "--factorizations", "SM,ADP-T", *options)
-    assert "6 trainings" in said and "SM dropout=0.1" in said
-    seconds = [float(line.split()[-2]) for line in said.splitlines()[1:-1]]
+    output = dry_run(data, tmp_path, "--factorizations", "SM,ADP-T", *options)
+    assert "6 runs" in output and "SM dropout=0.1" in output
+    seconds = [float(line.split()[-2]) for line in output.splitlines()[1:-1]]
     assert seconds == pytest.approx([seconds[0]] * 6, rel=0.01)  # a whole number of updates

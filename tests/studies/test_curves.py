@@ -1,4 +1,4 @@
-"""Curves of runs: per word whatever their tokens are, and gaps where a number is missing."""
+"""Learning curves plotted from logs."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def write(folder, *lines):
 
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
-    """The lines of a picture by their labels, and how its axis is called."""
+    """Plots runs; returns the lines by label, and the label of the y axis."""
     figures = []
     save = Figure.savefig
 
@@ -45,12 +45,12 @@ def drawn(monkeypatch, tmp_path):
 
 
 def pieces(line):
-    """A report of a sub-word model: the loss per piece is lower than that per word."""
+    """Turn a report into one of a sub-word model, with a lower loss per token."""
     return replace(line, token_unit="bpe", loss=line.loss / 2)
 
 
-def test_words_and_sub_words_share_an_axis_of_perplexity_per_word(drawn, tmp_path):
-    """Both have 3 nats per word; the sub-word model 1.5 per piece."""
+def test_plots_perplexity_per_word(drawn, tmp_path):
+    """Both have 3 nats per word."""
     lines, ylabel = drawn(
         write(tmp_path / "word", report(5, 1.0, 3.0), validation(5, 1.0, 20.0)),
         write(tmp_path / "bpe", pieces(report(5, 1.0, 3.0)), validation(5, 1.0, 20.0)),
@@ -64,7 +64,7 @@ def test_words_and_sub_words_share_an_axis_of_perplexity_per_word(drawn, tmp_pat
     }
 
 
-def test_numbers_that_are_not_finite_leave_a_gap_and_no_figure_in_the_legend(drawn, tmp_path):
+def test_non_finite_values_leave_gaps(drawn, tmp_path):
     diverged = replace(validation(9, 2.0, 20.0), nats_per_word=None, perplexity=None)
     lines, _ = drawn(
         write(
@@ -81,7 +81,7 @@ def test_numbers_that_are_not_finite_leave_a_gap_and_no_figure_in_the_legend(dra
 @pytest.mark.parametrize(
     ("x", "places"), [("update", [5, 10]), ("seconds", [1, 3]), ("epoch", [0.5, 1.5])]
 )
-def test_a_validation_stands_where_the_report_at_or_before_it_does(drawn, tmp_path, x, places):
+def test_validations_use_x_of_the_last_report(drawn, tmp_path, x, places):
     run = write(
         tmp_path / "run",
         report(5, 1.0, 2.0),
@@ -94,19 +94,19 @@ def test_a_validation_stands_where_the_report_at_or_before_it_does(drawn, tmp_pa
     assert set(X_AXES) == {"update", "seconds", "epoch"}
 
 
-def test_runs_of_the_same_name_are_told_apart_by_their_paths(drawn, tmp_path):
+def test_runs_with_equal_names_are_labelled_by_path(drawn, tmp_path):
     runs = [write(tmp_path / name / "run", report(5, 1.0, 2.0)) for name in ("a", "b")]
     lines, _ = drawn(*runs, write(tmp_path / "other", report(5, 1.0, 2.0)))
     assert list(lines) == [f"{runs[0]}, train", f"{runs[1]}, train", "other, train"]
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path):
+def test_plot_errors(tmp_path):
     run = write(tmp_path / "run", report(5, 1.0, 2.0))
     with pytest.raises(ValueError, match="x='time': choose from update, seconds, epoch"):
         plot([run], tmp_path / "a.png", "time")
-    with pytest.raises(ValueError, match="a.xyz: cannot draw into this kind of file; use .png"):
+    with pytest.raises(ValueError, match="a.xyz: unsupported file type; use .png"):
         plot([run], tmp_path / "a.xyz")
-    with pytest.raises(ValueError, match="absent: no run folder"):
+    with pytest.raises(ValueError, match="absent: not a run folder"):
         plot([tmp_path / "absent"], tmp_path / "a.png")
-    with pytest.raises(ValueError, match="empty: its log has no reports yet"):
+    with pytest.raises(ValueError, match="empty: its log is empty"):
         plot([write(tmp_path / "empty")], tmp_path / "a.png")

@@ -1,4 +1,4 @@
-"""Bins partition the words, leave out empty ones, and average to the total."""
+"""Loss by frequency bin."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from zipflm.studies.bins import BIN_NAMES, bin_indices, loss_by_bin, previous_wo
 COUNTS = np.array([0, 0, 50, 70, 2_000_000, 1_000_000, 100_001, 101, 100, 11, 10, 1, 0])
 
 
-def test_ends_belong_to_the_bin_they_name() -> None:
+def test_bin_boundaries():
     ids = np.arange(2, len(COUNTS))
     names = [BIN_NAMES[i] for i in bin_indices(ids, COUNTS)]
     assert names == [
@@ -28,16 +28,7 @@ def test_ends_belong_to_the_bin_they_name() -> None:
     ]
 
 
-def test_previous_word_of_the_first_is_the_end_of_a_sentence() -> None:
-    assert previous_words(np.array([4, 5, 2, 6])).tolist() == [2, 4, 5, 2]
-
-
-def test_empty_bins_are_left_out() -> None:
-    bins = loss_by_bin(np.array([4, 4]), COUNTS, {"SM": np.array([0.0, 0.0])})
-    assert [(b.name, b.loss) for b in bins] == [("over 1M", {"SM": 0.0})]
-
-
-def test_bins_count_types_and_training_occurrences_of_the_words_that_occur() -> None:
+def test_bins_count_types_and_training_tokens():
     bins = loss_by_bin(np.array([8, 8, 9, 10]), COUNTS, {})
     by_name = {b.name: (b.types, b.train_tokens, b.tokens) for b in bins}
     assert by_name["11-100"] == (2, 111, 3)
@@ -52,9 +43,7 @@ words = st.lists(
 
 
 @given(words, st.booleans())
-def test_bins_partition_the_words_and_average_to_the_total(
-    rows: list[tuple[int, float, float]], by_previous: bool
-) -> None:
+def test_bins_partition_the_words_and_average_to_the_total(rows, by_previous):
     ids = np.array([row[0] for row in rows])
     nll = {"A": np.array([row[1] for row in rows]), "B": np.array([row[2] for row in rows])}
     by = previous_words(ids) if by_previous else None

@@ -1,29 +1,23 @@
-"""The same grid for every member, decided on the valid set; nothing is trained twice."""
-
-from pathlib import Path
+"""Tuning with `--grid`."""
 
 import pytest
-from studies.study_runs import PretendTrainer, pretend_score
+from studies.study_runs import FakeTrainer, run_study
 
-from zipflm.config import Config
-from zipflm.data.folder import DataFolder
 from zipflm.studies.budgets import parse_grid
-from zipflm.studies.compare import FinishedStudy, compare
-from zipflm.studies.plan import Request
 
 DROPOUT = "decoder.dropout=0,0.1,0.4"
 ORDER = ("SM", "ADP-T")
 
 
-class Tuned(PretendTrainer):
-    """SM does best without dropout, ADP-T with 0.4; a dropout of 0.1 diverges where told."""
+class Tuned(FakeTrainer):
+    """SM is best without dropout, ADP-T with 0.4; the member `fails` diverges with 0.1."""
 
-    def __init__(self, **options: str) -> None:
+    def __init__(self, **options):
         self.fails = options.pop("fails", "")
         super().__init__(**options)
-        self.seen: list[tuple[str, float, int]] = []
+        self.seen = []
 
-    def __call__(self, config: Config, data: DataFolder, out: Path) -> bool:
+    def __call__(self, config, data, out):
         label, dropout = config.name.split("/")[1], config.decoder.dropout
         self.seen.append((label, dropout, config.training.seed))
         if self.fails == label and dropout == 0.1:
@@ -32,19 +26,15 @@ class Tuned(PretendTrainer):
         return super().__call__(config, data, out)
 
 
-def run(data: Path, out: Path, trainer: Tuned, **changes: object) -> FinishedStudy:
-    fields: dict[str, object] = {"factorizations": ORDER, "grid": (DROPOUT,), **changes}
-    request = Request(data=data, preset="tiny", out=out, **fields)  # type: ignore[arg-type]
-    return compare(request, train=trainer, score=pretend_score)
+def run(data, out, trainer, **changes):
+    return run_study(data, out, trainer, **{"factorizations": ORDER, "grid": (DROPOUT,), **changes})
 
 
-def test_every_member_takes_what_suits_it_and_trains_nothing_twice(
-    data: Path, tmp_path: Path
-) -> None:
+def test_each_member_gets_its_best_setting(data, tmp_path):
     trainer = Tuned()
     study = run(data, tmp_path, trainer, seeds=2).study
     first = [(label, dropout, 1) for label in ORDER for dropout in (0.0, 0.1, 0.4)]
-    # Of the chosen settings the second seed is left to train.
+    # Then the second seed with the chosen settings.
     assert trainer.seen == [*first, ("SM", 0.0, 2), ("ADP-T", 0.4, 2)]
     assert [row.first.config.decoder.dropout for row in study.rows] == [0.0, 0.4]
     assert [len(row.members) for row in study.rows] == [2, 2]
@@ -53,10 +43,10 @@ def test_every_member_takes_what_suits_it_and_trains_nothing_twice(
     assert len(study.tried) == 6 and all(tried.seconds == 2.0 for tried in study.tried)
     assert study.rows[1].first.run.endswith("ADP-T/decoder.dropout-0.4/seed-1")
     page = (tmp_path / "report.html").read_text()
-    assert 'id="tuning"' in page and "12.0 s" in page  # what all of it took
+    assert 'id="tuning"' in page and "12.0 s" in page  # total time
 
 
-def test_a_study_that_is_interrupted_while_it_tunes_goes_on(data: Path, tmp_path: Path) -> None:
+def test_resumes_interrupted_tuning(data, tmp_path):
     first = Tuned(stops_at="ADP-T")
     outcome = run(data, tmp_path, first)
     assert outcome.stopped and [label for label, *_ in first.seen] == ["SM"] * 3 + ["ADP-T"]
@@ -68,7 +58,7 @@ def test_a_study_that_is_interrupted_while_it_tunes_goes_on(data: Path, tmp_path
     assert len(run(data, tmp_path, again).study.finished) == 2 and again.seen == []
 
 
-def test_a_setting_that_cannot_be_trained_is_not_taken(data: Path, tmp_path: Path) -> None:
+def test_failed_setting_is_not_chosen(data, tmp_path):
     study = run(data, tmp_path, Tuned(fails="SM")).study
     (failed,) = (tried for tried in study.tried if tried.problem)
     assert (failed.label, failed.setting, failed.problem) == ("SM", "dropout=0.1", "diverged")
@@ -80,18 +70,16 @@ def test_a_setting_that_cannot_be_trained_is_not_taken(data: Path, tmp_path: Pat
     [
         ("decoder.dropout", "write a field and the values"),
         ("decoder.dropout=", "write a field and the values"),
-        ("decoder.dropout=0,0", "name every field and every value once"),
-        ("training.max_updates=1,2", "held equal between members"),
+        ("decoder.dropout=0,0", "give every field and every value once"),
+        ("training.max_updates=1,2", "the same for all members"),
     ],
 )
-def test_a_grid_that_is_none_is_refused(given: str, message: str) -> None:
+def test_rejects_invalid_grids(given, message):
     with pytest.raises(ValueError, match=message):
         parse_grid([given])
 
 
-def test_what_a_member_cannot_take_is_refused_before_anything_is_trained(
-    data: Path, tmp_path: Path
-) -> None:
+def test_rejects_grids_that_do_not_fit_all_members(data, tmp_path):
     trainer = Tuned()
     for tune, message in (
         ("output.tail_dropout=0,0.1", "--grid: SM has no such field"),

@@ -1,27 +1,19 @@
-"""Members from run folders: scores that are kept while they hold, curves and times from the log."""
+"""Members from run folders: saved scores, curves and times."""
 
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from studies.study_runs import (
-    change_facts,
-    count_loaded,
-    report,
-    validation,
-)
+from studies.study_runs import change_facts, count_loaded, report, validation
 
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.runs.folder import RunFolder, append_line
-from zipflm.runs.records import Report
 from zipflm.storage import file_hash
-from zipflm.studies.members import ScoredRun, StudyMember, curve, make_member, score_once
+from zipflm.studies.members import curve, make_member, score_once
 from zipflm.studies.plan import Plan
 from zipflm.training.throughput import flops_per_token
 
@@ -29,24 +21,24 @@ OPTIONS = ScoringOptions(device="cpu")
 
 
 @pytest.fixture
-def copy(run: Path, tmp_path: Path) -> Path:
-    """A finished member to change, with scores that are kept."""
+def copy(run, tmp_path):
+    """A finished run with saved scores, to modify."""
     return shutil.copytree(run, tmp_path / "run")
 
 
 @pytest.fixture
-def own_data(data: Path, tmp_path: Path) -> Path:
-    """A data folder to change, without its twin."""
+def own_data(data, tmp_path):
+    """A data folder without sub-words, to modify."""
     return shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("bpe"))
 
 
-def losses(run: Path, data: Path, *splits: str, options: ScoringOptions = OPTIONS) -> list[float]:
-    """Of all words of the splits, one after the other."""
+def losses(run, data, *splits, options=OPTIONS):
+    """Losses of all words of the splits."""
     scored = score_once(run, DataFolder.open(data), splits, options)
     return [loss for split in splits for loss in scored.splits[split].nll.tolist()]
 
 
-def test_what_is_kept_is_what_evaluate_gives(data: Path, copy: Path) -> None:
+def test_saved_scores_match_evaluate(data, copy):
     scored = score_once(copy, DataFolder.open(data), ["valid", "test"], OPTIONS)
     assert scored.checkpoint == "update-00000003"
     for split, found in scored.splits.items():
@@ -56,7 +48,7 @@ def test_what_is_kept_is_what_evaluate_gives(data: Path, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut short", "no archive", "too few words"])
-def test_scores_that_are_damaged_are_made_again(data: Path, copy: Path, damage: str) -> None:
+def test_damaged_scores_are_recomputed(data, copy, damage):
     kept = copy / "scores" / "test.npz"
     good = losses(copy, data, "test")
     whole = kept.read_bytes()
@@ -70,10 +62,10 @@ def test_scores_that_are_damaged_are_made_again(data: Path, copy: Path, damage: 
     assert kept.stat().st_size == len(whole)
 
 
-def test_scores_of_another_text_are_not_reused(copy: Path, own_data: Path) -> None:
+def test_scores_of_another_text_are_not_reused(copy, own_data):
     valid, test = losses(copy, own_data, "valid"), losses(copy, own_data, "test")
 
-    def exchange(facts: dict[str, Any]) -> None:
+    def exchange(facts):
         splits = facts["splits"]
         splits["valid"], splits["test"] = splits["test"], splits["valid"]
 
@@ -81,7 +73,7 @@ def test_scores_of_another_text_are_not_reused(copy: Path, own_data: Path) -> No
     assert losses(copy, own_data, "valid") == test != valid
 
 
-def test_scores_of_other_weights_are_not_reused(data: Path, copy: Path) -> None:
+def test_scores_of_other_weights_are_not_reused(data, copy):
     before = losses(copy, data, "valid")
     (checkpoint,) = (copy / "checkpoints").iterdir()
     path = checkpoint / "weights.safetensors"
@@ -92,9 +84,7 @@ def test_scores_of_other_weights_are_not_reused(data: Path, copy: Path) -> None:
     assert losses(copy, data, "valid") != before
 
 
-def test_scores_of_other_options_are_not_reused_but_those_of_another_device_are(
-    data: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_reused_across_devices_but_not_options(data, copy, monkeypatch):
     before = losses(copy, data, "valid")
     assert losses(copy, data, "valid", options=replace(OPTIONS, break_mode="none")) != before
     loaded = count_loaded(monkeypatch)
@@ -102,9 +92,7 @@ def test_scores_of_other_options_are_not_reused_but_those_of_another_device_are(
     assert loaded == []
 
 
-def member_of(
-    run: Path, data: Path, scored: ScoredRun | None = None, problem: str = ""
-) -> StudyMember:
+def member_of(run, data, scored=None, problem=""):
     folder, words = RunFolder(run), DataFolder.open(data)
     plan = Plan(
         label="ADP-T", factorization="ADP-T", config=folder.config(), data=words, run=folder
@@ -112,14 +100,14 @@ def member_of(
     return make_member(plan, words, "test", scored=scored, problem=problem)
 
 
-def with_log(run: Path, *lines: Report) -> Path:
+def with_log(run, *lines):
     (run / "log.jsonl").write_text("")
     for line in lines:
         append_line(run / "log.jsonl", line)
     return run
 
 
-def test_a_member_has_the_numbers_of_its_log_and_scores(data: Path, copy: Path) -> None:
+def test_member_numbers_match_log_and_scores(data, copy):
     with_log(
         copy,
         report(1, 1.0, 5.0, speed=1.0, memory=9),  # compiling
@@ -135,9 +123,7 @@ def test_a_member_has_the_numbers_of_its_log_and_scores(data: Path, copy: Path) 
     assert member.versions == RunFolder(copy).versions() and member.versions is not None
 
 
-def test_a_member_without_a_log_or_a_result_is_described_all_the_same(
-    data: Path, copy: Path
-) -> None:
+def test_member_without_log_or_result(data, copy):
     (copy / "log.jsonl").unlink()
     member = member_of(copy, data, problem="diverged")
     assert (member.seconds, member.memory, member.tokens_per_second) == (None, None, None)
@@ -145,7 +131,7 @@ def test_a_member_without_a_log_or_a_result_is_described_all_the_same(
     assert member.problem == "diverged"
 
 
-def test_curves_are_per_word_and_have_gaps_where_a_number_is_missing() -> None:
+def test_curves_are_per_word_with_gaps():
     pieces = replace(report(5, 1.0, 2.0), token_unit="bpe", nats_per_word=3.0)
     diverged = replace(report(9, 2.0, 2.0), loss=None, nats_per_word=None)
     points = curve([pieces, validation(5, 1.0, float(np.exp(3.5))), diverged])
@@ -153,16 +139,18 @@ def test_curves_are_per_word_and_have_gaps_where_a_number_is_missing() -> None:
     assert points[0].loss == 3.0 and points[0].valid_loss == pytest.approx(3.5)
     assert points[1].loss is None and points[1].valid_loss is None
     part = [replace(validation(u, float(u), 40.0 - u), share=0.1) for u in (2, 4)]
-    points = curve([*part, validation(4, 4.0, 30.0)])  # of the same part of the valid set
+    points = curve(
+        [*part, validation(4, 4.0, 30.0)]
+    )  # only points on the same part of the valid set
     assert [np.exp(point.valid_loss or 0) for point in points] == pytest.approx([38.0, 36.0])
 
 
-def test_time_and_curve_end_with_the_checkpoint_that_was_scored(data: Path, copy: Path) -> None:
+def test_time_and_curve_end_at_the_scored_checkpoint(data, copy):
     with_log(
         copy,
         report(1, 1.0, 5.0, speed=10.0, memory=5),
         report(3, 2.0, 4.0, speed=10.0, memory=7),
-        report(9, 60.0, 3.0, speed=90.0, memory=9),  # it went on after that
+        report(9, 60.0, 3.0, speed=90.0, memory=9),  # training continued
     )
     scored = score_once(copy, DataFolder.open(data), ["test"], OPTIONS)
     assert scored.checkpoint == "update-00000003"
@@ -174,7 +162,7 @@ def test_time_and_curve_end_with_the_checkpoint_that_was_scored(data: Path, copy
     assert elsewhere.seconds == 60.0
 
 
-def test_a_member_knows_what_it_saw_of_the_text(data: Path, copy: Path) -> None:
+def test_member_reports_training_text_seen(data, copy):
     with_log(copy, replace(report(3, 2.0, 4.0), epoch=0.5))
     folder = DataFolder.open(data)
     seen = member_of(copy, data).seen
@@ -185,10 +173,8 @@ def test_a_member_knows_what_it_saw_of_the_text(data: Path, copy: Path) -> None:
     assert seen.operations == pytest.approx(0.5 * words * per_token)
 
 
-def test_scores_are_not_reused_for_a_token_file_that_was_changed(
-    copy: Path, own_data: Path
-) -> None:
-    """data.json, which the kept scores refer to, is as it was."""
+def test_scores_are_not_reused_for_a_changed_token_file(copy, own_data):
+    """Although data.json is unchanged."""
     losses(copy, own_data, "valid")
     path = own_data / "valid.tokens"
     content = bytearray(path.read_bytes())

@@ -1,16 +1,15 @@
-"""The page and the Markdown: complete, alone in the world, safe against hostile names."""
+"""The report as HTML and Markdown."""
 
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 from studies import example_study as example
 
 from zipflm.studies.report import html, markdown
-from zipflm.studies.study import ContextScore, Study, Tried, build
+from zipflm.studies.study import ContextScore, Tried, build
 from zipflm.studies.tables import columns
 from zipflm.studies.wording import headline, lead
 
@@ -18,19 +17,19 @@ VOID = {"meta", "input", "br", "link", "hr", "img", "source"}
 
 
 class Page(HTMLParser):
-    """Checks that elements nest, and collects the texts of the cells of the comparison."""
+    """Checks that elements nest, and collects the cells of the comparison table."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
-        self.open: list[str] = []
-        self.rows: list[list[str]] = []
-        self.best: list[str] = []
+        self.open = []
+        self.rows = []
+        self.best = []
         self._in_comparison = self._in_cell = False
         self.feed(html)
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         given = dict(attrs)
         if tag == "table":
             self._in_comparison = given.get("class") == "comparison"
@@ -44,39 +43,39 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
         self._in_cell = self._in_cell and tag not in ("td", "th")
         if tag == "table":
             self._in_comparison = False
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._in_comparison and self._in_cell:
             self.rows[-1][-1] += data
 
 
-def chart_data(study: Study) -> dict[str, Any]:
-    """What the page's script draws."""
+def chart_data(study):
+    """The data for the script of the page."""
     (data,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html(study), re.S)
     return dict(json.loads(data))
 
 
 @pytest.fixture(scope="module")
-def study() -> Study:
+def study():
     return example.study()
 
 
-def test_the_table_on_the_page_is_the_table(study: Study) -> None:
+def test_page_shows_the_comparison_table(study):
     page = Page(html(study))
     shown = columns(study)
     assert page.rows[1] == [column.title.replace("95 %", "95\u00a0%") for column in shown]
     assert page.rows[2:] == [[column.text(row) for column in shown] for row in study.rows]
-    # The lowest of each split, once.
+    # One per split.
     lowest = min(row.perplexity["test"].mean for row in study.rows)
     assert page.best == [str(lowest)] * 2
 
 
-def test_the_page_refers_to_nothing_outside_itself(study: Study) -> None:
+def test_report_page_is_self_contained(study):
     text = html(study)
     assert not re.search(r"""(src|href)\s*=\s*["']?(?!#)""", text)
     assert not re.search(r"@import|url\((?!#)", text.split("<script", 1)[0])
@@ -86,7 +85,7 @@ def test_the_page_refers_to_nothing_outside_itself(study: Study) -> None:
 HOSTILE = "</script><script>alert(1)</script><b onclick='x'>&amp;\"|`<!--"
 
 
-def test_hostile_text_stays_text_wherever_it_comes_from() -> None:
+def test_escapes_hostile_text():
     members = [
         replace(example.member("SM"), problem="", label=HOSTILE, run=HOSTILE),
         example.member("ADP-T", rank=1),
@@ -104,7 +103,7 @@ def test_hostile_text_stays_text_wherever_it_comes_from() -> None:
     assert chart_data(made)["models"][0]["label"] == HOSTILE
 
 
-def test_a_member_without_a_result_has_its_reason_across_its_perplexities() -> None:
+def test_row_without_result_shows_its_problem():
     study = example.study(broken="CNN")
     (row,) = (row for row in Page(html(study)).rows if row and row[0] == "CNN")
     assert "diverged: <loss> nan" in row
@@ -114,7 +113,7 @@ def test_a_member_without_a_result_has_its_reason_across_its_perplexities() -> N
     assert line.endswith("| diverged: <loss> nan |")
 
 
-def test_an_unfinished_study_says_so_instead_of_a_verdict() -> None:
+def test_unfinished_report():
     study = example.study(broken="CNN")
     page, text = html(study), markdown(study)
     for place in ("<title>", "<h1>"):
@@ -127,7 +126,7 @@ def test_an_unfinished_study_says_so_instead_of_a_verdict() -> None:
         assert verdict not in page and verdict not in text
 
 
-def test_every_perplexity_has_its_protocol() -> None:
+def test_report_has_the_protocol_of_every_perplexity():
     study = example.study(seeds=2, broken="CNN")
     lines = re.findall(r"^\| ([\w-]+) \| ([12]) \| (valid|test) \| (.*) \|$", markdown(study), re.M)
     finished = [label for label in example.LABELS if label != "CNN"]
@@ -138,40 +137,40 @@ def test_every_perplexity_has_its_protocol() -> None:
     assert lines[0][3].startswith(shown)
 
 
-def test_the_page_begins_with_the_result_and_the_seeds_behind_it(study: Study) -> None:
+def test_page_starts_with_headline_and_lead(study):
     page = html(study)
     assert f"<h1>{headline(study)}</h1>" in page and study.title in page.split("<h1>")[0]
     assert f'<p class="lead">{lead(study)}</p>' in page
     assert "One seed per model" in page and "One seed per model" not in html(example.study(seeds=2))
-    assert "0.25 passes over the text" in page
+    assert "Passes over the text: 0.25" in page
 
 
-def test_rows_that_cannot_be_told_from_the_best_are_marked() -> None:
+def test_marks_rows_level_with_the_best():
     members = [example.member("SM", 1), example.member("ADP", 2), example.member("CNN", rank=9)]
     near = html(example.study_of(*members[:2]))
-    assert near.count('class="num level"') == 1 and "not told apart" in near
+    assert near.count('class="num level"') == 1 and "not significant" in near
     far = example.study_of(*members[1:])
-    assert far.level_with_best == ("CNN",) and 'class="num level"' not in html(far)
+    assert far.tied_with_best == ("CNN",) and 'class="num level"' not in html(far)
 
 
-def test_every_pair_is_there_in_both_directions_best_first(study: Study) -> None:
+def test_table_of_all_pairs(study):
     table = html(study).split('<table class="pairs">')[1].split("</table>")[0]
     assert table.split('<th scope="row">')[1].split("</th>")[0] == study.ranked[0].label
     assert table.count("<small>") == 8 * 7
     clear = sum(pair.nats.excludes_zero for pair in study.differences)
     assert table.count('class="num better"') == table.count('class="num worse"') == clear
-    pairs = markdown(study).split("## Every pair")[1].split("## ")[0]
+    pairs = markdown(study).split("## All pairs")[1].split("## ")[0]
     assert pairs.count("**") == 4 * clear
 
 
-def test_sections_are_left_out_where_there_is_nothing_to_say() -> None:
+def test_omits_empty_sections():
     page = html(example.study_of(replace(example.member("SM"), seen=None)))
-    for name in ('id="pairs"', 'id="paper"', 'id="tuning"', 'id="context"', "each model saw"):
+    for name in ('id="pairs"', 'id="paper"', 'id="tuning"', 'id="context"', "Training text seen"):
         assert name not in page
         assert name in html(_with_everything())
 
 
-def _with_everything() -> Study:
+def _with_everything():
     study = example.study(dataset="wikitext-103")
     perplexity = {"valid": 20.0, "test": 21.0}
     contexts = (
@@ -192,7 +191,7 @@ def _with_everything() -> Study:
     return replace(study, contexts=contexts, tried=tried)
 
 
-def test_contexts_settings_and_what_was_seen_are_tables() -> None:
+def test_tables_of_contexts_tuning_and_text_seen():
     lines = markdown(_with_everything()).splitlines()
     for line in (
         "| ADP-T | 512 | 512 | 480 | 20.00 | 21.00 | 18.35 | 19.03 |",
@@ -205,7 +204,7 @@ def test_contexts_settings_and_what_was_seen_are_tables() -> None:
         assert line in lines
 
 
-def test_models_in_the_charts_have_their_numbers_and_their_looks() -> None:
+def test_chart_data_of_models():
     study = example.study(seeds=2, broken="CNN")
     models = chart_data(study)["models"]
     assert [model["label"] for model in models] == list(example.LABELS)
@@ -219,7 +218,7 @@ def test_models_in_the_charts_have_their_numbers_and_their_looks() -> None:
     assert len({model["marker"] for model in models}) == len(models)
 
 
-def test_bins_in_the_charts_are_ours_and_the_papers(study: Study) -> None:
+def test_chart_data_of_bins(study):
     found = chart_data(study)["bins"]
     for by, expected in (("word", (8.2920, 14.3313)), ("previous", (2.9541, 3.5343))):
         ours, wiki, billion = found[by]
@@ -229,7 +228,7 @@ def test_bins_in_the_charts_are_ours_and_the_papers(study: Study) -> None:
         assert (wiki["bins"][2]["name"], billion["bins"][2]["name"]) == ("1-10", "1-10")
         assert tuple(s["bins"][2]["loss"]["ADP-T"] for s in (wiki, billion)) == expected
     bins = found["word"][0]["bins"]
-    assert "UNK" not in {b["name"] for b in bins}  # of which the text has none
+    assert "UNK" not in {b["name"] for b in bins}  # the text has no unknown words
     for b in bins:
         assert all(low <= b["loss"][label] <= high for label, (low, high) in b["interval"].items())
     settings = [example.member(f"ADP-T bands {i}k/9k", rank=i) for i in range(2)]
@@ -239,7 +238,7 @@ def test_bins_in_the_charts_are_ours_and_the_papers(study: Study) -> None:
 @pytest.mark.parametrize(
     ("word", "code"), [("a", "`a`"), ("`", "`` ` ``"), ("a``b", "``` a``b ```")]
 )
-def test_words_of_backticks_stay_words(word: str, code: str) -> None:
+def test_markdown_escapes_backticks(word, code):
     text = example.text()
     text.vocabulary.words[4:] = [word] * (len(text.vocabulary.words) - 4)
     members = [example.member("SM"), example.member("ADP-T", rank=20)]

@@ -1,11 +1,11 @@
-"""Colours stay apart for colour-blind readers, patterns for those without colour."""
+"""Colours and patterns of models can be told apart."""
 
 from itertools import combinations
 
 import numpy as np
 import pytest
 
-from zipflm.studies.figures import STYLES, Style, styles
+from zipflm.studies.figures import STYLES, styles
 
 # Machado, Oliveira & Fernandes 2009, full severity, for linear RGB.
 SIGHT = {
@@ -25,35 +25,35 @@ TO_CONES = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883
 TO_LAB = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
 
 
-def linear(colour: str) -> np.ndarray:
+def linear(colour):
     values = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
 
 
-def seen(colour: str, sight: str) -> np.ndarray:
+def seen(colour, sight):
     return TO_LAB @ np.cbrt(TO_CONES @ np.clip(SIGHT[sight] @ linear(colour), 0, 1))
 
 
-def contrast(a: str, b: str) -> float:
+def contrast(a, b):
     low, high = sorted(linear(colour) @ [0.2126, 0.7152, 0.0722] for colour in (a, b))
     return float((high + 0.05) / (low + 0.05))
 
 
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("page", ["light", "dark"])
-def test_every_two_models_differ_for_every_reader(page: str, sight: str) -> None:
-    """0.10 in OKLab is some five times what one can just tell apart."""
+def test_colours_are_distinct_for_colour_blind_readers(page, sight):
+    """0.10 in OKLab is about five times the just noticeable difference."""
     colours = [getattr(style, page) for style in STYLES.values()]
     gaps = [np.linalg.norm(seen(a, sight) - seen(b, sight)) for a, b in combinations(colours, 2)]
     assert min(gaps) > 0.10
 
 
-def test_colours_stand_out_from_the_page() -> None:
+def test_colours_contrast_with_the_page():
     assert min(contrast(style.light, "#ffffff") for style in STYLES.values()) > 2
     assert min(contrast(style.dark, "#16181d") for style in STYLES.values()) > 3
 
 
-def test_patterns_are_the_papers() -> None:
+def test_patterns_match_the_paper():
     assert [style.pattern for style in STYLES.values()] == [
         "north east lines",
         "grid",
@@ -67,8 +67,8 @@ def test_patterns_are_the_papers() -> None:
     assert len({style.marker for style in STYLES.values()}) == len(STYLES)
 
 
-def test_more_rows_than_styles_still_look_different() -> None:
-    look: dict[str, Style] = styles([(f"ADP-T {i}", "ADP-T") for i in range(30)])
+def test_more_rows_than_styles_are_distinct():
+    look = styles([(f"ADP-T {i}", "ADP-T") for i in range(30)])
     assert len({(style.light, style.marker, style.dash) for style in look.values()}) == 30
     first = list(look.values())[:8]
     assert first[0] is STYLES["ADP-T"] and len({style.light for style in first}) == 8

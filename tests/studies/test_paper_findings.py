@@ -1,4 +1,4 @@
-"""Each finding has the paper's number and ours, and agrees only where the interval says so."""
+"""Findings of the paper compared with a study."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -6,35 +6,30 @@ from itertools import combinations
 import pytest
 from studies import example_study as example
 
-from zipflm.studies.findings import (
-    PaperFinding,
-    claims,
-    paper_findings,
-    percent_of,
-)
+from zipflm.studies.findings import claims, paper_findings, percent_of
 from zipflm.studies.report import markdown
 from zipflm.studies.statistics import Interval
-from zipflm.studies.study import Difference, Study
+from zipflm.studies.study import Difference
 from zipflm.studies.tables import paper_claims
 from zipflm.studies.wording import paper_caption
 
 
-def with_difference(study: Study, label: str, other: str, low: float, high: float) -> Study:
+def with_difference(study, label, other, low, high):
     nats = Interval(estimate=(low + high) / 2, low=low, high=high)
     pair = Difference(label=label, other=other, nats=nats, has_all_seeds=False)
     return replace(study, differences=(pair,))
 
 
-def finding(study: Study, models: str, measure: str = "perplexity") -> PaperFinding:
+def finding(study, models, measure="perplexity"):
     (found,) = (f for f in paper_findings(study) if (f.models, f.measure) == (models, measure))
     return found
 
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
-    [(-0.2, -0.1, "agrees"), (0.1, 0.2, "disagrees"), (-0.1, 0.2, "cannot be told")],
+    [(-0.2, -0.1, "agrees"), (0.1, 0.2, "disagrees"), (-0.1, 0.2, "not significant")],
 )
-def test_verdicts_follow_the_interval(low: float, high: float, verdict: str) -> None:
+def test_verdicts_follow_the_interval(low, high, verdict):
     study = with_difference(example.study(), "ADP", "ASM", low, high)
     found = finding(study, "ADP against ASM")
     assert found.verdict == verdict
@@ -42,7 +37,7 @@ def test_verdicts_follow_the_interval(low: float, high: float, verdict: str) -> 
     assert found.ours == percent_of(study.differences[0].nats)
 
 
-def test_every_pair_is_compared_by_every_measure_and_nothing_is_selected() -> None:
+def test_every_pair_is_compared_by_every_measure():
     study = example.study()
     found = {claim.name: claim for claim in claims(study)}
     measures = ("perplexity", "loss on rare words", "loss after rare words")
@@ -55,10 +50,10 @@ def test_every_pair_is_compared_by_every_measure_and_nothing_is_selected() -> No
         assert {f.models for f in tied} == {f"{m}-T against {m}" for m in ("SM", "BPE", "ADP")}
     assert len(found) == 9 and all("\u2212" in f.paper for f in paper_findings(study))
     for name, claim in found.items():
-        verdicts = ("agrees", "disagrees", "cannot be told")
+        verdicts = ("agrees", "disagrees", "not significant")
         assert sum(len(claim.having(v)) for v in verdicts) == len(claim.findings)
         counts = [len(claim.having(verdict)) for verdict in verdicts]
-        text = "{} of {} follow the paper, {} contradict it, {} cannot be told".format(
+        text = "{} of {} agree with the paper, {} disagree, {} are not significant".format(
             counts[0], len(claim.findings), *counts[1:]
         )
         if name.endswith("every pair"):
@@ -67,14 +62,14 @@ def test_every_pair_is_compared_by_every_measure_and_nothing_is_selected() -> No
         assert [int(cell.split(":")[0]) for cell in row[2:]] == counts
 
 
-def test_a_study_of_billion_word_is_held_against_the_papers_billion_word() -> None:
+def test_billion_word_studies_are_compared_with_billion_word():
     study = example.study(dataset="billion-word")
-    # SM is not among the paper's models there, and sub-words are better untied.
+    # The paper has no SM there, and its untied sub-word model is better.
     assert all("SM" not in (f.model, f.other) for f in paper_findings(study))
     assert finding(study, "BPE against BPE-T").paper.endswith("\u22121.4\u00a0%")
 
 
-def test_rare_words_are_compared_in_nats_reference_or_not() -> None:
+def test_rare_words_are_compared_in_nats():
     study = example.study()
     rare = finding(study, "ADP-T against SM", "loss on rare words")
     assert rare.paper == "8.29 against 10.65 nats, \u22122.36"

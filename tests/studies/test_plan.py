@@ -1,4 +1,4 @@
-"""What a study trains, and what it refuses before training anything."""
+"""Plans of a study, and checks before training."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,58 +6,40 @@ from pathlib import Path
 import pytest
 from studies.study_runs import make_data, plans_for
 
-from zipflm.config import AdaptiveOutput, Config, Splitting
+from zipflm.config import Splitting
 from zipflm.data.prepare import Options, prepare
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
-from zipflm.studies.plan import CURVE_POINTS, Request, watched
+from zipflm.studies.plan import CURVE_POINTS, Request, with_validations
 
 
-def test_all_eight_are_planned_each_with_data_of_its_unit(data: Path) -> None:
-    plans = plans_for(Request(data=data, preset="tiny", out=Path("study")))
+def test_plans_all_factorizations_with_matching_data(data):
+    plans = plans_for(data, Path("study"))
     assert tuple(plan.label for plan in plans) == FACTORIZATIONS
     assert {plan.label for plan in plans if plan.data.path.name == "bpe"} == {"BPE", "BPE-T"}
     assert plans[-1].run.path == Path("study/members/ADP-T/seed-1")
 
 
-def test_seeds_count_on_from_the_configs_own(data: Path) -> None:
-    request = Request(
-        data=data,
-        preset="tiny",
-        out=Path("s"),
-        factorizations=("SM",),
-        seeds=3,
-        overrides=("training.seed=7",),
-    )
-    plans = plans_for(request)
+def test_seeds_start_at_the_seed_of_the_config(data):
+    plans = plans_for(data, factorizations=("SM",), seeds=3, overrides=("training.seed=7",))
     assert [plan.seed for plan in plans] == [7, 8, 9]
     assert [plan.config.training.seed for plan in plans] == [7, 8, 9]
     assert len({plan.run.path for plan in plans}) == 3
 
 
-def test_a_change_of_a_layer_goes_to_the_members_that_have_it(data: Path) -> None:
+def test_layer_overrides_apply_to_members_with_that_layer(data):
     overrides = ("input.cutoffs=3,5", "output.cutoffs=3,5", "output.tail_dropout=0.3")
-    plans = plans_for(Request(data=data, preset="tiny", out=Path("s"), overrides=overrides))
+    plans = plans_for(data, overrides=overrides)
     configs = {plan.label: plan.config for plan in plans}
-    assert configs["SM"] == plans_for(Request(data=data, preset="tiny", out=Path("s")))[0].config
+    assert configs["SM"] == plans_for(data)[0].config
     for label in ("ASM", "CNN", "ADP", "ADP-T"):
         output = configs[label].output
-        assert isinstance(output, AdaptiveOutput)
         assert (output.cutoffs, output.tail_dropout) == ((3, 5), 0.3)
     for label in ("ADP", "ADP-T"):
-        bands = configs[label].input_bands
-        assert bands is not None and bands.cutoffs == (3, 5)
+        assert configs[label].input_bands.cutoffs == (3, 5)
 
 
-def test_settings_make_rows_of_their_own(data: Path) -> None:
-    request = Request(
-        data=data,
-        preset="tiny",
-        out=Path("s"),
-        factorizations=("ADP-T",),
-        bands=("4/8/20", "8/24"),
-        tail_dropout=(0.0, 0.2),
-    )
-    plans = plans_for(request)
+def test_each_setting_is_a_row(data):
+    plans = plans_for(data, bands=("4/8/20", "8/24"), tail_dropout=(0.0, 0.2))
     assert [plan.label for plan in plans] == [
         "ADP-T bands 4/8/20, tail dropout 0",
         "ADP-T bands 4/8/20, tail dropout 0.2",
@@ -65,12 +47,11 @@ def test_settings_make_rows_of_their_own(data: Path) -> None:
         "ADP-T bands 8/24, tail dropout 0.2",
     ]
     output = plans[1].config.output
-    assert isinstance(output, AdaptiveOutput)
     assert (output.cutoffs, output.tail_dropout) == ((4, 12), 0.2)
     assert plans[1].run.path.parent.name == "ADP-T-bands-4-8-20-tail-dropout-0.2"
 
 
-def test_a_preset_is_all_models_of_a_dataset_or_one_of_them() -> None:
+def test_preset_names_a_dataset_or_one_model():
     given = {"data": Path("d"), "out": Path("s")}
     one = Request(preset="billion-word/SM/large", **given)
     assert (one.preset, one.factorizations) == ("billion-word/large", ("SM",))
@@ -93,10 +74,7 @@ def test_a_preset_is_all_models_of_a_dataset_or_one_of_them() -> None:
         ({"bands": ("0/5",), "factorizations": ("ADP",)}, "--bands '0/5'"),
         ({"bands": ("5k//5",), "factorizations": ("ADP",)}, "--bands '5k//5'"),
         ({"preset": "wiki"}, "dataset='wiki'"),
-        (
-            {"preset": "tiny/SM", "factorizations": ("SM",)},
-            "--preset tiny/SM: name a dataset",
-        ),
+        ({"preset": "tiny/SM", "factorizations": ("SM",)}, "--preset tiny/SM: name a dataset"),
         ({"overrides": ("decoder.layers=2",)}, "did you mean decoder.num_layers"),
         ({"overrides": ("input.cutofs=3,5",)}, "did you mean input.cutoffs"),
         (
@@ -104,39 +82,33 @@ def test_a_preset_is_all_models_of_a_dataset_or_one_of_them() -> None:
             "unknown key input.cutoffs",
         ),
         ({"overrides": ("input.cutoffs=3,5",)}, "tiny/ADP-T: tie='projections'"),
-        ({"overrides": ("tie=none",)}, "tie=none: tiny/SM-T would no longer be"),
-        ({"overrides": ("tie=embeddings",)}, "tie=embeddings: tiny/SM would no longer be"),
-        ({"overrides": ("name=mine/ADP",)}, "name=mine/ADP: tiny/SM would"),
-        ({"overrides": ("batches.unit=bpe",)}, "batches.unit=bpe: tiny/SM would"),
-        ({"overrides": ("output=FullOutput",)}, "output=FullOutput: tiny/ASM would"),
+        ({"overrides": ("tie=none",)}, "tie=none: changes what tiny/SM-T is"),
+        ({"overrides": ("tie=embeddings",)}, "tie=embeddings: changes what tiny/SM is"),
+        ({"overrides": ("name=mine/ADP",)}, "name=mine/ADP: changes what tiny/SM"),
+        ({"overrides": ("batches.unit=bpe",)}, "batches.unit=bpe: changes what tiny/SM"),
+        ({"overrides": ("output=FullOutput",)}, "output=FullOutput: changes what tiny/ASM"),
         ({"bands": ("4/8/20",), "factorizations": ("SM",)}, "--bands: tiny/SM has no bands"),
         ({"bands": ("5k/9k",), "factorizations": ("ADP",)}, "the vocabulary has only"),
-        (
-            {"tail_dropout": (0.1,), "factorizations": ("SM",)},
-            "--tail-dropout: tiny/SM has no",
-        ),
+        ({"tail_dropout": (0.1,), "factorizations": ("SM",)}, "--tail-dropout: tiny/SM has no"),
         ({"tail_dropout": (0.1, 0.10), "factorizations": ("ADP",)}, "name each setting once"),
         ({"equal": "time"}, "--equal time: choose from updates, text, seconds"),
         ({"tail_dropout": (1.5,), "factorizations": ("ADP",)}, r"must lie in \[0, 1\)"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(
-    data: Path, changes: dict[str, object], message: str
-) -> None:
-    fields = {"data": data, "preset": "tiny", "out": Path("s"), **changes}
+def test_rejects_invalid_requests(data, changes, message):
     with pytest.raises(ValueError, match=message):
-        plans_for(Request(**fields))  # type: ignore[arg-type]
+        plans_for(data, **changes)
 
 
-def test_without_sub_words_the_error_says_what_to_prepare_or_leave_out(tmp_path: Path) -> None:
+def test_missing_sub_word_data_error_suggests_remedies(tmp_path):
     data = make_data(tmp_path, twin=False)
     with pytest.raises(ValueError, match=r"--bpe 32000 --out .*data/bpe\), or leave them out: "
                        "--factorizations SM,SM-T,ASM,CNN,ADP,ADP-T"):  # fmt: skip
-        plans_for(Request(data=data, preset="tiny", out=Path("s")))
+        plans_for(data)
 
 
 @pytest.mark.parametrize("change", ["fewer words", "other words", "other order"])
-def test_a_twin_of_another_text_is_refused(tmp_path: Path, change: str) -> None:
+def test_rejects_sub_word_data_of_another_text(tmp_path, change):
     data = make_data(tmp_path, twin=False)
     texts = {split: [tmp_path / f"{split}.other"] for split in ("train", "valid", "test")}
     for split, (other,) in texts.items():
@@ -149,61 +121,60 @@ def test_a_twin_of_another_text_is_refused(tmp_path: Path, change: str) -> None:
         other.write_text(changed[change])
     prepare(data / "bpe", texts, Options(bpe=5))
     with pytest.raises(ValueError, match="prepare both from the same text"):
-        plans_for(Request(data=data, preset="tiny", out=Path("s")))
+        plans_for(data)
 
 
-def test_a_twin_that_was_split_otherwise_is_refused_with_both_rules(tmp_path: Path) -> None:
+def test_rejects_sub_word_data_split_by_another_rule(tmp_path):
     data = make_data(tmp_path, twin=False)
     texts = {split: [tmp_path / f"{split}.txt"] for split in ("train", "valid", "test")}
     prepare(data / "bpe", texts, Options(bpe=5, splitting=Splitting("words")))
     with pytest.raises(ValueError, match=r"bpe: .*--words words, but .*data with --words whitesp"):
-        plans_for(Request(data=data, preset="tiny", out=Path("s")))
+        plans_for(data)
 
 
-def test_members_make_the_same_updates_in_passes_over_the_words(data: Path) -> None:
+def test_epochs_give_all_members_the_same_updates(data):
     overrides = ("training.epochs=3",)
-    plans = plans_for(Request(data=data, preset="tiny", out=Path("s"), overrides=overrides))
+    plans = plans_for(data, overrides=overrides)
     (training,) = {plan.config.training for plan in plans}
     words = plans[0].data.split("train").words
     assert training.max_updates == -(-3 * words // training.tokens_per_update)
 
 
-def test_members_are_not_stopped_early(data: Path) -> None:
+def test_rejects_early_stopping(data):
     overrides = ("training.patience=3",)
     with pytest.raises(ValueError, match=r"training\.patience"):
-        plans_for(Request(data=data, preset="tiny", out=Path("s"), overrides=overrides))
+        plans_for(data, overrides=overrides)
 
 
-def with_updates(config: Config, updates: int, every: int = 2000) -> Config:
+def with_updates(config, updates, every=2000):
     training = replace(config.training, max_updates=updates, validate_every=every)
     return replace(config, training=training)
 
 
-def test_every_curve_gets_its_points_unless_the_user_decides() -> None:
+def test_validates_often_enough_for_a_curve():
     for updates in (3, 8, 2500):
-        training = watched(with_updates(preset("tiny"), updates), ()).training
+        training = with_validations(with_updates(preset("tiny"), updates), ()).training
         assert updates // training.validate_every >= min(updates, CURVE_POINTS)
         assert training.validate_share == 0.1
-    often, seldom = with_updates(preset("tiny"), 100, 5), with_updates(preset("tiny"), 100)
-    assert watched(often, ()) == often
-    assert watched(seldom, ["training.validate_every=2000"]) == seldom
+    often, rarely = with_updates(preset("tiny"), 100, 5), with_updates(preset("tiny"), 100)
+    assert with_validations(often, ()) == often
+    assert with_validations(rarely, ["training.validate_every=2000"]) == rarely
     for dataset in set(DATASETS) - {"toy"}:
         training = preset(dataset).training
         assert training.max_updates // training.validate_every >= CURVE_POINTS
 
 
-def test_decoders_are_compared_on_one_factorization(data: Path) -> None:
+def test_plans_decoders(data):
     names = ("transformer", "gcnn", "lstm", "qrnn")
     overrides = ("decoder.num_heads=2", "decoder.window=1", "decoder.dropout=0.3")
-    request = Request(data=data, preset="tiny", out=Path("s"), decoders=names, overrides=overrides)
-    plans = plans_for(request)
+    plans = plans_for(data, decoders=names, overrides=overrides)
     assert [plan.label for plan in plans] == [f"ADP-T {name}" for name in names]
     assert {plan.factorization for plan in plans} == {"ADP-T"}
     assert len({type(plan.config.decoder) for plan in plans}) == 4
-    # Fields that only some have are changed there.
+    # Overrides apply to decoders that have the field.
     assert {plan.config.decoder.dropout for plan in plans} == {0.3}
     assert [getattr(plan.config.decoder, "window", None) for plan in plans] == [None, None, None, 1]
     with pytest.raises(ValueError, match="--decoders rnn: choose from transformer, gcnn"):
-        plans_for(replace(request, preset="tiny", factorizations=(), decoders=("rnn",)))
+        plans_for(data, decoders=("rnn",))
     with pytest.raises(ValueError, match="unknown key decoder.num_head"):
-        plans_for(replace(request, factorizations=(), overrides=("decoder.num_head=2",)))
+        plans_for(data, decoders=names, overrides=("decoder.num_head=2",))

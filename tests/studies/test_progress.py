@@ -1,32 +1,29 @@
-"""Members are shown while a study runs, and the comparison after it."""
+"""Terminal output of a study."""
 
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 from studies.example_study import study as example_study
-from studies.study_runs import PretendTrainer, plans_for
+from studies.study_runs import FakeTrainer, plans_for
 
 from zipflm.evaluation.scoring import named, tell
-from zipflm.studies.plan import Plan, Request
 from zipflm.studies.progress import Display, print_table
 from zipflm.studies.tables import number
 from zipflm.training.throughput import in_words
 
 
 @pytest.fixture(scope="module")
-def plans(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Plan]:
-    """Eight members, the first of them trained."""
-    request = Request(data=data, preset="tiny", out=tmp_path_factory.mktemp("study"))
-    plans = plans_for(request)
-    PretendTrainer()(plans[0].config, plans[0].data, plans[0].run.path)
+def plans(data, tmp_path_factory):
+    """Eight members; the first one is trained."""
+    plans = plans_for(data, tmp_path_factory.mktemp("study"))
+    FakeTrainer()(plans[0].config, plans[0].data, plans[0].run.path)
     return plans
 
 
-def said_by(plans: list[Plan], *stages: str, is_silent: bool = False) -> list[str]:
+def output_of(plans, *stages, is_silent=False):
     stream = io.StringIO()
     display = Display(plans, stream, is_silent=is_silent)
     for stage in stages:
@@ -34,18 +31,16 @@ def said_by(plans: list[Plan], *stages: str, is_silent: bool = False) -> list[st
     return stream.getvalue().splitlines()
 
 
-def test_lines_say_which_of_how_many_and_how_far_it_is(plans: list[Plan]) -> None:
-    training, done = said_by(plans, "training", "done")
+def test_progress_lines(plans):
+    training, done = output_of(plans, "training", "done")
     assert training.startswith("[1/8] SM: training, update 200/200, loss 4.000, valid perplexity 3")
     assert done == "[1/8] SM: done, update 200/200, valid perplexity 30.00, 2.0 s"
-    assert said_by(plans, "done", is_silent=True) == []  # another process of the same study
+    assert output_of(plans, "done", is_silent=True) == []  # not the first process
 
 
-def test_the_time_left_is_that_of_the_members_before_by_their_work(plans: list[Plan]) -> None:
-    """The first member took two seconds for all its updates; the others need as long for as much
-    work, and those that will not go on need nothing."""
+def test_time_left_follows_from_finished_members(plans):
     display = Display(plans, io.StringIO(), is_silent=True)
-    assert display.left() is None, "nothing is known yet"
+    assert display.left() is None
     display.enter(plans[0], "done")
     members = list(display.members.values())
     expected = 2.0 * sum(member.work for member in members[1:]) / members[0].work
@@ -55,7 +50,7 @@ def test_the_time_left_is_that_of_the_members_before_by_their_work(plans: list[P
     assert display.left() is None
 
 
-def test_a_terminal_shows_the_current_member_and_how_far_scoring_is(plans: list[Plan]) -> None:
+def test_terminal_shows_scoring_progress(plans):
     stream = io.StringIO()
     display = Display(plans, stream, is_silent=False)
     display.console = Console(file=stream, force_terminal=True, width=100)
@@ -72,25 +67,20 @@ def test_a_terminal_shows_the_current_member_and_how_far_scoring_is(plans: list[
     assert "[1/8] SM: done, update 200/200" in stream.getvalue()
 
 
-def test_hours_without_a_gpu_are_told_before_the_study_begins(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warns_about_long_training_without_a_gpu(data, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("zipflm.training.throughput.cpu_speed", lambda: 1e8)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     overrides = ("training.max_updates=100",)
-    request = Request(data=data, preset="tiny", out=tmp_path, overrides=overrides)
     stream = io.StringIO()
-    with Display(plans_for(request), stream, is_silent=False).shown():
+    with Display(plans_for(data, tmp_path, overrides=overrides), stream, is_silent=False).shown():
         pass
     *schedules, slow = stream.getvalue().splitlines()
     assert all("learning rate is still at" in line for line in schedules)
     assert slow.startswith("warning: no GPU: this study needs about ")
 
 
-def test_the_comparison_has_whole_numbers_and_names_are_no_markup(
-    plans: list[Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_printed_table_is_not_cut_and_escapes_names(plans, monkeypatch):
     monkeypatch.setenv("COLUMNS", "10")
     evil, shown = "x\x1b]0;owned\x07[/red] [bold]y", "x\\x1b]0;owned\\x07[/red] [bold]y"
     study = example_study()
@@ -100,5 +90,5 @@ def test_the_comparison_has_whole_numbers_and_names_are_no_markup(
     assert out.getvalue().count(shown) == 2  # title and row
     for row in study.finished:
         assert number(row.perplexity[study.split].mean) in out.getvalue()
-    (line,) = said_by([replace(plans[0], label=evil)], "done")
+    (line,) = output_of([replace(plans[0], label=evil)], "done")
     assert shown in line and "\x1b" not in line + out.getvalue()

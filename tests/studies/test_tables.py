@@ -1,4 +1,4 @@
-"""One table for people and for files: the same values everywhere, and words for what is missing."""
+"""The comparison table in all formats."""
 
 import csv
 import json
@@ -9,19 +9,19 @@ import pytest
 from studies import example_study as example
 
 from zipflm.studies.report import to_csv, to_json, to_latex
-from zipflm.studies.study import SeedMean, Study
+from zipflm.studies.study import SeedMean
 from zipflm.studies.tables import columns, duration, memory, millions, number, spread
 
 
-def lines(study: Study) -> list[dict[str, str]]:
+def lines(study):
     return list(csv.DictReader(to_csv(study).splitlines()))
 
 
-def names(study: Study) -> list[str]:
+def names(study):
     return [f"{column.group} {column.title}".strip() for column in columns(study)]
 
 
-def test_csv_and_json_hold_the_same_values() -> None:
+def test_csv_and_json_hold_the_same_values():
     study = example.study(dataset="wikitext-103")
     rows = json.loads(json.dumps(to_json(study, "study"), allow_nan=False))["rows"]
     assert [line["model"] for line in lines(study)] == [row["model"] for row in rows]
@@ -31,7 +31,7 @@ def test_csv_and_json_hold_the_same_values() -> None:
         assert float(line["the_paper's_test"]) == row["paper"]["test"]
 
 
-def test_seeds_are_named_and_their_spread_is_shown() -> None:
+def test_shows_seeds_and_their_spread():
     study = example.study(seeds=2)
     assert lines(study)[0]["seeds"] == "1 2"
     (column,) = (c for c in columns(study) if (c.group, c.title) == ("perplexity", "test"))
@@ -40,13 +40,13 @@ def test_seeds_are_named_and_their_spread_is_shown() -> None:
     assert column.text(study.rows[0]) == f"{summary.mean:,.2f} \u00b1 {summary.deviation:,.2f}"
 
 
-def test_the_column_of_known_words_is_there_where_words_are_unknown() -> None:
+def test_column_of_known_words():
     study = example.study()
     assert "perplexity test, known words" not in names(study)
     assert "perplexity test, known words" in names(example.with_unknown(study))
 
 
-def test_the_papers_columns_come_last_where_it_has_such_a_row() -> None:
+def test_columns_of_the_paper_come_last():
     ours = names(example.study(dataset="tiny"))
     assert not any(name.startswith("the paper's") for name in ours)
     theirs = names(example.study(dataset="wikitext-103"))
@@ -82,11 +82,11 @@ def test_the_papers_columns_come_last_where_it_has_such_a_row() -> None:
         (spread(SeedMean(mean=2.0)), "2.00"),
     ],
 )
-def test_numbers_for_people(text: str, expected: str) -> None:
+def test_number_formats(text, expected):
     assert text == expected
 
 
-def test_the_latex_table_has_every_row_and_only_commands_of_its_own() -> None:
+def test_latex_table_escapes_text():
     hostile = "[a_b & 50 % \\input{x} #1 $y$ ~^ <|>"
     members = [example.member("SM", 1), example.member("SM", 2), example.member(hostile, rank=1)]
     study = example.study_of(*members)
@@ -102,7 +102,7 @@ def test_the_latex_table_has_every_row_and_only_commands_of_its_own() -> None:
     )
     assert cells[2][0].strip() == escaped and r"$\pm$" in cells[1][1]
     text = "\n".join(lines)
-    assert text.count(r"\textbf{") == 2  # the lower of two models on either split
+    assert text.count(r"\textbf{") == 2  # one per split
     assert set(re.findall(r"\\[a-z]+", text)) <= {
         r"\toprule", r"\midrule", r"\bottomrule", r"\textbf", r"\pm",
         r"\end", r"\textbackslash", r"\textasciitilde", r"\textasciicircum", r"\textless",

@@ -1,4 +1,4 @@
-"""Blocks cover the text in whole lines or documents, as long as its dependence asks for."""
+"""Cutting a text into blocks."""
 
 import numpy as np
 from hypothesis import given
@@ -9,12 +9,12 @@ from zipflm.studies.statistics import NUMBERS, cut_into_blocks, document_starts
 NONE = np.zeros(0, dtype=np.int64)
 
 
-def lines_of(lengths: list[int]) -> np.ndarray:
+def lines_of(lengths):
     return np.concatenate([[0], np.cumsum(lengths)[:-1]])
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=400))
-def test_blocks_are_whole_lines_in_order_and_cover_every_word(lengths: list[int]) -> None:
+def test_blocks_are_whole_lines_and_cover_the_text(lengths):
     starts = lines_of(lengths)
     losses = np.random.default_rng(0).random(sum(lengths))
     blocks = cut_into_blocks(starts, NONE, losses[None])
@@ -25,27 +25,27 @@ def test_blocks_are_whole_lines_in_order_and_cover_every_word(lengths: list[int]
     assert len(np.unique(of_word)) == len(blocks)
 
 
-def test_independent_lines_make_as_many_blocks_as_there_may_be() -> None:
+def test_independent_lines_give_the_most_blocks():
     losses = np.random.default_rng(0).random(30_000)
     blocks = cut_into_blocks(np.arange(0, 30_000, 10), NONE, losses[None])
-    assert len(blocks) == NUMBERS[0] and not blocks.are_alike
+    assert len(blocks) == NUMBERS[0] and not blocks.are_correlated
     assert blocks.describe() == "30 blocks of whole lines, about 1,000 words each"
 
 
-def test_a_text_that_drifts_from_end_to_end_is_said_to_be_alike() -> None:
+def test_drifting_text_has_correlated_blocks():
     blocks = cut_into_blocks(np.arange(0, 30_000, 10), NONE, np.linspace(0, 1, 30_000)[None])
-    assert len(blocks) == NUMBERS[-1] and blocks.are_alike
+    assert len(blocks) == NUMBERS[-1] and blocks.are_correlated
     assert "which widens the intervals" in blocks.describe()
 
 
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", "=", "Boulter", "Career", "the"]
 
 
-def line(*words: str) -> list[int]:
+def line(*words):
     return [WORDS.index(word) for word in (*words, "</s>")]
 
 
-def test_documents_begin_at_headings_in_wikitexts_manner() -> None:
+def test_documents_start_at_wikitext_headings():
     text = [line("=", "Boulter", "="), line("the", "="), line("=", "=", "Career", "=", "="), line()]
     text += [line("=", "the", "Career", "="), line("=", "the"), line("the")]
     starts = lines_of([len(words) for words in text])
@@ -55,7 +55,7 @@ def test_documents_begin_at_headings_in_wikitexts_manner() -> None:
     assert document_starts(starts, ids, ["a", "b"]).tolist() == []
 
 
-def test_blocks_are_whole_documents_where_there_are_enough() -> None:
+def test_blocks_are_whole_documents():
     lines, headings = np.arange(0, 30_000, 10), np.arange(0, 30_000, 700)
     losses = np.random.default_rng(0).random(30_000)
     blocks = cut_into_blocks(lines, headings, losses[None])

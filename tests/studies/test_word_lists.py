@@ -1,4 +1,4 @@
-"""Wins and losses against a reference: often enough, beyond chance, largest first."""
+"""Words on which models differ significantly."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ from zipflm.studies.word_lists import MIN_BLOCKS, MIN_TOKENS, discoveries, word_
 COUNTS = np.array([0, 0, 9, 9, 40, 30, 20])
 
 
-def text(words: int, per_block: int = 2, blocks: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Words 4, 5, ... so many times in every block, and the block of each."""
+def text(words, per_block=2, blocks=10):
+    """Ids of `words` words, each `per_block` times in every block, and the block of each id."""
     ids = np.tile(np.repeat(np.arange(4, 4 + words), per_block), blocks)
     return ids, np.repeat(np.arange(blocks), words * per_block)
 
 
-def test_words_with_a_difference_beyond_chance_are_ordered_by_it() -> None:
+def test_significant_words_are_ordered_by_difference():
     ids, block = text(3)
     random = np.random.default_rng(0)
     nll = 5 + random.normal(0, 0.1, len(ids)) - 3.0 * (ids == 4) + 1.0 * (ids == 5)
@@ -25,7 +25,7 @@ def test_words_with_a_difference_beyond_chance_are_ordered_by_it() -> None:
     assert (lists.tested, lists.found) == (3, 2)
 
 
-def test_words_that_occur_too_seldom_are_not_tested() -> None:
+def test_rare_words_are_not_tested():
     random = np.random.default_rng(0)
     for per_block, blocks in ((1, MIN_TOKENS - 1), (MIN_TOKENS, MIN_BLOCKS - 1)):
         ids, block = text(1, per_block, blocks)
@@ -34,18 +34,18 @@ def test_words_that_occur_too_seldom_are_not_tested() -> None:
         assert lists.tested == 0 and lists.wins == ()
 
 
-def test_one_block_full_of_a_word_is_no_finding() -> None:
-    """Many occurrences that are alike because they stand together count as one observation."""
+def test_correlated_occurrences_are_not_significant():
+    """Occurrences in one block are correlated and count as one observation."""
     ids, block = text(1, per_block=20)
     random = np.random.default_rng(1)
-    effect = random.normal(0, 1.0, 10)  # of the block, on all its occurrences
+    effect = random.normal(0, 1.0, 10)  # shared by all occurrences in a block
     nll = 5 + effect[block] + random.normal(0, 0.01, len(ids))
     lists = word_lists(ids, COUNTS, nll, np.full(len(ids), 5.0), block)
     assert lists.tested == 1 and lists.found == 0
 
 
-def test_few_of_the_differences_are_false() -> None:
-    """A thousand words, of which every tenth differs: most of those are found, next to no other."""
+def test_false_discovery_rate():
+    """Every tenth of a thousand words differs."""
     random = np.random.default_rng(2)
     counts = np.full(1004, 50)
     false = found = 0
@@ -60,7 +60,7 @@ def test_few_of_the_differences_are_false() -> None:
     assert found > 400 and false / found < 0.08
 
 
-def test_benjamini_and_hochbergs_own_example() -> None:
+def test_example_of_benjamini_and_hochberg():
     p = [0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262]
     p += [0.5719, 0.6528, 0.7590, 1.0]
     assert discoveries(np.array(p)).sum() == 4

@@ -1,1 +1,1 @@
-"""Runs behind HTTP: OpenAI-style completions, scores per word, a page to look at."""
+"""The HTTP service: OpenAI-style completions, scores per word, and a web page."""

@@ -1,8 +1,4 @@
-"""The HTTP application: every endpoint, and the page at `/`.
-
-The page is one HTML file built from `web/`. Its content security policy allows its own style sheet,
-its own script and requests to this server only.
-"""
+"""The HTTP application: all endpoints, and the page at `/`, which is built from `web/`."""
 
 from __future__ import annotations
 
@@ -36,43 +32,40 @@ from zipflm.serving.metrics import Metrics
 from zipflm.serving.middleware import BASIC, BEARER, Middleware
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import detokenize, require_ids, tokenize
-from zipflm.serving.queue import Scored, Ticket, Written
+from zipflm.serving.queue import Generated, Job, Scored
 from zipflm.serving.schemas import (
-    CompletionAnswer,
+    APIError,
     CompletionRequest,
+    CompletionResponse,
     DetokenizeRequest,
-    ErrorAnswer,
+    ErrorResponse,
     ModelEntry,
     ModelList,
-    Refusal,
-    ScoreAnswer,
     ScoreRequest,
+    ScoreResponse,
     TokenizeRequest,
     on_error,
 )
 from zipflm.serving.scores import Scoring
 from zipflm.serving.worker import Worker
 
-# In this order: later ones use what earlier ones define.
+# The order matters: later scripts use earlier ones.
 _SCRIPTS = (
-    *("elements", "numbers", "words", "server"),
+    *("elements", "numbers", "words", "api"),
     *("editor", "strip", "panel", "totals"),
-    *("view", "showing", "chosen_word", "asking", "events", "models", "link", "page"),
+    *("state", "render", "selection", "requests", "events", "models", "link", "page"),
 )
 
 
 @dataclass(frozen=True)
 class Page:
-    """What to send, and what to let it do."""
-
     html: str
     policy: str
-    """For the header `Content-Security-Policy`."""
+    """`Content-Security-Policy`: its own style sheet and script, and requests to this server."""
 
 
 @cache
 def page() -> Page:
-    """The page; the same every time."""
     style = _source("page.css")
     script = "\n".join(['"use strict";', *(_source(f"{name}.js") for name in _SCRIPTS)])
     html = Template(_source("page.html")).substitute(css=style, script=script)
@@ -102,28 +95,28 @@ def _hash(text: str) -> str:
 _T = TypeVar("_T")
 
 
-async def _tickets() -> AsyncIterator[ExitStack]:
-    """Gives up the request's places in the queue once the answer is sent, or the client left."""
-    with ExitStack() as tickets:
-        yield tickets
+async def _jobs() -> AsyncIterator[ExitStack]:
+    """Finishes the jobs of a request when the response is sent or the client disconnects."""
+    with ExitStack() as jobs:
+        yield jobs
 
 
-Tickets = Annotated[ExitStack, Depends(_tickets)]
+Jobs = Annotated[ExitStack, Depends(_jobs)]
 
 
 class Service:
-    """The models, their worker, and a handler for every path."""
+    """The request handlers."""
 
     def __init__(self, models: Mapping[str, ServedModel], worker: Worker, metrics: Metrics) -> None:
         self.models, self.worker, self.metrics = models, worker, metrics
         self.limits = worker.limits
-        self.is_ending = False
-        # One thread: readers of text have a cache and belong to one thread each.
+        self.is_shutting_down = False
+        # One thread, because text readers are not thread-safe.
         self._reading = ThreadPoolExecutor(1, "reading")
         for name, meaning, value in (
-            ("zipflm_requests_waiting", "Requests not begun yet.", lambda: worker.num_waiting),
-            ("zipflm_requests_unanswered", "Requests accepted.", lambda: worker.num_unanswered),
-            ("zipflm_texts_writing", "Texts being written.", lambda: worker.num_writing),
+            ("zipflm_requests_waiting", "Requests in the queue.", lambda: worker.num_waiting),
+            ("zipflm_requests_unanswered", "Requests in progress.", lambda: worker.num_active),
+            ("zipflm_texts_writing", "Texts being generated.", lambda: worker.num_generating),
         ):
             metrics.gauge(name, meaning, value)
 
@@ -132,19 +125,16 @@ class Service:
         self._reading.shutdown()
 
     def _model(self, name: str | None) -> ServedModel:
-        """The model of this name; without one, the first."""
         name = next(iter(self.models)) if name is None else name
         if name not in self.models:
             known = ", ".join(self.models)
-            message = f"model={quoted(name)}: no such model; this service has {known}"
-            raise Refusal(404, message, param="model", code="model_not_found")
+            message = f"model={quoted(name)}: no such model; choose from {known}"
+            raise APIError(404, message, param="model", code="model_not_found")
         return self.models[name]
 
     async def _read(self, call: Callable[[], _T]) -> _T:
-        """Encode the texts of a request while others are answered."""
+        """Encode texts outside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._reading, call)
-
-    # --- The page and the state of the service. ---
 
     async def page(self) -> Response:
         made = page()
@@ -157,15 +147,15 @@ class Service:
         return HTMLResponse(made.html, headers=headers)
 
     async def health(self) -> dict[str, str]:
-        """Whether the process can compute."""
+        """Whether the model thread is alive."""
         if not self.worker.is_alive:
-            raise Refusal(503, "the model thread has ended", code="dead")
+            raise APIError(503, "the model thread has stopped", code="dead")
         return {"status": "ok"}
 
     async def ready(self) -> dict[str, Any]:
         """Whether new requests are accepted."""
-        if self.is_ending or not self.worker.is_alive:
-            raise Refusal(503, "the service is about to end", code="ending")
+        if self.is_shutting_down or not self.worker.is_alive:
+            raise APIError(503, "the service is shutting down", code="ending")
         return {"status": "ready", "models": list(self.models)}
 
     async def prometheus(self) -> Response:
@@ -178,35 +168,32 @@ class Service:
     async def one_model(self, name: str) -> ModelEntry:
         return self._model(name).entry
 
-    # --- Scores and completions. ---
-
-    async def score(self, asked: ScoreRequest, tickets: Tickets) -> Response:
-        """Log-probabilities of the words of texts, their ranks and alternatives."""
-        model = self._model(asked.model)
-        scoring = await self._read(lambda: Scoring(asked, model, self.limits))
-        ticket = self.worker.score(model, scoring.documents(), scoring.search)
-        tickets.callback(self.worker.finish, ticket)
+    async def score(self, request: ScoreRequest, jobs: Jobs) -> Response:
+        """Log-probabilities of the words of texts, with ranks and alternatives."""
+        model = self._model(request.model)
+        scoring = await self._read(lambda: Scoring(request, model, self.limits))
+        job = self.worker.score(model, scoring.documents(), scoring.search)
+        jobs.callback(self.worker.finish, job)
         scored: dict[int, Scored] = {}
         for _ in scoring.texts:
-            event = await ticket.next()
+            event = await job.next()
             scored[event.place] = event
-        return await _json(lambda: scoring.answer(scored))
+        return await _json(lambda: scoring.response(scored))
 
-    async def completions(self, asked: CompletionRequest, tickets: Tickets) -> Response:
-        """Continuations of prompts, as OpenAI's completions; server-sent events with `stream`."""
-        model, worker = self._model(asked.model), self.worker
-        completion = await self._read(lambda: Completion(asked, model, self.limits))
-        scoring: Ticket[Scored] | None = None
-        writing: Ticket[Written] | None = None
+    async def completions(self, request: CompletionRequest, jobs: Jobs) -> Response:
+        """Continue prompts, like the OpenAI endpoint; with `stream`, as server-sent events."""
+        model, worker = self._model(request.model), self.worker
+        completion = await self._read(lambda: Completion(request, model, self.limits))
+        scoring: Job[Scored] | None = None
+        writing: Job[Generated] | None = None
         if documents := completion.documents():
             scoring = worker.score(model, documents)
-            tickets.callback(worker.finish, scoring)
+            jobs.callback(worker.finish, scoring)
         if rows := completion.rows():
-            writing = worker.write(model, rows, is_streamed=asked.stream)
-            tickets.callback(worker.finish, writing)
+            writing = worker.generate(model, rows, is_streamed=request.stream)
+            jobs.callback(worker.finish, writing)
 
-        async def parts() -> AsyncIterator[Iterable[CompletionAnswer]]:
-            """The parts of a stream as they come, while the completion grows."""
+        async def parts() -> AsyncIterator[Iterable[CompletionResponse]]:
             if scoring is not None:
                 for _ in documents:
                     scored = await scoring.next()
@@ -218,8 +205,8 @@ class Service:
                 yield completion.chunks(index, delta)
             yield completion.last_chunks()
 
-        if asked.stream:
-            # Proxies must pass on every part at once.
+        if request.stream:
+            # Tell proxies not to buffer.
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             return StreamingResponse(_events(parts()), 200, headers, "text/event-stream")
         async for _ in parts():
@@ -228,42 +215,39 @@ class Service:
 
     async def chat_completions(self) -> None:
         message = "these are language models, not chat models; use /v1/completions with a prompt"
-        raise Refusal(404, message, param="model", code="not_a_chat_model")
-
-    # --- The tokenizer, for harnesses that count tokens before they ask. ---
+        raise APIError(404, message, param="model", code="not_a_chat_model")
 
     async def tokenizer_info(self) -> dict[str, str | None]:
-        """The same token ends a line and stands before every text."""
+        """Special tokens. The end of a line also precedes every text."""
         end, unknown = SPECIALS[END], SPECIALS[UNKNOWN]
         return {"eos_token": end, "bos_token": end, "pad_token": None, "unk_token": unknown}
 
-    async def tokenize(self, asked: TokenizeRequest) -> dict[str, Any]:
-        """The ids of a text."""
-        model = self._model(asked.model)
-        ids = await self._read(lambda: tokenize(model, asked.prompt))
+    async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
+        """The token ids of a text."""
+        model = self._model(request.model)
+        ids = await self._read(lambda: tokenize(model, request.prompt))
         return {"tokens": ids, "count": len(ids), "max_model_len": self.limits.max_words}
 
-    async def detokenize(self, asked: DetokenizeRequest) -> dict[str, str]:
-        """The text of ids."""
-        model = self._model(asked.model)
-        require_ids("tokens", asked.tokens, model, self.limits)
-        return {"prompt": await self._read(lambda: detokenize(model.reader, asked.tokens))}
+    async def detokenize(self, request: DetokenizeRequest) -> dict[str, str]:
+        """The text of token ids."""
+        model = self._model(request.model)
+        require_ids("tokens", request.tokens, model, self.limits)
+        return {"prompt": await self._read(lambda: detokenize(model.reader, request.tokens))}
 
 
 async def _json(build: Callable[[], BaseModel]) -> Response:
-    """A large answer: both made and written in a thread."""
+    """Build and serialize a large response in a thread."""
     content = await asyncio.to_thread(lambda: build().model_dump_json(exclude_unset=True))
     return Response(content, media_type="application/json")
 
 
 async def _events(parts: AsyncIterator[Iterable[BaseModel]]) -> AsyncIterator[str]:
-    """Server-sent events, with `[DONE]` as the last."""
     try:
         async for chunks in parts:
             for chunk in chunks:
                 yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
-    except Refusal as refusal:  # too late for another status
-        yield f"data: {refusal.answer.model_dump_json()}\n\n"
+    except APIError as error:  # the status is already sent
+        yield f"data: {error.body.model_dump_json()}\n\n"
     yield "data: [DONE]\n\n"
 
 
@@ -274,22 +258,23 @@ def make_app(
     origins: Sequence[str] = (),
     is_local: bool = False,
 ) -> ASGIApp:
-    """The application. `keys`, if any, are required; pages of `origins` may call it.
+    """Build the application. With `keys`, requests need one; pages of `origins` may call it.
 
-    `is_local` says that it listens on a local address. Its clients must then use a local name,
-    unless there are keys, which no other site knows: then a proxy may pass on any name."""
+    `is_local` means that it listens on a local address. Without keys, the `Host` header must then
+    be a local name.
+    """
     app = FastAPI(
         title="zipflm",
         version=__version__,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        # For the description alone: the middleware checks keys, before it reads bodies.
+        # Only for the OpenAPI schema: the middleware checks the keys.
         dependencies=[Security(BEARER), Security(BASIC)] if keys else [],
-        responses={"4XX": {"model": ErrorAnswer}},
+        responses={"4XX": {"model": ErrorResponse}},
     )
     add = app.add_api_route
-    add("/score", service.score, methods=["POST"], response_model=ScoreAnswer)
-    add("/v1/completions", service.completions, methods=["POST"], response_model=CompletionAnswer)
+    add("/score", service.score, methods=["POST"], response_model=ScoreResponse)
+    add("/v1/completions", service.completions, methods=["POST"], response_model=CompletionResponse)
     add("/v1/chat/completions", service.chat_completions, methods=["POST"], include_in_schema=False)
     add("/v1/models", service.list_models)
     add("/v1/models/{name:path}", service.one_model)
@@ -312,7 +297,7 @@ def make_app(
     )
     if not origins:
         return around
-    # Outside, because a browser asks whether it may ask without showing a key.
+    # Outermost, because browsers send preflight requests without a key.
     return CORSMiddleware(
         around,
         allow_origins=list(origins),

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one service, in a registry of their own."""
+"""Prometheus metrics of a service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Counters and histograms; safe to update from any thread."""
+    """Counters and histograms in their own registry, safe to update from any thread."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -20,7 +20,7 @@ class Metrics:
         )
         self._seconds = Histogram(
             "zipflm_request_seconds",
-            "Time from a request to the end of its answer.",
+            "Time from a request to the end of its response.",
             ["path"],
             buckets=_SECONDS,
             registry=registry,
@@ -44,5 +44,4 @@ class Metrics:
         self._seconds.labels(path).observe(seconds)
 
     def gauge(self, name: str, meaning: str, value: Callable[[], float]) -> None:
-        """Add a metric whose value is read when the metrics are."""
         Gauge(name, meaning, registry=self.registry).set_function(value)

@@ -1,4 +1,4 @@
-"""The runs that are served: each loaded once, wholly in memory, under a name of its own."""
+"""Loading and naming of the served models."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ from zipflm.serving.schemas import ModelEntry
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One run, and what the service says of it."""
+    """A loaded run with its name and its entry in /v1/models."""
 
     name: str
     lm: TrainedModel
     reader: TextReader
-    """For whoever reads requests. Readers remember words and belong to one thread each; `lm.reader`
-    is the model thread's."""
+    """For the thread that reads requests; `lm.reader` belongs to the model thread."""
     entry: ModelEntry
-    """For the list of models."""
 
     @property
     def engine(self) -> Engine:
@@ -42,8 +40,7 @@ class ServedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies the checkpoint and the software: equal seeds give equal texts if it is the
-        same."""
+        """Identifies checkpoint and software. Equal fingerprints and seeds give equal texts."""
         versions = [__version__, torch.__version__, self.engine.device.type]
         text = self.entry.model_dump_json() + " ".join(versions)
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -57,7 +54,7 @@ def load_models(
     checkpoint: str | None = None,
     memory: Sequence[str] = (),
 ) -> dict[str, ServedModel]:
-    """The runs by name, in the order given: the first is the default. All get these memories."""
+    """Load runs; returns them by name. The first one is the default."""
     options = {"device": device, "dtype": dtype, "checkpoint": checkpoint}
     loaded = [load(path, **options, memory=memory) for path in paths]  # type: ignore[arg-type]
     names = _names(paths, loaded)
@@ -65,7 +62,7 @@ def load_models(
 
 
 def served(name: str, lm: TrainedModel) -> ServedModel:
-    """A model that is in memory, from now on independent of any file."""
+    """Wrap a loaded model, which no longer depends on its files."""
     _copy_from_disk(lm)
     run = lm.run
     codes = None if run.codes is None else Codes(run.codes.merges)
@@ -75,7 +72,7 @@ def served(name: str, lm: TrainedModel) -> ServedModel:
 
 
 def _names(paths: Sequence[str], loaded: Sequence[TrainedModel]) -> list[str]:
-    """The runs' own names; where two are alike, with the checkpoint's, else their whole paths."""
+    """The shortest unique names: `run`, `run@checkpoint` or the path."""
     plain = [lm.run.folder.path.resolve().name for lm in loaded]
     exact = [f"{name}@{lm.run.checkpoint.name}" for name, lm in zip(plain, loaded, strict=True)]
     counts = Counter(plain) + Counter(exact)
@@ -85,13 +82,12 @@ def _names(paths: Sequence[str], loaded: Sequence[TrainedModel]) -> list[str]:
     ]
     twice = [name for name, number in Counter(names).items() if number > 1]
     if twice:
-        raise ValueError(f"{twice[0]}: given twice; name each run once")
+        raise ValueError(f"{twice[0]}: given twice; give each run once")
     return names
 
 
 def _copy_from_disk(lm: TrainedModel) -> None:
-    """Weights may be mapped from the checkpoint's file. A run that trains on, or is removed, must
-    not change the answers or end the process."""
+    """Copy weights that are mapped from the checkpoint, which can change or disappear."""
     with torch.no_grad():
         for tensor in (*lm.model.parameters(), *lm.model.buffers()):
             tensor.data = tensor.data.clone()
@@ -118,14 +114,13 @@ def _entry(name: str, lm: TrainedModel) -> ModelEntry:
 
 
 def _memory(lm: TrainedModel) -> dict[str, Any]:
-    """The memories by name; the folder of a store is the server's own business."""
+    """The names of memories, without the paths of their folders."""
     memories = lm.engine.memories
     return {} if memories is None else {"memory": [Path(name).name for name in memories.names]}
 
 
 def _bands(lm: TrainedModel) -> list[dict[str, Any]]:
-    """Bands of the output layer, from frequent to rare; ranks begin at 1 and leave out specials
-    and fillers."""
+    """Bands of the output layer by frequency rank from 1, without special tokens and padding."""
     edges, number = lm.model.output.edges, lm.vocabulary.num_words
     names = ["head", *(f"tail {tail}" for tail in range(1, len(edges)))]
     bands = []
@@ -137,7 +132,6 @@ def _bands(lm: TrainedModel) -> list[dict[str, Any]]:
 
 
 def _perplexity(lm: TrainedModel, path: Path) -> float | None:
-    """On the valid set, measured with these very weights; None where nobody has measured it."""
     if not path.exists():
         return None
     state = lm.run.checkpoint.state()

@@ -1,8 +1,7 @@
-"""Texts and ids of requests, encoded and checked against the limits.
+"""Encoding of texts and ids in requests, with limits.
 
-A model predicts every text after a `</s>`, which need not be given. A prompt that begins with one
-means the same as without it, except that it is a token of the prompt, the only one without a
-log-probability. Harnesses that put a first token of their own before a text get the same numbers.
+A model predicts every text after a `</s>`. A prompt may begin with it, as harnesses do: the results
+are the same, but it counts as a token of the prompt, without a log-probability.
 """
 
 from __future__ import annotations
@@ -18,41 +17,39 @@ from zipflm.language.text import EncodedText, Ids, TextReader
 from zipflm.messages import quoted
 from zipflm.serving.models import ServedModel
 from zipflm.serving.queue import Limits
-from zipflm.serving.schemas import Refusal, bad_request
+from zipflm.serving.schemas import APIError, bad_request
 
 _START = SPECIALS[END]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The tokens that a model reads before it writes."""
+    """An encoded prompt."""
 
     text: str
     tokens: Ids
-    """All ids, the `</s>` at the start included if it was given."""
+    """All ids, including a `</s>` at the start if given."""
     has_start: bool
     offsets: list[int]
-    """Where in the text each id begins."""
+    """Start of each token in the text."""
     words: Sequence[str]
-    """Words of the last line, which is not complete."""
+    """Words of the last, incomplete line."""
     is_tight: bool
     """Whether the continuation follows without a space."""
 
     @property
     def ids(self) -> Ids:
-        """Without the `</s>` that every text follows."""
+        """Ids without a `</s>` at the start."""
         return self.tokens[1:] if self.has_start else self.tokens
 
     def spelling(self, reader: TextReader) -> Spelling:
-        """For the continuation of this prompt."""
         return Spelling(reader, self.words, self.is_tight)
 
 
 def encode(
     model: ServedModel, param: str, text: str, limits: Limits, ends: bool = False
 ) -> EncodedText:
-    """The ids of a text; Refusal if it is empty, too long or not a text."""
-    if len(text) > limits.max_characters:  # counting its words would take much longer
+    if len(text) > limits.max_characters:  # much faster than counting words
         raise _too_long(param, f"{len(text)} characters", limits.max_characters)
     if not text:
         raise bad_request(param, f"{param}: empty; give at least one word", "empty")
@@ -71,20 +68,19 @@ def require_length(param: str, number: int, limits: Limits) -> None:
         raise _too_long(param, f"{number} words", limits.max_words)
 
 
-def _too_long(param: str, size: str, limit: int) -> Refusal:
-    message = f"{param}: {size}, and a text has {limit} at most here (--max-words)"
+def _too_long(param: str, size: str, limit: int) -> APIError:
+    message = f"{param}: {size}; the maximum is {limit} (--max-words)"
     return bad_request(param, message, "context_length_exceeded")
 
 
 def read_prompt(model: ServedModel, value: str | list[int], limits: Limits) -> Prompt:
-    """Refusal for a prompt that is empty, too long, or not made of the vocabulary's ids."""
     if isinstance(value, str):
         prompt = _of_text(model, value, limits)
     else:
         require_ids("prompt", value, model, limits)
         prompt = _of_ids(model.reader, value)
     if not len(prompt.tokens):
-        message = f"prompt: empty; give at least one word, or {_START} to write from the beginning"
+        message = f"prompt: empty; give at least one word, or {_START} to start a new text"
         raise bad_request("prompt", message, "empty")
     return prompt
 
@@ -94,11 +90,13 @@ def require_ids(param: str, ids: Sequence[int], model: ServedModel, limits: Limi
     size = len(model.reader.vocabulary)
     for token in ids:
         if not 0 <= token < size:
-            raise bad_request(param, f"{param}: {quoted(token)} is no id; give 0 to {size - 1}")
+            raise bad_request(
+                param, f"{param}: {quoted(token)} is not a token id; give 0 to {size - 1}"
+            )
 
 
 def tokenize(model: ServedModel, text: str) -> list[int]:
-    """The ids of a text of any length, which may be empty; all are of the vocabulary."""
+    """The ids of a text of any length."""
     start = _start_length(text)
     rest = _read(model, "prompt", text[start:], False).ids.tolist() if text[start:] else []
     size = len(model.reader.vocabulary)
@@ -107,7 +105,7 @@ def tokenize(model: ServedModel, text: str) -> list[int]:
 
 
 def detokenize(reader: TextReader, ids: list[int]) -> str:
-    """A text from which `tokenize` makes the same ids wherever spelling allows it."""
+    """The text of ids, the inverse of `tokenize` where possible."""
     has_start = ids[:1] == [END]
     text, _, _ = _spelled(reader, ids[1:] if has_start else ids)
     return " ".join([_START, text] if text else [_START]) if has_start else text
@@ -128,16 +126,13 @@ def _of_text(model: ServedModel, text: str, limits: Limits) -> Prompt:
 
 
 def _start_length(text: str) -> int:
-    """How many characters of a text spell the `</s>` that every text follows.
-
-    Found here, because a rule that splits words may take it apart.
-    """
+    """Length of a `</s>` at the start of a text. Splitting rules could break it up."""
     is_start = text.startswith(_START) and not text[len(_START) :][:1].strip()
     return len(_START) if is_start else 0
 
 
 def _offsets(reader: TextReader, encoded: EncodedText) -> list[int]:
-    """Where each id stands; the pieces of a word follow each other in its span."""
+    """Start of each id in the text; pieces are placed one after another in their word."""
     offsets = []
     names = reader.vocabulary.words
     bounds = [*encoded.starts.tolist(), len(encoded.ids)]
@@ -158,7 +153,7 @@ def _of_ids(reader: TextReader, ids: list[int]) -> Prompt:
 
 
 def _spelled(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
-    """Ids as text, where each begins, and whether the text ends within a word."""
+    """The text of ids, the start of each id, and whether the text ends within a word."""
     spelling = Spelling(reader)
     text = "".join([spelling.add(token) for token in ids])
     is_within_word = spelling.is_within_word
@@ -167,7 +162,6 @@ def _spelled(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
 
 
 def _last_line(reader: TextReader, ids: list[int]) -> list[str]:
-    """The words after the last line end."""
     last = max((place for place, token in enumerate(ids) if token == END), default=-1)
     words, pieces = [], ""
     for token in ids[last + 1 :]:

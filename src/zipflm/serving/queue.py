@@ -1,4 +1,4 @@
-"""Limits of the service, places of requests in its queue, and the events they receive."""
+"""Limits of the service, queued jobs and their events."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much is taken on."""
+    """Limits of requests and batches."""
 
     max_batch_words: int = 8192
-    """Words that go through a model together, padding included; a longer text goes alone."""
+    """Words per batch, including padding; a longer text is a batch of its own."""
     max_words: int = 4096
-    """Of one text, with what is to be written behind it."""
+    """Words of one text, including the words to generate."""
     max_waiting: int = 256
-    """Requests that may wait for their turn."""
+    """Requests in the queue."""
 
     @property
     def max_characters(self) -> int:
@@ -31,23 +31,23 @@ class Limits:
 
     @property
     def max_body(self) -> int:
-        """Bytes of a request: enough for so many words, and no more to read than that."""
+        """Maximum size of a request body in bytes."""
         return 65_536 + 64 * self.max_words
 
 
-class Ticket(Generic[_T]):
-    """A request's place in the service, from when it is accepted until it is answered or left."""
+class Job(Generic[_T]):
+    """The work of one request for the model thread."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[_T | Exception] = asyncio.Queue()
-        """What the model thread has to say; read by the event loop."""
-        self.is_left = False
-        """The client went away: whatever is not computed yet need not be."""
-        self.has_begun = False
+        """Results from the model thread, read by the event loop."""
+        self.is_cancelled = False
+        """True if the client disconnected or has its response."""
+        self.has_started = False
 
-    def tell(self, event: _T | Exception) -> None:
-        """For the event loop's thread."""
-        if not self.is_left:
+    def put(self, event: _T | Exception) -> None:
+        """Call in the thread of the event loop."""
+        if not self.is_cancelled:
             self.events.put_nowait(event)
 
     async def next(self) -> _T:
@@ -58,17 +58,17 @@ class Ticket(Generic[_T]):
 
 
 class Scored(NamedTuple):
-    """One text of a request is scored."""
+    """The scores of one text of a request."""
 
     place: int
-    """Among the request's texts."""
+    """Index of the text in the request."""
     scores: DocumentScores
     searched: list[list[LikelyWord]]
-    """Per place that was asked about, the words that a search found."""
+    """The most likely words at each requested place, for sub-word models."""
 
 
-class Written(NamedTuple):
-    """There is more of one text of a request."""
+class Generated(NamedTuple):
+    """New tokens of one text of a request."""
 
     place: int
     delta: Delta

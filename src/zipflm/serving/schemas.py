@@ -1,6 +1,4 @@
-"""Requests, responses and errors as pydantic models. Completions, models and errors have
-OpenAI's shapes.
-"""
+"""Requests, responses and errors as pydantic models, compatible with OpenAI where it has them."""
 
 from __future__ import annotations
 
@@ -23,19 +21,17 @@ from starlette.exceptions import HTTPException
 from zipflm.messages import quoted
 
 MAX_TEXTS = 256
-"""Texts of one request."""
+"""Maximum number of texts per request."""
 MAX_ALTERNATIVES = 100
 
 
 def _listed(value: Any) -> Any:
-    """A text as a list of one."""
     if not isinstance(value, str | list):
         raise ValueError("give a text or a list of texts")
     return [value] if isinstance(value, str) else value
 
 
 def _listed_prompts(value: Any) -> Any:
-    """A text, or the ids of one, as a list of one."""
     if isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int):
         return [value]
     if not isinstance(value, list) or not value:
@@ -43,7 +39,7 @@ def _listed_prompts(value: Any) -> Any:
     return value
 
 
-# fail_fast: the first error is shown, and a body may hold 100,000 of them.
+# fail_fast: only the first error is reported, and a body can have 100,000 of them.
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[
     list[str],
@@ -64,20 +60,16 @@ Stops = Annotated[
 ]
 
 
-# --- Requests. ---
-
-
 class BaseRequest(BaseModel):
-    """Unknown fields are ignored, as OpenAI does."""
+    """Unknown fields are ignored, as by OpenAI."""
 
     model_config = ConfigDict(strict=True)
 
-    model: str | None = Field(None, description="A name from /v1/models; the first by default.")
+    model: str | None = Field(None, description="A name from /v1/models. Default: the first.")
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, values: Any) -> Any:
-        """Null means absent."""
         if not isinstance(values, dict):
             return values
         return {name: value for name, value in values.items() if value is not None}
@@ -87,14 +79,14 @@ class ScoreRequest(BaseRequest):
     text: Texts
     prefix: str = Field("", description="Context before every text, not scored.")
     top: int = Field(
-        0, ge=0, le=MAX_ALTERNATIVES, description="List the K most likely words for each word."
+        0, ge=0, le=MAX_ALTERNATIVES, description="Number of alternatives to list for each word."
     )
-    ranks: bool = Field(False, description="Give the rank of each word.")
+    ranks: bool = Field(False, description="Include the rank of each word.")
     sources: bool = Field(
-        False, description="Say which part of a probability came from the model and from memories."
+        False, description="Include the parts of a probability from the model and from memories."
     )
     at: Ids | None = Field(
-        None, description="Places of words, from 0, that need alternatives and ranks; default: all."
+        None, description="Word indices that need alternatives, ranks and sources. Default: all."
     )
 
 
@@ -109,7 +101,7 @@ class CompletionRequest(BaseRequest):
     max_tokens: int = 16
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = Field(0, description="Draw from the K most likely tokens; 0: from all.")
+    top_k: int = Field(0, description="Sample from the K most likely tokens (0: all).")
     n: int = Field(1, ge=1, le=MAX_TEXTS)
     seed: int | None = None
     stop: Stops = Field([])
@@ -117,7 +109,7 @@ class CompletionRequest(BaseRequest):
     stream_options: StreamOptions = StreamOptions()
     logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
     echo: bool = False
-    lines: int = Field(1, description="End after this many lines; 0: at no line end.")
+    lines: int = Field(1, description="Stop after this many lines (0: no limit).")
     best_of: int | None = None
     suffix: str = ""
     frequency_penalty: float = 0.0
@@ -127,15 +119,14 @@ class CompletionRequest(BaseRequest):
 
     @field_validator("suffix", "frequency_penalty", "presence_penalty", "logit_bias")
     @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        """Without them the answer would be one to another question."""
+    def _reject(cls, value: Any) -> Any:
         if value:
             raise ValueError("not supported; leave it out")
         return value
 
     @field_validator("best_of")
     @classmethod
-    def _refuse_choosing(cls, value: int, info: ValidationInfo) -> int:
+    def _reject_best_of(cls, value: int, info: ValidationInfo) -> int:
         if value != info.data.get("n"):
             raise ValueError("not supported; leave it out")
         return value
@@ -149,9 +140,6 @@ class DetokenizeRequest(BaseRequest):
     tokens: Ids
 
 
-# --- Answers. ---
-
-
 class Error(BaseModel):
     message: str
     type: str
@@ -159,7 +147,7 @@ class Error(BaseModel):
     code: str | None
 
 
-class ErrorAnswer(BaseModel):
+class ErrorResponse(BaseModel):
     error: Error
 
 
@@ -169,13 +157,13 @@ class Alternative(BaseModel):
 
 
 class Neighbour(BaseModel):
-    context: str = Field(description="Words of the training text before it.")
+    context: str = Field(description="Words before it in the training text.")
     word: str
 
 
 class ProbabilitySource(BaseModel):
     name: Literal["model", "cache", "neighbours"]
-    probability: float = Field(description="The parts add up to the word's probability.")
+    probability: float = Field(description="The parts add up to the probability of the word.")
     neighbours: list[Neighbour] = []
 
 
@@ -184,7 +172,7 @@ class WordScore(BaseModel):
     logprob: float = Field(description="In nats.")
     surprisal: float = Field(description="In bits.")
     band: int
-    count: int = Field(description="In the training text.")
+    count: int = Field(description="Occurrences in the training text.")
     is_unknown: bool
     is_end: bool
     span: tuple[int, int] | None = Field(description="In code points; null for the end of a line.")
@@ -200,7 +188,7 @@ class TextScore(BaseModel):
     words: list[WordScore]
 
 
-class ScoreAnswer(BaseModel):
+class ScoreResponse(BaseModel):
     model: str
     protocol: dict[str, Any]
     texts: list[TextScore]
@@ -226,8 +214,8 @@ class Usage(BaseModel):
     total_tokens: int
 
 
-class CompletionAnswer(BaseModel):
-    """A whole answer, or a part of a stream."""
+class CompletionResponse(BaseModel):
+    """A response, or a chunk of a stream."""
 
     id: str
     object: Literal["text_completion"]
@@ -243,7 +231,7 @@ class ModelEntry(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["zipflm"] = "zipflm"
-    zipflm: dict[str, Any] = Field(description="Vocabulary, bands and quality of the run.")
+    zipflm: dict[str, Any] = Field(description="Vocabulary, bands and perplexity of the run.")
 
 
 class ModelList(BaseModel):
@@ -258,12 +246,12 @@ _TYPES = {
     500: "server_error",
     503: "server_error",
 }
-# Of errors that FastAPI and Starlette raise.
+# Codes for errors raised by FastAPI and Starlette.
 _CODES = {400: "invalid_json", 401: "invalid_api_key", 404: "no_such_path", 405: "no_such_path"}
 
 
-class Refusal(HTTPException):
-    """An answer other than 200, with the reason."""
+class APIError(HTTPException):
+    """An error response."""
 
     def __init__(
         self,
@@ -274,47 +262,46 @@ class Refusal(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`param` is the field of the request that is at fault; `code` is for programs."""
+        """`param` is the invalid field of the request; `code` is a machine-readable reason."""
         super().__init__(status, message, headers)
         self.param, self.code = param, code
 
     @property
-    def answer(self) -> ErrorAnswer:
+    def body(self) -> ErrorResponse:
         kind = _TYPES.get(self.status_code, "invalid_request_error")
         error = Error(message=self.detail, type=kind, param=self.param, code=self.code)
-        return ErrorAnswer(error=error)
+        return ErrorResponse(error=error)
 
     @property
     def response(self) -> Response:
-        content = self.answer.model_dump_json() + "\n"
+        content = self.body.model_dump_json() + "\n"
         return Response(content, self.status_code, self.headers, "application/json")
 
 
-def bad_request(param: str | None, message: str, code: str = "invalid_value") -> Refusal:
-    return Refusal(400, message, param=param, code=code)
+def bad_request(param: str | None, message: str, code: str = "invalid_value") -> APIError:
+    return APIError(400, message, param=param, code=code)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    """The exception handler of the application, for everything that is raised in it."""
-    return _refusal(request, error).response
+    """The exception handler of the application."""
+    return _as_api_error(request, error).response
 
 
-def _refusal(request: Request, error: Exception) -> Refusal:
-    if isinstance(error, Refusal):
+def _as_api_error(request: Request, error: Exception) -> APIError:
+    if isinstance(error, APIError):
         return error
     if isinstance(error, RequestValidationError):
         return _invalid(error.errors())
     if isinstance(error, HTTPException):
         status = error.status_code
         message = f"{request.method} {quoted(request.url.path)}: {error.detail}"
-        if error.__cause__:  # a body that cannot be parsed
+        if error.__cause__:  # the body could not be parsed
             message += f": {error.__cause__}"
-        return Refusal(status, message, code=_CODES.get(status), headers=error.headers)
-    return Refusal(500, "the service failed; its log says why", code="failed")
+        return APIError(status, message, code=_CODES.get(status), headers=error.headers)
+    return APIError(500, "internal error; see the log of the service", code="failed")
 
 
-def _invalid(errors: Sequence[dict[str, Any]]) -> Refusal:
-    """The first field that pydantic complains about."""
+def _invalid(errors: Sequence[dict[str, Any]]) -> APIError:
     first = errors[0]
     if first["type"] == "json_invalid":
         reason, place = first["ctx"]["error"], first["loc"][1]
@@ -324,7 +311,7 @@ def _invalid(errors: Sequence[dict[str, Any]]) -> Refusal:
     field = str(first["loc"][1])
     if first["type"] == "missing":
         return bad_request(field, f"{field}: missing; this field is required", "missing")
-    # Of the choices of a union the one that got furthest tells most.
+    # For a union, report the alternative that matched furthest.
     of_field = [error for error in errors if error["loc"][1] == field]
     error = max(of_field, key=lambda each: len(each["loc"]))
     reason = error["msg"].removeprefix("Value error, ")

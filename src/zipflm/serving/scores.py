@@ -1,4 +1,4 @@
-"""`/score`: texts in, log-probabilities per word out, with alternatives and ranks on request."""
+"""`/score`: log-probabilities per word, with optional alternatives, ranks and sources."""
 
 from __future__ import annotations
 
@@ -17,50 +17,48 @@ from zipflm.serving.schemas import (
     Alternative,
     Neighbour,
     ProbabilitySource,
-    ScoreAnswer,
     ScoreRequest,
+    ScoreResponse,
     TextScore,
     WordScore,
     bad_request,
 )
 from zipflm.units import bits, perplexity
 
-MAX_LISTED = 100_000
-"""Alternatives of one answer, over all its words."""
+MAX_LOGPROBS = 100_000
+"""Maximum number of alternatives in one response."""
 _MAX_SEARCHED = 1_000
-"""The same where each is a search among words in pieces."""
+"""The same for sub-word models, which need a search for each."""
 
 
 class Scoring:
-    """A request for scores: its texts as ids, and the answer from what the model says of them."""
+    """A request for scores."""
 
-    def __init__(self, asked: ScoreRequest, model: ServedModel, limits: Limits) -> None:
-        """Refusal, naming the field, for a request that cannot be answered."""
-        self._asked, self.model = asked, model
+    def __init__(self, request: ScoreRequest, model: ServedModel, limits: Limits) -> None:
+        self._request, self.model = request, model
         self._is_words = model.engine.unit == "word"
-        before = encode(model, "prefix", asked.prefix, limits) if asked.prefix else None
+        before = encode(model, "prefix", request.prefix, limits) if request.prefix else None
         self._prefix = np.zeros(0, dtype=np.int64) if before is None else before.ids
-        self.texts = [encode(model, "text", text, limits, ends=True) for text in asked.text]
+        self.texts = [encode(model, "text", text, limits, ends=True) for text in request.text]
         for text in self.texts:
             require_length("text", len(self._prefix) + len(text.ids), limits)
-        self._top = min(asked.top, model.engine.model.output.edges[-1])
-        self._places = _places(asked.at, self.texts)
+        self._top = min(request.top, model.engine.model.output.edges[-1])
+        self._places = _places(request.at, self.texts)
         number = sum(map(len, self._places))
-        most = MAX_LISTED if self._is_words else _MAX_SEARCHED
+        most = MAX_LOGPROBS if self._is_words else _MAX_SEARCHED
         if self._top * number > most:
             raise bad_request(
                 "top",
-                f"top={self._top} for {number} words is more than the {most} alternatives of one "
-                "answer; name the words with `at`",
+                f"top={self._top}: too many for {number} words; the maximum is {most} in all; "
+                "select words with `at`",
             )
 
     @property
     def search(self) -> int:
-        """How many words in pieces to search for at each place."""
+        """Number of words to search for at each place; 0 for word models."""
         return 0 if self._is_words else self._top
 
     def documents(self) -> list[Document]:
-        """The texts for the model to score."""
         skip = len(self._prefix)
         return [
             Document(
@@ -68,14 +66,13 @@ class Scoring:
                 skip,
                 skip + text.starts[places],
                 self._top if self._is_words else 0,
-                self._asked.ranks and self._is_words,
-                self._asked.sources and self._is_words,
+                self._request.ranks and self._is_words,
+                self._request.sources and self._is_words,
             )
             for text, places in zip(self.texts, self._places, strict=True)
         ]
 
-    def answer(self, scored: Mapping[int, Scored]) -> ScoreAnswer:
-        """The answer, from the scores of every text by its place."""
+    def response(self, scored: Mapping[int, Scored]) -> ScoreResponse:
         model = self.model
         blocks = model.engine.blocks
         protocol = {
@@ -91,7 +88,7 @@ class Scoring:
         if memory := model.entry.zipflm.get("memory"):
             protocol["memory"] = memory
         texts = [self._text(place, scored[place]) for place in range(len(self.texts))]
-        return ScoreAnswer(model=model.name, protocol=protocol, texts=texts)
+        return ScoreResponse(model=model.name, protocol=protocol, texts=texts)
 
     def _text(self, place: int, scored: Scored) -> TextScore:
         encoded = self.texts[place]
@@ -112,7 +109,7 @@ class Scoring:
         for number, at in enumerate(self._places[place].tolist()):
             if self._top:
                 words[at].alternatives = self._alternatives(scored, number)
-            if self._asked.ranks:
+            if self._request.ranks:
                 words[at].rank = _rank(words[at], scored, number)
             if scored.scores.sources:
                 words[at].sources = self._sources(scored.scores.sources[number])
@@ -129,7 +126,7 @@ class Scoring:
         assert memories is not None
         return [
             ProbabilitySource(
-                name=name,  # type: ignore[arg-type]  # one of three
+                name=name,  # type: ignore[arg-type]
                 probability=part,
                 neighbours=[
                     Neighbour(context=" ".join(names[id] for id in ids), word=names[word])
@@ -150,7 +147,7 @@ class Scoring:
 
 
 def _places(at: Sequence[int] | None, texts: Sequence[EncodedText]) -> list[Ids]:
-    """Per text, the words whose alternatives and ranks are wanted."""
+    """For each text, the words that need alternatives and ranks."""
     if at is None:
         return [np.arange(len(text.words)) for text in texts]
     shortest = min(len(text.words) for text in texts)
@@ -161,7 +158,7 @@ def _places(at: Sequence[int] | None, texts: Sequence[EncodedText]) -> list[Ids]
 
 
 def _rank(word: WordScore, scored: Scored, number: int) -> int | None:
-    """The rank among all words; for a word in pieces, only if it is one of its alternatives."""
+    """The rank among all words; for sub-word models, only among the alternatives."""
     if scored.scores.ranks:
         return scored.scores.ranks[number]
     names = [each.word for each in word.alternatives]

@@ -1,7 +1,7 @@
-"""`zipflm serve`: load, listen, answer, and end in good order.
+"""`zipflm serve`: start and stop the server.
 
-A first SIGTERM or SIGINT lets everything that was accepted be answered and refuses what comes
-after it; a second one ends at once.
+After SIGTERM or SIGINT, accepted requests are finished and new ones are rejected. A second signal
+stops the server immediately.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ def serve(
     origins: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve runs until a signal comes; port 0 is any that is free."""
+    """Serve runs until a signal stops the server; port 0 selects a free port."""
     keys = read_keys(api_key_file) if api_key_file else []
-    with bound(host, port) as listener:
+    with bind_socket(host, port) as listener:
         models = load_models(
             paths, device=device, dtype=dtype, checkpoint=checkpoint, memory=memory
         )
-        gc.freeze()  # or every full collection would go through all of torch, while requests wait
-        address = f"http://{_shown(host)}:{listener.getsockname()[1]}"
+        gc.freeze()  # keeps full collections from scanning all of torch
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{listener.getsockname()[1]}"
         asyncio.run(
             run(
                 models,
@@ -69,7 +70,7 @@ async def run(
     origins: Sequence[str] = (),
     on_start: Callable[[Server], None] = lambda server: None,
 ) -> None:
-    """Answer requests for these models until `Server.end` is called, or a signal comes."""
+    """Run until `Server.end` is called or a signal arrives."""
     metrics = Metrics()
     worker = Worker(list(models.values()), limits, metrics)
     service = Service(models, worker, metrics)
@@ -77,15 +78,15 @@ async def run(
     app = make_app(service, keys=keys, origins=origins, is_local=is_local)
     config = uvicorn.Config(
         app,
-        # Warnings and errors alone: no addresses and no texts of clients.
+        # Do not log addresses and texts of clients.
         log_level="warning",
         access_log=False,
         lifespan="off",
         ws="none",
         proxy_headers=False,
-        # Longer than proxies keep theirs, so that none sends into a connection that is just closed.
+        # Longer than common proxies, so that they close connections first.
         timeout_keep_alive=75,
-        # When all is computed; for clients that do not read their answers.
+        # For clients that do not read their responses.
         timeout_graceful_shutdown=10,
     )
     try:
@@ -95,7 +96,7 @@ async def run(
 
 
 class Server(uvicorn.Server):
-    """Ends when it has answered everything, with status 0."""
+    """Finishes accepted requests before it stops, and exits with status 0."""
 
     should_exit: bool
 
@@ -107,10 +108,10 @@ class Server(uvicorn.Server):
         self._on_start = on_start
 
     def end(self) -> None:
-        """Take nothing on any more, and end when everything is answered; called again, now."""
-        if self.service.is_ending:
+        """Reject new requests and stop when all others are finished; now, if called again."""
+        if self.service.is_shutting_down:
             self.force_exit = self.should_exit = True
-        self.service.is_ending = True
+        self.service.is_shutting_down = True
         self.service.worker.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -119,7 +120,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own would raise the signal again at the end, and so end with its status."""
+        """Replaces the handler of uvicorn, which raises the signal again at exit."""
         if threading.current_thread() is threading.main_thread():
             loop = asyncio.get_running_loop()
             for number in _SIGNALS:
@@ -127,14 +128,13 @@ class Server(uvicorn.Server):
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        if self.service.is_ending and not self.service.worker.num_unanswered:
+        if self.service.is_shutting_down and not self.service.worker.num_active:
             self.should_exit = True
         return await super().on_tick(counter)
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket at this address, on which nothing listens yet: taken before models are loaded, which
-    may take long."""
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Bind a socket, before the models are loaded, which can take long."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, number, _, address = found[0]
@@ -149,7 +149,3 @@ def bound(host: str, port: int) -> socket.socket:
         reason = error.strerror or str(error)
         raise ValueError(f"--host {host} --port {port}: {reason}; choose another") from None
     return listener
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

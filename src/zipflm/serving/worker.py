@@ -1,8 +1,7 @@
-"""The model thread: everything that computes, for all requests and all models.
+"""The model thread, which computes for all requests and models.
 
-Requests arrive from the event loop and wait here. The thread takes turns: one batch of texts to be
-scored, as many as have arrived and fit, then one step of every text that is being written. So new
-requests join within a step, and neither kind of work starves the other. Results go back to the
+It alternates between one batch of texts to score and one step of all texts being generated, so that
+new requests start within a step and neither kind of work starves the other. Results go back to the
 event loop once per turn.
 """
 
@@ -24,40 +23,35 @@ from zipflm.language.engine import Engine
 from zipflm.language.next_words import LikelyWord, most_likely_instead
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel
-from zipflm.serving.queue import Limits, Scored, Ticket, Written
-from zipflm.serving.schemas import Refusal
+from zipflm.serving.queue import Generated, Job, Limits, Scored
+from zipflm.serving.schemas import APIError
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _Text:
-    """One text to be scored."""
-
+class _ScoreTask:
     model: ServedModel
     document: Document
     search: int
-    """For so many words in pieces at each place that is asked about."""
-    ticket: Ticket[Scored]
+    """Number of words to search for at each requested place, for sub-word models."""
+    job: Job[Scored]
     place: int
     scores: DocumentScores | None = None
     searched: list[list[LikelyWord]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class _Writing:
-    """One text to be written."""
-
+class _GenerateTask:
     model: ServedModel
     row: GrowingText
     is_streamed: bool
-    """Whether it is told word by word."""
-    ticket: Ticket[Written]
+    job: Job[Generated]
     place: int
 
 
-class Places:
-    """How many rows fit beside each other: as many as the longest leaves room for."""
+class BatchRoom:
+    """Tracks how many rows fit into a batch, padded to the longest one."""
 
     def __init__(self, engine: Engine, rows: Iterable[GrowingText]) -> None:
         self._engine = engine
@@ -65,7 +59,7 @@ class Places:
         self._number, self._longest = len(rooms), max(rooms, default=0)
 
     def take(self, row: GrowingText) -> bool:
-        """Whether one more fits, which then has its place; the first one always does."""
+        """Add a row if it fits. The first one always does."""
         number, longest = self._number + 1, max(self._longest, row.room(self._engine))
         if number > 1 and number * longest > self._engine.batch_tokens:
             return False
@@ -74,7 +68,7 @@ class Places:
 
 
 class Worker:
-    """Computes for requests; made and asked in the event loop's thread."""
+    """The queue and the model thread. Public methods belong to the thread of the event loop."""
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics) -> None:
         self.limits: Limits = limits
@@ -85,42 +79,40 @@ class Worker:
             for model in models
         }
         self._loop = asyncio.get_running_loop()
-        self._work = threading.Condition()
-        """Held by whoever touches the queues and counts below."""
-        self._scores: deque[_Text] = deque()
-        self._rows: deque[_Writing] = deque()
+        self._work = threading.Condition()  # guards the next four
+        self._scores: deque[_ScoreTask] = deque()
+        self._rows: deque[_GenerateTask] = deque()
         self._num_waiting = 0
         self._is_stopped = False
-        # The event loop's alone.
-        self._tickets: set[Ticket[Any]] = set()
+        # Used only by the event loop.
+        self._jobs: set[Job[Any]] = set()
         self._is_closed = False
-        # The model thread's alone.
-        self._searches: deque[_Text] = deque()
+        # Used only by the model thread.
+        self._searches: deque[_ScoreTask] = deque()
         self._decoders = {model.name: self._new_decoder(model) for model in models}
-        self._writings: dict[GrowingText, _Writing] = {}
-        self._told: list[tuple[Ticket[Any], Any]] = []
+        self._generating: dict[GrowingText, _GenerateTask] = {}
+        self._outbox: list[tuple[Job[Any], Any]] = []
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
     def _new_decoder(self, model: ServedModel) -> TextDecoder:
         return TextDecoder(self._engines[model.name], model.lm.reader)
 
-    # --- In the event loop's thread. ---
+    # --- Thread of the event loop. ---
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose turn has not come."""
+        """Requests in the queue."""
         return self._num_waiting
 
     @property
-    def num_unanswered(self) -> int:
-        """Requests that were accepted and have no answer yet."""
-        return len(self._tickets)
+    def num_active(self) -> int:
+        """Requests without a complete response."""
+        return len(self._jobs)
 
     @property
-    def num_writing(self) -> int:
-        """Texts that are being written."""
-        return len(self._writings)
+    def num_generating(self) -> int:
+        return len(self._generating)
 
     @property
     def is_alive(self) -> bool:
@@ -128,70 +120,65 @@ class Worker:
 
     def score(
         self, model: ServedModel, documents: Sequence[Document], search: int = 0
-    ) -> Ticket[Scored]:
-        """Tells of every document, in any order; Refusal if there is no place for the request.
-
-        With `search` so many words, whatever pieces they are made of, are looked for at every place
-        that is asked about.
+    ) -> Job[Scored]:
+        """Queue documents to score; their events come in any order. With `search`, sub-word models
+        also search for this many words at each requested place.
         """
-        ticket: Ticket[Scored] = self._accepted()
+        job: Job[Scored] = self._new_job()
         with self._work:
             for place, document in enumerate(documents):
-                self._scores.append(_Text(model, document, search, ticket, place))
+                self._scores.append(_ScoreTask(model, document, search, job, place))
             self._work.notify()
-        return ticket
+        return job
 
-    def write(
+    def generate(
         self, model: ServedModel, rows: Sequence[GrowingText], *, is_streamed: bool = False
-    ) -> Ticket[Written]:
-        """Tells of every row: once, when it is complete, or whenever there is more of it."""
-        ticket: Ticket[Written] = self._accepted()
+    ) -> Job[Generated]:
+        """Queue texts to generate; with `is_streamed`, every step is an event."""
+        job: Job[Generated] = self._new_job()
         with self._work:
             for place, row in enumerate(rows):
-                self._rows.append(_Writing(model, row, is_streamed, ticket, place))
+                self._rows.append(_GenerateTask(model, row, is_streamed, job, place))
             self._work.notify()
-        return ticket
+        return job
 
-    def finish(self, ticket: Ticket[Any]) -> None:
-        """The request is answered, or its client has gone; to be called for every ticket."""
-        if ticket not in self._tickets:
+    def finish(self, job: Job[Any]) -> None:
+        """Must be called for every job, after the response or a disconnect."""
+        if job not in self._jobs:
             return
-        self._tickets.discard(ticket)
-        ticket.is_left = True
+        self._jobs.discard(job)
+        job.is_cancelled = True
         with self._work:
-            self._begin(ticket)
+            self._begin(job)
 
     def close(self) -> None:
-        """Accept nothing more; what was accepted is still done."""
+        """Reject new jobs."""
         self._is_closed = True
 
     def stop(self) -> None:
-        """Leave everything and end the thread."""
+        """Stop the thread without finishing the jobs."""
         with self._work:
             self._is_stopped = True
             self._work.notify()
         self._thread.join()
 
-    def _accepted(self) -> Ticket[Any]:
+    def _new_job(self) -> Job[Any]:
         if self._is_closed:
-            raise Refusal(
-                503, "the service is about to end and takes no new requests", code="ending"
-            )
+            raise APIError(503, "the service is shutting down", code="ending")
         if self._num_waiting >= self.limits.max_waiting:
-            raise Refusal(
+            raise APIError(
                 429,
-                f"{self._num_waiting} requests are waiting already (--max-waiting); come again "
-                "later",
+                f"{self._num_waiting} requests are waiting (--max-waiting); try again later",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        ticket: Ticket[Any] = Ticket()
-        self._tickets.add(ticket)
+        job: Job[Any] = Job()
+        self._jobs.add(job)
         with self._work:
             self._num_waiting += 1
-        return ticket
+        return job
 
-    # --- In the model thread. ---
+    # --- Model thread. ---
 
     def _run(self) -> None:
         with torch.inference_mode():
@@ -202,17 +189,17 @@ class Worker:
                         return
                 try:
                     self._turn()
-                except Exception as error:  # the thread must go on, whatever happens
+                except Exception as error:  # the thread must survive
                     for name in self._models:
-                        self._give_up(name, error)
+                        self._fail_all(name, error)
                 self._deliver()
 
     def _turn(self) -> None:
         for decoder in self._decoders.values():
-            left = [row for row in decoder.rows if self._writings[row].ticket.is_left]
-            for row in left:
-                del self._writings[row]
-            decoder.leave(left)
+            cancelled = [row for row in decoder.rows if self._generating[row].job.is_cancelled]
+            for row in cancelled:
+                del self._generating[row]
+            decoder.leave(cancelled)
         with self._work:
             batch = self._next_batch()
             joining = self._next_rows()
@@ -224,22 +211,21 @@ class Worker:
             self._step(name, decoder, joining.get(name, []))
 
     def _has_work(self) -> bool:
-        waiting = self._scores or self._rows or self._searches or self._writings
+        waiting = self._scores or self._rows or self._searches or self._generating
         return self._is_stopped or bool(waiting)
 
-    def _begin(self, ticket: Ticket[Any]) -> None:
-        if not ticket.has_begun:
-            ticket.has_begun = True
+    def _begin(self, job: Job[Any]) -> None:
+        if not job.has_started:
+            job.has_started = True
             self._num_waiting -= 1
 
-    def _next_batch(self) -> list[_Text]:
-        """The texts that have waited longest, all for one model, as many as fit."""
-        batch: list[_Text] = []
-        others: list[_Text] = []
+    def _next_batch(self) -> list[_ScoreTask]:
+        batch: list[_ScoreTask] = []
+        others: list[_ScoreTask] = []
         words = 0
         while self._scores:
             text = self._scores.popleft()
-            if text.ticket.is_left:
+            if text.job.is_cancelled:
                 continue
             if batch and text.model is not batch[0].model:
                 others.append(text)
@@ -249,41 +235,40 @@ class Worker:
                 self._scores.appendleft(text)
                 break
             batch.append(text)
-            self._begin(text.ticket)
+            self._begin(text.job)
         self._scores.extendleft(reversed(others))
         return batch
 
-    def _next_rows(self) -> dict[str, list[_Writing]]:
-        """Texts that can join those that are being written, by model; first come, first served."""
-        joining: dict[str, list[_Writing]] = defaultdict(list)
-        others: list[_Writing] = []
-        # Of the models that are not full: thousands may wait, and are not looked at every time.
+    def _next_rows(self) -> dict[str, list[_GenerateTask]]:
+        joining: dict[str, list[_GenerateTask]] = defaultdict(list)
+        others: list[_GenerateTask] = []
+        # Only models with room: scanning thousands of waiting texts every step would be slow.
         places = {
-            name: Places(self._engines[name], decoder.rows)
+            name: BatchRoom(self._engines[name], decoder.rows)
             for name, decoder in self._decoders.items()
         }
         while self._rows and places:
-            writing = self._rows.popleft()
-            name = writing.model.name
-            if writing.ticket.is_left:
+            task = self._rows.popleft()
+            name = task.model.name
+            if task.job.is_cancelled:
                 continue
-            if name not in places or not places[name].take(writing.row):
+            if name not in places or not places[name].take(task.row):
                 places.pop(name, None)
-                others.append(writing)
+                others.append(task)
                 continue
-            joining[name].append(writing)
-            self._begin(writing.ticket)
+            joining[name].append(task)
+            self._begin(task.job)
         self._rows.extendleft(reversed(others))
         return joining
 
-    def _score(self, batch: list[_Text]) -> None:
+    def _score(self, batch: list[_ScoreTask]) -> None:
         engine = self._engines[batch[0].model.name]
         try:
             scores = engine.start_scoring([text.document for text in batch])()
         except Exception as error:
             if len(batch) == 1:
-                self._tell(batch[0].ticket, _failure(error))
-            else:  # one of them must not take the others with it
+                self._send(batch[0].job, _failure(error))
+            else:  # one failure must not affect the others
                 for text in batch:
                     self._score([text])
             return
@@ -291,18 +276,18 @@ class Worker:
         self._metrics.words.labels("scored").inc(sum(len(result.nll) for result in scores))
         for text, result in zip(batch, scores, strict=True):
             text.scores = result
-            self._tell_or_search(text)
+            self._send_or_search(text)
 
-    def _tell_or_search(self, text: _Text) -> None:
+    def _send_or_search(self, text: _ScoreTask) -> None:
         if text.search and len(text.searched) < len(text.document.asked):
             self._searches.append(text)
         else:
             assert text.scores is not None
-            self._tell(text.ticket, Scored(text.place, text.scores, text.searched))
+            self._send(text.job, Scored(text.place, text.scores, text.searched))
 
-    def _search(self, text: _Text) -> None:
-        """At one place of a text, so that others get their turn in between."""
-        if text.ticket.is_left:
+    def _search(self, text: _ScoreTask) -> None:
+        """Search at one place only, so that other work gets its turn."""
+        if text.job.is_cancelled:
             return
         document, number = text.document, len(text.searched)
         try:
@@ -315,65 +300,64 @@ class Worker:
                 document.skip,
             )
         except Exception as error:
-            self._tell(text.ticket, _failure(error))
+            self._send(text.job, _failure(error))
         else:
-            self._tell_or_search(text)
+            self._send_or_search(text)
 
-    def _step(self, name: str, decoder: TextDecoder, joining: list[_Writing]) -> None:
-        """New texts join, then all get one id more."""
-        self._writings |= {writing.row: writing for writing in joining}
+    def _step(self, name: str, decoder: TextDecoder, joining: list[_GenerateTask]) -> None:
+        """Add new texts to the batch and generate one token of each."""
+        self._generating |= {task.row: task for task in joining}
         try:
             if joining:
-                decoder.join([writing.row for writing in joining])
+                decoder.join([task.row for task in joining])
             if not decoder.rows:
                 return
-            beside = list(decoder.rows)
+            rows = list(decoder.rows)
             decoder.step()
         except Exception as error:
-            self._give_up(name, error)
+            self._fail_all(name, error)
             return
-        self._metrics.batches.labels("write").observe(len(beside))
-        self._metrics.words.labels("written").inc(len(beside))
-        for row in beside:
-            writing = self._writings[row]
+        self._metrics.batches.labels("write").observe(len(rows))
+        self._metrics.words.labels("written").inc(len(rows))
+        for row in rows:
+            task = self._generating[row]
             is_complete = row.finish_reason is not None
             if is_complete:
-                del self._writings[row]
-            if is_complete or writing.is_streamed:
-                self._tell(writing.ticket, Written(writing.place, _delta(row)))
+                del self._generating[row]
+            if is_complete or task.is_streamed:
+                self._send(task.job, Generated(task.place, _delta(row)))
 
-    def _give_up(self, name: str, error: Exception) -> None:
-        """All texts that a model is writing, and what it remembers of them."""
+    def _fail_all(self, name: str, error: Exception) -> None:
         failure = _failure(error)
-        for writing in list(self._writings.values()):
-            if writing.model.name == name:
-                del self._writings[writing.row]
-                self._tell(writing.ticket, failure)
+        for task in list(self._generating.values()):
+            if task.model.name == name:
+                del self._generating[task.row]
+                self._send(task.job, failure)
         self._decoders[name] = self._new_decoder(self._models[name])
 
-    def _tell(self, ticket: Ticket[Any], event: Any) -> None:
-        self._told.append((ticket, event))
+    def _send(self, job: Job[Any], event: Any) -> None:
+        self._outbox.append((job, event))
 
     def _deliver(self) -> None:
-        told, self._told = self._told, []
-        if told:
-            self._loop.call_soon_threadsafe(_tell_all, told)
+        events, self._outbox = self._outbox, []
+        if events:
+            self._loop.call_soon_threadsafe(_put_all, events)
 
 
 def _delta(row: GrowingText) -> Delta:
-    """What there is to show, without the line end that ends a text."""
+    """New tokens, without the final line end."""
     delta = row.take()
     if delta.finish_reason == "lines":
         delta.text, delta.finish_reason = delta.text.removesuffix("\n"), "stop"
     return delta
 
 
-def _tell_all(told: list[tuple[Ticket[Any], Any]]) -> None:
-    for ticket, event in told:
-        ticket.tell(event)
+def _put_all(events: list[tuple[Job[Any], Any]]) -> None:
+    for job, event in events:
+        job.put(event)
 
 
 def _failure(error: Exception) -> Exception:
-    """What a client gets to hear; the log has the rest."""
+    """Log the error and return it for the client."""
     _log.error("the model failed", exc_info=error)
-    return Refusal(500, f"the model failed: {error}", code="model_failed")
+    return APIError(500, f"the model failed: {error}", code="model_failed")

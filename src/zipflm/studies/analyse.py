@@ -1,7 +1,7 @@
-"""`zipflm report`: a report from runs that exist, or again from what a study keeps.
+"""`zipflm report`: the report of existing runs, or of a finished study again.
 
-To write a report again no model is loaded: it takes `table.json` and the config, log and scores of
-every member, so a study trained on one machine can be reported on another.
+The report of a study is rebuilt without its weights, from `table.json` and the config, log and
+scores of every member.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from zipflm.storage import naming_full_disk, sole_writer
 from zipflm.studies.compare import FULL_DISK_REMEDY, data_facts, scored_splits, split_text
 from zipflm.studies.members import (
     StudyMember,
-    kept_scores,
     make_member,
+    saved_scores,
     score_checkpoint,
     score_run,
 )
@@ -35,7 +35,7 @@ from zipflm.studies.plan import (
     MEMBERS,
     MEMORY_MARK,
     Plan,
-    open_twin,
+    open_bpe_data,
     open_words,
     require_comparable,
 )
@@ -51,7 +51,7 @@ def is_study(path: Path) -> bool:
 
 
 def redraw(study: Path, data: Path, out: Path) -> Study:
-    """Write the report of the study in the folder `study` again, into `out`."""
+    """Rebuild the report of the study in the folder `study` and write it to `out`."""
     table = load_object(read_file(study / TABLE))
     words = open_words(data)
     splits = scored_splits(words)
@@ -60,7 +60,7 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
         try:
             drawn = build(
                 [
-                    _kept_member(study, row, member, words, splits)
+                    _saved_member(study, row, member, words, splits)
                     for row in table["rows"]
                     for member in row["members"]
                 ],
@@ -72,14 +72,14 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{study / TABLE}: damaged or of another release ({error!r}); give the compare "
-                "command of the study again to have it written anew"
+                f"{study / TABLE}: damaged or from another release ({error!r}); run the compare "
+                "command of the study again to rewrite it"
             ) from None
         write_report(drawn, out, "analysis")
         return drawn
 
 
-def _kept_member(
+def _saved_member(
     study: Path,
     row: dict[str, Any],
     member: dict[str, Any],
@@ -87,7 +87,7 @@ def _kept_member(
     splits: Sequence[str],
 ) -> StudyMember:
     """A member from its entry in `table.json`."""
-    # Wherever the study was when it was trained, its members are inside it.
+    # The study may have been moved since.
     _, _, inside = member["run"].rpartition(f"{MEMBERS}/")
     run, problem = RunFolder(study / MEMBERS / inside), member["problem"]
     if run.holds_a_run:
@@ -95,16 +95,15 @@ def _kept_member(
     elif problem:  # it was not trained
         config = from_dict(Config, member["config"])
     else:
-        raise ValueError(f"{run.path}: no run there, but the study's table has it; restore it")
+        raise ValueError(f"{run.path}: run of the study not found; restore it")
     data = words
     if config.batches.unit != "word":
-        data = open_twin(words, "take them out of the study")
+        data = open_bpe_data(words, "remove these models from the study")
     plan = Plan(
         label=row["model"], factorization=row["factorization"], config=config, data=data, run=run
     )
-    _, *memories = row["model"].split(MEMORY_MARK)
-    memory = tuple(memories)
-    scored = None if problem else kept_scores(run.path, data, splits, memory)
+    memory = tuple(row["model"].split(MEMORY_MARK)[1:])
+    scored = None if problem else saved_scores(run.path, data, splits, memory)
     return make_member(plan, words, splits[-1], scored=scored, problem=problem)
 
 
@@ -117,8 +116,8 @@ def analyse(
     context_sizes: Sequence[int] = (),
     options: ScoringOptions | None = None,
 ) -> Study:
-    """Score the runs on every held-out split and write their report; under torchrun each process
-    scores a share of the text, and the first one writes."""
+    """Score runs on every held-out split and write their report. Under torchrun, processes share
+    the scoring."""
     options = options or ScoringOptions()
 
     def opened() -> tuple[DataFolder, list[tuple[Plan, Checkpoint]]]:
@@ -144,7 +143,7 @@ def analyse(
                 members,
                 split_text(words, splits[-1]),
                 title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
-                dataset=papers_dataset([plan.config for plan, _ in analysed]),
+                dataset=dataset_of_paper([plan.config for plan, _ in analysed]),
                 facts=data_facts(words),
                 contexts=contexts,
             )
@@ -157,7 +156,7 @@ def analyse(
 def _open(
     paths: Sequence[Path], choice: Choice | None, words: DataFolder
 ) -> list[tuple[Plan, Checkpoint]]:
-    """Runs and their checkpoints; a label is the factorization where only one run has it."""
+    """Runs and checkpoints. The label of a run is its factorization if unique, else its name."""
     found = [locate(path, choice) for path in paths]
     configs = [checkpoint.config() for _, checkpoint in found]
     for config in configs:
@@ -170,11 +169,11 @@ def _open(
     for name, path in zip(names, paths, strict=True):
         if names.count(name) > 1:
             raise ValueError(
-                f"{path}: another run is called {name} as well; give their folders different names"
+                f"{path}: another run is also called {name}; rename one of the folders"
             )
     data = {"word": words}
     if any(config.batches.unit != "word" for config in configs):
-        data["bpe"] = open_twin(words, "leave out the runs of sub-words")
+        data["bpe"] = open_bpe_data(words, "leave out the sub-word runs")
     return [
         (
             Plan(
@@ -202,13 +201,12 @@ _DECODER_KIND = (
     "value_residual",
     "attention_gate",
 )
-"""What a decoder of the paper computes. The authors' code has other heads, rates and first weights
-than the paper says for the same rows."""
+"""Fields that identify a decoder of the paper. In other fields, such as heads and dropout rates,
+the authors' code differs from the paper."""
 
 
-def papers_dataset(configs: Sequence[Config]) -> str:
-    """The paper's dataset of which all of them are models, to show its rows beside them; empty if
-    there is none."""
+def dataset_of_paper(configs: Sequence[Config]) -> str:
+    """The dataset of the paper that all of these models belong to, or an empty string."""
     for name, dataset in DATASETS.items():
         if dataset.is_of_the_paper and all(_is_model_of(config, name) for config in configs):
             return name
@@ -216,8 +214,7 @@ def papers_dataset(configs: Sequence[Config]) -> str:
 
 
 def _is_model_of(config: Config, dataset: str) -> bool:
-    """By what it is, since a run may be called anything: a model of the same kind, size and
-    decoder. The larger ones are not in the tables that are shown."""
+    """Whether a config is that of a base-size model of the paper, under any name."""
     kind = config.factorization(config.batches.unit)
     if kind not in FACTORIZATIONS:
         return False
@@ -236,8 +233,7 @@ def _scored(
     context_sizes: Sequence[int],
     share: Share,
 ) -> tuple[StudyMember, list[ContextScore]]:
-    """A run as a member, and its perplexity with each context; its model is loaded once, or not at
-    all where nothing but kept scores is needed."""
+    """A run as a member, and its perplexity with each context size."""
     splits = scored_splits(words)
 
     @cache
@@ -249,7 +245,6 @@ def _scored(
     )
     member = make_member(plan, words, splits[-1], scored=scored)
     contexts = []
-    # In windows as long as the block that the run is scored in.
     block = options.blocks(plan.config).block
     for size in context_sizes:
         chosen = replace(options, block=block, context=size)
@@ -268,12 +263,10 @@ def _scored(
 
 
 def _require_room(plan: Plan, sizes: Sequence[int], options: ScoringOptions) -> None:
-    """ValueError, before anything is scored, for a context that leaves nothing to score."""
     block = options.blocks(plan.config).block
     for size in sizes:
         if not 0 <= size < block:
             raise ValueError(
-                f"--context-sizes {size}: must leave room for scored tokens in the block "
-                f"of {block} that {plan.run.path} is scored in; give 0 to {block - 1}, or another "
-                "--block"
+                f"--context-sizes {size}: {plan.run.path} is scored in blocks of {block} tokens; "
+                f"give 0 to {block - 1}, or another --block"
             )

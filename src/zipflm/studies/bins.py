@@ -1,9 +1,7 @@
-"""Loss by the frequency of a word, or of the word before it (section 5.2), and the paper's own
-bins.
+"""Loss by frequency of the word or of the previous word (section 5.2 of the paper).
 
-Works on arrays with one entry per word of the scored text. The pieces of sub-word models are added
-up per word, so that every model is measured on the same words. Bins are those of the paper's four
-bar charts; the end of a sentence and unknown words are kept apart, as in its data.
+Arrays have one entry per word of the scored text, also for sub-word models. The bins are those of
+the paper, with separate bins for the end of a sentence and for unknown words.
 """
 
 from __future__ import annotations
@@ -22,9 +20,8 @@ IntArray = npt.NDArray[np.integer]
 FloatArray = npt.NDArray[np.floating]
 BoolArray = npt.NDArray[np.bool_]
 Ends = tuple[float, float]
-"""The lower and the upper end of an interval."""
 
-# Largest training count of each bin; the last has no end.
+# Largest training count of each bin; the last bin is open.
 UPPER_ENDS = (0, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 BIN_NAMES = (
     "EOS",
@@ -43,27 +40,26 @@ _UNSEEN = BIN_NAMES.index("0")
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyBin:
-    """One group of words and each model's mean loss on them."""
+    """A group of words and the mean loss of each model on them."""
 
     name: str
     types: int
-    """Different words of this bin in the scored text."""
+    """Distinct words in the scored text."""
     train_tokens: int | None
-    """How often those words occur in the training text, together; None for the end of a sentence
-    and unknown words, whose number a vocabulary does not hold."""
+    """Total occurrences of these words in the training text; None for EOS and UNK, which have no
+    counts in a vocabulary."""
     tokens: int
     """Occurrences in the scored text."""
     loss: Mapping[str, float | None]
-    """Mean nll in nats per model; None where no word falls into the bin."""
+    """Mean nll in nats by model; None for an empty bin."""
     interval: Mapping[str, Ends] = field(default_factory=dict)
-    """The 95 % interval of the loss, for models whose losses are known word by word and bins with
-    words in several blocks of the text."""
+    """95 % interval of the loss, if the bin has words in several blocks of the text."""
     difference: Mapping[str, Ends] = field(default_factory=dict)
-    """The 95 % interval of the difference to the study's reference, likewise."""
+    """95 % interval of the difference from the reference model."""
 
 
 def previous_words(word_ids: IntArray) -> IntArray:
-    """The word before each word; a text begins after the end of a sentence.
+    """The word before each word; the first one follows the end of a sentence.
 
     >>> previous_words(np.array([7, 8, 2])).tolist()
     [2, 7, 8]
@@ -74,8 +70,7 @@ def previous_words(word_ids: IntArray) -> IntArray:
 def bin_indices(word_ids: IntArray, train_counts: IntArray) -> IntArray:
     """Index into `BIN_NAMES` for each word.
 
-    A count of ten is in `1-10`, eleven in `11-100`. The bin `0` holds words that the vocabulary
-    has but the training text has not, which happens when the vocabulary comes from elsewhere.
+    Bin `0` has words of the vocabulary that are not in the training text.
     """
     bin_of_type = _UNSEEN + np.searchsorted(np.asarray(UPPER_ENDS), train_counts, side="left")
     bin_of_type[END] = BIN_NAMES.index("EOS")
@@ -91,11 +86,10 @@ def loss_by_bin(
     *,
     by: IntArray | None = None,
 ) -> list[FrequencyBin]:
-    """Mean loss of every model in every bin of the words, or of the words `by` where given.
+    """Mean loss of every model in every bin that is not empty.
 
-    `nll` holds one array per model, as long as `word_ids`; `by` is `previous_words(...)` for the
-    second kind of chart. Bins partition the text: weighted by `tokens`, the bins' losses average
-    to the total. A bin with nothing in it is left out.
+    `nll` has one array per model, as long as `word_ids`. Words are grouped by their own frequency,
+    or by that of `by`, e.g. `previous_words(word_ids)`.
     """
     groups = word_ids if by is None else by
     indices = bin_indices(groups, train_counts)
@@ -122,7 +116,7 @@ def loss_by_bin(
 
 
 RARE = "1-10"
-"""The bin of the rarest words, on which the paper finds models furthest apart."""
+"""The bin of rare words, on which the models of the paper differ most."""
 DATASETS = {"wikitext-103": "WikiText-103", "billion-word": "Billion Word"}
 BIN_MODELS: dict[str, tuple[str, ...]] = {
     "wikitext-103": ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T"),
@@ -130,10 +124,8 @@ BIN_MODELS: dict[str, tuple[str, ...]] = {
 }
 
 
-def bins_of_paper(dataset: str, *, previous: bool) -> list[FrequencyBin]:
-    """The paper's bins in the shape of our own. There is no number of training tokens for the end
-    of a sentence and unknown words, and no loss where no word of the test set follows such a
-    word."""
+def paper_bins(dataset: str, *, previous: bool) -> list[FrequencyBin]:
+    """The bins of the paper's bar charts."""
     by = "previous" if previous else "word"
     path = resources.files("zipflm.studies").joinpath("paper_bins.csv")
     with path.open(encoding="utf-8") as file:

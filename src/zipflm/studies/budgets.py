@@ -1,12 +1,8 @@
-"""What every member gets: equal updates, text or seconds, and the same settings to choose from.
+"""Equal training budgets (`--equal updates|text|seconds`) and tuning (`--grid FIELD=a,b,c`).
 
-`updates` is the paper's choice. `text` gives every member the same running words: a sub-word model,
-whose tokens are shorter, makes more updates. `seconds` gives every member the same time. The number
-of updates is fixed before a member is trained, so that its schedule ends when the training does; a
-schedule counted in updates is stretched with them.
-
-`--grid FIELD=a,b,c` trains every member with every setting, each an ordinary run with the first
-seed in a folder of its own; the setting that is best on the valid set is taken.
+The number of updates is fixed before a member is trained, and its schedule is stretched to match.
+Tuning trains every member with every setting, using the first seed, and keeps the setting with the
+best valid perplexity.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from zipflm.studies.study import Tried
 from zipflm.training.schedule import stretched
 
 CALIBRATION = "calibration"
-"""Folder, inside that of a study, with the short runs that measure time."""
+"""Subfolder of a study with the short runs that measure the time per update."""
 _CALIBRATION_UPDATES = 40
 _CALIBRATION_REPORTS = 10
 _DECIDED_ALREADY = tuple(
@@ -39,21 +35,20 @@ _DECIDED_ALREADY = tuple(
 
 
 def with_same_text(plans: Sequence[Plan]) -> list[Plan]:
-    """Plans in which every member sees as many running words as the reference does."""
+    """Give every member the same number of running words as the reference."""
     words = _words_seen(reference_of(plans))
     return [_in_updates(plan, plan.updates * words / _words_seen(plan)) for plan in plans]
 
 
 def with_same_seconds(plans: Sequence[Plan], seconds: Mapping[str, float]) -> list[Plan]:
-    """Plans in which every member trains as long as the reference does; `seconds` is the time of an
-    update by label."""
+    """Give every member the training time of the reference; `seconds` is per update, by label."""
     reference = reference_of(plans)
     budget = reference.updates * seconds[reference.label]
     return [_in_updates(plan, budget / seconds[plan.label]) for plan in plans]
 
 
 def calibrations(plans: Sequence[Plan], out: Path) -> list[Plan]:
-    """A short run of every label, to measure how long an update takes."""
+    """A short run of every label, to measure the time per update."""
     found = []
     for plan in first_seeds(plans):
         updates = min(_CALIBRATION_UPDATES, plan.updates)
@@ -71,7 +66,7 @@ def calibrations(plans: Sequence[Plan], out: Path) -> list[Plan]:
 
 
 def seconds_per_update(log: Sequence[LogLine]) -> float:
-    """The median between the reports of a log, without compilation."""
+    """Median time per update in a log, without compilation."""
     reports = [line for line in log if isinstance(line, Report)]
     pairs = list(zip(reports, reports[1:], strict=False))
     # The first few updates of a process are slower than the rest.
@@ -81,27 +76,24 @@ def seconds_per_update(log: Sequence[LogLine]) -> float:
     )
 
 
-def describe_equal(equal: str, plans: Sequence[Plan]) -> str:
-    """What is equal, for the reader of a report."""
+def describe_budget(equal: str, plans: Sequence[Plan]) -> str:
+    """The shared budget as a sentence of the report."""
     reference = reference_of(plans)
     updates = f"{reference.updates:,} updates"
     texts: dict[Equal, str] = {
-        "updates": f"updates, as in the paper: every model makes {updates} of as many tokens",
-        "text": (
-            f"text: every model sees about {_words_seen(reference):,.0f} running words; updates "
-            "follow from that"
-        ),
+        "updates": f"updates, as in the paper: {updates} of the same size for every model",
+        "text": f"text: every model sees about {_words_seen(reference):,.0f} running words",
         "seconds": (
-            f"seconds: every model trains about as long as {updates} take {reference.label}, "
-            "without compilation; updates follow from a short run of each that measured their "
-            "time, and schedules are stretched to them"
+            f"seconds: every model trains for about the time that {reference.label} takes for "
+            f"{updates}, without compilation; a short run of each model measured its time per "
+            "update, and schedules are stretched to match"
         ),
     }
     return texts[cast(Equal, equal)]
 
 
 def reference_of(plans: Sequence[Plan]) -> Plan:
-    """The member whose updates set the measure."""
+    """The member whose number of updates sets the budget."""
     words = [plan for plan in plans if plan.config.batches.unit == "word"] or list(plans)
     return next((plan for plan in words if plan.label == REFERENCE), words[0])
 
@@ -117,11 +109,11 @@ def _words_seen(plan: Plan) -> float:
 
 
 Setting = tuple[str, ...]
-"""One point of a grid: an override for every field."""
+"""A grid point: one override per field."""
 
 
 def parse_grid(options: Sequence[str]) -> list[Setting]:
-    """All combinations of the values of every `FIELD=a,b,c`; empty without options."""
+    """All combinations of the values of every `FIELD=a,b,c`."""
     axes: dict[str, list[str]] = {}
     for option in options:
         field, _, text = option.partition("=")
@@ -132,10 +124,10 @@ def parse_grid(options: Sequence[str]) -> list[Setting]:
                 "training.optimizer.lr=1e-3,3e-3"
             )
         if field in axes or len(set(values)) < len(values):
-            raise ValueError(f"--grid {quoted(option)}: name every field and every value once")
+            raise ValueError(f"--grid {quoted(option)}: give every field and every value once")
         if field in _DECIDED_ALREADY:
             raise ValueError(
-                f"--grid {quoted(option)}: {field} is held equal between members; see --equal and "
+                f"--grid {quoted(option)}: {field} is the same for all members; see --equal and "
                 "--seeds"
             )
         axes[field] = [f"{field}={value}" for value in values]
@@ -143,10 +135,7 @@ def parse_grid(options: Sequence[str]) -> list[Setting]:
 
 
 def grid_plans(plans: Sequence[Plan], grid: Sequence[Setting]) -> list[Plan]:
-    """Every member with every setting, seeds included; those of one member follow one another.
-
-    ValueError if a member has no such field, or cannot take a value.
-    """
+    """Every member and seed with every setting, grouped by member."""
     return [_with(plan, setting) for plan in plans for setting in grid]
 
 
@@ -155,8 +144,8 @@ def _with(plan: Plan, setting: Setting) -> Plan:
         config = override(plan.config, setting)
     except UnknownKey as error:
         raise ValueError(
-            f"--grid: {plan.label} has no such field ({error}); tune what all members have, or "
-            "choose members that have it with --factorizations"
+            f"--grid: {plan.label} has no such field ({error}); tune a field that all members "
+            "have, or choose members that have it with --factorizations"
         ) from None
     except ValueError as error:
         raise ValueError(f"--grid {' '.join(setting)}: {plan.label}: {error}") from None
@@ -168,14 +157,14 @@ def _with(plan: Plan, setting: Setting) -> Plan:
 
 
 def choose(planned: Sequence[Plan], problems: Mapping[Path, str]) -> tuple[list[Plan], list[Tried]]:
-    """The plans of the best setting of every label, in order, and all that was tried for them;
-    `problems` has the paths of runs that came to nothing."""
+    """The plans with the best setting of every label, and all settings that were tried;
+    `problems` has the errors of failed runs by path."""
     tries = first_seeds(planned)
     scores = {plan.run.path: _valid_perplexity(plan) for plan in tries}
     best: dict[str, Plan] = {}
     for plan in tries:
         held = best.setdefault(plan.label, plan)
-        # The first of equals, and the first of all if none has a result.
+        # The first one wins a tie, or if none has a result.
         if _rank(scores[plan.run.path]) < _rank(scores[held.run.path]):
             best[plan.label] = plan
     tried = [
@@ -193,7 +182,6 @@ def choose(planned: Sequence[Plan], problems: Mapping[Path, str]) -> tuple[list[
 
 
 def _valid_perplexity(plan: Plan) -> float | None:
-    """On the whole valid set at the end of the run; None without one."""
     found = plan.run.checkpoints()
     if not found or found[0].update < plan.updates:
         return None

@@ -1,16 +1,15 @@
 """`zipflm compare`: train and score the members of a study, then write its report.
 
-A member that fails has its reason in the report, and the others continue. Under torchrun the
-processes agree on the outcome of a member after training and again after scoring: a failure that
-all of them have is the member's, one that leaves them out of step ends them all.
+If a member fails, the report says why and the others continue. Under torchrun the processes agree
+on the outcome of every member. A failure that leaves them out of step stops them all.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from zipflm.studies.budgets import (
     Setting,
     calibrations,
     choose,
-    describe_equal,
+    describe_budget,
     grid_plans,
     parse_grid,
     seconds_per_update,
@@ -48,8 +47,8 @@ from zipflm.studies.plan import (
     first_seeds,
     make_plans,
     open_words,
-    watched,
-    watched_alike,
+    with_monitoring_of,
+    with_validations,
 )
 from zipflm.studies.progress import Display, MemberProgress, measured_speed, print_plans
 from zipflm.studies.report import claim, write_report
@@ -62,11 +61,11 @@ from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
 
 Train = Callable[[Config, DataFolder, Path], bool]
-"""Trains, or goes on training, into a run folder; False if a signal ended it."""
+"""Trains or resumes a run; False if a signal stopped it."""
 Score = Callable[[Path, DataFolder, Sequence[str], ScoringOptions], ScoredRun]
 """Scores splits of a data folder with a run's newest checkpoint; called by every process."""
 
-FULL_DISK_REMEDY = "free some space and give the same command again"
+FULL_DISK_REMEDY = "free some space and run the same command again"
 
 
 class Runner:
@@ -81,34 +80,31 @@ class Runner:
         *,
         streams: bool = False,
     ) -> None:
-        """With `streams` members are also timed word by word."""
+        """With `streams`, also measure the speed of scoring word by word."""
         self._words, self._process, self._streams = words, process, streams
         self._train, self._score = train, score
         self.stopped: bool = False
-        """Whether a signal ended the study; plans that are left are not trained."""
+        """True after a signal; the remaining plans are not trained."""
 
     def train(self, plans: Sequence[Plan]) -> dict[Path, str]:
-        """Train without scoring; the reasons of runs that came to nothing."""
+        """Train without scoring; returns the errors of failed runs by path."""
         problems: dict[Path, str] = {}
-        with self._displayed(plans) as display:
+        with self._display(plans) as display:
             for plan in plans:
                 if self.stopped:
                     break
-                if problem := self._agreed(plan, partial(self._make_trained, plan, display)):
+                if problem := self._agreed(plan, partial(self._train_rest, plan, display)):
                     problems[plan.run.path] = problem
                 display.enter(plan, self._stage(problem, "trained"))
         return problems
 
     def members(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[StudyMember]:
-        """Train and score; a member for every plan, with its problem if it has no result."""
-        with self._displayed([plan for plan in plans if not plan.memory]) as display:
+        """Train and score. A member without a result has a `problem`."""
+        with self._display([plan for plan in plans if not plan.memory]) as display:
             return [self._member(plan, splits, display) for plan in plans]
 
-    @contextmanager
-    def _displayed(self, plans: Sequence[Plan]) -> Iterator[Display]:
-        display = Display(plans, sys.stdout, is_silent=not self._process.is_first)
-        with display.shown():
-            yield display
+    def _display(self, plans: Sequence[Plan]) -> AbstractContextManager[Display]:
+        return Display(plans, sys.stdout, is_silent=not self._process.is_first).shown()
 
     def _stage(self, problem: str, otherwise: str) -> str:
         return "stopped" if self.stopped else "failed" if problem else otherwise
@@ -130,13 +126,13 @@ class Runner:
                 found.append(make(scored=scored))
             return ""
 
-        problem = self._agreed(plan, partial(self._make_trained, plan, display))
+        problem = self._agreed(plan, partial(self._train_rest, plan, display))
         problem = problem or self._agreed(plan, score)
         display.enter(plan, self._stage(problem, "done"))
         return found[0] if found else make(scored=None, problem=problem)
 
     def _agreed(self, plan: Plan, work: Callable[[], str]) -> str:
-        """Do a piece of work; why it has no result, which is the same in all processes."""
+        """Call `work`; returns its error, if any, which is the same in all processes."""
         try:
             with naming_full_disk(plan.run.path, FULL_DISK_REMEDY):
                 problem = work()
@@ -144,50 +140,49 @@ class Runner:
             problem = described(error)
         return self._process.agree(problem)
 
-    def _make_trained(self, plan: Plan, display: Display) -> str:
-        """Why the member is not trained to its end, if it is not."""
+    def _train_rest(self, plan: Plan, display: Display) -> str:
+        """Train the rest of a member; returns why it is not finished, if so."""
         if self._is_trained(plan):
             return ""
         display.enter(plan, "training")
         folder = plan.run.path
         folder.mkdir(parents=True, exist_ok=True)
-        # Otherwise the peak of a member would be that of the largest one before it.
+        # Otherwise the peak memory of an earlier, larger member would be reported.
         gc.collect()
         reset_peak_memory(self._process.device)
         output = folder / f"output-{self._process.rank}.txt"
         with output.open("a", encoding="utf-8") as file, redirect_stdout(file):
             complete = self._train(plan.config, plan.data, folder)
         self.stopped = not complete
-        return "" if complete else "interrupted; the same command goes on with it"
+        return "" if complete else "interrupted; run the same command again to continue"
 
     def _is_trained(self, plan: Plan) -> bool:
-        """Whether a whole checkpoint of the last update is there, of this very model."""
         resume.check(plan.run, plan.config, plan.data, resume=True)
         found = plan.run.checkpoints()
         if not found or found[0].update < plan.updates:
             return False
         try:
             found[0].verify()
-        except ValueError:  # the trainer names the damage and goes on from the one before
+        except ValueError:  # the trainer reports the damage and resumes from an older one
             return False
         if self._process.is_first:
-            with plan.run.lock():  # removes what a killed process left unfinished
+            with plan.run.lock():  # removes leftovers of a killed process
                 pass
         return True
 
 
 @dataclass(frozen=True)
 class FinishedStudy:
-    """A study, where its page is, and whether a signal stopped it before the end."""
+    """A study, the path of its report, and whether a signal stopped it."""
 
     study: Study
     page: Path | None
-    """None if no member has a result, and there is nothing to show."""
+    """None if no member has a result."""
     stopped: bool
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why rows have no result, or not of all seeds, by label; empty if all have theirs."""
+        """Problems by row label, of rows that lack the result of any seed."""
         return {row.label: row.problem for row in self.study.rows if row.problem}
 
 
@@ -198,10 +193,8 @@ def compare(
     train: Train | None = None,
     score: Score | None = None,
 ) -> FinishedStudy:
-    """Run a study, or the rest of it.
-
-    A member that fails is in `FinishedStudy.failures`; only what concerns the whole study is an
-    error.
+    """Run or resume a study. Members that fail are in `FinishedStudy.failures`; only errors that
+    concern the whole study are raised.
     """
     out = request.out
     with distributed.started(device) as process:
@@ -210,7 +203,7 @@ def compare(
         with process.held_by_first(sole_writer(out)):
             is_timed = request.equal == "seconds"
             for plan in grid_plans(plans, grid) if grid else plans:
-                check(plan, process, folder=not is_timed)  # times decide what folders must hold
+                check(plan, process, folder=not is_timed)  # updates depend on the measured times
             process.let_first(lambda: claim(out, "study"))
             train = train or _trainer(device, is_tuned=bool(grid))
             runner = Runner(
@@ -222,7 +215,9 @@ def compare(
             )
             if is_timed:
                 plans = _timed(plans, out, runner)
-            plans = [replace(p, config=watched(p.config, request.overrides)) for p in plans]
+            plans = [
+                replace(p, config=with_validations(p.config, request.overrides)) for p in plans
+            ]
             tried: list[Tried] = []
             if grid and not runner.stopped:
                 planned = grid_plans(plans, grid)
@@ -231,11 +226,12 @@ def compare(
                 check(plan, process)
             splits = scored_splits(words)
             dataset, _, size = request.preset.partition("/")
+            subject = "Decoders" if request.decoders else "Word representations"
             study = build(
                 runner.members(_with_memory(plans, request.memory), splits),
                 split_text(words, splits[-1]),
-                title=f"{_what(request)} compared on {request.data}",
-                # The paper's rows stand next to ours where it has them: models of the base size.
+                title=f"{subject} compared on {request.data}",
+                # The paper's tables have models of the base size.
                 dataset=dataset if size in ("", "base") else "",
                 facts=facts | study_facts(words, plans, process),
                 tried=tried,
@@ -248,7 +244,7 @@ def compare(
 
 
 def dry_run(request: Request, *, device: str | None = None) -> None:
-    """Print what `compare` would train, with parameters and estimated times; write nothing."""
+    """Print the members that `compare` would train, with parameters and estimated times."""
     with distributed.started(device) as process:
         words, plans, grid = process.done_by_all(lambda: _planned(request, process))
         is_timed = request.equal == "seconds"
@@ -257,7 +253,7 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
         members = [MemberProgress(plan) for plan in plans]
         for member in members:
             member.read()
-        speed, basis = measured_speed(members), "from what is trained already"
+        speed, basis = measured_speed(members), "from the runs so far"
         if speed is None:
             precision = plans[0].config.training.dtype
             speed = throughput.training_speed(process.device, precision) * process.world_size
@@ -275,7 +271,6 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
 
 
 def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan], list[Setting]]:
-    """The text, what to train on it, and the settings to choose from."""
     words = open_words(request.data)
     scored_splits(words)
     for memory in request.memory:
@@ -285,17 +280,13 @@ def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan]
     grid = parse_grid(request.grid)
     plans = make_plans(request, words, on_cpu=process.device.type == "cpu")
     if grid and "valid" not in words.splits:
-        raise ValueError(f"--grid: {words.path} has no valid set to decide on; prepare it with one")
+        raise ValueError(f"--grid: {words.path} has no valid set; prepare it with --valid")
     return words, with_same_text(plans) if request.equal == "text" else plans, grid
 
 
-def _what(request: Request) -> str:
-    return "Decoders" if request.decoders else "Word representations"
-
-
 def _timed(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]:
-    """Plans with as many updates as take the same time, by short runs of every member; unchanged
-    if a signal ended these."""
+    """Plans with the same training time, measured in short runs; unchanged if a signal stopped
+    these."""
     short = calibrations(plans, out)
     problems = runner.train(short)
     if runner.stopped:
@@ -310,11 +301,8 @@ def _timed(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]:
 
 
 def check(plan: Plan, process: Process, *, folder: bool = True) -> None:
-    """ValueError if a member cannot be trained as planned or, with `folder`, if its folder holds
-    another run.
-
-    A run may be resumed with other settings, but then its result is not what the report says it
-    is; only what leaves the result as it is may change in a study.
+    """Raise ValueError if a member cannot be trained as planned or, with `folder`, if its folder
+    holds a run with other settings, except those that do not affect the result.
     """
     try:
         plan.data.tokens("train")
@@ -323,7 +311,7 @@ def check(plan: Plan, process: Process, *, folder: bool = True) -> None:
         if folder:
             resume.check(plan.run, plan.config, plan.data, resume=True)
         if folder and plan.run.holds_a_run:
-            held = watched_alike(plan.run.config(), plan.config)
+            held = with_monitoring_of(plan.run.config(), plan.config)
             remedy = "choose another --out for another study"
             resume.require_same_config(plan.run.path, held, plan.config, remedy)
     except ValueError as error:
@@ -331,11 +319,11 @@ def check(plan: Plan, process: Process, *, folder: bool = True) -> None:
 
 
 def scored_splits(words: DataFolder) -> tuple[str, ...]:
-    """The held-out splits there are; the last one is analysed."""
+    """The held-out splits of a data folder; the last one is analysed."""
     splits = tuple(split for split in ("valid", "test") if split in words.splits)
     if not splits:
         raise ValueError(
-            f"{words.path}: neither a valid nor a test split to score; prepare it with --test"
+            f"{words.path}: has neither a valid nor a test split; prepare it with --test"
         )
     return splits
 
@@ -351,7 +339,7 @@ def split_text(words: DataFolder, split: str) -> SplitText:
 
 
 def data_facts(words: DataFolder) -> dict[str, str]:
-    """The text of a report, and what its numbers mean."""
+    """The section Protocol: the data, and the definitions of the numbers."""
     return {
         "data": f"a vocabulary of {len(words.vocabulary):,} words",
         "folder": str(words.path),
@@ -360,20 +348,17 @@ def data_facts(words: DataFolder) -> dict[str, str]:
             "natural logarithm, per word; the end of a sentence counts as a word (column eos)"
         ),
         "unknown words": (
-            "scored like any other: as the one symbol <unk> by word models (column unk), piece by "
-            "piece by sub-word models, unless the text itself says <unk>"
+            "scored like any other word: as the symbol <unk> by word models (column unk), piece by "
+            "piece by sub-word models, unless the text itself has <unk>"
         ),
-        "time": (
-            "training alone: compilation stands beside it, validation and checkpoints are left out"
-        ),
-        "tokens/s": "median over the log; of sub-word models, sub-words",
+        "time": "training only, without compilation, validation and checkpoints",
+        "tokens/s": "median over the log; sub-words for sub-word models",
         "zipflm": __version__,
         "torch": torch.__version__,
     }
 
 
 def _with_memory(plans: Sequence[Plan], memory: tuple[str, ...]) -> list[Plan]:
-    """Every member, and once more with the memory."""
     twins = [(plan, plan.with_memory(memory)) for plan in plans] if memory else zip(plans)
     return [plan for pair in twins for plan in pair]
 
@@ -383,40 +368,37 @@ def _request_facts(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
         "preset": request.preset,
         "recipe": "the preset's own" if request.recipe == "paper" else request.recipe,
         "overrides": " ".join(request.overrides),
-        "held equal": describe_equal(request.equal, plans),
+        "held equal": describe_budget(request.equal, plans),
         "tuned": " ".join(request.grid),
-        "streaming": (
-            "words read and scored one by one, on a CPU in float32" if request.decoders else ""
-        ),
+        "streaming": ("words scored one by one, on a CPU in float32" if request.decoders else ""),
     }
     return {name: text for name, text in facts.items() if text}
 
 
 def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> dict[str, str]:
-    """What holds for the whole study, for its reader."""
+    """The section Protocol of a study."""
     configs = [plan.config.training for plan in plans]
-    updates = _either(f"{config.max_updates:,}" for config in configs)
-    tokens = _either(f"{config.tokens_per_update:,}" for config in configs)
-    optimizer = _either(type(config.optimizer).__name__ for config in configs)
+    updates = _join_distinct(f"{config.max_updates:,}" for config in configs)
+    tokens = _join_distinct(f"{config.tokens_per_update:,}" for config in configs)
+    optimizer = _join_distinct(type(config.optimizer).__name__ for config in configs)
     on_cuda = process.device.type == "cuda"
     return data_facts(words) | {
         "training": f"{updates} updates of {tokens} tokens each, {optimizer}",
         "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
         "devices": f"{process.world_size} x {device_name(process.device)}",
-        "threads of each process": str(torch.get_num_threads()),
-        "memory": "peak of the GPU's allocator" if on_cuda else "peak of the whole process",
+        "threads per process": str(torch.get_num_threads()),
+        "memory": "peak of the GPU allocator" if on_cuda else "peak of the whole process",
     }
 
 
-def _either(values: Iterable[str]) -> str:
-    """`a`, or `a or b` where members differ, as the paper's do in tokens per update."""
+def _join_distinct(values: Iterable[str]) -> str:
     return " or ".join(dict.fromkeys(values))
 
 
 def _trainer(device: str | None, *, is_tuned: bool) -> Train:
     def train(config: Config, data: DataFolder, out: Path) -> bool:
-        # One checkpoint to go on from is enough; the best one is not what is compared. The valid
-        # set is scored with the test set, so training needs all of it only to choose a setting.
+        # The last checkpoint is compared, so one is enough. The valid set is scored later anyway;
+        # training needs all of it only to choose a setting.
         return train_run(
             config, data, out, resume=True, keep=1, device=device, whole_validation=is_tuned
         )

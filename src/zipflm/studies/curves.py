@@ -1,4 +1,4 @@
-"""Curves of several runs in one picture, from their logs alone."""
+"""`zipflm plot`: learning curves of several runs in one figure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ X_AXES = {"update": "updates", "seconds": "seconds of training", "epoch": "passe
 
 
 def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
-    """Draw training and validation perplexity over `x` (a key of `X_AXES`) into the file `out`.
-
-    Per word for all of them, so that runs of words and of sub-words share an axis.
-    """
+    """Plot training and validation perplexity per word over `x`, a key of `X_AXES`."""
     if x not in X_AXES:
         raise ValueError(f"x={x!r}: choose from {', '.join(X_AXES)}")
     if out.suffix.lstrip(".") not in Figure().canvas.get_supported_filetypes():
-        raise ValueError(f"{out}: cannot draw into this kind of file; use .png, .svg or .pdf")
+        raise ValueError(f"{out}: unsupported file type; use .png, .svg or .pdf")
     logs = {_name(run, runs): _read(run) for run in runs}
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
@@ -36,28 +33,25 @@ def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
 
 
 def _name(run: Path, runs: Sequence[Path]) -> str:
-    """The folder's own name, or its whole path where that is not enough."""
+    """The name of the folder if unique, else its path."""
     return run.name if sum(other.name == run.name for other in runs) == 1 else str(run)
 
 
 def _read(run: Path) -> list[LogLine]:
     folder = RunFolder(run)
     if not folder.log_path.is_file():
-        raise ValueError(f"{run}: no run folder (no {folder.log_path.name})")
+        raise ValueError(f"{run}: not a run folder (no {folder.log_path.name})")
     return folder.log()
 
 
 def _draw(axes: Axes, name: str, lines: Sequence[LogLine], x: str, color: str) -> None:
     reports = [line for line in lines if isinstance(line, Report)]
     whole = [line for line in lines if isinstance(line, Validation) and line.share == 1]
-    validations = curve_of(lines)
     if not lines:
-        raise ValueError(f"{name}: its log has no reports yet")
-    # Where a run stands after an update, reports tell; each validation has one at its update, or
-    # before it.
+        raise ValueError(f"{name}: its log is empty")
     places = {report.update: float(getattr(report, x)) for report in reports}
     train = [(places[report.update], report.perplexity) for report in reports]
-    valid = [(_place(places, line.update), line.perplexity) for line in validations]
+    valid = [(_place(places, line.update), line.perplexity) for line in curve_of(lines)]
     if train:
         label = f"{name}, train"
         axes.plot(*_columns(train), color=color, alpha=0.5, linewidth=1, label=label)
@@ -68,6 +62,7 @@ def _draw(axes: Axes, name: str, lines: Sequence[LogLine], x: str, color: str) -
 
 
 def _place(places: dict[int, float], update: int) -> float | None:
+    """The place of a validation, which is that of the last report before it."""
     before = [known for known in places if known <= update]
     return places[max(before)] if before else None
 

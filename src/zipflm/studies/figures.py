@@ -1,9 +1,7 @@
-"""Figures of a study, with one look per factorization: colour, pattern, marker, dash.
+"""Figures of a study. Every factorization has its colour, pattern, marker and dash.
 
-The patterns are those of the paper's bar charts, so that figures read in black and white. Colours
-keep every pair apart for the three kinds of colour blindness (a test simulates them); tied models
-are the darker of their family, and ADP-T has the colour of the ink. The paper gives SM-T and ADP-T
-the same grid; here ADP-T's is light on dark.
+The patterns are those of the paper's bar charts; ADP-T, which shares the grid of SM-T, is drawn
+light on dark. Colours can be told apart with any kind of colour blindness.
 """
 
 from __future__ import annotations
@@ -21,29 +19,27 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from zipflm.storage import written_whole
-from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, bins_of_paper
+from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
 from zipflm.studies.study import ModelRow, Study
 from zipflm.units import perplexity
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one model is drawn."""
+    """Colours, pattern and shapes of one model."""
 
     light: str
-    """Colour on a light page and in the figure files."""
+    """Colour on a light page and in figure files."""
     dark: str
-    """Colour on a dark page."""
     pattern: str
-    """Name of the paper's fill pattern."""
+    """Fill pattern of the paper."""
     hatch: str
-    """The same in matplotlib's notation."""
+    """The same for matplotlib."""
     marker: str
-    """matplotlib's name of the point shape."""
     dash: str
-    """SVG dash array of lines; empty for a solid one."""
+    """SVG dash array; empty for a solid line."""
     is_dark: bool = False
-    """Whether the pattern is drawn light on dark on a light page."""
+    """Whether the pattern is light on dark."""
 
 
 STYLES: dict[str, Style] = {
@@ -59,16 +55,14 @@ STYLES: dict[str, Style] = {
 
 
 def style_of(study: Study) -> dict[str, Style]:
-    """The style of every row of a study."""
     return styles([(row.label, row.first.factorization) for row in study.rows])
 
 
 def styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
-    """A style for every (label, factorization), in the order given.
+    """A style for every (label, factorization).
 
-    The first row of a factorization has its style. Further rows of it, as an ablation has them,
-    take the styles that no row claims, in the paper's order, and after the last one a colour with
-    the pattern, marker and dash of another.
+    The first row of a factorization has its style. Further rows, as in an ablation, take the unused
+    styles, then combinations of a colour with the shapes of another style.
     """
     chosen: dict[str, Style] = {}
     claimed: set[str] = set()
@@ -100,7 +94,7 @@ def _mixed() -> Iterator[Style]:
 INK = "#16181d"
 _LARGEST_DRAWN = 1e130
 _MARGIN = 0.05
-"""In nats, above the highest mark."""
+"""In nats, above the highest point."""
 _SETTINGS = {
     "font.family": "sans-serif",
     "font.size": 9.0,
@@ -112,14 +106,13 @@ _SETTINGS = {
     "grid.color": "#e3e4e8",
     "hatch.linewidth": 0.7,
     "legend.frameon": False,
-    # The same study gives the same file, byte for byte, and text that can be searched.
+    # Reproducible files with searchable text.
     "svg.hashsalt": "zipflm",
     "svg.fonttype": "none",
 }
 
 
 def save_figures(study: Study, folder: Path) -> list[Path]:
-    """Write every figure as SVG and PNG."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(_SETTINGS):  # type: ignore[arg-type]
@@ -135,7 +128,7 @@ def save_figures(study: Study, folder: Path) -> list[Path]:
 
 
 def figures(study: Study) -> dict[str, Callable[[], Figure]]:
-    """Every figure of a study by its file name, drawn when called."""
+    """Functions that draw the figures, by file name."""
     look = style_of(study)
     by_word = f"Loss by frequency of the word ({study.split})"
     by_previous = f"Loss by frequency of the previous word ({study.split})"
@@ -151,31 +144,28 @@ def figures(study: Study) -> dict[str, Callable[[], Figure]]:
         drawn["perplexity-against-time"] = partial(perplexity_against_time, study)
     if study.dataset in DATASETS:
         for name, previous in (("word", False), ("previous-word", True)):
-            drawn[f"paper-loss-by-{name}-frequency"] = partial(
-                paper_bars, study.dataset, previous=previous
-            )
+            draw = partial(paper_bars, study.dataset, previous=previous)
+            drawn[f"paper-loss-by-{name}-frequency"] = draw
     return drawn
 
 
 def paper_bars(dataset: str, *, previous: bool) -> Figure:
-    """The paper's own bar chart, drawn from its numbers."""
     by = "previous word" if previous else "word"
     look = {label: STYLES[label] for label in BIN_MODELS[dataset]}
     title = f"The paper's: loss by frequency of the {by}, {DATASETS[dataset]} test"
-    return bar_chart(bins_of_paper(dataset, previous=previous), look, title, by)
+    return bar_chart(paper_bins(dataset, previous=previous), look, title, by)
 
 
 def bar_chart(
     bins: Sequence[FrequencyBin], look: Mapping[str, Style], title: str, by: str
 ) -> Figure:
-    """Loss per bin, one bar per model, with its interval. A few bars that would flatten all others
-    are cut, with their loss on them."""
+    """Loss per bin, one bar per model, with intervals. Outliers are cut and labelled."""
     bins = [b for b in bins if any(loss is not None for loss in b.loss.values())]
-    xlabel = f"occurrences of the {by} in the training text, and {by}s scored"
+    xlabel = f"frequency of the {by} in training (below: number of scored words)"
     figure, axes = _new_axes(title, xlabel, "loss (nats per word)", size=(9.0, 4.2))
     models = [label for label in look if any(b.loss.get(label) is not None for b in bins)]
     width = 0.84 / max(1, len(models))
-    top = usual_top(bins)
+    top = axis_limit(bins)
     if top is not None:
         axes.set_ylim(0, top)
     for i, label in enumerate(models):
@@ -191,7 +181,7 @@ def bar_chart(
             linewidth=0,
             label=label,
         )
-        # The outline apart, because a pattern has the edge's colour.
+        # A second bar for the outline, because the pattern uses the edge colour.
         axes.bar(places, losses, width, fill=False, edgecolor=INK, linewidth=0.6)
         for place, loss, b in zip(places, losses, bins, strict=True):
             if label in b.interval:
@@ -203,14 +193,13 @@ def bar_chart(
     axes.set_xticks(range(len(bins)), [f"{b.name}\n{b.tokens:,}" for b in bins])
     axes.grid(axis="x", visible=False)
     if models:
-        # Outside: among the bars, many models or long names would cover some.
         figure.legend(ncols=8 if max(map(len, models)) < 8 else 3, loc="outside lower center")
     return figure
 
 
-def usual_top(bins: Sequence[FrequencyBin]) -> float | None:
-    """Where the axis ends if a few bars would flatten all others, as on the page: a little above
-    what the middle one of the models needs, unknown words left out. None if all fit."""
+def axis_limit(bins: Sequence[FrequencyBin]) -> float | None:
+    """Upper end of the axis if outliers would flatten the other bars, from the median over models
+    of their highest bar except UNK; None if all bars fit. The page does the same."""
     highest: dict[str, float] = {}
     for b in bins:
         for label, loss in b.loss.items():
@@ -237,19 +226,18 @@ def learning_curves(study: Study) -> Figure:
 
 
 def perplexity_against_time(study: Study) -> Figure:
-    """What a model has learned after so much training time."""
     longest = max((p.seconds for row in study.rows for p in row.curve), default=0.0)
     unit, seconds = time_unit(longest)
     figure, axes = _new_axes("Perplexity against training time", unit, "valid perplexity")
     for row, style in _curves(study):
         points = [
-            (p.seconds / seconds, _drawn_perplexity(p.valid_loss))
+            (p.seconds / seconds, _plottable_perplexity(p.valid_loss))
             for p in row.curve
             if p.valid_loss is not None
         ]
         _line(axes, points, style, row.label)
     axes.set_yscale("log")
-    _cut_above(axes, _valid_losses(study), _drawn_perplexity)
+    _cut_above(axes, _valid_losses(study), _plottable_perplexity)
     _plain_ticks(axes)
     figure.legend(loc="outside right upper")
     return figure
@@ -263,18 +251,15 @@ def parameters_against_perplexity(study: Study) -> Figure:
     figure, axes = _new_axes(title, f"parameters ({unit})", study.headline_name)
     look = style_of(study)
     axes.set_yscale("log")
-    # Rows whose perplexity is beyond all numbers have no place.
-    points = {row.label: study.headline(row).mean for row in study.finished}
+    losses = {row.label: [float(np.log(study.headline(row).mean))] for row in study.finished}
     for row in study.finished:
-        if not np.isfinite(points[row.label]):
-            continue
         interval = study.headline_interval(row)
         reach = None
         if interval is not None and np.isfinite(interval.high):
             reach = [[interval.estimate - interval.low], [interval.high - interval.estimate]]
         axes.errorbar(
             row.num_params / size,
-            points[row.label],
+            study.headline(row).mean,
             yerr=reach,
             marker=look[row.label].marker,
             color=look[row.label].light,
@@ -284,10 +269,9 @@ def parameters_against_perplexity(study: Study) -> Figure:
             label=row.label,
         )
     axes.margins(0.15)
-    ends = {label: [float(np.log(y))] for label, y in points.items() if np.isfinite(y)}
-    _cut_above(axes, ends, _drawn_perplexity)
+    _cut_above(axes, losses, _plottable_perplexity)
     _plain_ticks(axes)
-    if ends:
+    if losses:
         figure.legend(loc="outside right upper")
     return figure
 
@@ -295,7 +279,6 @@ def parameters_against_perplexity(study: Study) -> Figure:
 def _new_axes(
     title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (7.2, 4.2)
 ) -> tuple[Figure, Axes]:
-    """A figure of its own, apart from matplotlib's global state."""
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, loc="left", fontweight="bold")
@@ -312,7 +295,7 @@ def time_unit(longest: float) -> tuple[str, float]:
 
 
 def ceiling(losses: Sequence[float]) -> float:
-    """The loss above which a model is so far from the others that it would squash them.
+    """Upper end of an axis: models with a higher final loss are outliers.
 
     >>> ceiling([4.5, 4.6, 4.7, 12.0])
     5.7
@@ -326,19 +309,16 @@ def _valid_losses(study: Study) -> dict[str, list[float]]:
     return {label: losses for label, losses in valid.items() if losses}
 
 
-def _drawn_perplexity(loss: float) -> float:
-    """A perplexity that matplotlib can place: it needs room for margins above the largest."""
+def _plottable_perplexity(loss: float) -> float:
+    """A perplexity small enough for matplotlib to add margins."""
     return min(perplexity(loss), _LARGEST_DRAWN)
 
 
 def _cut_above(
     axes: Axes, losses: Mapping[str, Sequence[float]], place: Callable[[float], float]
 ) -> None:
-    """End the axis at the ceiling, and name the models that end above it.
-
-    Early losses are cut off too, so high that nothing else would show, but nothing of the second
-    half of a training.
-    """
+    """End the axis at the ceiling and name the models above it. The second half of every other
+    curve stays visible."""
     if not losses:
         return
     limit = ceiling([own[-1] for own in losses.values()])
@@ -354,7 +334,7 @@ def _cut_above(
 
 
 def _plain_ticks(axes: Axes) -> None:
-    """Round numbers on a logarithmic axis, without powers of ten."""
+    """Plain numbers instead of powers of ten on a logarithmic axis."""
     low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(
         MaxNLocator(6) if high < 4 * low else LogLocator(subs=(1.0, 2.0, 5.0))
@@ -369,7 +349,6 @@ def _curves(study: Study) -> list[tuple[ModelRow, Style]]:
 
 
 def _line(axes: Axes, points: Sequence[tuple[float, float]], style: Style, label: str) -> None:
-    dashes = [float(part) for part in style.dash.split()]
     (line,) = axes.plot(
         *_columns(points),
         color=style.light,
@@ -378,8 +357,8 @@ def _line(axes: Axes, points: Sequence[tuple[float, float]], style: Style, label
         linewidth=1.6,
         label=label,
     )
-    if dashes:
-        line.set_dashes([length / 1.6 for length in dashes])
+    if style.dash:
+        line.set_dashes([float(length) / 1.6 for length in style.dash.split()])
 
 
 def _columns(points: Sequence[tuple[float, float | None]]) -> tuple[list[float], list[float]]:

@@ -1,9 +1,7 @@
-"""The paper's order of models, pair by pair, next to ours: does this study agree?
+"""Every pair of models in this study and in the paper, by perplexity and on rare words.
 
-Every pair of models is compared by perplexity, on rare words and after rare words, so that nothing
-is selected. The study agrees with the paper's numbers, which are of its own text, if its 95 %
-interval lies on the same side of zero, disagrees if it lies on the other, and cannot tell if zero
-is inside.
+A study agrees with the paper if its 95 % interval lies on the same side of zero, disagrees if it
+lies on the other side, and is not significant if it includes zero.
 """
 
 from __future__ import annotations
@@ -14,22 +12,22 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from zipflm.studies.bins import DATASETS, RARE, bins_of_paper
+from zipflm.studies.bins import DATASETS, RARE, paper_bins
 from zipflm.studies.paper import comparison_row
 from zipflm.studies.statistics import Interval
 from zipflm.studies.study import Difference, Study, find_difference
 
-Verdict = Literal["agrees", "disagrees", "cannot be told"]
+Verdict = Literal["agrees", "disagrees", "not significant"]
 _EVERY = "every pair"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperFinding:
-    """One pair of models by one measure, in the paper and here."""
+    """A pair of models by one measure, in the paper and in this study."""
 
     measure: str
     model: str
-    """The better of the two in the paper."""
+    """The better one in the paper."""
     other: str
     paper: str
     ours: str
@@ -42,8 +40,6 @@ class PaperFinding:
 
 @dataclass(frozen=True)
 class Claim:
-    """Findings that belong together."""
-
     name: str
     findings: tuple[PaperFinding, ...]
 
@@ -52,8 +48,8 @@ class Claim:
 
 
 def paper_findings(study: Study) -> list[PaperFinding]:
-    """Every pair of which the paper has both models, by every measure."""
-    dataset = papers_dataset(study)
+    """Every pair of models that the paper has, by every measure."""
+    dataset = paper_dataset(study)
     rows = {row.label: comparison_row(dataset, row.label) for row in study.finished}
     tests = {label: row.test for label, row in rows.items() if row and row.test is not None}
     found = []
@@ -66,7 +62,7 @@ def paper_findings(study: Study) -> list[PaperFinding]:
         ("loss on rare words", False, study.rare),
         ("loss after rare words", True, study.after_rare),
     ):
-        printed = {b.name: b.loss for b in bins_of_paper(dataset, previous=previous)}[RARE]
+        printed = {b.name: b.loss for b in paper_bins(dataset, previous=previous)}[RARE]
         losses = {name: loss for name, loss in printed.items() if loss is not None and name in rows}
         for model, other in combinations(sorted(losses, key=lambda label: losses[label]), 2):
             first, second = losses[model], losses[other]
@@ -78,7 +74,7 @@ def paper_findings(study: Study) -> list[PaperFinding]:
 
 
 def claims(study: Study) -> list[Claim]:
-    """By each measure: every pair, and the two sets of pairs that the paper argues with."""
+    """For each measure: every pair, and the two sets of pairs that the paper discusses."""
     found = paper_findings(study)
     return [
         Claim(f"{measure}, {name}", chosen)
@@ -103,7 +99,7 @@ def _finding(
     pair: Difference | None,
     shown: Callable[[Interval], str],
 ) -> PaperFinding:
-    verdict: Verdict = "cannot be told"
+    verdict: Verdict = "not significant"
     if pair is not None and pair.nats.excludes_zero:
         verdict = "agrees" if pair.nats.estimate < 0 else "disagrees"
     ours = "no interval" if pair is None else shown(pair.nats)
@@ -113,21 +109,21 @@ def _finding(
 
 
 def summary(found: Sequence[Claim]) -> str:
-    """Every pair by every measure in one sentence.
+    """All verdicts in one sentence.
 
-    `perplexity, every pair: 23 of 28 follow the paper, 3 contradict it, 2 cannot be told; ...`
+    `perplexity, every pair: 23 of 28 agree with the paper, 3 disagree, 2 are not significant; ...`
     """
     return "; ".join(
-        f"{claim.name}: {len(claim.having('agrees'))} of {len(claim.findings)} follow the paper, "
-        f"{len(claim.having('disagrees'))} contradict it, "
-        f"{len(claim.having('cannot be told'))} cannot be told"
+        f"{claim.name}: {len(claim.having('agrees'))} of {len(claim.findings)} agree with the "
+        f"paper, {len(claim.having('disagrees'))} disagree, "
+        f"{len(claim.having('not significant'))} are not significant"
         for claim in found
         if claim.name.endswith(_EVERY)
     )
 
 
 def percent(nats: float) -> str:
-    """A difference in nats as the change of the perplexity.
+    """A difference in nats as a change in perplexity.
 
     >>> percent(math.log(0.9)).replace("\\u00a0", " ")
     '\u221210.0 %'
@@ -148,6 +144,6 @@ def nats_of(interval: Interval) -> str:
     return text.replace("-", "\u2212")
 
 
-def papers_dataset(study: Study) -> str:
-    """Whose numbers stand for the paper: those on the study's text, or on WikiText-103."""
+def paper_dataset(study: Study) -> str:
+    """The paper's dataset to compare with: that of the study, or WikiText-103."""
     return study.dataset if study.dataset in DATASETS else "wikitext-103"

@@ -1,4 +1,4 @@
-"""From a run folder to a `StudyMember`: what the model is, how it trained, how it scores."""
+"""Members of a study, built from run folders, logs and scores."""
 
 from __future__ import annotations
 
@@ -33,33 +33,32 @@ from zipflm.training.throughput import flops_per_token
 from zipflm.units import LARGEST_LOSS, perplexity
 
 SCORES = "scores"
-"""Folder inside a member's run folder that keeps what was scored."""
+"""Subfolder of a run with its saved scores."""
 _STREAMING = "streaming.json"
 _ROUNDING = 1e-2
-"""In nats: a probability may come out above 1 by a rounding error."""
+"""In nats. Rounding errors can make a probability slightly larger than 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """One moment of a training run; losses in nats per word."""
+    """A point on a learning curve; losses in nats per word."""
 
     update: int
     seconds: float
-    """Spent training until then, without compilation."""
+    """Training time, without compilation."""
     loss: float | None = None
     valid_loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitScore:
-    """How a model does on one split."""
+    """Losses of a model on one split."""
 
     loss: float
     """Mean nll in nats per word."""
     known_loss: float
-    """The same without unknown words, which sub-word models must spell and others need not."""
+    """The same without unknown words, which only sub-word models have to spell."""
     protocol: ScoringProtocol
-    """What the number means."""
 
     @property
     def perplexity(self) -> float:
@@ -72,15 +71,14 @@ class SplitScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a model has seen of the training text, and what that took."""
+    """The amount of training text a model has seen, and the operations this took."""
 
     updates: int
     words: int
-    """Of running text, with the end of each line; pieces count as the words they make up."""
+    """Running words, including the end of each line, also for sub-word models."""
     passes: float
-    """Over the training text."""
     operations: float
-    """Additions and multiplications of all updates, as the config's cost model has them."""
+    """Additions and multiplications of all updates, from the cost model of the config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,34 +86,34 @@ class StudyMember:
     """One trained model with one seed."""
 
     label: str
-    """The row it belongs to: the factorization, with the setting where a study varies one."""
+    """Label of its row: the factorization, and the setting if the study compares settings."""
     factorization: str
     run: str
     checkpoint: str | None
-    """The one that was scored; None for a member without a result."""
+    """The scored checkpoint; None without a result."""
     config: Config
     scores: Mapping[str, SplitScore] = field(default_factory=dict)
-    """By split; empty for a member without a result."""
+    """By split; empty without a result."""
     nll: FloatArray | None = None
-    """Loss of every word of the split that is analysed."""
+    """Loss of every word of the analysed split."""
     curve: tuple[CurvePoint, ...] = ()
     seen: Seen | None = None
     seconds: float | None = None
-    """Spent training, without compilation."""
+    """Training time, without compilation."""
     cpu_seconds: float | None = None
-    """CPU time of the training thread in these seconds; None where it says nothing, as on a GPU."""
+    """CPU time of the training thread in `seconds`; None on a GPU."""
     compile_seconds: float | None = None
     tokens_per_second: float | None = None
     streaming_words_per_second: float | None = None
-    """Words read one by one on a CPU, where that was measured."""
+    """Speed of scoring word by word on a CPU, if measured."""
     memory: int | None = None
-    """Peak, in bytes."""
+    """Peak memory in bytes."""
     compiled: bool | None = None
-    """Whether it ran compiled; None where that was not asked for, or is not known."""
+    """Whether it ran compiled; None if compilation was not requested."""
     versions: Versions | None = None
-    """None for a model that was trained elsewhere."""
+    """None for imported models."""
     problem: str = ""
-    """Why there is no result, for the row; empty where there is one."""
+    """Why the member has no result, or an empty string."""
 
     @property
     def seed(self) -> int:
@@ -123,8 +121,8 @@ class StudyMember:
 
     @property
     def is_busy(self) -> bool:
-        """Whether training took over a third more seconds than its thread had of the CPU. Alone on
-        a machine the thread has the CPU nearly all the time, however many threads help it."""
+        """Whether training took over a third more time than its thread spent on the CPU, which
+        means that other processes used the CPU."""
         if self.seconds is None or self.cpu_seconds is None:
             return False
         return self.seconds > 4 / 3 * self.cpu_seconds
@@ -132,7 +130,7 @@ class StudyMember:
 
 @dataclass(frozen=True)
 class WordScores:
-    """The loss of every word of a split, in the order of the text."""
+    """The loss of every word of a split, in text order."""
 
     nll: FloatArray
     protocol: ScoringProtocol
@@ -140,8 +138,6 @@ class WordScores:
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """The scores of one checkpoint on several splits."""
-
     checkpoint: str
     splits: dict[str, WordScores]
 
@@ -153,7 +149,6 @@ def score_run(
     options: ScoringOptions,
     share: Share = ALONE,
 ) -> ScoredRun:
-    """Score splits of a data folder with a run that is loaded."""
     found = {}
     for split in splits:
         scores = score_split(run, data, split, options, share=share).scores
@@ -168,7 +163,7 @@ def score_once(
     options: ScoringOptions,
     share: Share = ALONE,
 ) -> ScoredRun:
-    """Score with a run's newest checkpoint and keep the scores in the run folder."""
+    """Score with the newest checkpoint of a run and save the scores in the run folder."""
     newest = share.done_by_all(lambda: RunFolder(run).choose("newest"))
     return score_checkpoint(run, newest, data, splits, options, share=share)
 
@@ -184,11 +179,10 @@ def score_checkpoint(
     keep: bool = True,
     share: Share = ALONE,
 ) -> ScoredRun:
-    """Scores of any checkpoint of a run: those that the run folder keeps, while weights and text
-    are the same, else new ones. The model is loaded once, or not at all; `load` loads it for
-    callers that need it too. Without `keep` nothing is written.
+    """Scores of a checkpoint, read from the run folder if weights and text are the same.
 
-    Processes that share the work all get the scores, and the first one keeps them.
+    The model is loaded with `load`, and only if needed. All processes that share the work return
+    the scores; with `keep` the first one saves them.
     """
     load = load or (lambda: load_run(checkpoint.path))
     found: dict[str, WordScores] = {}
@@ -196,8 +190,8 @@ def score_checkpoint(
     for split in splits:
         path = _place(run, split, options.memory)
         key = share.done_by_all(partial(_key, checkpoint, data, split, options))
-        kept = _find_kept(path, key, data.split(split))
-        # Where one of the processes has to score, all of them do.
+        kept = _find_saved(path, key, data.split(split))
+        # If one process has to score, all of them take part.
         if any(share.all_values(kept is None)) or kept is None:
             loaded = loaded or share.done_by_all(load)
             kept = score_run(loaded, data, [split], options, share).splits[split]
@@ -208,22 +202,21 @@ def score_checkpoint(
     return ScoredRun(checkpoint.name, found)
 
 
-def kept_scores(
+def saved_scores(
     run: Path, data: DataFolder, splits: Sequence[str], memory: tuple[str, ...] = ()
 ) -> ScoredRun:
-    """Scores of a run whose weights need not be there any more; ValueError if they were not kept,
-    or are of another text."""
+    """Saved scores of a run, which need no weights; ValueError if missing or of another text."""
     found: dict[str, WordScores] = {}
     names = set()
     for split in splits:
         data.verify(split)
         path, text = _place(run, split, memory), data.split(split)
         try:
-            key, scores = _read_kept(path, text)
-        except Exception as error:  # zipfile and NumPy have a dozen ways to say it is damaged
-            raise ValueError(f"{path}: no scores that can be read ({error})") from None
+            key, scores = _read_saved(path, text)
+        except Exception as error:  # zipfile and NumPy raise many kinds of errors
+            raise ValueError(f"{path}: cannot read these scores ({error})") from None
         if (key["text"], key["vocabulary"]) != (text.sha256, data.vocabulary.hash):
-            raise ValueError(f"{path}: scores of another text or vocabulary than {data.path} has")
+            raise ValueError(f"{path}: its text or vocabulary differs from {data.path}")
         names.add(key["checkpoint"])
         found[split] = scores
     if len(names) != 1:
@@ -238,7 +231,7 @@ def _place(run: Path, split: str, memory: tuple[str, ...]) -> Path:
 def _key(
     checkpoint: Checkpoint, data: DataFolder, split: str, options: ScoringOptions
 ) -> dict[str, Any]:
-    """What kept scores belong to; a device decides nothing but rounding errors."""
+    """Identifies saved scores. The device is left out: it affects only rounding errors."""
     data.verify(split)
     return {
         "checkpoint": checkpoint.name,
@@ -256,37 +249,34 @@ def _keep(path: Path, key: dict[str, Any], scores: WordScores) -> None:
         np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
 
 
-def _find_kept(path: Path, key: dict[str, Any], split: SplitFacts) -> WordScores | None:
-    """None if there are none, or those of other weights or another text, or damaged ones."""
+def _find_saved(path: Path, key: dict[str, Any], split: SplitFacts) -> WordScores | None:
+    """Saved scores with this key; None if missing, damaged or of other weights or text."""
     try:
-        held, scores = _read_kept(path, split)
-    except Exception:  # zipfile and NumPy have a dozen ways to say that a file is damaged
+        held, scores = _read_saved(path, split)
+    except Exception:  # zipfile and NumPy raise many kinds of errors
         return None
     return scores if held == key else None
 
 
-def _read_kept(path: Path, split: SplitFacts) -> tuple[dict[str, Any], WordScores]:
+def _read_saved(path: Path, split: SplitFacts) -> tuple[dict[str, Any], WordScores]:
     require_file(path)
-    # NumPy compares the checksums of the archive.
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         facts, nll = load_object(str(archive["facts"])), archive["nll"]
     protocol = from_dict(ScoringProtocol, facts["protocol"])
     counts = (protocol.tokens, protocol.words, protocol.unk)
     is_of_split = counts == (split.tokens, split.words, split.unknown)
     if not is_of_split or nll.dtype != np.float64 or nll.shape != (split.words,):
-        raise ValueError("damaged: no losses of that split")
+        raise ValueError("damaged: not the losses of this split")
     if not np.isfinite(nll).all() or nll.min() < -_ROUNDING:
-        raise ValueError("damaged: losses that are none")
+        raise ValueError("damaged: contains invalid losses")
     return facts["key"], WordScores(nll, protocol)
 
 
 def make_member(
     plan: Plan, words: DataFolder, split: str, *, scored: ScoredRun | None, problem: str = ""
 ) -> StudyMember:
-    """A member from its run folder and its scores on the words of the folder `words`; its losses
-    are kept word by word for `split`.
-
-    Curve, time and speed are of the training up to the checkpoint that was scored.
+    """Build a member from its run folder and its scores on `words`, with the loss of every word of
+    `split`. Curve, time and speed are those of the training up to the scored checkpoint.
     """
     log = _log_until(plan.run, scored)
     reports = [line for line in log if isinstance(line, Report)]
@@ -308,7 +298,7 @@ def make_member(
         seconds=training_seconds(last) if last else None,
         cpu_seconds=last.cpu_seconds if last else None,
         compile_seconds=last.compile_seconds if last else None,
-        # The median, which compiling the model does not touch.
+        # The median ignores the slow start while the model compiles.
         tokens_per_second=(
             statistics.median(report.tokens_per_second for report in reports) if reports else None
         ),
@@ -321,7 +311,7 @@ def make_member(
 
 
 def measure_streaming(plan: Plan, scored: ScoredRun) -> None:
-    """Time the scored checkpoint word by word on a CPU, once, and keep the speed."""
+    """Measure the speed of scoring word by word on a CPU, once, and save it."""
     if _streaming(plan.run.path, scored) is not None:
         return
     split = next(iter(scored.splits))
@@ -342,25 +332,23 @@ def _streaming(run: Path, scored: ScoredRun | None) -> float | None:
 
 
 def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) -> SplitScore:
-    """The mean loss of a split, with and without unknown words.
-
-    ValueError if it is so high that there is no perplexity to compare.
-    """
+    """The mean loss of a split, with and without unknown words; ValueError if the perplexity is
+    infinite."""
     known = word_ids != UNKNOWN
     known_loss = float(np.mean(nll[known], dtype=np.float64)) if known.any() else math.nan
     loss = float(np.mean(nll, dtype=np.float64))
     if max(loss, known_loss) >= LARGEST_LOSS:
         raise ValueError(
-            f"a mean loss of {loss:.3g} nats per word, an infinite perplexity: its training "
-            "diverged; lower the learning rate"
+            f"a mean loss of {loss:.3g} nats per word, an infinite perplexity: training diverged; "
+            "lower the learning rate"
         )
     return SplitScore(loss=loss, known_loss=known_loss, protocol=protocol)
 
 
 def _log_until(run: RunFolder, scored: ScoredRun | None) -> list[LogLine]:
-    """What was logged before the scored checkpoint was saved; all of it if nothing was scored."""
+    """The log up to the scored checkpoint; all of it if nothing was scored."""
     log = run.log()
-    # One that was copied out of its run may be called anything.
+    # A checkpoint copied out of its run can have any name.
     if scored is None or not has_checkpoint_name(Path(scored.checkpoint)):
         return log
     last = Checkpoint(Path(scored.checkpoint)).update
@@ -368,11 +356,11 @@ def _log_until(run: RunFolder, scored: ScoredRun | None) -> list[LogLine]:
 
 
 def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
-    """Losses per word, of whatever tokens a model is made."""
+    """The learning curve in a log, in nats per word for all models."""
     reports = {line.update: line for line in log if isinstance(line, Report)}
     validations = {line.update: line for line in curve_of(log)}
     points: list[CurvePoint] = []
-    compiling = 0.0  # as the last report has it
+    compiling = 0.0
     for update in sorted({*reports, *validations}):
         report, validation = reports.get(update), validations.get(update)
         seconds = [line.seconds for line in (report, validation) if line is not None]
@@ -390,7 +378,6 @@ def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
 
 
 def _seen(last: Report, config: Config, data: DataFolder) -> Seen | None:
-    """None for a run whose training text is not in the folder."""
     if "train" not in data.splits:
         return None
     text = data.split("train")
@@ -404,6 +391,6 @@ def _seen(last: Report, config: Config, data: DataFolder) -> Seen | None:
 
 
 def all_known(values: Iterable[bool | None]) -> bool | None:
-    """Whether all of those that are known are true; None if none is known."""
+    """`all`, ignoring None; None if all values are None."""
     known = [value for value in values if value is not None]
     return all(known) if known else None

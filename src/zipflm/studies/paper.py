@@ -1,9 +1,4 @@
-"""The paper's own numbers as data: every model it reports, as printed; its bar charts are in
-`paper_bins.csv`.
-
-Baevski & Auli, "Adaptive Input Representations for Neural Language Modeling", ICLR 2019. The
-figures are quotations; nothing here is computed.
-"""
+"""The results that the paper prints for its models; its bar charts are in `paper_bins.csv`."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ from decimal import ROUND_HALF_UP, Decimal
 
 SOURCE = "Baevski & Auli, Adaptive Input Representations for Neural Language Modeling, ICLR 2019"
 REFERENCE = "ADP-T"
-"""The paper's own model, to which a study compares the others."""
+"""The main model of the paper, to which a study compares the others."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +17,15 @@ class PaperModel:
     table: str
     row: str
     preset: str
-    """Our name of the same model."""
+    """The preset of the same model."""
     params: str
-    """Millions of parameters, with the digits the paper prints; empty where it prints none."""
+    """Millions of parameters, with the digits of the paper; may be empty."""
     valid: float | None = None
     test: float | None = None
     hours: int | None = None
 
     def matches(self, num_params: int) -> bool:
-        """Whether a count agrees with the printed figure at its printed precision."""
+        """Whether a parameter count rounds to the printed number."""
         printed = Decimal(self.params)
         millions = Decimal(num_params) / 1_000_000
         return millions.quantize(printed, rounding=ROUND_HALF_UP) == printed
@@ -81,7 +76,7 @@ MODELS = (
     PaperModel(_T7, "tied emb/proj + head", f"{_WIKI}/ADP-T/tie-head", "246.9", 20.06),
     PaperModel(_T7, "512d, no dim reduction, tied", f"{_WIKI}/ADP-T/no-reduction", "340.2", 25.48),
 )
-"""Every row that prints a parameter count of a model of the paper's own, in its order."""
+"""Every row with a parameter count of one of the paper's own models, in its order."""
 
 
 def comparison_row(dataset: str, factorization: str) -> PaperModel | None:
@@ -118,7 +113,7 @@ TAIL_DROPOUT: dict[float, float] = {0.0: 24.74, 0.2: 21.23}
 
 
 def setting_row(dataset: str, label: str) -> PaperModel | None:
-    """The paper's figure for one setting of an ablation, e.g. `ADP-T bands 5k/155k/100k`.
+    """The paper's result for one setting of an ablation, e.g. `ADP-T bands 5k/155k/100k`.
 
     >>> setting_row("wikitext-103", "ADP-T bands 5k/155k/100k").valid
     20.06

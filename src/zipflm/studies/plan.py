@@ -1,4 +1,4 @@
-"""The members of a study: what each trains, on what, where; early checks."""
+"""Plans of a study: the config, data and run folder of every member, checked before training."""
 
 from __future__ import annotations
 
@@ -25,48 +25,45 @@ from zipflm.training.setup import in_updates
 Equal = Literal["updates", "text", "seconds"]
 SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
 CURVE_POINTS = 8
-"""The fewest validations of a member, for its learning curve."""
+"""Minimum number of points on a learning curve."""
 _CURVE_SHARE = 0.1
-"""The share of the valid set that such a validation scores."""
+"""Share of the valid set scored for each point."""
 MEMORY_MARK = " + "
-"""Between the label of a member and the memory that it is scored with."""
+"""Separates the label of a member from the memory it is scored with."""
 MEMBERS = "members"
-"""Folder, inside that of a study, with the run of every member."""
-TWIN = "bpe"
-"""Folder, inside the data folder, with the same text in sub-words."""
+"""Subfolder of a study with the run folders of its members."""
+BPE_FOLDER = "bpe"
+"""Subfolder of a data folder with the same text in sub-words."""
 _SAME_TEXT = "prepare both from the same text"
-
-
 _Kind = tuple[str, str]
-"""Factorization and decoder; without the latter where decoders are not compared."""
+"""Factorization and decoder; the decoder is empty unless decoders are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a user asks for."""
+    """The options of `zipflm compare`."""
 
     data: Path
     preset: str
-    """All models of a dataset, `wikitext-103` or `billion-word/large`, or one of them."""
+    """All models of a dataset (`wikitext-103`, `billion-word/large`) or one of them."""
     out: Path
     factorizations: tuple[str, ...] = ()
-    """Those of its models to train; unless given all, or ADP-T where settings are compared."""
+    """Models to train. Default: all of them, or ADP-T if settings or decoders are compared."""
     seeds: int = 1
     recipe: str = "paper"
     overrides: tuple[str, ...] = ()
-    """Changes to every member; those of a layer's fields, to the members that have such a layer."""
+    """Changes to every member. A field of a layer changes the members that have that layer."""
     bands: tuple[str, ...] = ()
-    """Settings to compare, words per band: `5k/155k/100k`."""
+    """Bands to compare, as words per band: `5k/155k/100k`."""
     tail_dropout: tuple[float, ...] = ()
-    """Settings to compare: dropout in the tail bands."""
     decoders: tuple[str, ...] = ()
-    """Decoders to compare, of `presets.rivals.DECODERS`, each with about as many parameters."""
+    """Decoders to compare, from `presets.rivals.DECODERS`, all of about the same size."""
     equal: str = "updates"
-    """What is held equal between members: `updates`, `text` or `seconds`."""
+    """Training budget that all members share: `updates`, `text` or `seconds`."""
     grid: tuple[str, ...] = ()
-    """Settings of which every member takes the one that suits it: `FIELD=a,b,c`."""
+    """Settings to tune for each member: `FIELD=a,b,c`."""
     memory: tuple[str, ...] = ()
-    """Caches with which every member is scored in a row of its own."""
+    """Caches to score every member with, in an extra row."""
 
     def __post_init__(self) -> None:
         name = parse_name(self.preset)
@@ -82,8 +79,8 @@ class Request:
                 f"{', '.join(FACTORIZATIONS)}"
             )
         is_one = bool(self.bands or self.tail_dropout or self.decoders)
-        every = ("ADP-T",) if is_one else FACTORIZATIONS
-        members = (name.factorization,) if name.factorization else self.factorizations or every
+        default = ("ADP-T",) if is_one else FACTORIZATIONS
+        members = (name.factorization,) if name.factorization else self.factorizations or default
         family = name.dataset if name.size == "base" else f"{name.dataset}/{name.size}"
         object.__setattr__(self, "preset", family)
         object.__setattr__(self, "factorizations", members)
@@ -91,7 +88,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One member: what to train, on what, where."""
+    """The config, data and run folder of one member."""
 
     label: str
     factorization: str
@@ -99,9 +96,8 @@ class Plan:
     data: DataFolder
     run: RunFolder
     setting: str = ""
-    """The point of a grid that is tried, or was chosen."""
+    """The grid point, with `--grid`."""
     memory: tuple[str, ...] = ()
-    """Memories that it is scored with."""
 
     def with_memory(self, memory: tuple[str, ...]) -> Plan:
         return replace(self, label=MEMORY_MARK.join([self.label, *memory]), memory=memory)
@@ -116,17 +112,17 @@ class Plan:
 
 
 def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> list[Plan]:
-    """All members in the order in which they are trained; `words` is `request.data`, opened, and
-    `on_cpu` as in `recipes.resolve`.
-
-    Raises ValueError for anything that cannot be trained, before anything is.
+    """All members in training order; `words` is the opened `request.data`, `on_cpu` is that of
+    `recipes.resolve`. Raises ValueError if any member cannot be trained.
     """
     _require_known(request)
     folders = _folders(request, words)
     configs = _resolved(request, words, folders, on_cpu)
-    chosen = variations(request.bands, request.tail_dropout)
+    every_band: Sequence[str | None] = request.bands or [None]
+    every_rate: Sequence[float | None] = request.tail_dropout or [None]
     plans = []
-    for (factorization, decoder), variation in product(configs, chosen):
+    for (factorization, decoder), bands, rate in product(configs, every_band, every_rate):
+        variation = Variation(bands, rate)
         config = variation.apply(configs[factorization, decoder])
         label = " ".join(filter(None, (factorization, decoder, variation.name)))
         first = config.training.seed
@@ -147,7 +143,7 @@ def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> 
 def _resolved(
     request: Request, words: DataFolder, folders: Mapping[str, DataFolder], on_cpu: bool
 ) -> dict[_Kind, Config]:
-    """The config of every kind of model; a change that none of them can take is an error."""
+    """The config of every kind of model. An override that fits none of them is an error."""
     dataset, _, size = request.preset.partition("/")
     configs: dict[_Kind, Config] = {}
     refused: dict[str, list[UnknownKey]] = {}
@@ -182,21 +178,20 @@ def _resolved(
             not (patience := configs[kind].training.patience),
             "training.patience",
             patience,
-            "members of a study are trained equally long; leave it out",
+            "members of a study train for the same number of updates; leave it out",
         )
     for errors in refused.values():
         if len(errors) == len(configs):
             raise errors[-1]
     same = _same_tokens(configs, request.overrides)
-    # Passes over the text in words for all of them, so that they make the same number of updates.
+    # Count epochs in words for all of them, so that they make the same number of updates.
     return {kind: in_updates(config, words) for kind, config in same.items()}
 
 
 def _same_tokens(configs: dict[_Kind, Config], overrides: Sequence[str]) -> dict[_Kind, Config]:
-    """Every config with as many tokens an update as the one that has most, unless the user decides.
+    """Use the largest `tokens_per_update` for all members, unless it is overridden.
 
-    The paper gave SM and SM-T half of the others' tokens because no more fitted into its GPUs. Here
-    batches are accumulated, so memory decides how many go through a device at once and no more.
+    The paper halved it for SM and SM-T because of GPU memory. Here gradients are accumulated.
     """
     if any(text.startswith("training.tokens_per_update=") for text in overrides):
         return configs
@@ -208,7 +203,7 @@ def _same_tokens(configs: dict[_Kind, Config], overrides: Sequence[str]) -> dict
 
 
 def _require_as_named(config: Config, named: Config) -> None:
-    """A row goes by the name of its factorization, so overrides may not make another one of it."""
+    """Raise ValueError if overrides turned a model into another factorization."""
     is_tied, should_be = config.tie != Tie.NONE, named.tie != Tie.NONE
     for key, ours, is_same in (
         ("name", config.name, config.name == named.name),
@@ -219,24 +214,24 @@ def _require_as_named(config: Config, named: Config) -> None:
     ):
         if not is_same:
             raise ValueError(
-                f"{key}={ours}: {named.name} would no longer be what its name says; leave it out, "
-                "or choose members that are so with --factorizations"
+                f"{key}={ours}: changes what {named.name} is; leave it out, or choose other models "
+                "with --factorizations"
             )
     require_comparable(config)
 
 
 def require_comparable(config: Config) -> None:
-    """ValueError unless the model predicts every word of the data, as others do."""
+    """Raise ValueError unless the model predicts every word of the vocabulary."""
     if config.num_predicted < config.vocab_size:
         raise ValueError(
-            f"input.predicted_words={config.num_predicted}: models that are compared predict the "
-            "same words; use zipflm train and zipflm evaluate for this one"
+            f"input.predicted_words={config.num_predicted}: only models that predict the same "
+            "words can be compared; use zipflm train and zipflm evaluate for this one"
         )
 
 
 @dataclass(frozen=True)
 class Variation:
-    """One combination of settings; without any, a config stays as it is."""
+    """One combination of `--bands` and `--tail-dropout`."""
 
     bands: str | None = None
     tail_dropout: float | None = None
@@ -249,7 +244,6 @@ class Variation:
         return ", ".join(bands + rate)
 
     def apply(self, config: Config) -> Config:
-        """The config with these settings; ValueError if it has no bands."""
         if not self.name:
             return config
         input, output = config.input, config.output
@@ -271,15 +265,8 @@ class Variation:
         return replace(config, input=input, output=output)
 
 
-def variations(bands: Sequence[str], tail_dropout: Sequence[float]) -> list[Variation]:
-    """Every combination of the settings asked for."""
-    every_band: Sequence[str | None] = bands or [None]
-    every_rate: Sequence[float | None] = tail_dropout or [None]
-    return [Variation(*pair) for pair in product(every_band, every_rate)]
-
-
 def cutoffs(text: str) -> tuple[int, ...]:
-    """The cutoffs of bands written as words per band; the last takes what remains.
+    """Parse words per band into cutoffs; the last band takes the rest.
 
     >>> cutoffs("5k/155k/100k")
     (5000, 160000)
@@ -296,7 +283,6 @@ def cutoffs(text: str) -> tuple[int, ...]:
 
 
 def first_seeds(plans: Sequence[Plan]) -> list[Plan]:
-    """Of every label the plans with its first seed."""
     first = {plan.label: plan.seed for plan in reversed(plans)}
     return [plan for plan in plans if plan.seed == first[plan.label]]
 
@@ -306,13 +292,12 @@ def path_name(text: str) -> str:
 
 
 def training_seconds(report: Report) -> float:
-    """Spent training so far, without compilation, which depends on what the compiler has cached."""
+    """Training time so far, without compilation, which depends on the compiler cache."""
     return max(0.0, report.seconds - report.compile_seconds)
 
 
-def watched(config: Config, overrides: Sequence[str]) -> Config:
-    """A config that validates often enough for a curve, on a part of the valid set, unless the user
-    decides how often."""
+def with_validations(config: Config, overrides: Sequence[str]) -> Config:
+    """Validate often enough for a learning curve, on a part of the valid set, unless overridden."""
     training = config.training
     points = training.max_updates // training.validate_every if training.validate_every else 0
     if points >= CURVE_POINTS or any(o.startswith("training.validate_") for o in overrides):
@@ -322,7 +307,7 @@ def watched(config: Config, overrides: Sequence[str]) -> Config:
     return replace(config, training=replace(training, validate_every=every, validate_share=share))
 
 
-_WATCHING = (
+_MONITORING = (
     "compile",
     "parallel",
     "tables",
@@ -335,10 +320,9 @@ _WATCHING = (
 )
 
 
-def watched_alike(config: Config, other: Config) -> Config:
-    """`config` with those fields of `other` that decide how and how closely watched a member is
-    trained, not what comes of it."""
-    theirs = {name: getattr(other.training, name) for name in _WATCHING}
+def with_monitoring_of(config: Config, other: Config) -> Config:
+    """`config` with the fields of `other` that do not affect the trained model."""
+    theirs = {name: getattr(other.training, name) for name in _MONITORING}
     return replace(
         config,
         batches=replace(config.batches, tokens=other.batches.tokens),
@@ -363,28 +347,27 @@ def _require_known(request: Request) -> None:
 
 
 def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
-    """The data of every factorization."""
     if not set(SUBWORDS) & set(request.factorizations):
         return dict.fromkeys(request.factorizations, words)
     others = ",".join(name for name in request.factorizations if name not in SUBWORDS)
-    twin = open_twin(words, f"leave them out: --factorizations {others or REFERENCE}")
+    twin = open_bpe_data(words, f"leave them out: --factorizations {others or REFERENCE}")
     return {name: twin if name in SUBWORDS else words for name in request.factorizations}
 
 
 def open_words(path: Path) -> DataFolder:
-    """A data folder of words, which the frequency bins need."""
+    """Open a data folder and require words, which the frequency bins need."""
     data = DataFolder.open(path)
     if data.unit != "word":
         raise ValueError(
-            f"{path}: its unit is {data.unit}; a study starts from words and looks for sub-words "
-            f"in {TWIN}/ inside that folder"
+            f"{path}: its unit is {data.unit}; a study needs a data folder of words, with the "
+            f"sub-words in its subfolder {BPE_FOLDER}/"
         )
     return data
 
 
-def open_twin(words: DataFolder, otherwise: str) -> DataFolder:
-    """The sub-word folder of the same text; `otherwise` says what to do without it."""
-    path = words.path / TWIN
+def open_bpe_data(words: DataFolder, otherwise: str) -> DataFolder:
+    """The sub-word data of the same text; `otherwise` is the advice if it is missing."""
+    path = words.path / BPE_FOLDER
     if not (path / FACTS_FILE).is_file():
         raise ValueError(
             f"{path}: no sub-word data for {' and '.join(SUBWORDS)}; prepare it from the same text "

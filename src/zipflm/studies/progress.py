@@ -1,7 +1,5 @@
-"""The terminal output of a study: a line for every stage of a member, on a terminal a live line for
-the current one, and the comparison at the end.
-
-The trainer's own lines go into each member's `output-0.txt`; progress is read from its log.
+"""Terminal output of a study: one line per stage of a member, a live progress bar on a terminal,
+and the comparison at the end. The output of the trainer itself goes to `output-0.txt`.
 """
 
 from __future__ import annotations
@@ -29,26 +27,22 @@ from zipflm.studies.tables import columns, duration, number
 from zipflm.training import throughput
 from zipflm.training.schedule import ends_too_high
 
-_OVER = ("done", "trained", "failed", "stopped", "not trained")
-"""Stages after which a member does not go on."""
+_FINAL_STAGES = ("done", "trained", "failed", "stopped", "not trained")
 _UNLIMITED = 1_000
-"""Columns of a table: a terminal that is too narrow breaks lines and cuts no number."""
+"""Table width in characters: a narrow terminal wraps lines instead of cutting numbers."""
 
 
 @dataclass
 class MemberProgress:
-    """How far one member is."""
-
     plan: Plan
     stage: str = "waiting"
     last: LogLine | None = None
     loss: float | None = None
     validation: Validation | None = None
     scored: int = 0
-    """Tokens of what is being scored."""
+    """Tokens of the current split scored so far."""
 
     def read(self) -> None:
-        """Read the member's log again."""
         for line in self.plan.run.log():
             self.last = line
             if isinstance(line, Report):
@@ -66,13 +60,8 @@ class MemberProgress:
     def update(self) -> int:
         return self.last.update if self.last else 0
 
-    @property
-    def seconds(self) -> float | None:
-        return self.last.seconds if self.last else None
-
     @cached_property
     def work(self) -> float:
-        """Operations of the whole training."""
         return throughput.work(self.plan.config, self.plan.data.vocabulary.counts)
 
     @property
@@ -81,7 +70,7 @@ class MemberProgress:
 
     @property
     def work_left(self) -> float:
-        return 0.0 if self.stage in _OVER else self.work - self.work_done
+        return 0.0 if self.stage in _FINAL_STAGES else self.work - self.work_done
 
     def line(self) -> str:
         """`ADP-T: training, update 120/200, loss 4.1, valid perplexity 30.00, 2.0 s`."""
@@ -93,13 +82,13 @@ class MemberProgress:
         if self.validation is not None:
             about = "about " if self.validation.share < 1 else ""
             parts.append(f"valid perplexity {about}{number(self.validation.perplexity)}")
-        if self.seconds is not None:
-            parts.append(duration(self.seconds))
+        if self.last is not None:
+            parts.append(duration(self.last.seconds))
         return ", ".join(parts)
 
 
 class Display:
-    """Shows the members of a study while `shown` lasts; `enter` sets the stage of one."""
+    """Prints the progress of a study."""
 
     def __init__(self, plans: Sequence[Plan], stream: IO[str], is_silent: bool) -> None:
         self.members: dict[Path, MemberProgress] = {p.run.path: MemberProgress(p) for p in plans}
@@ -108,8 +97,8 @@ class Display:
         self._current: MemberProgress | None = None
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """On a terminal redraw the current member's line twice a second."""
+    def shown(self) -> Iterator[Display]:
+        """On a terminal, redraw the current line twice a second."""
         for member in self.members.values():
             member.read()
         for line in self._warnings() if not self._is_silent else ():
@@ -125,26 +114,26 @@ class Display:
         is_drawn = self.console.is_terminal and not self._is_silent
         with live if is_drawn else nullcontext(), watched_by(self._see_scoring):
             if is_drawn:
-                self.console.show_cursor(True)  # a signal may end the program at any moment
-            yield
+                self.console.show_cursor(True)  # keep the cursor if a signal kills the process
+            yield self
 
     def enter(self, plan: Plan, stage: str) -> None:
-        """The member begins a stage: training, scoring, done, or a problem."""
+        """Move a member to a stage such as "training", "scoring" or one of `_FINAL_STAGES`."""
         member = self._current = self.members[plan.run.path]
         member.stage = stage
         member.read()
-        if not self._is_silent and (stage in _OVER or not self.console.is_terminal):
+        if not self._is_silent and (stage in _FINAL_STAGES or not self.console.is_terminal):
             self._print(self.line(member))
 
     def line(self, member: MemberProgress) -> str:
         place = list(self.members.values()).index(member) + 1
         text = f"[{place}/{len(self.members)}] {member.line()}"
-        if member.stage not in _OVER and (left := self.left()) is not None:
-            text += f", about {left} of training left in all"
+        if member.stage not in _FINAL_STAGES and (left := self.left()) is not None:
+            text += f", about {left} of training left in total"
         return text
 
     def left(self) -> str | None:
-        """Training time left in all members, from the speed of what is trained; None if unknown."""
+        """Training time left for all members, from the speed so far; None if unknown."""
         members = list(self.members.values())
         speed, work_left = measured_speed(members), sum(member.work_left for member in members)
         return throughput.in_words(work_left / speed) if speed and work_left else None
@@ -159,7 +148,7 @@ class Display:
         return Group(bar, Text(one_line(self.line(member))))
 
     def _warnings(self) -> list[str]:
-        """Doubts about the members' schedules, and a training of hours on a CPU."""
+        """Schedules that end too early, hours of training on a CPU, a busy machine."""
         members = list(self.members.values())
         doubts = [ends_too_high(member.plan.config) for member in members]
         what = "this study" if len(members) > 1 else "this member"
@@ -176,18 +165,18 @@ class Display:
         member.stage = f"{task} {min(member.scored / total, 1):.0%}"
 
     def _print(self, text: str) -> None:
-        self.console.print(Text(one_line(text)), soft_wrap=True)  # no line ends inside a path
+        self.console.print(Text(one_line(text)), soft_wrap=True)  # keep paths in one piece
 
 
 def measured_speed(members: Sequence[MemberProgress]) -> float | None:
-    """Operations per second of all training so far; None before there is any."""
+    """Operations per second of all training so far."""
     done = sum(member.work_done for member in members)
-    seconds = sum(member.seconds or 0.0 for member in members)
+    seconds = sum(member.last.seconds for member in members if member.last)
     return done / seconds if done and seconds else None
 
 
 def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]) -> None:
-    """The trainings of a dry run; `speed` is in operations per second, `basis` its origin."""
+    """The runs of a dry run; `speed` is in operations per second, `basis` says where it is from."""
     members = [MemberProgress(plan) for plan in plans]
     for member in members:
         member.read()
@@ -205,8 +194,8 @@ def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]
     _print_rows(rows, stream)
     total = throughput.in_words(sum(member.work_left for member in members) / speed)
     print(
-        f"{len(members)} trainings, about {total} in all ({basis}); validation, compilation and "
-        "scoring come on top. Nothing was written.",
+        f"{len(members)} runs, about {total} in total ({basis}), plus validation, compilation and "
+        "scoring. Nothing was written.",
         file=stream,
     )
 
@@ -226,11 +215,10 @@ def print_table(study: Study, stream: IO[str] | None = None) -> None:
 
 
 def _print_rows(rows: Sequence[Mapping[str, str]], file: IO[str]) -> None:
-    """Columns by title; models to the left, numbers to the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in rows[0]:
         table.add_column(title, justify="left" if title == "model" else "right", no_wrap=True)
     for row in rows:
-        # As text: a name in brackets is no markup of rich's.
+        # Text: rich would read [brackets] in a name as markup.
         table.add_row(*(Text(one_line(cell)) for cell in row.values()))
     Console(file=file, width=_UNLIMITED).print(table)

@@ -1,5 +1,5 @@
 "use strict";
-/* Draws the charts of the page from the JSON in #study. No library, no network. */
+/* Draws the charts of the page from the JSON in #study, without any library. */
 
 const study = JSON.parse(document.getElementById("study").textContent);
 const models = study.models;
@@ -7,7 +7,7 @@ const hidden = new Set();
 const view = { source: 0, difference: false, training: true };
 const NS = "http://www.w3.org/2000/svg";
 
-/* ---- small tools ---- */
+/* ---- helpers ---- */
 
 function el(name, attributes = {}, parent = null, text = null) {
   const node = document.createElementNS(NS, name);
@@ -30,7 +30,7 @@ function ticks(low, high, wanted) {
   return found;
 }
 
-/* Even steps over a small range, over a larger one the 1, 2 and 5 of every power of ten. */
+/* Even steps over a small range, otherwise 1, 2 and 5 times every power of ten. */
 function logTicks(low, high) {
   if (high < 4 * low) return ticks(low, high, 6);
   const found = [];
@@ -42,13 +42,13 @@ function logTicks(low, high) {
 const digits = (x, most) => x.toLocaleString("en-US", { maximumSignificantDigits: most }).replace("-", "\u2212");
 const short = (x) => (Math.abs(x) >= 10000 ? digits(x / 1000, 4) + "K" : digits(x, 4));
 
-/* The loss above which a model is so far from the others that it would squash them. */
+/* Upper end of an axis: models with a higher final loss are outliers. */
 function ceiling(losses) {
   const sorted = [...losses].sort((a, b) => a - b), middle = sorted[Math.floor(sorted.length / 2)];
   return middle + Math.max(1, 4 * (middle - sorted[0]));
 }
 
-/* ---- how a model looks: colour from CSS, pattern as in the paper ---- */
+/* ---- styles: colours are in CSS, patterns are those of the paper ---- */
 
 const PATTERNS = {
   "north east lines": "M-1.5,1.5 l3,-3 M0,6 l6,-6 M4.5,7.5 l3,-3",
@@ -86,7 +86,7 @@ function definePatterns() {
   });
 }
 
-/* ---- the tooltip ---- */
+/* ---- tooltip ---- */
 
 const tip = document.getElementById("tip");
 
@@ -108,12 +108,12 @@ function showTip(event, title, lines) {
   tip.style.top = `${Math.max(8, y)}px`;
 }
 
-/* A finger leaves when it lifts: then the value stays until the next touch. */
+/* On a touch screen the tooltip stays until the next touch. */
 function hideTip(event) {
   if (event.pointerType !== "touch") tip.hidden = true;
 }
 
-/* ---- bars: upright on a wide page, lying on a narrow one ---- */
+/* ---- bars ---- */
 
 function drawBars(id, kind) {
   const holder = document.getElementById(id);
@@ -131,68 +131,49 @@ function drawBars(id, kind) {
   const values = present.flatMap((m) => valuesOf(m, bins));
   const usual = present.filter((m) => !view.difference || m.label !== reference).map((m) => valuesOf(m, bins.filter((b) => b.name !== "UNK")));
   const [low, high] = axisEnds(usual, values, view.difference ? 0.05 : 1);
-  const width = holder.clientWidth || 900;
-  const lying = width < 600;
-  /* Lying, a bin is as high as its bars and a line of text. */
-  const heights = bins.map(() => present.length * 9 + 34);
-  const starts = heights.map((_, i) => heights.slice(0, i).reduce((a, b) => a + b, 0));
-  const box = lying
-    ? { width, height: 44 + heights.reduce((a, b) => a + b, 0), left: 12, right: 12, top: 8, bottom: 36 }
-    : { width, height: 340, left: 62, right: 8, top: 10, bottom: 52 };
-  const svg = frame(holder, box, `${kind === "word" ? "Loss by frequency of the word" : "Loss by frequency of the previous word"}, ${source.name}`);
-  const across = lying ? box.width - box.left - box.right : box.height - box.top - box.bottom;
-  const scale = (v) => ((v - low) / (high - low || 1)) * across;
+  /* A narrow page scrolls the chart. */
+  const box = { width: Math.max(640, holder.clientWidth), height: 340, left: 62, right: 8, top: 10, bottom: 52 };
+  const svg = frame(holder, box, `Loss by frequency of the ${kind === "word" ? "word" : "previous word"}, ${source.name}`);
+  const bottom = box.height - box.bottom;
+  const Y = (v) => bottom - ((v - low) / (high - low || 1)) * (bottom - box.top);
   const along = (box.width - box.left - box.right) / bins.length;
 
-  for (const t of ticks(low, high, lying ? 4 : 6)) {
-    const place = lying ? box.left + scale(t) : box.height - box.bottom - scale(t);
-    const line = lying ? { x1: place, x2: place, y1: box.top, y2: box.height - box.bottom } : { x1: box.left, x2: box.width - box.right, y1: place, y2: place };
-    el("line", { ...line, class: "rule" }, svg);
-    const at = lying ? { x: place, y: box.height - box.bottom + 16, "text-anchor": "middle" } : { x: box.left - 7, y: place + 4, "text-anchor": "end" };
-    el("text", at, svg, short(t));
+  for (const t of ticks(low, high, 6)) {
+    el("line", { x1: box.left, x2: box.width - box.right, y1: Y(t), y2: Y(t), class: "rule" }, svg);
+    el("text", { x: box.left - 7, y: Y(t) + 4, "text-anchor": "end" }, svg, short(t));
   }
-  const unit = view.difference ? `nats against ${reference}` : "nats per word";
-  if (lying) el("text", { x: box.left, y: box.height - 4 }, svg, unit);
-  else {
-    el("text", { transform: `translate(12 ${box.height / 2 - 16}) rotate(-90)`, "text-anchor": "middle" }, svg, unit);
-    el("text", { x: box.left - 7, y: box.height - box.bottom + 35, "text-anchor": "end" }, svg, "words");
-  }
+  const unit = view.difference ? `nats relative to ${reference}` : "nats per word";
+  el("text", { transform: `translate(12 ${box.height / 2 - 16}) rotate(-90)`, "text-anchor": "middle" }, svg, unit);
+  el("text", { x: box.left - 7, y: bottom + 35, "text-anchor": "end" }, svg, "words");
 
   bins.forEach((b, i) => {
-    const room = along * 0.84, thick = lying ? 9 : room / Math.max(1, present.length);
-    const start = lying ? box.top + 20 + starts[i] : box.left + i * along + (along - room) / 2;
-    if (lying) labelAbove(svg, b, box, box.top + starts[i] + 13);
-    else labelBelow(svg, b, box, box.left + (i + 0.5) * along);
+    const room = along * 0.84, thick = room / Math.max(1, present.length), x = box.left + (i + 0.5) * along;
+    el("text", { x, y: bottom + 18, "text-anchor": "middle", class: "strong" }, svg, b.name);
+    el("text", { x, y: bottom + 35, "text-anchor": "middle" }, svg, count(b.tokens));
     present.forEach((m, j) => {
       const value = valueOf(b, m);
       if (value === null) return;
       const within = Math.max(low, Math.min(high, value)), ends = endsOf(b, m);
-      const [from, to] = [scale(Math.min(0, within)), scale(Math.max(0, within))];
-      const rect = lying
-        ? { x: box.left + from, width: to - from, y: start + j * thick, height: Math.max(1, thick - 0.6) }
-        : { x: start + j * thick, width: Math.max(1, thick - 0.6), y: box.height - box.bottom - to, height: to - from };
+      const left = x - room / 2 + j * thick, middle = left + thick / 2;
+      const [top, end] = [Y(Math.max(0, within)), Y(Math.min(0, within))];
+      const rect = { x: left, width: Math.max(1, thick - 0.6), y: top, height: end - top };
       const bar = el("rect", { ...rect, class: "bar", fill: `url(#fill-${models.indexOf(m)})`, "data-model": m.label, "data-bin": b.name }, svg);
-      const middle = start + (j + 0.5) * thick;
-      if (within !== value) drawBreak(svg, value, within, { lying, middle, thick, place: lying ? box.left + scale(within) : box.height - box.bottom - scale(within) });
-      else if (ends) drawWhisker(svg, ends.map((v) => (lying ? box.left + scale(v) : box.height - box.bottom - scale(v))), middle, lying);
+      if (within !== value) drawBreak(svg, value, within, middle, thick, Y(within));
+      else if (ends) drawWhisker(svg, ends.map(Y), middle);
       const between = ([a, c], digits) => ` (${a.toFixed(digits)} to ${c.toFixed(digits)})`.replaceAll("-", "\u2212");
       const lines = [`loss ${b.loss[m.label].toFixed(3)} nats${b.interval[m.label] ? between(b.interval[m.label], 3) : ""}`];
-      if (m.label !== reference && b.loss[reference] != null) lines.push(`${signed(b.loss[m.label] - b.loss[reference], 3)} against ${reference}${b.difference[m.label] ? between(b.difference[m.label], 3) : ""}`);
-      lines.push(`${count(b.tokens)} words, ${count(b.types)} different`);
+      if (m.label !== reference && b.loss[reference] != null) lines.push(`${signed(b.loss[m.label] - b.loss[reference], 3)} relative to ${reference}${b.difference[m.label] ? between(b.difference[m.label], 3) : ""}`);
+      lines.push(`${count(b.tokens)} words, ${count(b.types)} distinct`);
       for (const name of ["pointermove", "pointerdown"]) bar.addEventListener(name, (event) => showTip(event, `${m.label}, ${b.name}`, lines));
       bar.addEventListener("pointerleave", hideTip);
     });
   });
   if (!values.length) el("text", { x: box.width / 2, y: box.height / 3, "text-anchor": "middle" }, svg, "nothing to show");
-  const zero = scale(0);
-  el("line", lying
-    ? { x1: box.left + zero, x2: box.left + zero, y1: box.top, y2: box.height - box.bottom, class: "axis" }
-    : { x1: box.left, x2: box.width - box.right, y1: box.height - box.bottom - zero, y2: box.height - box.bottom - zero, class: "axis" }, svg);
+  el("line", { x1: box.left, x2: box.width - box.right, y1: Y(0), y2: Y(0), class: "axis" }, svg);
 }
 
-/* Ends of an axis for all values; or, where a few would flatten the rest, for what most models need.
-   Spelling out unknown and rare words costs sub-word models twice as much as others. `usual` has the
-   values of each model, those on unknown words left out. */
+/* Ends of an axis. If outliers would flatten the other bars, they come from the median over models.
+   `usual` has the values of each model except those on unknown words. */
 function axisEnds(usual, all, least) {
   const reach = usual.map((own) => Math.max(0, ...own.map(Math.abs))).sort((a, b) => a - b);
   const limit = 1.3 * Math.max(least, reach[Math.floor(reach.length / 2)] || 0);
@@ -200,39 +181,23 @@ function axisEnds(usual, all, least) {
   return [low < -limit ? -limit : low, high > 1.1 * limit ? limit : 1.03 * high];
 }
 
-/* A bar that goes on beyond the axis: a gap in it, and its value along it. */
-function drawBreak(svg, value, within, { lying, middle, thick, place }) {
+/* A bar that is cut at the end of the axis: a gap, and its value. */
+function drawBreak(svg, value, within, middle, thick, y) {
   const back = (value > within ? 1 : -1) * 9, half = thick / 2 + 1.5;
-  const d = lying
-    ? `M${place - back - 3},${middle + half} l4,${-2 * half} M${place - back + 1},${middle + half} l4,${-2 * half}`
-    : `M${middle - half},${place + back + 3} l${2 * half},-4 M${middle - half},${place + back - 1} l${2 * half},-4`;
+  const d = `M${middle - half},${y + back + 3} l${2 * half},-4 M${middle - half},${y + back - 1} l${2 * half},-4`;
   el("path", { d, "stroke-width": 1.6, fill: "none", class: "break" }, svg);
-  const text = value.toFixed(1).replace("-", "\u2212");
-  const at = lying
-    ? { x: place - 2.2 * back, y: middle + 3.2, "text-anchor": value > within ? "end" : "start" }
-    : { transform: `translate(${middle + 3.6} ${place + 2.2 * back}) rotate(-90)`, "text-anchor": value > within ? "end" : "start" };
-  el("text", { ...at, class: "broken" }, svg, text);
+  const transform = `translate(${middle + 3.6} ${y + 2.2 * back}) rotate(-90)`;
+  el("text", { transform, "text-anchor": value > within ? "end" : "start", class: "broken" }, svg, value.toFixed(1).replace("-", "\u2212"));
 }
 
-function drawWhisker(svg, [a, b], middle, lying) {
-  const d = lying ? `M${a},${middle} H${b} M${a},${middle - 2} v4 M${b},${middle - 2} v4` : `M${middle},${a} V${b} M${middle - 2.5},${a} h5 M${middle - 2.5},${b} h5`;
+function drawWhisker(svg, [a, b], middle) {
+  const d = `M${middle},${a} V${b} M${middle - 2.5},${a} h5 M${middle - 2.5},${b} h5`;
   for (const name of ["whisker-halo", "whisker"]) el("path", { d, class: name }, svg);
-}
-
-function labelAbove(svg, bin, box, y) {
-  el("text", { x: box.left + 5, y, class: "strong" }, svg, bin.name);
-  el("text", { x: box.width - box.right, y, "text-anchor": "end" }, svg, `${count(bin.tokens)} words`);
-}
-
-function labelBelow(svg, bin, box, x) {
-  const y = box.height - box.bottom;
-  el("text", { x, y: y + 18, "text-anchor": "middle", class: "strong" }, svg, bin.name);
-  el("text", { x, y: y + 35, "text-anchor": "middle" }, svg, count(bin.tokens));
 }
 
 function frame(holder, box, name) {
   holder.replaceChildren();
-  return el("svg", { viewBox: `0 0 ${box.width} ${box.height}`, height: box.height, role: "img", "aria-label": name }, holder);
+  return el("svg", { viewBox: `0 0 ${box.width} ${box.height}`, width: box.width, height: box.height, role: "img", "aria-label": name }, holder);
 }
 
 /* ---- lines and points ---- */
@@ -248,17 +213,17 @@ function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) 
     return;
   }
   const warp = log ? Math.log : (v) => v;
-  /* Every y axis here is a loss in nats or, warped, its logarithm of perplexity. */
+  /* Outliers are found in nats: `warp` turns a perplexity into a loss. */
   const lasts = visible.map((s) => [s, s.points[s.points.length - 1]]);
   const limit = ceiling(lasts.map(([, p]) => warp(p.y)));
   const above = lasts.filter(([, p]) => warp(p.y) > limit);
-  /* Nothing of the second half of a training is cut off. */
+  /* The second half of a curve is always visible. */
   const second = lasts.filter(([, p]) => warp(p.y) <= limit)
     .flatMap(([s]) => s.points.slice(Math.floor((s.points.length - 1) / 2)));
   const top = Math.max(limit, ...second.map((p) => warp(p.y)));
   const all = visible.flatMap((s) => s.points.concat(s.faint || []));
   const ends = all.flatMap((p) => (p.low != null ? [p.low, p.high] : [p.y])).map(warp);
-  /* A line that comes from above enters at the ceiling. */
+  /* Lines may start above the axis. */
   const kept = ends.map((v) => (lines ? Math.min(v, top) : v)).filter((v) => v <= top);
   const [x0, x1] = range(all.map((p) => p.x), lines ? 0.01 : 0.08);
   const [y0, y1] = range(kept, lines ? 0.06 : 0.16);
@@ -301,7 +266,7 @@ function drawSeries(svg, s, X, Y, lines) {
   }
 }
 
-/* At its point, where neither a point nor another name is in the way; else hovering names it. */
+/* Label points if there is room; otherwise the tooltip has the name. */
 function labelPoints(svg, series, X, Y, box) {
   const points = series.flatMap((s) => s.points.map((p) => ({ name: s.model.label, x: X(p.x), y: Y(p.y) })));
   const taken = points.map(({ x, y }) => ({ left: x - 8, right: x + 8, top: y - 8, bottom: y + 8 }));
@@ -384,7 +349,6 @@ function buildLegend() {
     const button = document.createElement("button");
     button.type = "button";
     button.dataset.model = m.label;
-    /* As in the bars, and as in the lines. */
     const svg = el("svg", { viewBox: "0 0 50 16", "aria-hidden": "true" });
     el("rect", { width: 22, height: 16, rx: 4, fill: `url(#fill-${i})` }, svg);
     el("path", { d: "M26,8 h24", "stroke-width": 2, "stroke-dasharray": m.dash || "none", style: `stroke:var(--model-${i})` }, svg);
@@ -407,7 +371,7 @@ function buildLegend() {
   legend.append(all);
 }
 
-/* Hidden models stand in the address: report.html#hide=SM&hide=BPE is a view to send to somebody. */
+/* Hidden models are part of the URL, so that a view can be shared: report.html#hide=SM&hide=BPE */
 function changeView() {
   draw();
   history.replaceState(null, "", "#" + new URLSearchParams([...hidden].map((label) => ["hide", label])));
@@ -429,10 +393,10 @@ function buildControls() {
     });
     document.getElementById(id).append(set);
   };
-  choice("bin-controls", "numbers", study.bins.word.map((s, i) => [s.name, () => view.source === i, () => { view.source = i; }]));
+  choice("bin-controls", "source", study.bins.word.map((s, i) => [s.name, () => view.source === i, () => { view.source = i; }]));
   if (study.reference) choice("bin-controls", "show", [
     ["loss", () => !view.difference, () => { view.difference = false; }],
-    [`difference to ${study.reference}`, () => view.difference, () => { view.difference = true; }],
+    [`difference from ${study.reference}`, () => view.difference, () => { view.difference = true; }],
   ]);
   choice("training-controls", "training text", [
     ["shown", () => view.training, () => { view.training = true; }],

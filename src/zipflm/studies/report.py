@@ -1,8 +1,4 @@
-"""The report of a study: a self-contained page, Markdown, CSV, JSON, LaTeX and figures.
-
-Templates, style sheet and script are files next to this one; jinja2 escapes what goes into the
-page.
-"""
+"""The report of a study: a self-contained HTML page, Markdown, CSV, JSON, LaTeX and figures."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from zipflm.messages import read_file
 from zipflm.settings import load_object, to_dict
 from zipflm.storage import write_whole
 from zipflm.studies import paper, tables, wording
-from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, bins_of_paper
+from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
 from zipflm.studies.figures import Style, figures, save_figures, style_of
 from zipflm.studies.findings import paper_findings, percent_of
 from zipflm.studies.members import StudyMember
@@ -31,12 +27,12 @@ from zipflm.studies.study import ModelRow, Study
 from zipflm.studies.tables import EMPTY, PAPER, Column, column_groups, columns, is_best
 
 Maker = Literal["study", "analysis"]
-"""What a report belongs to: a study, which trains its members, or an analysis of runs."""
+"""The origin of a report: `zipflm compare` or `zipflm report`."""
 TABLE = "table.json"
 
 
 def write_report(study: Study, out: Path, maker: Maker) -> Path:
-    """Write everything into the folder `out`; the path of the page."""
+    """Write all files into the folder `out`; returns the path of the page."""
     out.mkdir(parents=True, exist_ok=True)
     save_figures(study, out / "figures")
     write_whole(out / "table.csv", to_csv(study))
@@ -49,35 +45,31 @@ def write_report(study: Study, out: Path, maker: Maker) -> Path:
 
 
 def claim(out: Path, maker: Maker) -> None:
-    """Make the folder of a report before the work that it is about.
-
-    ValueError if that cannot be done, or if the folder holds a report of another kind, which
-    would be lost, or a run or data.
+    """Create the folder of a report. Raises ValueError if it already has a run, data, or a report
+    of the other kind.
     """
     for name, what in (("config.json", "a run"), ("data.json", "data")):
         if (out / name).exists():
-            raise ValueError(f"--out {out}: holds {what}; choose another folder for the report")
+            raise ValueError(f"--out {out}: already contains {what}; choose another folder")
     held = _maker_of(out)
     if held is None and maker == "analysis" and (out / MEMBERS).is_dir():
-        held = "study"  # which has not come to its report yet
+        held = "study"  # without a report yet
     if held not in (None, maker):
         kind = "a study" if held == "study" else "an analysis of runs"
         raise ValueError(
-            f"--out {out}: holds the report of {kind}, which would be overwritten; choose another "
-            "--out"
+            f"--out {out}: already contains the report of {kind}; choose another folder"
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"--out {out}: cannot be made ({error.strerror}); give a folder that can"
+            f"--out {out}: cannot create this folder ({error.strerror}); choose another one"
         ) from None
     if not os.access(out, os.W_OK | os.X_OK):
-        raise ValueError(f"--out {out}: cannot be written to; give a folder that can")
+        raise ValueError(f"--out {out}: not writable; choose another folder")
 
 
 def _maker_of(out: Path) -> str | None:
-    """Whose report a folder holds, if it holds one."""
     try:
         made_by = load_object(read_file(out / TABLE)).get("made_by")
     except (FileNotFoundError, NotADirectoryError):
@@ -85,15 +77,11 @@ def _maker_of(out: Path) -> str | None:
     except (OSError, ValueError):
         made_by = None
     if made_by not in get_args(Maker):
-        raise ValueError(
-            f"{out / TABLE}: cannot be read, so whose report it is cannot be told; choose another "
-            "--out or remove it first"
-        )
+        raise ValueError(f"{out / TABLE}: not a readable report; remove it or choose another --out")
     return str(made_by)
 
 
 def html(study: Study) -> str:
-    """The page."""
     text = _render(
         "report.html",
         study,
@@ -104,11 +92,11 @@ def html(study: Study) -> str:
         details={row.label: json.dumps(_details(row), indent=1) for row in study.rows},
         data=plain(chart_data(study)),
     )
-    return text.replace("95 %", "95\u00a0%")  # no line ends between the two
+    return text.replace("95 %", "95\u00a0%")  # no line break in between
 
 
 def markdown(study: Study) -> str:
-    """The report for reading as text; figures are links to files."""
+    """The report as Markdown, with links to the figures."""
     text = _render("report.md", study, figures=list(figures(study)))
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -156,18 +144,16 @@ def _details(row: ModelRow) -> dict[str, Any]:
 
 
 def _cell(text: str) -> str:
-    """A bar or a line break would end a cell of Markdown."""
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
 def _code(word: str) -> str:
-    """A word in backticks, more of them than it has itself."""
     fence = "`" * (max(map(len, re.findall("`+", word)), default=0) + 1)
     return f"{fence} {word} {fence}" if len(fence) > 1 else f"`{word}`"
 
 
 def chart_data(study: Study) -> dict[str, Any]:
-    """The data of the page's charts, as `report.js` reads it; an empty bin's loss is null."""
+    """The data that `report.js` draws."""
     looks = style_of(study)
     return {
         "split": study.split,
@@ -197,14 +183,14 @@ def _model(row: ModelRow, study: Study, look: Style) -> dict[str, Any]:
 
 
 def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> list[dict[str, Any]]:
-    """Our bins first, then the paper's, where it has some of our models."""
+    """The bins of the study, then those of the paper if it has some of the models."""
     ours = {"name": "this study", "reference": study.reference, "bins": bins}
     labels = {row.label for row in study.rows}
     theirs = [
         {
             "name": f"the paper, {DATASETS[dataset]}",
             "reference": "ADP-T",
-            "bins": bins_of_paper(dataset, previous=previous),
+            "bins": paper_bins(dataset, previous=previous),
         }
         for dataset, models in BIN_MODELS.items()
         if labels & set(models)
@@ -213,7 +199,7 @@ def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> l
 
 
 def to_csv(study: Study) -> str:
-    """One line per model, values rather than texts, problems in the last column."""
+    """One line per model, with values rather than texts."""
     table_columns = columns(study)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -228,7 +214,7 @@ _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
-    | {"[": "{[}", "*": "{*}"}  # arguments of the line break before them
+    | {"[": "{[}", "*": "{*}"}  # LaTeX would read these as arguments of a line break
     | {"\u00b1": r"$\pm$", "\u2212": "$-$", "\u00a0": "~"}
 )
 
@@ -243,8 +229,7 @@ _LATEX_COLUMNS = (
 
 
 def to_latex(study: Study, comment: str) -> str:
-    """Perplexities, parameters and time as a LaTeX table, which needs the package booktabs; the
-    lowest perplexities are bold unless models are missing."""
+    """Perplexities, parameters and times as a LaTeX table, for the package booktabs."""
     shown = [c for c in columns(study) if c.ranks or c.name in _LATEX_COLUMNS]
 
     def cell(column: Column, row: ModelRow) -> str:
@@ -266,7 +251,7 @@ def to_latex(study: Study, comment: str) -> str:
 
 
 def to_json(study: Study, made_by: str) -> dict[str, Any]:
-    """Everything in the report as plain values; `made_by` says which command it belongs to."""
+    """The contents of `table.json`."""
     table_columns = columns(study)
     found = {
         "made_by": made_by,
@@ -294,7 +279,7 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         "blocks": {
             "unit": study.blocks.unit,
             "number": len(study.blocks),
-            "likeness": study.blocks.likeness,
+            "likeness": study.blocks.correlation,
         },
         "differences": study.differences,
         "paper_findings": paper_findings(study),
@@ -347,7 +332,7 @@ def _member(member: StudyMember) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Values that JSON has: records as dictionaries, None for infinity and NaN, at any depth.
+    """Convert to JSON types: dataclasses to dictionaries, infinity and NaN to None.
 
     >>> plain({"loss": [1.5, math.inf]})
     {'loss': [1.5, None]}

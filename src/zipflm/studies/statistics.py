@@ -1,7 +1,7 @@
-"""Means and differences over blocks of text, with intervals from Student's t distribution.
+"""Mean losses and their differences over blocks of text, with 95 % intervals.
 
-The quantiles need no library: for whole degrees of freedom the distribution function is a finite
-sum of powers of a cosine (Abramowitz and Stegun 26.7.3 and 26.7.4).
+Student's t distribution is computed without scipy: for integer degrees of freedom it is a finite
+sum (Abramowitz and Stegun 26.7.3 and 26.7.4).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HALVINGS = 60
 
 
 def two_sided_p(t: NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
-    """Probability of a value at least as far from zero as each `t`.
+    """Two-sided p-value of each `t`.
 
     >>> two_sided_p(np.array([2.228]), 10).round(3).tolist()
     [0.05]
@@ -53,7 +53,7 @@ def two_sided_p(t: NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
 
 @cache
 def quantile(degrees: int, level: float = 0.95) -> float:
-    """How many standard errors an interval of that level reaches to either side.
+    """Half-width of a two-sided interval of this level, in standard errors.
 
     >>> round(quantile(9), 3), round(quantile(29), 3)
     (2.262, 2.045)
@@ -69,37 +69,34 @@ def quantile(degrees: int, level: float = 0.95) -> float:
 
 
 NUMBERS = (30, 20, 14, 10)
-"""How many blocks are tried, in this order."""
+"""Numbers of blocks to try, in this order."""
 FEW = 10
-"""With fewer blocks than this, a report warns."""
+"""The report warns if there are fewer blocks."""
 _ONE_SIDED = 1.645
-"""Standard errors above zero that chance exceeds once in twenty times."""
+"""95 % quantile of the normal distribution."""
 
 
 @dataclass(frozen=True)
 class TextBlocks:
-    """A text cut into blocks that follow one another."""
+    """A text cut into consecutive blocks."""
 
     starts: IntArray
-    """The first word of every block."""
     num_words: int
     unit: str
-    """What a block consists of: `documents` or `lines`, always whole."""
-    likeness: float
-    """Correlation of neighbouring blocks, in the mean loss or the difference of two models,
-    whichever is higher."""
+    """Blocks consist of whole `documents` or whole `lines`."""
+    correlation: float
+    """Highest correlation of neighbouring blocks, over mean losses and differences of models."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
-    def are_alike(self) -> bool:
-        """Whether neighbours are more alike than chance would make them."""
-        return _is_alike(self.likeness, len(self))
+    def are_correlated(self) -> bool:
+        """Whether neighbouring blocks are significantly correlated."""
+        return _is_correlated(self.correlation, len(self))
 
     @property
     def of_word(self) -> IntArray:
-        """The number of every word's block."""
         lengths = np.diff(np.append(self.starts, self.num_words))
         return np.repeat(np.arange(len(self)), lengths)
 
@@ -110,14 +107,14 @@ class TextBlocks:
         length = round(self.num_words / len(self), -2 if self.num_words > 1000 * len(self) else -1)
         words = f"about {int(length) or round(self.num_words / len(self)):,} words each"
         text = f"{len(self)} blocks of whole {self.unit}, {words}"
-        if self.are_alike:
-            text += "; neighbours are still alike, which widens the intervals"
+        if self.are_correlated:
+            text += "; neighbouring blocks are correlated, which widens the intervals"
         return text
 
 
 def cut_into_blocks(line_starts: IntArray, headings: IntArray, losses: FloatArray) -> TextBlocks:
-    """Blocks for a text whose lines begin at `line_starts` and whose documents begin at `headings`,
-    which may be empty; `losses` has [models, words]."""
+    """Cut a text into blocks; `line_starts` and `headings` are word indices, `losses` is [models,
+    words]."""
     num_words = losses.shape[1]
     units, unit = line_starts, "lines"
     if len(headings) >= NUMBERS[-1]:
@@ -127,14 +124,14 @@ def cut_into_blocks(line_starts: IntArray, headings: IntArray, losses: FloatArra
         lengths = np.diff(np.append(starts, num_words))
         means = np.add.reduceat(losses, starts, axis=1) / lengths
         pairs = [first - second for first, second in combinations(means, 2)]
-        likeness = max(_lag_one(series) for series in (means.mean(axis=0), *pairs))
-        if not _is_alike(likeness, len(starts)):
+        correlation = max(_lag_one(series) for series in (means.mean(axis=0), *pairs))
+        if not _is_correlated(correlation, len(starts)):
             break
-    return TextBlocks(starts, num_words, unit, likeness)
+    return TextBlocks(starts, num_words, unit, correlation)
 
 
 def document_starts(line_starts: IntArray, word_ids: IntArray, words: Sequence[str]) -> IntArray:
-    """Where documents begin: at lines like `= Robert Boulter =`, whose sections have `= = = =`."""
+    """Word indices of WikiText document headings, `= Title =`; sections have `= = Title = =`."""
     if "=" not in words:
         return np.zeros(0, dtype=np.int64)
     sign = words.index("=")
@@ -148,11 +145,10 @@ def document_starts(line_starts: IntArray, word_ids: IntArray, words: Sequence[s
 
 
 def _even_starts(units: IntArray, num_words: int, number: int) -> IntArray:
-    """The starts of units nearest to where equal blocks would begin."""
-    wished = np.arange(number) * num_words / number
-    after = np.searchsorted(units, wished).clip(max=len(units) - 1)
+    ideal = np.arange(number) * num_words / number
+    after = np.searchsorted(units, ideal).clip(max=len(units) - 1)
     before = np.maximum(after - 1, 0)
-    is_nearer = wished - units[before] < units[after] - wished
+    is_nearer = ideal - units[before] < units[after] - ideal
     starts: IntArray = np.unique(np.append(0, units[np.where(is_nearer, before, after)]))
     return starts.astype(np.int64)
 
@@ -163,24 +159,24 @@ def _lag_one(values: FloatArray) -> float:
     return float((deviations[1:] * deviations[:-1]).sum()) / total if total > 0 else 0.0
 
 
-def _is_alike(likeness: float, number: int) -> bool:
-    return likeness > _ONE_SIDED / math.sqrt(number)
+def _is_correlated(correlation: float, number: int) -> bool:
+    return correlation > _ONE_SIDED / math.sqrt(number)
 
 
 _FEWEST_BLOCKS = 3
-"""With words in fewer blocks than this, a spread would be a guess."""
+"""Minimum number of blocks for an interval."""
 _SOURCES = (3, 4, 6, 12)
 _STRENGTHS = np.array([2.0, 8.0, 32.0, 128.0, 1024.0])
-"""Variance that sources add to the mean, relative to independent blocks."""
+"""Variance due to sources, relative to that of independent blocks."""
 _ROUNDING = 1e-12
-"""Smaller residuals, in nats, are rounding errors."""
+"""In nats. Smaller residuals are rounding errors."""
 _TWO_SOURCES = 9
-"""How many times as probable as all else two sources must be for an interval to be left out."""
+"""No interval is given if two sources are this many times more probable than all else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """An estimate and the ends of its 95 % interval."""
+    """An estimate with its 95 % interval."""
 
     estimate: float
     low: float
@@ -196,31 +192,28 @@ class Interval:
 
     @property
     def as_perplexity(self) -> Interval:
-        """Of nats per word, perplexities; of a difference in nats, their ratio."""
+        """Perplexity from nats per word, or the ratio of two perplexities from a difference."""
         return Interval(
-            estimate=perplexity(self.estimate),
-            low=perplexity(self.low),
-            high=perplexity(self.high),
+            estimate=perplexity(self.estimate), low=perplexity(self.low), high=perplexity(self.high)
         )
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean loss, or a difference of two, and how far chance may have moved it."""
+    """A mean loss or a difference of two, with its sources of variance."""
 
     value: float
     residuals: FloatArray
-    """How much each block, in the order of the text, moves the value."""
+    """Contribution of each block, in text order."""
     num_blocks: float
-    """Blocks with words in them; one that has most of the words makes them count for fewer."""
+    """Effective number of blocks; less than their number if their sizes differ."""
     seeds: tuple[tuple[float, int], ...]
-    """Variance of a mean over seeds and its degrees of freedom, for every model in it that has
-    several."""
+    """Variance over seeds and its degrees of freedom, for every model with several seeds."""
     has_all_seeds: bool
-    """Whether every model in it has several, so that the interval covers the training too."""
+    """Whether all models have several seeds."""
 
     def __sub__(self, other: Estimate) -> Estimate:
-        """Paired: both are measured on the same blocks."""
+        """Paired difference: both are measured on the same blocks."""
         return Estimate(
             self.value - other.value,
             self.residuals - other.residuals,
@@ -231,7 +224,7 @@ class Estimate:
 
     @property
     def interval(self) -> Interval | None:
-        """None where the text has too few blocks or sources to tell."""
+        """None if the text has too few blocks or sources."""
         if self.num_blocks < _FEWEST_BLOCKS - 1e-9 or not np.isfinite(self.residuals).all():
             return None
         found = _explain(self.residuals, self.num_blocks)
@@ -242,24 +235,24 @@ class Estimate:
         reach = 0.0
         if variance.any():
             squares = text**2 / degrees + sum(part**2 / own for part, own in self.seeds)
-            reach = _reach(weights, np.sqrt(variance), np.floor(variance**2 / squares + 1e-9))
+            reach = _half_width(weights, np.sqrt(variance), np.floor(variance**2 / squares + 1e-9))
         return Interval(estimate=self.value, low=self.value - reach, high=self.value + reach)
 
 
 def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
-    """The mean of `counts` [blocks] words whose losses add up to `sums` [seeds, blocks]."""
+    """Mean loss per word, from loss sums [seeds, blocks] and word counts [blocks]."""
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = counts / counts.sum()
         by_seed = sums.sum(axis=1) / counts.sum()
         residuals = (sums.mean(axis=0) - by_seed.mean() * counts) / counts.sum()
-        # A large block pulls the mean towards itself, away from what the others would give.
+        # A large block pulls the mean towards itself.
         residuals *= (1 - 1 / np.count_nonzero(counts)) / (1 - shares)
         num_blocks = 1 / (shares @ shares)
     return estimate(by_seed, residuals, float(num_blocks))
 
 
 def estimate(by_seed: FloatArray, residuals: FloatArray, num_blocks: float) -> Estimate:
-    """Build an estimate from the value of every seed and the residuals of their mean."""
+    """An estimate from the value of every seed and the residuals of their mean."""
     several = len(by_seed) > 1
     variance = float(np.var(by_seed, ddof=1)) / len(by_seed) if several else 0.0
     return Estimate(
@@ -272,10 +265,10 @@ def estimate(by_seed: FloatArray, residuals: FloatArray, num_blocks: float) -> E
 
 
 class _Explanations(NamedTuple):
-    """Ways to explain a series of blocks; the first is that all are independent."""
+    """Models of the correlation of blocks; in the first one all are independent."""
 
     cosines: FloatArray
-    """[waves, blocks], the slowest wave first."""
+    """[waves, blocks], slowest wave first."""
     power: FloatArray
     """[explanations, 1 + waves]: expected power of the mean and of every wave."""
     degrees: IntArray
@@ -292,7 +285,7 @@ def _explanations(blocks: int) -> _Explanations:
     power = np.vstack([np.ones(blocks), *(1 + np.outer(_STRENGTHS, wave) for wave in waves)])
     slow = np.repeat([max(2, number // 2) for number in sources], len(_STRENGTHS))
     degrees = np.append(blocks - 1, slow).astype(np.int64)
-    # A source of fewer blocks could not be told from a single block that is unlike the others.
+    # A source with fewer blocks cannot be distinguished from a single outlier.
     fewest = min(max(2, blocks // 6), blocks // 2)
     steps = np.tril(np.ones((blocks, blocks)))[fewest - 1 : blocks - fewest]
     steps -= steps.mean(axis=1, keepdims=True)
@@ -303,15 +296,15 @@ def _explanations(blocks: int) -> _Explanations:
 def _explain(
     residuals: FloatArray, num_blocks: float
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Weight, variance of the mean and degrees of freedom of every explanation; None if there seem
-    to be two sources."""
+    """Weight, variance of the mean and degrees of freedom of every explanation; None if the text
+    seems to consist of two sources."""
     if np.abs(residuals).max() < _ROUNDING:
         return np.ones(1), np.zeros(1), np.ones(1)
     blocks = len(residuals)
     cosines, power, degrees, steps = _explanations(blocks)
     waves = (cosines @ residuals) ** 2 / (residuals @ residuals)
     scaled = waves / power[:, 1:]
-    # Every number of sources is as probable beforehand as any other; the scale is integrated out.
+    # Uniform prior over the number of sources; the scale is integrated out.
     fit = -(np.log(power[:, 1:]).sum(axis=1) + (blocks - 1) * np.log(scaled.sum(axis=1))) / 2
     fit[0] += math.log(len(_STRENGTHS))
     explained = np.outer(_STRENGTHS / (1 + _STRENGTHS), (steps @ residuals) ** 2)
@@ -329,8 +322,8 @@ def _explain(
     return weights / weights.sum(), variance, np.minimum(degrees, num_blocks - 1)
 
 
-def _reach(weights: FloatArray, errors: FloatArray, degrees: FloatArray) -> float:
-    """The distance that a mixture of t distributions exceeds once in twenty times."""
+def _half_width(weights: FloatArray, errors: FloatArray, degrees: FloatArray) -> float:
+    """Half-width of the 95 % interval of a mixture of t distributions."""
     errors = np.maximum(errors, 1e-9 * errors.max())
     groups = [(int(number), degrees == number) for number in np.unique(degrees)]
     ends = np.concatenate([quantile(number) * errors[own] for number, own in groups])
@@ -346,7 +339,7 @@ def _reach(weights: FloatArray, errors: FloatArray, degrees: FloatArray) -> floa
 
 
 class Sample:
-    """The scored text as a sample of blocks, and what is estimated from it."""
+    """The scored text as a sample of blocks."""
 
     def __init__(
         self,
@@ -356,8 +349,7 @@ class Sample:
         nll: Mapping[str, FloatArray],
         reference: str,
     ) -> None:
-        """`nll` has [seeds, words] for every model; `reference` is the one that the others are
-        compared to, bin by bin."""
+        """`nll` has [seeds, words] for every model; bins are compared to those of `reference`."""
         self._ids, self._counts = word_ids, vocabulary.counts
         self._nll, self._reference = nll, reference
         starts = np.asarray(line_starts, dtype=np.int64)
@@ -366,7 +358,7 @@ class Sample:
         self.blocks: TextBlocks = cut_into_blocks(starts, headings, np.stack(means))
 
     def estimates(self, chosen: BoolArray) -> dict[str, Estimate]:
-        """The mean loss of every model on some of the words."""
+        """The mean loss of every model on the chosen words."""
         places = self.blocks.of_word[chosen]
         number = len(self.blocks)
         counts = np.bincount(places, minlength=number).astype(np.float64)
@@ -381,7 +373,7 @@ class Sample:
     def with_intervals(
         self, bins: Sequence[FrequencyBin], groups: IntArray
     ) -> tuple[FrequencyBin, ...]:
-        """Bins of the words in `groups`, with the intervals of their losses."""
+        """The bins with intervals; `groups` has the word that decides the bin of each word."""
         indices = bin_indices(groups, self._counts)
         found = []
         for b in bins:

@@ -1,7 +1,6 @@
-"""A study: one row per model, with differences, intervals, frequency bins and lists of words.
+"""A study: one row per model, with differences, intervals, frequency bins and word lists.
 
-`build` makes it of `StudyMember`s, however they were trained; it is all that figures and reports
-read.
+`build` makes it from `StudyMember`s. Figures and reports read nothing else.
 """
 
 from __future__ import annotations
@@ -31,28 +30,27 @@ from zipflm.studies.statistics import Estimate, Interval, Sample, TextBlocks
 from zipflm.studies.word_lists import WordLists, word_lists
 from zipflm.units import perplexity
 
-NOT_COMPILED = "was to be compiled but ran uncompiled; its time and speed are not comparable"
-BUSY = "was trained while other processes held the CPU; its time and speed are not comparable"
+NOT_COMPILED = "could not be compiled; its time and speed are not comparable"
+BUSY = "was trained while other processes used the CPU; its time and speed are not comparable"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedMean:
-    """A perplexity over seeds: the mean and, with two or more, their standard deviation."""
+    """Mean perplexity over seeds, and the standard deviation if there are several."""
 
     mean: float
     deviation: float | None = None
 
     @classmethod
     def of_losses(cls, losses: Sequence[float]) -> SeedMean:
-        """The mean is that of the losses, so that the ratio of two rows is the difference of their
-        losses."""
+        """Averages losses, so that the ratio of two perplexities matches the difference in loss."""
         spread = stdev(map(perplexity, losses)) if len(losses) > 1 else None
         return cls(mean=perplexity(fmean(losses)), deviation=spread)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRow:
-    """All seeds of one model. Numbers are of the seeds that have a result."""
+    """All seeds of one model. Numbers are over the seeds that have a result."""
 
     label: str
     members: tuple[StudyMember, ...]
@@ -69,20 +67,21 @@ class ModelRow:
     @cached_property
     def perplexity(self) -> dict[str, SeedMean]:
         """By split; empty without a result."""
-        return {
-            split: SeedMean.of_losses([member.scores[split].loss for member in self.scored])
-            for split in (self.scored[0].scores if self.scored else ())
-        }
+        return self._seed_means("loss")
 
     @cached_property
     def known_perplexity(self) -> dict[str, SeedMean]:
+        return self._seed_means("known_loss")
+
+    def _seed_means(self, name: str) -> dict[str, SeedMean]:
+        splits = self.scored[0].scores if self.scored else ()
         return {
-            split: SeedMean.of_losses([member.scores[split].known_loss for member in self.scored])
-            for split in (self.scored[0].scores if self.scored else ())
+            split: SeedMean.of_losses([getattr(m.scores[split], name) for m in self.scored])
+            for split in splits
         }
 
     def mean(self, name: str) -> float | None:
-        """Mean of a member's field, such as `seconds`; None if no member has it."""
+        """Mean of a field such as `seconds` over the members that have it."""
         values = [value for m in self.scored if (value := getattr(m, name)) is not None]
         return fmean(values) if values else None
 
@@ -100,14 +99,14 @@ class ModelRow:
 
     @cached_property
     def curve(self) -> tuple[CurvePoint, ...]:
-        """The mean over the seeds, at the updates that all of them have."""
+        """Mean over seeds, at the updates that all of them have."""
         curves = [{p.update: p for p in member.curve} for member in self.members if member.curve]
         shared = [u for u in curves[0] if all(u in c for c in curves)] if curves else []
         return tuple(_mean_point([c[update] for c in curves]) for update in shared)
 
     @property
     def problem(self) -> str:
-        """Why seeds have no result; they are named where not all have the same reason."""
+        """Why seeds have no result; names the seeds if their problems differ."""
         reasons = {member.problem for member in self.members}
         if len(reasons) == 1:
             return reasons.pop()
@@ -124,7 +123,7 @@ class ModelRow:
 
     @cached_property
     def params(self) -> dict[str, int]:
-        """Trained parameters by part, `input...`, `decoder...` and `output...`."""
+        """Parameter counts by name: `input...`, `decoder...`, `output...`."""
         return dict(self.first.config.params_by_part())
 
     def params_of(self, part: str) -> int:
@@ -136,7 +135,6 @@ class ModelRow:
 
     @cached_property
     def layers(self) -> tuple[str, str]:
-        """Input and output layer in words."""
         config = self.first.config
         return config.describe(config.batches.unit)
 
@@ -154,38 +152,37 @@ def _mean_point(points: Sequence[CurvePoint]) -> CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitText:
-    """The words that every model of a study was scored on."""
+    """The text that all models of a study were scored on."""
 
     split: str
     word_ids: IntArray
     vocabulary: Vocabulary
     line_starts: IntArray
-    """Where each line begins, as a place in `word_ids`."""
+    """Index into `word_ids` of the first word of each line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContextScore:
-    """Perplexities of one model with one size of context (the paper's table 5)."""
+    """Perplexities of a model with one context size (table 5 of the paper)."""
 
     label: str
     train_block: int
     block: int
-    """Tokens the model sees at once when scored, context included."""
+    """Block size in scoring, including the context."""
     context: int
     perplexity: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Two rows on the same text."""
+    """Difference between two rows, on the same text."""
 
     label: str
     other: str
     nats: Interval
-    """Mean loss of `label` less that of `other`; below zero where `label` is better."""
+    """Mean loss of `label` minus that of `other`; negative if `label` is better."""
     has_all_seeds: bool
-    """Whether both rows have several seeds, so that the interval covers training as well as
-    text."""
+    """Whether both rows have several seeds, so that the interval includes their variance."""
 
     @property
     def reversed(self) -> Difference:
@@ -194,46 +191,45 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """One setting that was tried for a row before its members were trained."""
+    """One setting tried by `--grid`."""
 
     label: str
     setting: str
     perplexity: float | None
-    """On the whole valid set; None if it could not be trained."""
+    """On the whole valid set; None if training failed."""
     seconds: float | None
-    """Of training."""
     is_chosen: bool
     problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Everything that figures and reports show."""
+    """All results of a comparison."""
 
     title: str
     dataset: str
-    """The preset's first part; the paper's rows are shown for those it reports."""
+    """First part of the preset name; the report shows the paper's rows of this dataset."""
     split: str
     reference: str
-    """The row the others are compared to."""
+    """The row that others are compared to."""
     rows: tuple[ModelRow, ...]
     word_bins: tuple[FrequencyBin, ...]
     previous_bins: tuple[FrequencyBin, ...]
     words: Mapping[str, WordLists]
     vocabulary: Vocabulary
     facts: Mapping[str, str]
-    """Data, command and machine, for the reader."""
+    """The section Protocol of the report: data, settings and machine."""
     blocks: TextBlocks
     intervals: Mapping[str, Interval]
-    """Of the perplexity of each row on the split that is analysed, seeds included."""
+    """Interval of the perplexity on the analysed split, by row."""
     known_intervals: Mapping[str, Interval]
     """The same without unknown words."""
     differences: tuple[Difference, ...]
-    """Of every pair of rows, in what `headline` ranks by."""
+    """All pairs of rows, by the perplexity that `headline` ranks by."""
     rare: tuple[Difference, ...] = ()
-    """Of every pair of rows, on rare words alone."""
+    """The same on rare words."""
     after_rare: tuple[Difference, ...] = ()
-    """The same on words after rare ones."""
+    """The same on words after rare words."""
     contexts: tuple[ContextScore, ...] = ()
     tried: tuple[Tried, ...] = ()
 
@@ -243,7 +239,7 @@ class Study:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Rows without a result, or without that of every seed; the study is unfinished."""
+        """Labels of rows that lack the result of any seed."""
         return tuple(row.label for row in self.rows if row.problem)
 
     @property
@@ -252,12 +248,12 @@ class Study:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the units of the models differ and some words are unknown."""
+        """Whether word and sub-word models are compared and some words are unknown."""
         return self.has_unknown and have_several_units(self.rows)
 
     def headline(self, row: ModelRow) -> SeedMean:
-        """The perplexity that ranks the rows: on known words where the units of the models differ
-        and some words are unknown, since only word models may then say `<unk>`."""
+        """The perplexity that ranks the rows: on known words if `is_mixed`, because only word
+        models can predict `<unk>`."""
         return (row.known_perplexity if self.is_mixed else row.perplexity)[self.split]
 
     @property
@@ -265,32 +261,31 @@ class Study:
         return f"{self.split} perplexity" + (" on known words" if self.is_mixed else "")
 
     def headline_interval(self, row: ModelRow) -> Interval | None:
-        """None without a result, or where the text is too short or has too few sources."""
+        """None without a result, or if the text is too short."""
         return (self.known_intervals if self.is_mixed else self.intervals).get(row.label)
 
     @cached_property
     def ranked(self) -> tuple[ModelRow, ...]:
-        """The finished rows, the best one first."""
         return tuple(sorted(self.finished, key=lambda row: self.headline(row).mean))
 
     def difference(self, label: str, other: str) -> Difference | None:
-        """The difference of two rows, in this direction; None where it cannot be estimated."""
+        """Loss of `label` minus that of `other`; None if it cannot be estimated."""
         return find_difference(self.differences, label, other)
 
     def is_better(self, label: str, other: str) -> bool:
-        """Whether a row is better than another beyond the doubt that its interval leaves."""
+        """Whether the interval of the difference lies below zero."""
         found = self.difference(label, other)
         return found is not None and found.nats.high < 0
 
     @cached_property
-    def level_with_best(self) -> tuple[str, ...]:
-        """Rows that cannot be told from the best one, which is the first of them."""
+    def tied_with_best(self) -> tuple[str, ...]:
+        """The best row and those that are not significantly worse."""
         labels = [row.label for row in self.ranked]
         return tuple(label for label in labels if not self.is_better(labels[0], label))
 
 
 def find_difference(differences: Sequence[Difference], label: str, other: str) -> Difference | None:
-    """The difference of two rows, in this direction; None if it is not there."""
+    """The difference of this pair, in this direction."""
     for found in differences:
         if (found.label, found.other) == (label, other):
             return found
@@ -300,7 +295,6 @@ def find_difference(differences: Sequence[Difference], label: str, other: str) -
 
 
 def have_several_units(rows: Sequence[ModelRow]) -> bool:
-    """Whether some of the models with a result score words and others sub-words."""
     return len({member.config.batches.unit for row in rows for member in row.scored}) > 1
 
 
@@ -314,7 +308,7 @@ def build(
     contexts: Sequence[ContextScore] = (),
     tried: Sequence[Tried] = (),
 ) -> Study:
-    """The study of `members`, whose `nll` belong to the words of `text`."""
+    """Build the study of `members`, whose `nll` are on the words of `text`."""
     labels = list(dict.fromkeys(member.label for member in members))
     rows = tuple(_row([m for m in members if m.label == label], dataset) for label in labels)
     by_seed = {row.label: _nll_of(row) for row in rows if row.scored}
@@ -367,7 +361,6 @@ def _nll_of(row: ModelRow) -> FloatArray:
 
 
 def _trained_with(members: Sequence[StudyMember]) -> dict[str, str]:
-    """Device, packages and commit of the trainings; of every one where they differ."""
     texts = [
         ", ".join(
             ([one.device] if one.device else [])
@@ -389,12 +382,12 @@ def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
     for (label, ours), (other, theirs) in combinations(estimates.items(), 2):
         difference = ours - theirs
         if (nats := difference.interval) is not None:
-            both = difference.has_all_seeds
-            found.append(Difference(label=label, other=other, nats=nats, has_all_seeds=both))
+            seeds = difference.has_all_seeds
+            found.append(Difference(label=label, other=other, nats=nats, has_all_seeds=seeds))
     return tuple(found)
 
 
 def _on_rare(sample: Sample, groups: IntArray, counts: IntArray) -> tuple[Difference, ...]:
-    """Differences on the words whose entry of `groups` is rare."""
+    """Differences on words whose entry in `groups` is a rare word."""
     is_rare = bin_indices(groups, counts) == BIN_NAMES.index(RARE)
     return _differences(sample.estimates(is_rare)) if is_rare.any() else ()

@@ -1,7 +1,7 @@
-"""The tables of a report, for the page, Markdown, the terminal, CSV, LaTeX and JSON alike.
+"""Tables of the report, shared by all output formats.
 
-A `Column` knows its value, which goes into files, and its text, which people read; so no two
-outputs can disagree. Tables whose rows are not models are a `Grid` of texts.
+A `Column` has a value for files and a text for readers. Tables whose rows are not models are a
+`Grid` of texts.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ EMPTY = "-"
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table with a row for every model."""
+    """A column of a table with one row per model."""
 
     title: str
     group: str
@@ -31,7 +32,7 @@ class Column:
     text: Callable[[ModelRow], str]
     is_number: bool = True
     ranks: bool = False
-    """Whether the lowest value is the best one, and marked."""
+    """Whether to mark the lowest value as the best."""
 
     @property
     def name(self) -> str:
@@ -39,7 +40,6 @@ class Column:
 
     @property
     def key(self) -> str:
-        """Its name in files."""
         return self.name.replace(" ", "_").replace("/", "_per_")
 
     @property
@@ -51,25 +51,22 @@ PAPER = "the paper's"
 
 
 def columns(study: Study) -> list[Column]:
-    """The comparison, with the columns that this study can fill."""
+    """Columns of the comparison; those without values are left out."""
     found = [
         _words("model", lambda row: row.label),
         *_perplexities(study),
         _numbers("all", "parameters", lambda row: row.num_params, millions),
-        *(_parameters_of(part) for part in ("input", "decoder", "output")),
+        *(
+            _numbers(part, "parameters", partial(ModelRow.params_of, part=part), millions)
+            for part in ("input", "decoder", "output")
+        ),
         *_times(study),
         _mean("tokens/s", "tokens_per_second", "{:,.0f}".format, busy=True),
         _numbers("memory", "training", lambda row: row.memory, memory),
     ]
     if any(row.mean("streaming_words_per_second") for row in study.rows):
-        found.append(
-            _numbers(
-                "words/s",
-                "streaming",
-                lambda row: row.mean("streaming_words_per_second"),
-                "{:,.0f}".format,
-            )
-        )
+        speed = _mean("words/s", "streaming_words_per_second", "{:,.0f}".format, group="streaming")
+        found.append(speed)
     if any(row.compiled is not None for row in study.rows):
         names = {None: EMPTY, True: "yes", False: "no"}
         found.append(_words("compiled", lambda row: names[row.compiled], group="training"))
@@ -79,7 +76,7 @@ def columns(study: Study) -> list[Column]:
 
 
 def seen_columns(study: Study) -> list[Column]:
-    """What every model saw of the training text, and what that took."""
+    """Training text seen by each model, with operations and times."""
 
     def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
         return _numbers(title, "", lambda row: getattr(row.seen, name) if row.seen else None, text)
@@ -106,8 +103,7 @@ def _numbers(
     *,
     busy: bool = False,
 ) -> Column:
-    """A column of numbers, with a dash for those that are missing; with `busy`, numbers of a busy
-    machine are marked."""
+    """A column of numbers; with `busy`, those measured on a busy machine are marked."""
 
     def shown(row: ModelRow) -> str:
         found = value(row)
@@ -117,18 +113,18 @@ def _numbers(
     return Column(title, group, value, shown)
 
 
-def _mean(title: str, field: str, text: Callable[[Any], str], *, busy: bool = False) -> Column:
-    """The mean of a member's field, about training."""
-    return _numbers(title, "training", lambda row: row.mean(field), text, busy=busy)
-
-
-def _parameters_of(part: str) -> Column:
-    return _numbers(part, "parameters", lambda row: row.params_of(part), millions)
+def _mean(
+    title: str,
+    field: str,
+    text: Callable[[Any], str],
+    *,
+    group: str = "training",
+    busy: bool = False,
+) -> Column:
+    return _numbers(title, group, lambda row: row.mean(field), text, busy=busy)
 
 
 def _times(study: Study) -> list[Column]:
-    """Training time, next to it the CPU time where it tells whether the machine was busy, and the
-    time of compilation where there was any."""
     found = [_mean("time", "seconds", duration, busy=True)]
     if any(row.mean("cpu_seconds") for row in study.rows):
         found.append(_mean("CPU time", "cpu_seconds", duration))
@@ -138,7 +134,7 @@ def _times(study: Study) -> list[Column]:
 
 
 def _perplexities(study: Study) -> list[Column]:
-    """What ranks the rows first, with its interval and the distance to the best row."""
+    """The ranking perplexity first, with its interval and the difference from the best row."""
     found = [_perplexity(study.split, known=study.is_mixed)]
     if study.differences or study.intervals:
         found.append(_interval(study))
@@ -176,8 +172,7 @@ def _interval(study: Study) -> Column:
 
 
 def _distance(study: Study) -> Column:
-    """How much higher a perplexity is than the best one, on the same text."""
-    best, level = study.ranked[0].label, study.level_with_best
+    best, level = study.ranked[0].label, study.tied_with_best
 
     def value(row: ModelRow) -> Value:
         found = study.difference(row.label, best)
@@ -188,10 +183,10 @@ def _distance(study: Study) -> Column:
             return "lowest so far" if study.missing else "best"
         found = study.difference(row.label, best)
         if found is None:
-            return "cannot tell" if row.perplexity else EMPTY
+            return "no interval" if row.perplexity else EMPTY
         ratio = found.nats.as_perplexity
         change, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
-        mark = ", not told apart" if row.label in level else ""
+        mark = ", not significant" if row.label in level else ""
         return f"{change:+.1f} % ({low:.1f} to {high:.1f}){mark}"
 
     return Column("to the best", "perplexity", value, text)
@@ -212,12 +207,12 @@ def _paper_columns(study: Study) -> list[Column]:
 
 
 def column_groups(shown: Sequence[Column]) -> list[tuple[str, int]]:
-    """Titles above the columns, each with the number of columns that it spans."""
+    """Group titles above the columns, with the number of columns of each."""
     return [(name, len(list(of))) for name, of in groupby(column.group for column in shown)]
 
 
 def is_best(column: Column, row: ModelRow, study: Study) -> bool:
-    """Whether to mark a value as the best of its column; none is while models are missing."""
+    """Whether to mark a value as the best of its column; not while models are missing."""
     if not column.ranks or study.missing:
         return False
     values = [value for other in study.finished if (value := column.value(other)) is not None]
@@ -225,8 +220,6 @@ def is_best(column: Column, row: ModelRow, study: Study) -> bool:
 
 
 class Grid(NamedTuple):
-    """Names of columns, and rows of as many cells."""
-
     names: list[str]
     rows: list[list[str]]
 
@@ -240,14 +233,13 @@ def comparison(study: Study) -> Grid:
 
 
 def seen(study: Study) -> Grid:
-    """What each model saw of the training text; no rows where nothing is known."""
     shown = seen_columns(study)
     rows = [row for row in study.rows if row.seen is not None]
     return Grid([c.title for c in shown], [[c.text(row) for c in shown] for row in rows])
 
 
 def pairs(study: Study) -> Grid:
-    """The difference of every pair of models, in bold where it excludes zero."""
+    """The difference between every pair of models, in bold if significant."""
     labels = [row.label for row in study.ranked]
 
     def cell(label: str, other: str) -> str:
@@ -261,9 +253,9 @@ def pairs(study: Study) -> Grid:
 
 
 def bins(study: Study, chosen: Sequence[FrequencyBin]) -> Grid:
-    """Number of words and loss of every model, bin by bin."""
+    """Word counts and losses of every frequency bin."""
     labels = [row.label for row in study.finished]
-    names = ["occurrences", "different words", "in training", f"in {study.split}", *labels]
+    names = ["frequency", "distinct words", "in training", f"in {study.split}", *labels]
     rows = [
         [
             b.name,
@@ -287,7 +279,7 @@ def bin_loss(b: FrequencyBin, label: str) -> str:
 
 
 def contexts(study: Study) -> Grid:
-    """Training block against context, the paper's perplexities beside ours."""
+    """Perplexity by context size, with the results of the paper."""
     splits = list(dict.fromkeys(split for c in study.contexts for split in c.perplexity))
     names = ["model", "train block", "block", "context", *splits]
     rows = [
@@ -304,7 +296,7 @@ def contexts(study: Study) -> Grid:
 
 
 def tuning(study: Study) -> Grid:
-    """Every setting that was tried, and at the end what all of it took."""
+    """Every setting that was tried, and the total time."""
     rows = [
         [
             tried.label,
@@ -321,7 +313,7 @@ def tuning(study: Study) -> Grid:
 
 
 def paper_claims(study: Study) -> Grid:
-    """How many pairs of each claim have each verdict; exceptions by name."""
+    """Counts of each verdict; pairs that do not agree are named."""
 
     def named(claim: Claim, verdict: Verdict) -> str:
         found = claim.having(verdict)
@@ -333,15 +325,15 @@ def paper_claims(study: Study) -> Grid:
             str(len(claim.findings)),
             str(len(claim.having("agrees"))),
             named(claim, "disagrees"),
-            named(claim, "cannot be told"),
+            named(claim, "not significant"),
         ]
         for claim in claims(study)
     ]
-    return Grid(["compared", "pairs", "follow the paper", "contradict it", "cannot be told"], rows)
+    return Grid(["comparison", "pairs", "agree", "disagree", "not significant"], rows)
 
 
 def paper_pairs(study: Study) -> Grid:
-    """Every pair of models by every measure, in the paper and here."""
+    """Every pair of models by every measure, in the paper and in this study."""
     return Grid(
         ["measure", "models", "the paper", "this study", "verdict"],
         [[f.measure, f.models, f.paper, f.ours, f.verdict] for f in paper_findings(study)],
@@ -349,7 +341,7 @@ def paper_pairs(study: Study) -> Grid:
 
 
 def protocol(study: Study) -> Grid:
-    """What every perplexity means: one row per model, seed and split."""
+    """Scoring protocol: one row per model, seed and split."""
     found = [
         {"model": row.label, "seed": member.seed, "split": split}
         | {"checkpoint": member.checkpoint or EMPTY}
@@ -366,17 +358,17 @@ def protocol(study: Study) -> Grid:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number for people; a missing one is a dash, never a zero."""
+    """Format a number; a dash if it is missing."""
     if value is None or math.isnan(value):
         return EMPTY
     if math.isinf(value):
         return "infinite"
-    # A model that all but diverged would fill the line with digits.
+    # Models that nearly diverged have huge perplexities.
     return f"{value:,.{digits}f}" if abs(value) < 1e9 else f"{value:.2e}"
 
 
 def spread(summary: SeedMean | None) -> str:
-    """A mean, with the standard deviation over seeds where there are several."""
+    """A mean, with the standard deviation if there are several seeds."""
     if summary is None or summary.deviation is None:
         return number(summary.mean if summary else None)
     return f"{number(summary.mean)} \u00b1 {number(summary.deviation)}"
@@ -391,7 +383,7 @@ def operations(count: float) -> str:
 
 
 def millions(count: int) -> str:
-    """Parameters; of large models with as many digits as the paper gives."""
+    """Format a parameter count; large ones with the digits of the paper."""
     if count >= 1_000_000:
         return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f}M"
     return f"{count / 1e3:.0f}K" if count >= 10_000 else f"{count:,}"

@@ -1,10 +1,7 @@
-"""The words on which a model gains or loses against another one, as far as that can be told.
+"""Words on which a model is significantly better or worse than another one.
 
-Of thousands of words some differ by chance alone, and a list of the largest differences would
-consist of those. So a word must occur often enough and in enough blocks of the text, its mean
-difference is tested (Student's t over the blocks that have it, which allows for occurrences of one
-block being alike), and of all tests together at most one in twenty reported differences is expected
-to be false (Benjamini and Hochberg's procedure).
+The mean difference of every word that occurs often enough is tested with Student's t over blocks of
+the text, and the false discovery rate is limited with the procedure of Benjamini and Hochberg.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ FALSE_DISCOVERY_RATE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class WordDifference:
-    """One word's mean loss under two models."""
+    """Mean loss of a word under two models."""
 
     word_id: int
     train_count: int
@@ -33,25 +30,24 @@ class WordDifference:
     loss: float
     reference_loss: float
     p: float
-    """Of the test that the difference is zero."""
+    """p-value of the difference."""
 
     @property
     def difference(self) -> float:
-        """Nats per occurrence; below zero where the model beats the reference."""
+        """Nats per occurrence; negative if the model is better than the reference."""
         return self.loss - self.reference_loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordLists:
-    """Words a model wins and loses, the largest difference first."""
+    """Words that a model wins and loses, largest difference first."""
 
     wins: tuple[WordDifference, ...]
     losses: tuple[WordDifference, ...]
     tested: int
-    """Words that occur often enough."""
+    """Number of tested words."""
     found: int
-    """Of these, words with a difference that is not put down to chance; the lists have the largest
-    of them."""
+    """Number of significant differences; the lists have the largest of them."""
 
 
 def word_lists(
@@ -63,11 +59,9 @@ def word_lists(
     *,
     size: int = 10,
 ) -> WordLists:
-    """The `size` words with the largest mean gain, and those with the largest mean loss, of all
-    whose difference passes the test.
+    """The `size` words with the largest significant gains and losses, without special tokens.
 
-    Specials have no training count and take no part. Ties go to the word that occurs more often,
-    then to the lower id, so that the lists are the same on every machine.
+    Ties go to the more frequent word, then to the lower id, so that lists are reproducible.
     """
     tokens = np.bincount(word_ids, minlength=len(train_counts))
     ours = np.bincount(word_ids, weights=nll, minlength=len(train_counts))
@@ -97,8 +91,7 @@ def word_lists(
 
 
 def discoveries(p: FloatArray, rate: float = FALSE_DISCOVERY_RATE) -> np.ndarray:
-    """Which of the tests may be called differences if at most that share of them is to be false on
-    average (Benjamini and Hochberg, 1995).
+    """Which tests are significant at this false discovery rate (Benjamini and Hochberg, 1995).
 
     >>> discoveries(np.array([0.001, 0.8, 0.02, 0.045])).tolist()
     [True, False, True, False]
@@ -112,7 +105,7 @@ def discoveries(p: FloatArray, rate: float = FALSE_DISCOVERY_RATE) -> np.ndarray
 def _p_values(
     word_ids: IntArray, differences: FloatArray, block_of_word: IntArray, num_types: int
 ) -> FloatArray:
-    """For every word of the vocabulary; NaN where it occurs too seldom."""
+    """p-value of every word of the vocabulary; NaN if it occurs too rarely."""
     num_blocks = int(block_of_word.max(initial=0)) + 1
     place = word_ids.astype(np.int64) * num_blocks + block_of_word
     pairs, inverse = np.unique(place, return_inverse=True)
@@ -127,13 +120,13 @@ def _p_values(
     blocks = np.bincount(words, minlength=num_types)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = per_word(sums) / total
-        # What the blocks' sums deviate from those of the mean: the variance of a ratio of sums.
+        # Variance of a ratio of sums, from the residuals of the blocks.
         squares = per_word((sums - counts * mean[words]) ** 2)
         error = np.sqrt(squares * blocks / (blocks - 1)) / total
         t = mean / error
     p = np.full(num_types, np.nan)
     is_tested = (total >= MIN_TOKENS) & (blocks >= MIN_BLOCKS)
-    t[is_tested & (error == 0)] = 0.0  # the same loss everywhere: nothing to tell
+    t[is_tested & (error == 0)] = 0.0  # the same loss everywhere
     for number in np.unique(blocks[is_tested]):
         chosen = is_tested & (blocks == number)
         p[chosen] = two_sided_p(t[chosen], int(number) - 1)

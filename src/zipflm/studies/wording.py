@@ -1,6 +1,6 @@
-"""The sentences of a report: headline, lead, key figures, findings and captions.
+"""Sentences of the report: headline, lead, key figures, findings and captions.
 
-They say no more than the intervals allow: one model is better only where zero is excluded.
+A model is called better only if the interval of the difference excludes zero.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from collections.abc import Sequence
 from zipflm.config import Nesterov, TransformerDecoder
 from zipflm.presets import preset
 from zipflm.studies.bins import DATASETS, RARE, FrequencyBin
-from zipflm.studies.findings import claims, papers_dataset, summary
+from zipflm.studies.findings import claims, paper_dataset, summary
 from zipflm.studies.statistics import FEW
 from zipflm.studies.study import ModelRow, Study
 from zipflm.studies.tables import bin_loss, duration, millions, number
 from zipflm.studies.word_lists import MIN_BLOCKS, MIN_TOKENS
 
 PAIRS_CAPTION = (
-    "How much higher (+) or lower (\u2212) the perplexity of the row is than that of the column on "
-    "the same text, in per cent, with its 95 % interval; in bold where that excludes zero."
+    "Change in perplexity from the model of the column to that of the row, on the same text, with "
+    "its 95 % interval; bold if the interval excludes zero."
 )
 SEEN_CAPTION = (
-    "Words are running words of the training text, whatever tokens a model is made of; operations "
-    "are additions and multiplications as the config's cost model counts them."
+    "Words are running words of the training text, also for sub-word models. Operations are "
+    "additions and multiplications, from the cost model of the config."
 )
 TUNING_CAPTION = (
-    "Every model was trained once with each setting; the one with the lowest perplexity on the "
-    "valid set was taken."
+    "Every model was trained once with each setting. The setting with the lowest valid perplexity "
+    "was chosen."
 )
 CONTEXT_CAPTION = (
-    "Perplexity with part of every block given as context that is not scored: each word then has "
-    "at least that many words before it."
+    "The first tokens of every block are context and not scored, so every scored token has at "
+    "least this many tokens before it."
 )
-_ONE_SEED = "intervals cover the choice of the text, not the training."
+_ONE_SEED = "intervals cover the choice of the text, but not of the seed."
 _DECODER = (
     "positions",
     "qk_norm",
@@ -45,14 +45,14 @@ _DECODER = (
     "value_residual",
     "attention_gate",
 )
-"""Fields of a decoder that are told where they are not the paper's."""
+"""Fields of a decoder that the lead mentions if they differ from the paper."""
 
 
 def headline(study: Study) -> str:
-    """`ADP and ADP-T are best, 170 and 172, not distinguishable; SM follows with 285, ...`"""
-    if study.missing:  # no verdict: a model that is not there may be the best
+    """`ADP and ADP-T are best (170 and 172, no significant difference); SM follows, ...`"""
+    if study.missing:  # a missing model could be the best
         return f"{unfinished(study)}; missing: {join(study.missing)}"
-    name, level = study.headline_name, study.level_with_best
+    name, level = study.headline_name, study.tied_with_best
     top = [row for row in study.ranked if row.label in level]
     rest = [row for row in study.ranked if row.label not in level]
     best = study.ranked[0]
@@ -60,18 +60,18 @@ def headline(study: Study) -> str:
         return f"{best.label}: {name} {_number(study, best)}"
     if not study.differences:
         return (
-            f"{best.label} has the lowest {name}, {_number(study, best)}; the text is too short or "
-            "has too few sources to say more"
+            f"{best.label} has the lowest {name}, {_number(study, best)}; the text is too short to "
+            "tell whether differences are significant"
         )
     if not rest:
         return (
-            f"{join(level)} cannot be told apart: {name} {_number(study, top[0])} to "
+            f"No significant difference between {join(level)}: {name} {_number(study, top[0])} to "
             f"{_number(study, top[-1])}"
         )
     text = f"{best.label} is best, {name} {_number(study, best)}"
     if len(top) > 1:
         numbers = join([_number(study, row) for row in top])
-        text = f"{join(level)} are best, {numbers}, not distinguishable"
+        text = f"{join(level)} are best ({numbers}, no significant difference)"
     text += f"; {rest[0].label} follows with {_number(study, rest[0])}"
     if len(rest) > 1:
         text += f", {rest[-1].label} is last with {_number(study, rest[-1])}"
@@ -79,7 +79,7 @@ def headline(study: Study) -> str:
 
 
 def unfinished(study: Study) -> str:
-    """`Unfinished: 5 of 8 models`; models without all of their seeds do not count."""
+    """`Unfinished: 5 of 8 models`, counting models that have all seeds."""
     total = len(study.rows)
     return f"Unfinished: {total - len(study.missing)} of {total} models"
 
@@ -90,13 +90,12 @@ def join(parts: Sequence[str]) -> str:
 
 
 def _number(study: Study, row: ModelRow) -> str:
-    """Three digits, or more where a perplexity has more before its point."""
     value = study.headline(row).mean
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def lead(study: Study) -> str:
-    """The size of the study, its text and its recipe, in a few sentences."""
+    """Models, seeds, text and settings of the study in a few sentences."""
     total, seeds = len(study.rows), sorted({len(row.members) for row in study.rows})
     tokens = sum(b.tokens for b in study.word_bins)
     parts = [
@@ -107,20 +106,20 @@ def lead(study: Study) -> str:
     ]
     text = ", ".join(parts) + "."
     if "held equal" in study.facts:
-        text += f" Held equal: {study.facts['held equal']}."
-    if unlike := _unlike_the_paper(study):
-        text += f" Unlike the paper's models: {join(unlike)}."
+        text += f" Equal for all models: {study.facts['held equal']}."
+    if unlike := _differences_from_paper(study):
+        text += f" Different from the paper: {join(unlike)}."
     passes = [row.seen.passes for row in study.finished if row.seen]
     if passes:
         low, high = f"{min(passes):.2f}", f"{max(passes):.2f}"
-        text += f" That is {low if low == high else f'{low} to {high}'} passes over the text."
+        text += f" Passes over the text: {low if low == high else f'{low} to {high}'}."
     if study.differences and not all(pair.has_all_seeds for pair in study.differences):
         text += f" One seed per model: {_ONE_SEED}"
     return text
 
 
-def _unlike_the_paper(study: Study) -> list[str]:
-    """`positions=rotary`, `Muon`: what the paper's decoders and training do not have."""
+def _differences_from_paper(study: Study) -> list[str]:
+    """Decoder settings and optimizers that differ from the paper: `positions=rotary`, `Muon`."""
     configs = [member.config for row in study.rows for member in row.members]
     theirs = preset("wikitext-103").decoder
     found = [
@@ -135,7 +134,7 @@ def _unlike_the_paper(study: Study) -> list[str]:
 
 
 def tiles(study: Study) -> list[tuple[str, str, str]]:
-    """Key figures: a number, the model that has it, and what it is."""
+    """Key figures: a number, its model and a description."""
     if study.missing:
         state, _, number_done = unfinished(study).partition(": ")
         return [(number_done, state, f"missing: {join(study.missing)}")]
@@ -148,37 +147,34 @@ def tiles(study: Study) -> list[tuple[str, str, str]]:
         (millions(small.num_params), small.label, "fewest parameters"),
     ]
     times = {row.label: t for row in study.finished if (t := row.mean("seconds")) is not None}
-    # A time that is not comparable may hide the shortest.
     if times and not any(row.doubts for row in study.finished):
         fast = min(times, key=lambda label: times[label])
-        what = "shortest training, compilation left out"
+        what = "shortest training time, without compilation"
         found.append((duration(times[fast]), fast, what))
     if rare := rarest(study.word_bins):
         loss, label = min((loss, label) for label, loss in rare.loss.items() if loss is not None)
-        what = f"lowest loss on words that training has {rare.name.replace('-', ' to ')} times"
+        what = f"lowest loss on words seen {rare.name.replace('-', ' to ')} times in training"
         found.append((f"{loss:.2f}", label, what))
     return found
 
 
 def findings(study: Study) -> list[str]:
-    """Sentences about the finished rows; no comparison where there is nothing to compare."""
-    # A mean over fewer seeds than were asked for must not look like one over all.
+    """Sentences below the comparison table."""
     found = [
-        f"{row.label} is without some of its seeds: {row.problem}."
+        f"{row.label} lacks the result of some seeds: {row.problem}."
         for row in study.finished
         if row.problem
     ]
     found += [f"{row.label} {doubt}." for row in study.rows for doubt in row.doubts]
     if len(study.finished) > 1 and not study.missing:
         found += _extremes("On words", study.word_bins)
-        found += _extremes("After a word", study.previous_bins)
+        found += _extremes("After words", study.previous_bins)
         found.append(_chance(study))
     return found
 
 
 def rarest(bins: Sequence[FrequencyBin]) -> FrequencyBin | None:
-    """The rarest words there are, on which the paper finds the models furthest apart; None if all
-    are frequent."""
+    """The bin of the rarest words; None if all words are frequent."""
     return next((b for b in bins if b.name in (RARE, "11-100") and b.tokens), None)
 
 
@@ -189,90 +185,85 @@ def _extremes(where: str, bins: Sequence[FrequencyBin]) -> list[str]:
     ranked = sorted((loss, label) for label, loss in b.loss.items() if loss is not None)
     best, worst = ranked[0][1], ranked[-1][1]
     return [
-        f"{where} that occur{'' if where.endswith('s') else 's'} {b.name} times in the training "
-        f"text, {best} has the lowest loss, {bin_loss(b, best)} nats, and {worst} the highest, "
-        f"{bin_loss(b, worst)}."
+        f"{where} seen {b.name.replace('-', ' to ')} times in training, {best} has the lowest "
+        f"loss, {bin_loss(b, best)} nats, and {worst} the highest, {bin_loss(b, worst)}."
     ]
 
 
 def _chance(study: Study) -> str:
-    """What the intervals cover."""
     pairs = len(study.differences)
     if not pairs:
-        return "The text is too short or has too few sources for intervals: cannot tell."
-    text = "Intervals are 95 % for each comparison by itself."
+        return "The text is too short for intervals."
+    text = "Every interval has a level of 95 % on its own."
     if pairs > 1:
-        text += f" Of {pairs} pairs that do not differ, {max(1, round(pairs / 20))} would seem to."
+        number_false = max(1, round(pairs / 20))
+        text += f" If no models differed, about {number_false} of {pairs} pairs would seem to."
     if missing := math.comb(len(study.finished), 2) - pairs:
         text += (
-            f" {missing} of {pairs + missing} pairs have no interval: their difference has one "
-            "value in one part of the text and another in the rest, too few sources to tell."
+            f" {missing} of {pairs + missing} pairs have no interval, because their difference "
+            "changes from one part of the text to another."
         )
     if len(study.blocks) < FEW:
-        text += f" With only {len(study.blocks)} blocks of text they are wide and rough."
+        text += f" With only {len(study.blocks)} blocks of text, they are wide and imprecise."
     seeds = min(len(row.scored) for row in study.finished)
     if seeds > 1:
-        return f"{text} They cover the choice of the text and, with {seeds} seeds, the training."
+        return f"{text} Intervals cover the choice of the text and of the {seeds} seeds."
     return (
-        f"{text} They cover the choice of the text alone: where a model was trained with one seed, "
-        "another seed may change the order of models that are close."
+        f"{text} Intervals cover the choice of the text only; another seed could change the order "
+        "of models with similar results."
     )
 
 
 def caption(study: Study) -> str:
-    """What the comparison table shows, and what its words mean."""
     text = (
-        "Perplexity is exp of the mean loss per word, lower is better; sub-word models are scored "
-        "per word too. Parameters that input and output share count once, with the input."
+        "Perplexity is exp of the mean loss per word, also for sub-word models; lower is better. "
+        "Parameters shared by input and output count once, with the input."
     )
     if study.differences:
         text += (
-            " 'To the best' is the difference to the best model on the same text, with its 95 % "
-            "interval; 'not told apart' marks models whose interval includes no difference."
+            " The column 'to the best' is the difference from the best model on the same text, "
+            "with its 95 % interval; it is not significant if the interval includes zero."
         )
     if study.has_unknown:
         text += (
-            " Unknown words are one symbol to word models, while sub-word models may have to "
-            "spell them: the column 'known words' leaves them out."
+            " Unknown words are a single symbol for word models, but sub-word models have to spell "
+            "them; the column 'known words' leaves them out."
         )
     if any(row.is_busy for row in study.rows):
         text += (
-            " Times marked 'busy' exceed the CPU time of the training thread by more than a third: "
-            "other processes held the CPU."
+            " Times marked 'busy' exceed the CPU time of the training thread by more than a third, "
+            "because other processes used the CPU."
         )
     if any(row.paper for row in study.rows):
         text += (
-            f" Columns headed 'the paper's' are its printed figures on {DATASETS[study.dataset]}, "
-            "from its own training on its own machines; ours compare to them only on that text."
+            f" The columns 'the paper's' are its published results on {DATASETS[study.dataset]}; "
+            "compare perplexities only on the same text."
         )
     return text
 
 
 def words_caption(study: Study) -> str:
     if not study.words:
-        return "No two models have a result to compare."
+        return "At least two models are needed for this table."
     return (
-        f"Mean difference in loss to {study.reference} in nats, below zero where the model is "
-        f"better; beside it how often the word occurs in the training text and in the "
-        f"{study.split} set. Tested were words with at least {MIN_TOKENS} occurrences in "
-        f"{MIN_BLOCKS} or more of {len(study.blocks)} blocks (Student's t over blocks). Shown are "
-        "those with the largest differences of all that pass, of which at most one in twenty is "
-        "expected to be chance (Benjamini and Hochberg)."
+        f"Mean difference in loss from {study.reference} in nats (negative: the model is better), "
+        f"and occurrences in the training text and in the {study.split} set. Words with at least "
+        f"{MIN_TOKENS} occurrences in {MIN_BLOCKS} or more of {len(study.blocks)} blocks are "
+        "tested (Student's t over blocks); the largest significant differences are shown, with a "
+        "false discovery rate of 5 % (Benjamini and Hochberg)."
     )
 
 
 def interval_caption(study: Study) -> str:
-    """How intervals were made."""
-    return f"95 % intervals come from {study.blocks.describe()}."
+    return f"95 % intervals are computed from {study.blocks.describe()}."
 
 
 def paper_caption(study: Study) -> str:
-    """What the verdicts mean, and how many there are of each."""
     text = (
-        f"The paper's numbers are of {DATASETS[papers_dataset(study)]}; ours are the change of the "
-        f"{study.headline_name}, or of the loss in nats, with 95 % intervals. Every pair of models "
-        "is compared, the better one of the paper first; rare words are those that training has "
-        f"{RARE.replace('-', ' to ')} times. In short, {summary(claims(study))}."
+        f"The paper's numbers are on {DATASETS[paper_dataset(study)]}; those of this study are "
+        f"the change in {study.headline_name}, or in loss in nats, with 95 % intervals. Every "
+        "pair of models is compared; the better one in the paper comes first. Rare words are seen "
+        f"{RARE.replace('-', ' to ')} times in training. In short: {summary(claims(study))}."
     )
     if not all(pair.has_all_seeds for pair in study.differences):
         text += f" With one seed, {_ONE_SEED}"

@@ -1,5 +1,5 @@
-/* The text field. The text is a plain <textarea>, which knows about carets, undo, input methods and
-   pasting; the colours are in a mirror behind it, which has the same text in the same font. */
+/* The text field: a plain <textarea> for editing, above a mirror element that has the same text in the
+   same font and shows the colours. */
 
 const field = document.getElementById("text");
 const mirror = document.getElementById("mirror");
@@ -8,10 +8,10 @@ const editor = {
   pieces: [] /* { text, node, row }: words, the gaps between them, and line ends */,
   nodes: [] /* of the words, by index */,
 
-  /* Shows the text with these words in it. `look` gives the class and the number of a word. Only nodes
-     whose text has changed are made anew, so that typing in a long text costs little. */
+  /* Show the text. `look` returns the class and the number of a word. Only changed nodes are rebuilt, so
+     that typing in a long text stays fast. */
   paint(text, rows, look) {
-    const wanted = cut(text, rows);
+    const wanted = splitText(text, rows);
     const old = this.pieces;
     const same = (a, b) => a.text === b.text && a.kind === b.kind;
     let head = 0, tail = 0;
@@ -23,7 +23,7 @@ const editor = {
     wanted.forEach((piece, i) => {
       if (i < head) piece.node = old[i].node;
       else if (i >= wanted.length - tail) piece.node = old[i - wanted.length + old.length].node;
-      else fresh.append((piece.node = made(piece)));
+      else fresh.append((piece.node = makeNode(piece)));
     });
     mirror.insertBefore(fresh, tail ? wanted[wanted.length - tail].node : null);
     this.pieces = wanted;
@@ -39,20 +39,20 @@ const editor = {
     }
   },
 
-  /* Marks one word as "chosen" or "pointed", and no other. */
+  /* Mark a single word as "chosen" or "pointed". */
   mark(name, row) {
     mirror.querySelector(`.${name}`)?.classList.remove(name);
     this.nodes[row]?.classList.add(name);
   },
 
-  /* The index of the word under a point of the window, or -1. The mirror lies behind the field. */
+  /* Index of the word at a point of the window, or -1. */
   under(x, y) {
     const found = document.elementsFromPoint(x, y).find((node) => node.dataset?.row !== undefined && mirror.contains(node));
     return found ? Number(found.dataset.row) : -1;
   },
 
-  /* Edits as if typed, so that the browser's undo takes it back; `focus` false leaves the keyboard of a
-     phone where it is, at the price of the undo. */
+  /* Edit as if typed, so that undo works. Without `focus`, the keyboard of a phone stays hidden, but undo
+     does not work. */
   edit({ from, to, insert }, focus) {
     if (focus) {
       field.focus({ preventScroll: true });
@@ -64,7 +64,7 @@ const editor = {
   },
 };
 
-function cut(text, rows) {
+function splitText(text, rows) {
   const pieces = [];
   let at = 0;
   rows.forEach((word, row) => {
@@ -72,21 +72,21 @@ function cut(text, rows) {
     pieces.push({ kind: word.isEnd ? "end" : "word", text: text.slice(word.start, word.end), row });
     at = word.end;
   });
-  /* A line break at the very end makes a line only if something follows it. */
+  /* Without a zero-width space, a final line break would not create a line. */
   const rest = text.slice(at) + (text === "" || text.endsWith("\n") ? "\u200b" : "");
   if (rest) pieces.push({ kind: "gap", text: rest });
   return pieces;
 }
 
-function made({ kind, text }) {
+function makeNode({ kind, text }) {
   if (kind === "gap") return document.createTextNode(text);
   const node = document.createElement("span");
   node.textContent = text;
   return node;
 }
 
-/* A tap on a word looks at it without raising the keyboard; tapped again, it is edited. */
-function listenToTaps(tapped) {
+/* The first tap on a word selects it without opening the keyboard, the second one edits it. */
+function onTap(tapped) {
   let began = null;
   field.addEventListener("touchstart", (event) => {
     const touch = event.touches[0];

@@ -1,4 +1,4 @@
-/* Elements made in one expression. Text is always text: nothing on this page is ever parsed as HTML. */
+/* Creates DOM elements. Text is never parsed as HTML. */
 
 function element(name, properties = {}, ...children) {
   const node = document.createElement(name);
@@ -14,6 +14,6 @@ function element(name, properties = {}, ...children) {
 
 const byId = (id) => document.getElementById(id);
 
-/* How a word is shown in a line of text; the end of a line has no letters of its own. */
+/* A word as displayed, and for screen readers. */
 const shownWord = (word) => (word.isEnd ? "\u21b5" : word.word);
 const spokenWord = (word) => (word.isEnd ? "end of line" : word.word);

@@ -1,41 +1,41 @@
-/* What hands do: typing, tapping, pointing, keys. */
+/* Input events: typing, tapping, pointing, keys. */
 
-const MANY = 1200; /* words; in longer texts the colours follow when the hand rests */
+const LONG_TEXT = 1200; /* words; longer texts are coloured after a pause in typing */
 
 let isComposing = false, pinned = -1;
 
-function edited() {
-  if (isFresh()) return seenBefore();
-  view.rows = carried(view.rows, view.text, field.value);
+function onInput() {
+  if (isFresh()) return restoreAnswers();
+  view.rows = keepWords(view.rows, view.text, field.value);
   view.text = field.value;
   view.anchor = { offset: field.selectionStart, isEnd: false };
   view.pointed = -1;
-  view.chosen = view.rows.length ? anchored() : -1;
-  looking?.abort();
+  view.chosen = view.rows.length ? anchorIndex() : -1;
+  lookup?.abort();
   clearTimeout(lookTimer);
   panel.setAttribute("aria-busy", "true");
   clearTimeout(showTimer);
-  if (view.rows.length > MANY) showTimer = setTimeout(showText, PAUSE);
+  if (view.rows.length > LONG_TEXT) showTimer = setTimeout(showText, PAUSE);
   else showText();
-  asking?.abort(); /* its answer is to another text */
-  if (!isComposing) askSoon();
+  pending?.abort(); /* it is for the old text */
+  if (!isComposing) scoreSoon();
 }
 
-/* An edit taken back: the answers are still here. */
-function seenBefore() {
-  asking?.abort();
-  clearTimeout(askTimer);
+/* The text is the scored one again, e.g. after undo. */
+function restoreAnswers() {
+  pending?.abort();
+  clearTimeout(scoreTimer);
   busy(false);
-  tell(null);
+  showNotice(null);
   view.anchor = { offset: field.selectionStart, isEnd: false };
   showAnswers();
 }
 
-field.addEventListener("input", edited);
+field.addEventListener("input", onInput);
 field.addEventListener("compositionstart", () => (isComposing = true));
 field.addEventListener("compositionend", () => {
   isComposing = false;
-  askSoon();
+  scoreSoon();
 });
 
 document.addEventListener("selectionchange", () => {
@@ -52,7 +52,7 @@ field.addEventListener("click", (event) => {
   choose(row, { open: true });
 });
 
-listenToTaps((row) => {
+onTap((row) => {
   const isAgain = row === view.chosen && panel.dataset.open === "true";
   if (isAgain || !isFresh()) return false;
   choose(row, { open: true });

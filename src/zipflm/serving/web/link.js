@@ -1,4 +1,4 @@
-/* The link that brings back what is seen. */
+/* Links that restore text and models. */
 
 const DEFAULT_TEXT = "My fellow Americans, the state of our Union is strong, and the state of our fish is excellent.";
 
@@ -10,14 +10,14 @@ const fragment = () => {
   return parts.toString();
 };
 
-/* The address always brings back what is seen; it is not sent to any server. */
-function remember() {
+/* Keep the URL up to date. Its fragment is not sent to the server. */
+function updateUrl() {
   const isPlain = field.value === DEFAULT_TEXT && view.first === view.models[0] && !view.second;
   const address = location.pathname + location.search + (isPlain ? "" : `#${fragment()}`);
   if (address !== location.pathname + location.search + location.hash) history.replaceState(null, "", address);
 }
 
-function follow() {
+function openLink() {
   const parts = new URLSearchParams(location.hash.slice(1));
   const missing = ["model", "with"].map((name) => parts.get(name)).filter((id) => id && !modelOf(id));
   field.value = parts.get("text") ?? DEFAULT_TEXT;
@@ -25,10 +25,10 @@ function follow() {
   pinned = -1;
   view.rows = [];
   chooseModels(modelOf(parts.get("model")) ?? view.models[0], modelOf(parts.get("with")));
-  if (missing.length) say(`The link names ${missing.join(" and ")}, which this server does not have.`, true);
+  if (missing.length) announce(`This server does not have ${missing.join(" and ")}, which the link refers to.`, true);
 }
 
-addEventListener("hashchange", follow);
+addEventListener("hashchange", openLink);
 
 byId("share").addEventListener("click", (event) => copy(`${location.origin}${location.pathname}#${fragment()}`, event.currentTarget, "Link copied"));
 
@@ -36,7 +36,7 @@ async function copy(text, button, done) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    /* Not on a page without https: the old way. */
+    /* The clipboard API needs https. */
     const helper = element("textarea", { class: "unseen" });
     helper.value = text;
     document.body.append(helper);
@@ -47,11 +47,11 @@ async function copy(text, button, done) {
   }
   const label = button.dataset.label ?? (button.dataset.label = button.textContent);
   button.textContent = done;
-  say(done);
+  announce(done);
   setTimeout(() => (button.textContent = label), 1600);
 }
 
-function say(message, isSeen = false) {
+function announce(message, isSeen = false) {
   byId("said").textContent = message;
   byId("said").classList.toggle("unseen", !isSeen);
 }

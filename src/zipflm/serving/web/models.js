@@ -1,9 +1,9 @@
-/* Which models are shown. */
+/* Choice of models. */
 
 function modelsOf(list) {
   const models = list.map(({ id, zipflm = {} }) => ({ id, bands: [], words: 0, unit: "word", ...zipflm }));
   const names = models.map((model) => model.factorization);
-  /* ADP-T says more than a folder's name, as long as it says which. */
+  /* Prefer the factorization to the name of the folder, if it is unique. */
   for (const model of models) {
     const isOnly = model.factorization && names.filter((name) => name === model.factorization).length === 1;
     model.label = isOnly ? model.factorization : model.id;
@@ -18,7 +18,7 @@ function showModels() {
   byId("first").replaceChildren(...options(view.models));
   byId("first").value = view.first.id;
   const others = view.models.filter((model) => model !== view.first);
-  byId("second").replaceChildren(element("option", { value: "" }, "nothing"), ...options(others));
+  byId("second").replaceChildren(element("option", { value: "" }, "none"), ...options(others));
   byId("second").value = view.second?.id ?? "";
   byId("second-field").hidden = !others.length;
   const vocabulary = (model) => `${count(model.words)} ${model.unit === "bpe" ? "pieces" : "words"}`;
@@ -26,7 +26,7 @@ function showModels() {
   const known = chosenModels().every((model) => model.perplexity);
   const facts = [[...sizes].join(" and ")];
   if (!isComparing() && view.first.bands.length > 1) facts.push(`${view.first.bands.length} bands`);
-  if (known) facts.push(`perplexity ${chosenModels().map((model) => perplexity(model.perplexity)).join(" and ")} in validation`);
+  if (known) facts.push(`perplexity ${chosenModels().map((model) => perplexity(model.perplexity)).join(" and ")} on the valid set`);
   byId("about").textContent = facts.join(", ");
   showLegend();
 }
@@ -41,13 +41,13 @@ function chooseModels(first, second) {
   showModels();
   showText();
   byId("comparison").hidden = true;
-  askNow();
+  scoreNow();
 }
 
 const modelOf = (id) => view.models.find((model) => model.id === id) ?? null;
 byId("first").addEventListener("change", (event) => {
   const first = modelOf(event.target.value);
-  /* Choosing what it was compared with turns the comparison round. */
+  /* Selecting the second model swaps the two. */
   chooseModels(first, first === view.second ? view.first : view.second);
 });
 byId("second").addEventListener("change", (event) => chooseModels(view.first, modelOf(event.target.value)));

@@ -1,4 +1,4 @@
-/* Numbers as people read them, and the steps of the colour scales. */
+/* Number formats and colour scales. */
 
 const grouped = new Intl.NumberFormat("en-US");
 const count = (n) => grouped.format(n);
@@ -9,7 +9,7 @@ const signed = (x, digits) => {
   return Number(text) === 0 ? text : (x < 0 ? "\u2212" : "+") + text;
 };
 
-/* Two significant digits, three from 10 % on. */
+/* Two significant digits, or three above 10 %. */
 function percent(p) {
   const share = 100 * p;
   if (share >= 99.95) return share === 100 ? "100%" : ">99.9%";
@@ -18,7 +18,7 @@ function percent(p) {
   return `${share.toFixed(Math.min(8, 1 - Math.floor(Math.log10(share))))}%`;
 }
 
-/* "1 in 31,000": easier to feel than a percentage with four zeros. */
+/* "1 in 31,000": easier to grasp than a tiny percentage. */
 function oneIn(p) {
   const n = 1 / p;
   if (n < 1.05) return "nearly certain";
@@ -36,7 +36,6 @@ function ordinal(n) {
   return count(n) + (teen ? "th" : { 1: "st", 2: "nd", 3: "rd" }[n % 10] || "th");
 }
 
-/* Perplexities are small numbers or huge ones. */
 function perplexity(x) {
   if (!Number.isFinite(x)) return "\u221e";
   return x < 100 ? x.toFixed(1) : x < 1e7 ? count(Math.round(x)) : x.toExponential(1);
@@ -45,18 +44,18 @@ function perplexity(x) {
 const STEP_BITS = 2;
 const STEPS = 9;
 
-/* Which of the nine colours of surprise: one for every two bits, the last for all above. */
+/* One of nine colours: one per two bits, the last for everything above. */
 const surpriseStep = (bits) => Math.min(STEPS - 1, Math.floor(Math.max(0, bits) / STEP_BITS));
 
 const DIFFERENCE_STEPS = [0.25, 1, 2, 4];
 
-/* 0 where two models agree, up to 4 where the first is far ahead, down to -4 for the second. */
+/* From 4 (the first model is far ahead) to -4 (the second one is); 0 if they agree. */
 function differenceStep(bits) {
   const size = DIFFERENCE_STEPS.filter((limit) => Math.abs(bits) >= limit).length;
   return bits < 0 ? -size : size;
 }
 
-/* How often a word was seen in training, in powers of ten, as in the paper's figures. */
+/* Frequency bins of the paper. */
 const FREQUENCIES = [
   { name: "1 to 10", most: 10 },
   { name: "11 to 100", most: 100 },

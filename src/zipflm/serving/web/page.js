@@ -1,4 +1,4 @@
-/* Theme, examples, and how it begins. */
+/* Theme, examples and start. */
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const EXAMPLES = [
@@ -19,7 +19,7 @@ function showTheme() {
 byId("theme").addEventListener("click", () => {
   const wanted = isDark() ? "light" : "dark";
   document.documentElement.dataset.theme = wanted;
-  storage("localStorage")?.setItem(THEME, wanted);
+  getStorage("localStorage")?.setItem(THEME, wanted);
   showTheme();
 });
 dark.addEventListener("change", showTheme);
@@ -34,17 +34,17 @@ for (const [name, text] of EXAMPLES) {
 
 async function start() {
   try {
-    const { data } = await ask("v1/models");
+    const { data } = await request("v1/models");
     view.models = modelsOf(data);
-    if (!view.models.length) return tell("This server has no model.");
-    tell(null);
-    follow();
+    if (!view.models.length) return showNotice("This server has no model.");
+    showNotice(null);
+    openLink();
   } catch (error) {
-    refused(error);
+    handleError(error);
   }
 }
 
-const theme = storage("localStorage")?.getItem(THEME);
+const theme = getStorage("localStorage")?.getItem(THEME);
 if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 field.value = new URLSearchParams(location.hash.slice(1)).get("text") ?? DEFAULT_TEXT;
 view.text = field.value;

@@ -1,9 +1,9 @@
-/* The word in question: how likely it was, how frequent it is, and what the model expected instead. */
+/* The panel about the selected word: facts, sources of its probability, and alternatives. */
 
 const panel = byId("panel");
 
-/* Everything that is known without asking. `sides` are one or two { model, word } (word null where a
-   model splits the text differently), `before` is the text in front of the word. */
+/* Show the facts that need no request. `sides` has one { model, word } per model, with a null word if
+   the model splits the text differently. `before` is the text before the word. */
 function showWord(sides, before) {
   const { word } = sides[0];
   const title = byId("panel-word");
@@ -34,13 +34,12 @@ function showFacts(sides, details) {
   holder.replaceChildren(table);
   const unknown = sides.filter(({ word }) => word?.isUnknown);
   if (unknown.length) {
-    const who = sides.length > unknown.length ? unknown[0].model.label : "The model";
-    holder.append(element("p", { class: "remark" }, `${who} does not know this word and reads `, element("code", {}, "<unk>"),
-      ": the numbers are those of all unknown words together."));
+    const who = sides.length > unknown.length ? ` of ${unknown[0].model.label}` : "";
+    holder.append(element("p", { class: "remark" }, `This word is not in the vocabulary${who}. It is scored as `, element("code", {}, "<unk>"),
+      ", like all unknown words."));
   }
 }
 
-/* Where the probability came from, of a model with memories. */
 function showSources(sides, details) {
   const known = details.flatMap((detail, i) => (detail?.sources?.length ? [[sides[i].model, detail.sources]] : []));
   byId("panel-sources").replaceChildren(...known.flatMap(([model, sources]) => {
@@ -49,7 +48,7 @@ function showSources(sides, details) {
       element("span", { class: "name" }, name), " ", element("b", {}, percent(total > 0 ? probability / total : 0)),
       neighbours.map(({ context, word }) => element("p", { class: "neighbour" }, `\u2026${context} `, element("b", {}, word)))));
     const whose = sides.length > 1 ? ` (${model.label})` : "";
-    return [element("h3", {}, `Where the probability came from${whose}`), element("ul", { class: "sources" }, parts)];
+    return [element("h3", {}, `Sources of the probability${whose}`), element("ul", { class: "sources" }, parts)];
   }));
 }
 
@@ -62,7 +61,7 @@ function factsOf({ model, word }, detail) {
     Probability: p < 1e-5 ? element("b", {}, oneIn(p)) : [element("b", {}, percent(p)), " ", element("small", {}, oneIn(p))],
     Rank: typeof rank === "number"
       ? [element("b", {}, ordinal(rank)), " ", model.unit === "bpe" ? null : element("small", {}, `of ${count(model.words)}`)]
-      : rank ?? element("small", {}, "not among the first ten"),
+      : rank ?? element("small", {}, "not in the top ten"),
     "In training": word.isEnd || word.isUnknown
       ? element("small", {}, "not counted")
       : [element("b", {}, count(word.count)), " ", element("small", {}, `${word.count === 1 ? "time" : "times"}${model.unit === "bpe" ? ", its rarest piece" : ""}`)],
@@ -70,9 +69,9 @@ function factsOf({ model, word }, detail) {
   };
 }
 
-/* From frequent to rare, the word's own band filled in. */
+/* All bands from frequent to rare, with that of the word filled in. */
 function bandOf(model, word) {
-  if (model.bands.length < 2) return element("small", {}, "one for all words");
+  if (model.bands.length < 2) return element("small", {}, "a single band");
   const blocks = model.bands.map((_, i) => element("i", { class: i === word.band ? "on" : null }));
   const { first, last } = model.bands[word.band] ?? {};
   const words = first === undefined ? "" : `words ${count(first)} to ${count(last)} by frequency`;
@@ -85,15 +84,15 @@ function bandOf(model, word) {
   ];
 }
 
-/* Ten words that could stand there. `put` is called with the one that is clicked, `turn` with the number of the
-   model whose words are wanted, `takeBack`, unless it is null, when the last one is not wanted after all. */
-function showAlternatives(sides, details, shown, { put, turn, takeBack }) {
+/* The most likely words. Callbacks: `put` for a clicked word, `turn` to switch to another model, `undo`
+   (or null) to revert the last replacement. */
+function showAlternatives(sides, details, shown, { put, turn, undo }) {
   const holder = byId("panel-alternatives");
   const { word } = sides[shown];
-  const heading = element("h3", {}, sides[0].word.isEnd ? "What could follow" : "What the model expected");
-  const tabs = sides.length < 2 ? null : element("div", { class: "switch", role: "group", "aria-label": "Whose alternatives" },
+  const heading = element("h3", {}, sides[0].word.isEnd ? "Likely next words" : "What the model expected");
+  const tabs = sides.length < 2 ? null : element("div", { class: "switch", role: "group", "aria-label": "Model" },
     sides.map(({ model }, i) => element("button", { type: "button", "aria-pressed": String(i === shown), onclick: () => turn(i) }, model.label)));
-  const back = takeBack && element("button", { type: "button", class: "quiet", id: "take-back", onclick: takeBack }, "Take back");
+  const back = undo && element("button", { type: "button", class: "quiet", id: "take-back", onclick: undo }, "Undo");
   const head = element("div", { class: "choices-head" }, heading, back, tabs);
   const alternatives = details[shown]?.alternatives;
   if (!alternatives) {
@@ -114,13 +113,12 @@ function showAlternatives(sides, details, shown, { put, turn, takeBack }) {
     button.style.setProperty("--share", String(most > 0 ? p / most : 0));
     return element("li", {}, button);
   });
-  /* Whoever chooses by keyboard stays at the same place of the list. */
+  /* Keep the keyboard focus at the same position of the list. */
   const focused = [...holder.querySelectorAll(".alternatives button")].indexOf(document.activeElement);
   holder.replaceChildren(head, element("ol", { class: "alternatives" }, items));
   if (focused >= 0) items[Math.min(focused, items.length - 1)]?.firstChild.focus();
 }
 
-/* Up and down go from one to the next. */
 byId("panel-alternatives").addEventListener("keydown", (event) => {
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (!step) return;

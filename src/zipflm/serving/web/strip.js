@@ -1,13 +1,13 @@
-/* Surprise along the text: a bar for every word, drawn on a canvas because there may be thousands. */
+/* Bar chart of surprisal along the text, on a canvas because a text can have thousands of words. */
 
 const stripBox = document.getElementById("strip");
 const canvas = document.getElementById("canvas");
 const LABELS = 22; /* pixels below the bars */
 const TOP = 10;
-const WIDEST = 84; /* of the room of one word */
+const MAX_SLOT = 84; /* pixels per word */
 
 const strip = {
-  bars: [] /* { value, label, name }: name is the class whose colour a bar has */,
+  bars: [] /* { value, label, name }; name is a CSS class that sets the colour */,
   isDifference: false,
   mean: null,
   chosen: -1,
@@ -30,7 +30,7 @@ const strip = {
     const bottom = height - LABELS;
     const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - TOP);
     this.left = 26;
-    this.slot = Math.min(WIDEST, (width - this.left) / Math.max(1, this.bars.length));
+    this.slot = Math.min(MAX_SLOT, (width - this.left) / Math.max(1, this.bars.length));
 
     pen.textAlign = "right";
     pen.textBaseline = "middle";
@@ -72,7 +72,7 @@ const strip = {
     this.label(pen, width, height, soft, ink);
   },
 
-  /* Words under their bars where there is room, else where the text is, in words. */
+  /* Words below the bars if there is room, otherwise word numbers. */
   label(pen, width, height, soft, ink) {
     pen.textBaseline = "alphabetic";
     pen.textAlign = "center";
@@ -106,14 +106,14 @@ const strip = {
     return found;
   },
 
-  /* The index of the bar at a point of the window, or -1. */
+  /* Index of the bar at a point of the window, or -1. */
   under(x) {
     const at = Math.floor((x - canvas.getBoundingClientRect().left - this.left) / this.slot);
     return at >= 0 && at < this.bars.length ? at : -1;
   },
 };
 
-/* The colours of classes as CSS has them in the present theme, asked for once per drawing. */
+/* Colours of CSS classes in the current theme, cached for one drawing. */
 const probe = document.createElement("i");
 probe.hidden = true;
 stripBox.append(probe);

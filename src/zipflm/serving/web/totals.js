@@ -1,4 +1,4 @@
-/* What a text costs in all, and where two models differ. */
+/* Totals of a text, and the comparison of two models. */
 
 function showTotals(sides) {
   const holder = byId("totals");
@@ -13,21 +13,19 @@ function showTotals(sides) {
     return element("div", { class: "tile", "data-total": id }, element("h3", {}, name), element("p", { class: "figures" }, numbers), element("p", { class: "meaning" }, meaning));
   };
   const values = sides.map(({ answer }) => answer.perplexity);
-  const meaning = sides.length > 1
-    ? "Equally likely words that would be as hard to choose from, at each place. Lower is better."
-    : `As hard as choosing among ${Number.isFinite(values[0]) && values[0] < 1e7 ? count(Math.max(1, Math.round(values[0]))) : "so many"} equally likely words at each place.`;
+  const meaning = "As hard as choosing among this many equally likely words. Lower is better.";
   const sizes = sides.map(({ model }) => count(model.words));
   const same = sides.length > 1 && unknown[0] === unknown[1];
   holder.replaceChildren(
     tile("perplexity", "Perplexity", values.map(perplexity), meaning),
-    tile("bits", "Bits per word", perWord.map((bits) => fixed(bits, 2)), "The mean surprise. One bit more halves the probability."),
-    tile("words", "Words", [count(places - ends)], `and ${plural(ends, "line end")}, which ${ends === 1 ? "is" : "are"} predicted like words and count${ends === 1 ? "s" : ""} in all means.`),
+    tile("bits", "Bits per word", perWord.map((bits) => fixed(bits, 2)), "Mean surprisal. Each additional bit halves the probability."),
+    tile("words", "Words", [count(places - ends)], `plus ${plural(ends, "line end")}, predicted like words and included in all means.`),
     tile("unknown", "Unknown", same ? [count(unknown[0])] : unknown.map(count),
-      unknown.some((n) => n > 0) ? "Not in the vocabulary, and scored as one symbol. Dotted in the text." : `All are among the ${sizes[0]} entries of the vocabulary.`),
+      unknown.some((n) => n > 0) ? "Not in the vocabulary and scored as a single symbol. Dotted in the text." : `All words are in the vocabulary of ${sizes[0]} entries.`),
   );
 }
 
-/* A diverging bar: to the right where the first model is ahead, to the left where the second is. */
+/* A diverging bar: to the right if the first model is ahead, to the left if the second one is. */
 function lead(bits, most) {
   const bar = element("span", { class: `lead ${bits < 0 ? "second" : "first"}`, "aria-hidden": "true" }, element("i"));
   bar.style.setProperty("--share", String(Math.min(1, Math.abs(bits) / most)));
@@ -39,20 +37,20 @@ function showComparison(rows, names, choose) {
   const [first, second] = names;
   const both = rows.filter((row) => row.difference !== null);
   if (!both.length) {
-    holder.replaceChildren(element("h2", {}, "Where they differ"), element("p", {}, `There is no word here that both ${first} and ${second} know.`));
+    holder.replaceChildren(element("h2", {}, "Where they differ"), element("p", {}, `No word is in the vocabulary of both ${first} and ${second}.`));
     return;
   }
   const mean = both.reduce((sum, row) => sum + row.difference, 0) / both.length;
-  const ahead = both.filter((row) => row.difference >= DIFFERENCE_STEPS[0]).length;
-  const behind = both.filter((row) => row.difference <= -DIFFERENCE_STEPS[0]).length;
+  const ofFirst = both.filter((row) => row.difference >= DIFFERENCE_STEPS[0]).length;
+  const ofSecond = both.filter((row) => row.difference <= -DIFFERENCE_STEPS[0]).length;
   const [winner, loser] = mean >= 0 ? [first, second] : [second, first];
   const left = rows.length - both.length;
   const sentence = Math.abs(mean) < 0.005
     ? [element("b", {}, `${first} and ${second} are equally surprised`), " by this text."]
     : [element("b", {}, `${winner} is ${fixed(Math.abs(mean), 2)} bits per word less surprised`), ` than ${loser}.`];
-  const even = both.length - ahead - behind;
-  const tally = `${first} is ahead on ${count(ahead)} of ${plural(both.length, "place")}, ${second} on ${count(behind)}${even ? `; on ${count(even)} they are within ${DIFFERENCE_STEPS[0]} bits` : ""}.`;
-  const note = left ? ` ${plural(left, "word")} that one of them does not know or splits differently ${left === 1 ? "is" : "are"} left out.` : "";
+  const even = both.length - ofFirst - ofSecond;
+  const tally = `${first} is ahead on ${count(ofFirst)} of ${plural(both.length, "place")}, ${second} on ${count(ofSecond)}${even ? `; on ${count(even)} they are within ${DIFFERENCE_STEPS[0]} bits` : ""}.`;
+  const note = left ? ` Without ${plural(left, "word")} unknown to one of them or split differently.` : "";
   holder.replaceChildren(
     element("h2", {}, "Where they differ"),
     element("p", { class: "verdict" }, sentence, ` ${tally}${note}`),
@@ -72,7 +70,7 @@ function frequencies(both, [first, second]) {
   const most = Math.max(0.5, ...shown.map((bin) => Math.abs(mean(bin.rows))));
   return element("table", { class: "bins" },
     element("caption", {}, "By frequency in training"),
-    element("thead", { class: "unseen" }, element("tr", {}, ["seen", "words", "", `bits that ${first} is ahead of ${second}`].map((head) => element("th", { scope: "col" }, head)))),
+    element("thead", { class: "unseen" }, element("tr", {}, ["seen", "words", "", `lead of ${first} over ${second} in bits`].map((head) => element("th", { scope: "col" }, head)))),
     element("tbody", {}, shown.map((bin) => element("tr", {},
       element("th", { scope: "row" }, bin.name), element("td", { class: "of" }, `${count(bin.rows.length)}\u00d7`),
       element("td", {}, lead(mean(bin.rows), most)), element("td", { class: "value" }, signed(mean(bin.rows), 2))))));
@@ -82,12 +80,12 @@ function ranking(rows, candidates, name, choose, order) {
   const best = [...candidates].sort(order).slice(0, 5);
   const items = best.map((row) => element("li", {}, element("button", { type: "button", onclick: () => choose(rows.indexOf(row)) },
     element("span", { class: "name" }, row.isEnd ? "\u21b5 end of line" : row.word), element("span", { class: "value" }, fixed(Math.abs(row.difference), 1)))));
-  return element("div", { class: "ranking" }, element("h3", {}, `${name} is ahead on, by bits`), items.length ? element("ol", {}, items) : element("p", { class: "remark" }, "no word"));
+  return element("div", { class: "ranking" }, element("h3", {}, `Best for ${name}, in bits`), items.length ? element("ol", {}, items) : element("p", { class: "remark" }, "none"));
 }
 
 /* ---- the table of all words ---- */
 
-const MOST_ROWS = 1000;
+const MAX_TABLE_ROWS = 1000;
 
 function columnsOf(models) {
   const of = (name) => (models.length > 1 ? `${name}, ${models[0].label}` : name);
@@ -107,8 +105,8 @@ function showTable(rows, models) {
   const columns = columnsOf(models);
   byId("table").replaceChildren(element("table", {},
     element("thead", {}, element("tr", {}, columns.map(([name]) => element("th", { scope: "col" }, name)))),
-    element("tbody", {}, rows.slice(0, MOST_ROWS).map((row) => element("tr", {}, columns.map(([, value]) => element("td", {}, value(row))))))));
-  byId("table-note").textContent = rows.length > MOST_ROWS ? `The first ${count(MOST_ROWS)} of ${count(rows.length)}; copying takes all.` : "";
+    element("tbody", {}, rows.slice(0, MAX_TABLE_ROWS).map((row) => element("tr", {}, columns.map(([, value]) => element("td", {}, value(row))))))));
+  byId("table-note").textContent = rows.length > MAX_TABLE_ROWS ? `Showing ${count(MAX_TABLE_ROWS)} of ${count(rows.length)} rows; copying includes all.` : "";
 }
 
 const tableText = (rows, models) => {

@@ -1,8 +1,7 @@
-/* Words of a text and where they stand. Here a word is
-   { word, bits, logprob, band, count, isUnknown, isEnd, start, end, place }:
-   offsets are those of JavaScript's strings, `place` is the server's number of the word. */
+/* Words of a text. A word is { word, bits, logprob, band, count, isUnknown, isEnd, start, end, place }
+   with offsets into the JavaScript string; `place` is its index on the server. */
 
-/* A server counts code points, a string has two units for some of them. */
+/* Offsets of code points, which the server counts, in UTF-16 units; null if they are the same. */
 function unitOffsets(text) {
   if (!/[\ud800-\udfff]/.test(text)) return null;
   const offsets = [];
@@ -15,13 +14,13 @@ function unitOffsets(text) {
   return offsets;
 }
 
-/* What can be sent: halves of pairs and NUL are no text, and are counted like what replaces them. */
+/* Replaces lone surrogates and NUL, which the server rejects, by characters of the same length. */
 function sendable(text) {
   const whole = text.toWellFormed ? text.toWellFormed() : text;
   return whole.replaceAll("\0", "\ufffd");
 }
 
-/* Where the lines of a text end. Behind the last line end there is no further line. */
+/* Offsets of line ends; a final newline does not start another line. */
 function lineEnds(text) {
   const ends = [];
   for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) ends.push(at);
@@ -29,11 +28,11 @@ function lineEnds(text) {
   return ends;
 }
 
-/* The words of one of the server's answers to this text. */
+/* The words in a response of the server. */
 function wordsOf(text, records) {
   const offsets = unitOffsets(text);
   const ends = lineEnds(text);
-  const typedEnd = /[^\S\n]*<\/s>/iy; /* somebody may have written one out: it has no span either */
+  const typedEnd = /[^\S\n]*<\/s>/iy; /* a </s> in the text has no span either */
   let line = 0, start = 0, end = 0;
   return records.map((record, place) => {
     typedEnd.lastIndex = end;
@@ -49,8 +48,8 @@ function wordsOf(text, records) {
   });
 }
 
-/* The words that an edit has left alone, at their new places. */
-function carried(words, before, after) {
+/* The words that an edit did not change, at their new offsets. */
+function keepWords(words, before, after) {
   if (before === after) return words;
   const most = Math.min(before.length, after.length);
   let head = 0, tail = 0;
@@ -67,8 +66,8 @@ function carried(words, before, after) {
   return kept;
 }
 
-/* The index of the word at an offset: the one around it or just before it, else the next;
-   behind the last word of a line, the end of the line. -1 where there is none. */
+/* Index of the word that contains or ends at an offset, else of the next one (which may be a line
+   end), else -1. */
 function wordAt(words, offset) {
   let next = -1;
   for (let i = 0; i < words.length; i++) {
@@ -82,8 +81,8 @@ function wordAt(words, offset) {
   return next;
 }
 
-/* Pairs of words of two models that stand at the same place, by index of the first's; where the
-   models split a text differently, a word may have no partner. */
+/* For each word of the first model, the index of the word of the second model at the same offsets, or
+   -1 if it splits the text differently. */
 function partners(first, second) {
   const key = (word) => (word.isEnd ? `end ${word.start}` : `${word.start} ${word.end}`);
   const places = new Map(second.map((word, i) => [key(word), i]));
@@ -92,8 +91,8 @@ function partners(first, second) {
 
 const CLOSING = /^[.,;:!?%)\]}\u2026\u201d\u2019\u00bb]+$/;
 
-/* The edit that puts another word in the place of one: { from, to, insert }. `isSplit` says that the
-   model splits punctuation off, so that a comma may touch the word before it. */
+/* The edit { from, to, insert } that replaces a word. `isSplit` means that the model separates
+   punctuation, so that no space is needed before a comma. */
 function replacement(text, word, other, isSplit) {
   let { start, end } = word;
   if (other === "</s>") {

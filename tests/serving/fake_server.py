@@ -1,10 +1,4 @@
-"""A server for tests of the page: the real one's paths and shapes, made-up numbers, any mishap.
-
-Words are what white space separates, with `.` and `,` split off. A word's surprise follows from its
-letters, so that tests know it; two models differ in a way that tests know too.
-"""
-
-from __future__ import annotations
+"""A fake server for tests of the page, with predictable numbers and failures on demand."""
 
 import json
 import math
@@ -23,15 +17,15 @@ UNKNOWN = "zyzzyva"
 _LN2 = math.log(2)
 
 
-def bits_of(word: str, model: str) -> float:
-    """Two per letter; the second model is worse at words with an e and better at those without."""
+def bits_of(word, model):
+    """Two bits per letter; the second model is worse at words with an e and better at others."""
     bits = 2.0 * len(word) - 1
     if model == "sm":
         bits += 1.5 if "e" in word else -0.75
     return max(bits, 0.5)
 
 
-SOURCES: list[dict[str, Any]] = [
+SOURCES = [
     {"name": "model", "probability": 0.3},
     {
         "name": "neighbours",
@@ -41,7 +35,7 @@ SOURCES: list[dict[str, Any]] = [
 ]
 
 
-def model_entry(name: str, factorization: str, bands: int) -> dict[str, Any]:
+def model_entry(name, factorization, bands):
     edges = [1, 1000, WORDS] if bands == 2 else [1, WORDS]
     listed = [
         {"name": f"band {i}", "first": low, "last": high, "words": high - low + 1}
@@ -52,10 +46,10 @@ def model_entry(name: str, factorization: str, bands: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "zipflm", "zipflm": about}
 
 
-def score(asked: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a body of `POST /score` that has one text."""
-    text, model = asked["text"], asked.get("model", "adp-t")
-    words: list[dict[str, Any]] = []
+def score(body):
+    """The response to `POST /score` with one text."""
+    text, model = body["text"], body.get("model", "adp-t")
+    words = []
     lines = text.split("\n")
     if lines[-1] == "" and len(lines) > 1:
         lines.pop()
@@ -66,9 +60,9 @@ def score(asked: dict[str, Any]) -> dict[str, Any]:
             words.append(_record(match[0], span, model))
         words.append(_record("</s>", None, model))
         start += len(line) + 1
-    for place in asked.get("at", []) if asked.get("top") else []:
+    for place in body.get("at", []) if body.get("top") else []:
         words[place]["rank"] = 10 + place
-        if asked.get("sources") and model == "adp-t":
+        if body.get("sources") and model == "adp-t":
             words[place]["sources"] = SOURCES
         words[place]["alternatives"] = [
             {"word": word, "logprob": -(1 + i) * _LN2} for i, word in enumerate(ALTERNATIVES)
@@ -78,7 +72,7 @@ def score(asked: dict[str, Any]) -> dict[str, Any]:
     return {"model": model, "protocol": {}, "texts": [{**totals, "words": words}]}
 
 
-def _record(word: str, span: list[int] | None, model: str) -> dict[str, Any]:
+def _record(word, span, model):
     bits = bits_of(word, model)
     return {
         "word": word,
@@ -92,63 +86,60 @@ def _record(word: str, span: list[int] | None, model: str) -> dict[str, Any]:
     }
 
 
-class PretendedServer:
-    """Listens until the block ends. `mishap` may answer a request in its own way: it gets path and
-    body, and gives (status, headers, body) or None."""
+class FakeServer:
+    """A context manager. `fail` can override a response: it takes path and body, and returns
+    (status, headers, body) or None."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.models = [model_entry("adp-t", "ADP-T", 2), model_entry("sm", "SM", 1)]
-        self.key: str | None = None
-        self.asked: list[dict[str, Any]] = []
-        self.delay: Callable[[dict[str, Any]], float] = lambda body: 0.0
-        self.mishap: Callable[[str, dict[str, Any]], tuple[int, dict[str, str], Any] | None]
-        self.forget()
+        self.key = None
+        self.requests = []
+        self.delay = lambda body: 0.0
+        self.fail: Callable[[str, dict[str, Any]], tuple[int, dict[str, str], Any] | None]
+        self.reset()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
-    def forget(self) -> None:
-        """As new."""
+    def reset(self):
         self.models = [model_entry("adp-t", "ADP-T", 2), model_entry("sm", "SM", 1)]
         self.key = None
-        self.asked.clear()
+        self.requests.clear()
         self.delay = lambda body: 0.0
-        self.mishap = lambda path, body: None
+        self.fail = lambda path, body: None
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self._server.server_port}/"
 
-    def __enter__(self) -> PretendedServer:
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
-    def answer(
-        self, path: str, body: dict[str, Any], key: str | None
-    ) -> tuple[int, dict[str, str], Any]:
+    def answer(self, path, body, key):
         if self.key is not None and key != f"Bearer {self.key}":
-            return 401, {}, {"error": {"message": "no valid API key was given"}}
-        if (mishap := self.mishap(path, body)) is not None:
-            return mishap
+            return 401, {}, {"error": {"message": "missing or invalid API key"}}
+        if (response := self.fail(path, body)) is not None:
+            return response
         if path == "/v1/models":
             return 200, {}, {"object": "list", "data": self.models}
         if path == "/score":
-            self.asked.append(body)
+            self.requests.append(body)
             time.sleep(self.delay(body))
             return 200, {}, score(body)
         return 404, {}, {"error": {"message": f"{path}: no such path"}}
 
 
-def _handler(server: PretendedServer) -> type[BaseHTTPRequestHandler]:
+def _handler(server):
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             if self.path == "/":
                 made = page()
                 policy = {"Content-Security-Policy": made.policy}
@@ -156,15 +147,15 @@ def _handler(server: PretendedServer) -> type[BaseHTTPRequestHandler]:
             else:
                 self._answer({})
 
-        def do_POST(self) -> None:
+        def do_POST(self):
             self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
-        def _answer(self, body: dict[str, Any]) -> None:
+        def _answer(self, body):
             key = self.headers.get("Authorization")
             status, headers, value = server.answer(self.path, body, key)
             self._send(status, headers, json.dumps(value).encode(), "application/json")
 
-        def _send(self, status: int, headers: dict[str, str], data: bytes, kind: str) -> None:
+        def _send(self, status, headers, data, kind):
             self.send_response(status)
             headers = {**headers, "Content-Type": kind, "Content-Length": str(len(data))}
             for name, value in headers.items():
@@ -173,9 +164,9 @@ def _handler(server: PretendedServer) -> type[BaseHTTPRequestHandler]:
             try:
                 self.wfile.write(data)
             except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True  # the page did not wait
+                self.close_connection = True  # the page disconnected
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, format, *args):
             pass
 
     return Handler

@@ -1,4 +1,4 @@
-"""Wrong and hostile requests: an answer in OpenAI's shape that names the field, never a failure."""
+"""Invalid and hostile requests get an OpenAI-style error."""
 
 import json
 import socket
@@ -15,7 +15,7 @@ from zipflm.serving.models import served
 from zipflm.serving.queue import Limits
 
 
-def refused(service, path, content, status=400):
+def rejected(service, path, content, status=400):
     answer = service.client.post(path, content=content)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
@@ -33,16 +33,16 @@ def refused(service, path, content, status=400):
         ("prompt", [[]], "empty"),
         ("prompt", None, "missing"),
         ("prompt", {"a": 1}, "give a text"),
-        ("prompt", [4, 10**9], "1000000000 is no id; give 0 to"),
-        ("prompt", [-1], "-1 is no id"),
-        ("prompt", [10**400], "is no id"),
+        ("prompt", [4, 10**9], "1000000000 is not a token id; give 0 to"),
+        ("prompt", [-1], "-1 is not a token id"),
+        ("prompt", [10**400], "is not a token id"),
         ("prompt", [4, True], "True: Input should be a valid integer"),
         ("prompt", [None], "valid string"),
         ("prompt", "a\0b", "NUL"),
         ("prompt", "\ud800", "no character"),
-        ("prompt", "ba " * 190, "206 words, and a text has 200 at most"),
+        ("prompt", "ba " * 190, "206 words; the maximum is 200"),
         ("max_tokens", -1, "max_tokens=-1"),
-        ("max_tokens", 10**30, "200 at most"),
+        ("max_tokens", 10**30, "the maximum is 200"),
         ("max_tokens", 1.5, "max_tokens=1.5"),
         ("temperature", -0.1, "temperature=-0.1"),
         ("temperature", float("nan"), "temperature=nan"),
@@ -65,8 +65,8 @@ def refused(service, path, content, status=400):
         ("model", 5, "model=5"),
     ],
 )
-def test_rejects_completions_by_the_field(service, param, value, reason):
-    error = refused(service, "/v1/completions", json.dumps({"prompt": "ba", param: value}))
+def test_rejects_invalid_completions(service, param, value, reason):
+    error = rejected(service, "/v1/completions", json.dumps({"prompt": "ba", param: value}))
     assert error["param"] == param and reason in error["message"]
 
 
@@ -79,19 +79,19 @@ def test_rejects_completions_by_the_field(service, param, value, reason):
         ({"text": ["ba"] * 257}, "text", "at most 256"),
         ({"text": 5}, "text", "text=5: give a text"),
         ({"text": ["ba", None]}, "text", "None"),
-        ({"text": "ba " * 300}, "text", "200 at most"),
-        ({"text": "ba " * 150, "prefix": "ba " * 60}, "text", "200 at most"),
+        ({"text": "ba " * 300}, "text", "the maximum is 200"),
+        ({"text": "ba " * 150, "prefix": "ba " * 60}, "text", "the maximum is 200"),
         ({"text": "ba", "prefix": 1}, "prefix", "prefix=1"),
         ({"text": "ba", "top": -1}, "top", "top=-1"),
         ({"text": "ba", "ranks": 1}, "ranks", "ranks=1"),
         ({"text": "ba", "at": 1}, "at", "valid list"),
         ({"text": "ba", "at": [2]}, "at", "words 0 to 1"),
         ({"text": "ba", "at": [-1]}, "at", "words 0 to 1"),
-        ({"text": "ba " * 60, "top": 50, "model": "pieces"}, "top", "name the words with `at`"),
+        ({"text": "ba " * 60, "top": 50, "model": "pieces"}, "top", "select words with `at`"),
     ],
 )
-def test_rejects_scores_by_the_field(service, fields, param, reason):
-    error = refused(service, "/score", json.dumps(fields))
+def test_rejects_invalid_scores(service, fields, param, reason):
+    error = rejected(service, "/score", json.dumps(fields))
     assert error["param"] == param and reason in error["message"]
 
 
@@ -103,8 +103,8 @@ def test_rejects_scores_by_the_field(service, fields, param, reason):
         ({"prompt": ["ba " * 40] * 256, "echo": True, "logprobs": 10, "max_tokens": 0}, "logprobs"),
     ],
 )
-def test_rejects_answers_that_would_fill_the_memory(service, fields, param):
-    error = refused(service, "/v1/completions", json.dumps({"prompt": "ba"} | fields))
+def test_rejects_responses_that_are_too_large(service, fields, param):
+    error = rejected(service, "/v1/completions", json.dumps({"prompt": "ba"} | fields))
     assert error["param"] == param
 
 
@@ -126,7 +126,7 @@ def test_rejects_answers_that_would_fill_the_memory(service, fields, param):
 )
 @pytest.mark.parametrize("path", ["/score", "/v1/completions", "/tokenize", "/detokenize"])
 def test_rejects_bodies_that_are_not_json_objects(service, path, body):
-    refused(service, path, body)
+    rejected(service, path, body)
     assert service.score("ba")["texts"]
 
 
@@ -139,7 +139,7 @@ def test_unknown_models_are_not_found(service):
     for path in ("/v1/completions", "/score"):
         for name in ("other", "\\ud800"):
             body = f'{{"prompt": "ba", "text": "ba", "model": "{name}"}}'
-            error = refused(service, path, body, 404)
+            error = rejected(service, path, body, 404)
             assert error["code"] == "model_not_found" and "words, pieces" in error["message"]
     assert service.client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
 
@@ -155,7 +155,7 @@ def test_unknown_paths_and_methods(service):
         assert answer.headers["x-request-id"]
 
 
-def test_chat_is_refused_with_the_path_to_use(service):
+def test_rejects_chat_completions(service):
     with openai.OpenAI(base_url=f"{service.url}/v1", api_key="any", max_retries=0) as client:
         with pytest.raises(openai.NotFoundError, match="/v1/completions") as caught:
             client.chat.completions.create(model="words", messages=[])
@@ -163,7 +163,7 @@ def test_chat_is_refused_with_the_path_to_use(service):
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
-def test_forms_of_other_sites_are_refused(service, kind):
+def test_rejects_other_content_types(service, kind):
     body = json.dumps({"text": "ba"})
     answer = service.client.post("/score", content=body, headers={"Content-Type": kind})
     assert answer.status_code == 415 and answer.json()["error"]["message"]
@@ -172,16 +172,16 @@ def test_forms_of_other_sites_are_refused(service, kind):
     assert answer.status_code == 200
 
 
-def test_a_body_that_is_too_large_is_refused_with_the_limit(service):
+def test_rejects_large_bodies(service):
     limit = Limits(max_words=200).max_body
     answer = service.client.post("/score", content=b" " * (limit + 1))
     assert answer.status_code == 413 and str(limit) in answer.json()["error"]["message"]
-    answer = service.client.post("/score", content=iter([b" " * 50_000] * 200))  # without a length
+    answer = service.client.post("/score", content=iter([b" " * 50_000] * 200))  # chunked
     assert answer.status_code == 413
     assert service.score("ba")["texts"]
 
 
-def test_an_unexpected_failure_is_500_and_the_next_request_is_answered(models, monkeypatch):
+def test_unexpected_failure_returns_500(models, monkeypatch):
     def fail(*_):
         raise RuntimeError("secret")
 
@@ -195,10 +195,7 @@ def test_an_unexpected_failure_is_500_and_the_next_request_is_answered(models, m
         assert service.score("ba")["texts"]
 
 
-# --- Slow clients, and clients that leave. ---
-
-
-def test_a_body_that_does_not_arrive_is_not_waited_for(models, monkeypatch):
+def test_body_timeout(models, monkeypatch):
     monkeypatch.setattr("zipflm.serving.middleware.BODY_SECONDS", 0.2)
     with Running(models) as service:
         with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
@@ -206,7 +203,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(models, monkeypatch):
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_a_client_that_leaves_before_its_body_arrived_is_not_a_failure(models):
+def test_disconnect_before_the_body(models):
     with Running(models) as service:
         assert service.raw(head("/score", 100) + b"{") == b""
         name = 'zipflm_requests_total{path="/score",status="499"}'
@@ -214,27 +211,24 @@ def test_a_client_that_leaves_before_its_body_arrived_is_not_a_failure(models):
         assert 'status="5' not in service.client.get("/metrics").text
 
 
-def test_a_client_that_does_not_read_is_not_waited_for(models, monkeypatch):
+def test_send_timeout(models, monkeypatch):
     monkeypatch.setattr("zipflm.serving.middleware.SEND_SECONDS", 0.3)
     fields = {"prompt": ["ba"] * 100, "max_tokens": 999, "lines": 0, "stream": True, "logprobs": 1}
     with Running(models) as service, closing(service.begin("/v1/completions", fields)):
-        service.until(lambda: service.worker.num_writing > 0)
-        service.until(lambda: service.worker.num_unanswered == 0, seconds=60)
-        service.until(lambda: service.worker.num_writing == 0)
+        service.until(lambda: service.worker.num_generating > 0)
+        service.until(lambda: service.worker.num_active == 0, seconds=60)
+        service.until(lambda: service.worker.num_generating == 0)
         assert service.metric("zipflm_clients_left_total") == 1
 
 
-def test_bytes_that_are_not_http(service):
+def test_invalid_http(service):
     assert service.raw(b"\x00\x01garbage\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert service.score("ba")["texts"]
 
 
-# --- Too much, while others wait. ---
-
-
 @pytest.fixture(scope="module")
 def split_service(models, tmp_path_factory):
-    """With the default limits, and a model that makes a word of every bracket."""
+    """Default limits, and a model for which every bracket is a word."""
     data = make_folder(tmp_path_factory.mktemp("data"), "split", splitting=Splitting("words"))
     with Running(models | {"split": served("split", loaded(data))}) as service:
         yield service
@@ -254,7 +248,7 @@ def split_service(models, tmp_path_factory):
         ("/detokenize", {"tokens": [4] * 100_000}, 400),
     ],
 )
-def test_too_much_does_not_stop_the_event_loop(split_service, path, fields, status):
+def test_large_requests_do_not_block_the_event_loop(split_service, path, fields, status):
     with split_service.stalls() as stalls:
         answer = split_service.post(path, **fields)
     assert answer.status_code == status

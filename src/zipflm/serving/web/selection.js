@@ -1,9 +1,8 @@
-/* The chosen word: which it is, what is known about it, and another in its place. */
+/* The selected word: finding it, looking up details, and replacing it. */
 
 const wide = matchMedia("(min-width: 960px)");
 
-/* The index of the word that the anchor stands for. */
-function anchored() {
+function anchorIndex() {
   const { offset, isEnd } = view.anchor;
   if (isEnd) return view.rows.findIndex((row) => row.isEnd && row.start >= offset);
   if (offset >= 0) return wordAt(view.rows, offset);
@@ -23,21 +22,21 @@ function choose(row, { open = false, from = null } = {}) {
   showStrip();
   if (open) panel.dataset.open = "true";
   if (isNew) showChosen();
-  if (open) keepInSight(editor.nodes[row]);
+  if (open) scrollIntoReach(editor.nodes[row]);
 }
 
-/* The panel covers the lower part of a narrow screen, the strip may cover that of a wide one. */
-function keepInSight(node) {
+/* The panel or the strip can cover the lower part of the screen. */
+function scrollIntoReach(node) {
   if (!node) return;
   const limit = innerHeight - (wide.matches ? stripBox.parentElement : panel).offsetHeight;
   const { top, bottom } = node.getBoundingClientRect();
   if (top < 0 || bottom > limit - 24) scrollBy({ top: top - limit / 2, behavior: "instant" });
 }
 
-let looking = null, lookTimer = null;
+let lookup = null, lookTimer = null;
 
 function showChosen() {
-  looking?.abort();
+  lookup?.abort();
   clearTimeout(lookTimer);
   const row = view.rows[view.chosen];
   panel.setAttribute("aria-busy", String(!isFresh()));
@@ -46,12 +45,12 @@ function showChosen() {
   const sides = models.map((model, i) => ({ model, word: i === 0 ? row : row.other }));
   showWord(sides, view.text.slice(0, row.start));
   panel.setAttribute("aria-busy", "true");
-  /* Whoever walks along the text with the arrow keys asks at the stops only. */
+  /* Wait a moment, so that moving along the text with arrow keys sends few requests. */
   lookTimer = setTimeout(() => lookUp(sides), 60);
 }
 
 async function lookUp(sides) {
-  const mine = (looking = new AbortController());
+  const mine = (lookup = new AbortController());
   const text = view.text;
   try {
     const details = await Promise.all(sides.map(({ model, word }) => word && look(model.id, text, word, mine.signal)));
@@ -63,7 +62,7 @@ async function lookUp(sides) {
   } catch (error) {
     if (mine.signal.aborted) return;
     panel.setAttribute("aria-busy", "false");
-    if (error.status === 401) return refused(error);
+    if (error.status === 401) return handleError(error);
     const again = element("button", { type: "button", class: "quiet", onclick: showChosen }, "Try again");
     byId("panel-alternatives").replaceChildren(element("p", { class: "remark" }, `No alternatives: ${error.message} `, again));
     if (error.wait) lookTimer = setTimeout(showChosen, 1000 * error.wait);
@@ -77,12 +76,11 @@ function showChoices(sides, details) {
     showChoices(sides, details);
     panel.querySelectorAll(".switch button")[which].focus();
   };
-  const takeBack = view.replaced?.text === view.text ? putBack : null;
-  showAlternatives(sides, details, shown, { put, turn, takeBack });
+  const undo = view.replaced?.text === view.text ? undoReplace : null;
+  showAlternatives(sides, details, shown, { put, turn, undo });
 }
 
-/* Puts an alternative in the place of the chosen word. Behind the last word of a line the text grows, and
-   what could follow next is shown at once. */
+/* Replace the selected word, or append a word if a line end is selected. */
 function put(other, event) {
   const word = view.rows[view.chosen];
   if (!word || !isFresh()) return;
@@ -94,8 +92,8 @@ function put(other, event) {
   view.replaced = { text: field.value, edit: back, anchor };
 }
 
-/* Where the browser's own undo is out of reach, as it is without a keyboard. */
-function putBack(event) {
+/* For devices without a keyboard, where the undo of the browser is out of reach. */
+function undoReplace(event) {
   const { edit, anchor } = view.replaced;
   view.replaced = null;
   change(edit, anchor, event);
@@ -109,7 +107,7 @@ function change(edit, anchor, event) {
   if (event.detail === 0) event.target.closest("button").focus(); /* by keyboard: stay in the list */
 }
 
-/* Whether words of this model may touch, as they do where punctuation is split off. */
+/* Whether the model separates punctuation from words. */
 function splitsPunctuation() {
   const rule = view.first.splitting?.rule;
   if (rule) return rule !== "whitespace";

@@ -1,4 +1,4 @@
-/* What is on the page, and how a word of it looks. */
+/* State of the page, and the style of words. */
 
 const NO_ANCHOR = { offset: -1, isEnd: false };
 
@@ -6,15 +6,15 @@ const view = {
   models: [],
   first: null,
   second: null,
-  colours: "difference" /* or 0 or 1: one of the two models alone */,
-  answers: [] /* one per model, all to the same text */,
-  rows: [] /* the first model's words with { other, difference }, moved along with edits */,
-  text: "" /* that the rows stand in */,
-  anchor: NO_ANCHOR /* where the chosen word stands; offset -1 chooses the most surprising one */,
+  colours: "difference" /* or 0 or 1 for a single model */,
+  answers: [] /* one response per model, for the same text */,
+  rows: [] /* words of the first model with { other, difference }, adjusted to edits */,
+  text: "" /* the text of the rows */,
+  anchor: NO_ANCHOR /* position of the selected word; offset -1 selects the most surprising one */,
   chosen: -1,
   pointed: -1,
   alternativesOf: 0,
-  replaced: null /* the last alternative that was put into the text: { text, edit, anchor } to take it back */,
+  replaced: null /* { text, edit, anchor } to undo the last replacement */,
 };
 
 const chosenModels = () => [view.first, view.second].filter(Boolean);
@@ -37,7 +37,7 @@ function colourClass(value) {
 function lookOf(row) {
   const value = valueOf(row);
   const isDifference = isComparing() && view.colours === "difference";
-  /* As short as can be: there is little room under an "a". */
+  /* As short as possible, to fit below short words. */
   const number = value === null ? "" : isDifference ? signed(value, 1).replace(/^(\D)0/, "$1") : String(Math.round(value));
   const isUnknown = row.isUnknown || (isDifference && row.other?.isUnknown);
   return { name: colourClass(value) + (isUnknown ? " unknown" : ""), number };

@@ -1,4 +1,4 @@
-/* The answers on the page: text, strip, legend, totals. */
+/* Renders the responses: text, strip, legend, totals. */
 
 let showTimer = null;
 
@@ -67,12 +67,12 @@ function showAnswers() {
   view.text = view.answers[0].text;
   view.rows = view.answers[0].words.map((word, i) => {
     const other = second?.[pairs[i]] ?? null;
-    /* One <unk> stands for many words: what it is worth says nothing about this one. */
+    /* <unk> stands for many words, so its probability cannot be compared. */
     const isComparable = other && !word.isUnknown && !other.isUnknown;
     return { ...word, other, difference: isComparable ? other.bits - word.bits : null };
   });
   view.pointed = -1;
-  view.chosen = anchored();
+  view.chosen = anchorIndex();
   fitLetters();
   showText();
   showTotals(sides);
@@ -83,7 +83,7 @@ function showAnswers() {
   document.body.dataset.ready = "true";
 }
 
-/* Letters for a sentence, or for something to be read; in between they stay as they are. */
+/* Smaller letters for long texts, with hysteresis. */
 function fitLetters() {
   const paper = byId("paper"), length = view.text.length;
   paper.classList.toggle("long", length > (paper.classList.contains("long") ? 600 : 900));
