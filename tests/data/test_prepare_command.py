@@ -135,7 +135,7 @@ def bad_lines():
         (["{train}", "--scheduler", "local"], "--scheduler local: needs engine=dask"),
         (["nonsense://x"], "nonsense://x: .*texts are files, or URLs such as s3://"),
         (["{train}", "--corpus", "wikitext-2"], "leave out the others"),
-        (["{train}", "--ids", "x.npy"], "train.txt: text or ids, not both"),
+        (["{train}", "--ids", "x.npy"], "train.txt: cannot be combined with ids"),
         (["{array.npy}"], "array.npy: an array, not text; .* --ids"),
         (["--corpus", "wikitext-4"], "choose from state-of-the-union"),
         ([], "no training text"),

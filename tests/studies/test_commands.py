@@ -112,7 +112,7 @@ def test_the_exit_status_says_how_a_study_ended(
     assert (status, err) == (0, "") and "report: report.html" in out
     status, out, err = conclude(FinishedStudy(broken, None, False), monkeypatch, capsys)
     assert status == 1 and "report: " not in out
-    assert err == "zipflm: without a result: SM: diverged: <loss> nan\n"
+    assert err == "zipflm: failed: SM: diverged: <loss> nan\n"
     stopped = FinishedStudy(broken, page, stopped=True)
     status, out, err = conclude(stopped, monkeypatch, capsys)
     assert (status, err) == (130, "") and "the same command goes on" in out
