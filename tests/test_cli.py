@@ -9,14 +9,12 @@ from zipflm.studies.paper import PaperModel
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "zipflm", *arguments], capture_output=True, text=True, timeout=120
-    )
+    return CliRunner().invoke(zipflm.cli.app, arguments)
 
 
 def test_parameter_counts_match_the_paper():
     result = run("info", "--paper")
-    assert result.returncode == 0
+    assert result.exit_code == 0
     rows = [line for line in result.stdout.splitlines() if line.startswith("Table ")]
     assert len(rows) == 34 and all(row.rstrip().endswith("yes") for row in rows)
     assert "34 of 34 rows match the paper" in result.stdout
@@ -40,21 +38,13 @@ def test_counts_are_compared_at_the_precision_of_the_paper(count, figure, matche
 def test_info_exits_with_1_on_a_mismatch(monkeypatch):
     wrong = PaperModel("Table 0", "made up", "wikitext-103/ADP-T", "247.0")
     monkeypatch.setattr("zipflm.studies.paper.MODELS", (wrong,))
-    result = CliRunner().invoke(zipflm.cli.app, ["info", "--paper"])
-    assert result.exit_code == 1
-    assert "NO" in result.stdout
-
-
-def test_info_shows_parameters_by_part():
-    result = run("info", "wikitext-103/ADP-T", "decoder.num_layers=8")
-    assert result.returncode == 0
-    assert "input.embedding.band2" in result.stdout
-    assert "100,769,792" in result.stdout  # eight layers
-    assert "146,163,712" in result.stdout  # total
+    result = run("info", "--paper")
+    assert result.exit_code == 1 and "NO" in result.stdout
 
 
 def test_bad_input_exits_with_2_and_one_line():
-    result = run("info", "tiny/ADP-T", "decoder.num_layer=1")
+    command = [sys.executable, "-m", "zipflm", "info", "tiny/ADP-T", "decoder.num_layer=1"]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2
     assert "did you mean decoder.num_layers?" in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -80,19 +70,8 @@ def test_errors_are_escaped_and_shortened(monkeypatch, capsys):
     monkeypatch.setattr(zipflm.cli, "app", fail)
     with pytest.raises(SystemExit) as exit:
         zipflm.cli.main()
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert exit.value.code == 2
-    assert said.startswith("zipflm: name=\\x1b]0;owned\\x07\\x1b[2J\\nxxx")
-    assert said.endswith("; choose another\n")
-    assert len(said) < 2_100 and said.count("\n") == 1 and "\x1b" not in said
-
-
-def test_overflow_exits_with_2(monkeypatch, capsys):
-    def fail(**_):
-        raise OverflowError(34, "Numerical result out of range")
-
-    monkeypatch.setattr(zipflm.cli, "app", fail)
-    with pytest.raises(SystemExit) as exit:
-        zipflm.cli.main()
-    said = capsys.readouterr().err
-    assert exit.value.code == 2 and "too large" in said
+    assert output.startswith("zipflm: name=\\x1b]0;owned\\x07\\x1b[2J\\nxxx")
+    assert output.endswith("; choose another\n")
+    assert len(output) < 2_100 and output.count("\n") == 1 and "\x1b" not in output

@@ -38,7 +38,7 @@ def call(monkeypatch, capsys):
 
 def test_sorts_the_best_hypothesis_first(call):
     status, out, err = call("rescore", "run", "list.tsv", "--weights", "lm=1,words=-0.2")
-    assert (status, err) == (0, "scores of the list: ac; weights ac=1,lm=1,words=-0.2\n")
+    assert (status, err) == (0, "scores in the list: ac; weights ac=1,lm=1,words=-0.2\n")
     header, *rows = out.splitlines()
     assert header == "id\ttext\tac\tlm\ttotal"
     assert [row.split("\t")[1] for row in rows] == ["the cat sat", "the rat sat", "the dog ran"]
@@ -70,7 +70,7 @@ def test_repeated_options_add_up(call, tmp_path):
     options = "--format kaldi --costs ac=ac --costs graph=graph --weights lm=0 --weights words=1"
     status, out, err = call("rescore", "run", "nbest", *options.split(), "--scores-out", "scores")
     assert (status, out) == (0, "u-2 the cat\nu-1 the rat\n")
-    assert err == "scores of the list: ac, graph; weights ac=1,graph=1,lm=0,words=1\n"
+    assert err == "scores in the list: ac, graph; weights ac=1,graph=1,lm=0,words=1\n"
     totals = [float(line.split()[2]) for line in (tmp_path / "scores").read_text().splitlines()]
     assert totals == [-3, -8]
 
@@ -79,7 +79,7 @@ def test_tuning_prints_a_table_and_applies_the_weights(call):
     status, out, err = call("rescore", "run", "list.tsv", "--reference", "refs", "--one-best")
     assert (status, out) == (0, "u1 the cat sat\nu2 the dog ran\n")
     *table, option = err.splitlines()
-    assert table[0] == "scores of the list: ac"
+    assert table[0] == "scores in the list: ac"
     labels = ["first in the lists", "without the model", "tuned without it", "tuned  "]
     assert all(row.startswith(label) for row, label in zip(table[2:6], labels, strict=True))
     assert "16.67%" in table[2] and "0.00%" in table[5]
@@ -90,18 +90,18 @@ def test_tuning_prints_a_table_and_applies_the_weights(call):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("list.tsv --weights am=1", "--weights, --tune: no score am; there are ac, lm, words"),
-        ("list.tsv --reference refs --tune am", "--tune: no score am; there are ac, lm, words"),
+        ("list.tsv --weights am=1", "--weights, --tune: no score am; choose from ac, lm, words"),
+        ("list.tsv --reference refs --tune am", "--tune: no score am; choose from ac, lm, words"),
         ("list.tsv --format htk", "--format htk: choose from kaldi, moses, jsonl, tsv"),
-        ("refs", "refs: of what --format is it: choose from kaldi"),
+        ("refs", "refs: unknown --format: choose from kaldi"),
         ("list.tsv --format jsonl", "list.tsv: line 1: is not a JSON object"),
         ("absent.tsv", "absent.tsv: no such file"),
         ("list.tsv --tune lm", "--tune: needs --reference"),
-        ("list.tsv --scores ac=ac.txt", "--format tsv holds its scores itself"),
+        ("list.tsv --scores ac=ac.txt", "--scores, --costs: only for --format kaldi"),
         ("list.tsv --scores ac", "--scores ac: write NAME=FILE"),
-        ("list.tsv --format kaldi --scores a=-,b=-", "standard input can be read once only"),
-        ("list.tsv --scores-out file", "--scores-out: a list of --format tsv holds its scores"),
-        ("list.tsv --reference refs --out refs", "--out refs: is read, and would be lost"),
+        ("list.tsv --format kaldi --scores a=-,b=-", "standard input can only be used once"),
+        ("list.tsv --scores-out file", "--scores-out: only for --format kaldi"),
+        ("list.tsv --reference refs --out refs", "--out refs: is also an input file"),
         ("list.tsv --costs ac=a --costs ac=b", "--costs ac=b: write NAME=FILE"),
     ],
 )
@@ -173,7 +173,7 @@ def test_stdout_has_only_scores_with_out_dash(call, scores):
         ("a.tsv b.tsv --weights 1", "--weights 1: 1 weights for 2 files"),
         ("a.tsv b.tsv --weights 1,x", "--weights 1,x: write numbers separated by commas"),
         ("a.tsv other.tsv", "other.tsv: line 3: 'dog' is word 2 of text line 1, but a.tsv: line 3"),
-        ("a.tsv b.tsv --out b.tsv", "--out b.tsv: is read, and would be lost"),
+        ("a.tsv b.tsv --out b.tsv", "--out b.tsv: is also an input file"),
     ],
 )
 def test_bad_ensemble_exits_with_2_and_one_line(call, scores, tmp_path, arguments, message):

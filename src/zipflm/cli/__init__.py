@@ -59,9 +59,6 @@ def _run() -> None:
     except (OSError, ValueError) as error:
         print_error(in_words(error) if isinstance(error, OSError) else str(error))
         sys.exit(2)
-    except OverflowError as error:
-        print_error(f"a number is too large ({error}); use smaller values")
-        sys.exit(2)
 
 
 def _set_openmp_waiting() -> None:

@@ -87,7 +87,7 @@ class Command(TyperCommand):
                     raise ValueError(f"{'/'.join(_names(param))}: given twice; use it once")
             return super().parse_args(ctx, args)
         except Exception as error:
-            # Recent typer releases bundle click, so there is no common base class to catch.
+            # Recent typer releases bundle click, so the error classes have no common base.
             message = getattr(error, "format_message", None)
             if message is None:
                 raise

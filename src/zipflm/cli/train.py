@@ -46,7 +46,8 @@ def train(
         ),
     ] = False,
     keep: Annotated[
-        int, typer.Option(min=0, help="Number of checkpoints to keep besides the best (0: all).")
+        int,
+        typer.Option(min=0, help="Checkpoints to keep in addition to the best (0: all)."),
     ] = 3,
     other_text: Annotated[
         bool,
