@@ -110,11 +110,16 @@ def evaluate(
     from zipflm.training import distributed
 
     if len(runs) > 1:
+        if folder := next(filter(os.path.isdir, runs), None):
+            raise ValueError(
+                f"{folder}: evaluate one run at a time; to average runs, score the same text with "
+                "each (zipflm score RUN TEXT > FILE) and evaluate these files"
+            )
         for param in ctx.command.params:
             source = ctx.get_parameter_source(param.name or "")
             is_for_files = param.name in ("runs", "weights", "out", "as_json")
             if source is not None and source.name == "COMMANDLINE" and not is_for_files:
-                raise ValueError(f"{param.opts[0]}: {_ONE_RUN}")
+                raise ValueError(f"{param.opts[0]}: not for files of scores; leave it out")
         _average(runs, weights, out, as_json)
         return
     if weights or out:
@@ -140,21 +145,12 @@ def evaluate(
         echo(result.as_json() if as_json else result.as_text())
 
 
-_ONE_RUN = (
-    "evaluate one run at a time; to average runs, score the same text with each "
-    "(zipflm score RUN TEXT > FILE) and evaluate these files"
-)
-
-
 def _average(files: list[str], weights: str | None, out: str | None, as_json: bool) -> None:
     """Print the perplexity of several files of scores, averaged word by word."""
     from zipflm.data.text import STDIN
     from zipflm.language.ensemble import ensemble
     from zipflm.language.files import check_destination
 
-    folder = next(filter(os.path.isdir, files), None)
-    if folder:
-        raise ValueError(f"{folder}: {_ONE_RUN}")
     check_destination("--out", out, files)
     fit = weights == "fit"
     shares = None if weights is None or fit else parse_numbers("--weights", [weights], float)
