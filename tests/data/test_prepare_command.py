@@ -134,7 +134,7 @@ def bad_lines():
         (["{train}", "--engine", "spark"], "--engine spark: choose from processes, dask"),
         (["{train}", "--scheduler", "local"], "--scheduler local: needs engine=dask"),
         (["nonsense://x"], "nonsense://x: .*texts are files, or URLs such as s3://"),
-        (["{train}", "--corpus", "wikitext-2"], "leave out the others"),
+        (["{train}", "--corpus", "wikitext-2"], "cannot be combined with other texts"),
         (["{train}", "--ids", "x.npy"], "train.txt: cannot be combined with ids"),
         (["{array.npy}"], "array.npy: an array, not text; .* --ids"),
         (["--corpus", "wikitext-4"], "choose from state-of-the-union"),

@@ -115,7 +115,7 @@ def test_the_exit_status_says_how_a_study_ended(
     assert err == "zipflm: failed: SM: diverged: <loss> nan\n"
     stopped = FinishedStudy(broken, page, stopped=True)
     status, out, err = conclude(stopped, monkeypatch, capsys)
-    assert (status, err) == (130, "") and "the same command goes on" in out
+    assert (status, err) == (130, "") and "run the same command again" in out
     monkeypatch.setenv("RANK", "1")
     assert conclude(stopped, monkeypatch, capsys) == (130, "", "")
 
