@@ -1,14 +1,14 @@
-"""Export a run as a program that scores text where zipflm is not installed.
+"""Export a run as a program that scores text without zipflm.
 
     python examples/export.py runs/mine scorer.pt2
 
-Elsewhere, with torch alone:
+Then, with only torch installed:
 
     scorer = torch.export.load("scorer.pt2").module()
     nll = scorer(words, targets)  # ids, int64 [rows, words] -> -log p(target) in nats
 
-The program takes any number of rows and words. It holds all logits of a batch at once, so give it
-batches of moderate size.
+The program accepts any number of rows and words. It keeps all logits of a batch in memory, so use
+moderate batch sizes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def export_scorer(model: zipflm.LanguageModel) -> ExportedProgram:
     words_BT = torch.zeros(2, 3, dtype=torch.int64)
     shape = {0: Dim("rows", min=1), 1: Dim("words", min=1)}
     with torch.no_grad():
-        # Arguments must be tensors of their own: one passed twice is one input to the exporter.
+        # The exporter merges inputs that are the same tensor, so pass a copy.
         program = torch.export.export(
             Scorer(model).eval(), (words_BT, words_BT.clone()), dynamic_shapes=(shape, shape)
         )
@@ -48,7 +48,7 @@ def export_scorer(model: zipflm.LanguageModel) -> ExportedProgram:
 
 
 def plain_operators(program: ExportedProgram) -> dict[Any, Callable[..., Any]]:
-    """zipflm's own operators in the program, and what they stand for in plain PyTorch."""
+    """Map the custom operators in the program to plain PyTorch."""
     plain = {"checked_ids": checked_ids, "rotations": rotations_at, "linear_nll": linear_nll}
     return {
         node.target: next(f for name, f in plain.items() if node.target._opname.startswith(name))
@@ -61,7 +61,7 @@ def checked_ids(ids: Tensor, active: Tensor | None, name: str, size: int) -> Ten
     is_valid = (ids >= 0) & (ids < size)
     if active is not None:
         is_valid = is_valid | ~active
-    torch._assert_async(is_valid.all(), f"{name}: an id lies outside the vocabulary of {size}")
+    torch._assert_async(is_valid.all(), f"{name}: an id is outside the vocabulary of {size}")
     return ids.clone() if active is None else ids.where(active, 0)
 
 
@@ -73,7 +73,7 @@ def linear_nll(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor]:
     nll_N = reference.linear_nll(hidden_NE, weight_VE, targets_N, active_N)
-    return nll_N, nll_N.clone()  # the second result is for gradients, which nobody takes
+    return nll_N, nll_N.clone()  # the second result is only used for gradients
 
 
 if __name__ == "__main__":

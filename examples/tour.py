@@ -1,4 +1,4 @@
-"""Prepare a text, train on it, evaluate, score, decode with a language model, and generate.
+"""Prepare text, train a model, then evaluate, score, run a beam search and generate.
 
 python examples/tour.py train.txt valid.txt out
 """
@@ -10,7 +10,7 @@ import zipflm
 
 
 def best_sentence(lm: zipflm.TrainedModel, lattice: list[dict[str, float]], beam: int = 4) -> str:
-    """Shallow fusion: log p of each word is added to a recogniser's scores, in a beam search."""
+    """Beam search with shallow fusion: add log p of each word to the scores of a recogniser."""
     beams = [(0.0, "", lm.start())]
     for scores in lattice:
         pairs = [(each, word) for each in beams for word in scores]

@@ -1,4 +1,4 @@
-"""Models in use that were never on a disk, for the tests of what is done with them."""
+"""Untrained models in memory, for tests."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ BLOCKS = ["decoder.num_layers=2", "batches.block=16", "batches.eval_block=16", "
 
 
 def loaded(data, label="ADP-T", overrides=(), sharpness=3.0, **options):
-    """A model with its first weights, made `sharpness` times surer of what it says."""
+    """An untrained model with `sharpness` times larger logits."""
     config = config_of(data, *overrides, preset=f"tiny/{label}", base=BLOCKS)
     model = untrained_model(config, data.vocabulary).eval()
     with torch.no_grad():
@@ -37,7 +37,7 @@ def loaded(data, label="ADP-T", overrides=(), sharpness=3.0, **options):
 
 
 def on_disk(lm, out, splitting=None):
-    """A model that was in memory only as a run folder."""
+    """Write a model as a run folder."""
     run = lm.run
     contents = Contents(
         weights={name: tensor.clone() for name, tensor in run.model.state_dict().items()},

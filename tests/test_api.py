@@ -1,4 +1,4 @@
-"""Python twins of the commands: `zipflm.prepare`, `train`, `evaluate`, `compare`."""
+"""The Python API: `zipflm.prepare`, `train`, `evaluate`, `compare`."""
 
 import re
 import runpy
@@ -43,17 +43,17 @@ def run(data, texts):
 
 @pytest.fixture(scope="module")
 def other(run, texts):
-    """Other text, prepared for the run."""
+    """Other text, prepared with the vocabulary of the run."""
     files = {"valid": str(texts / "valid.txt"), "vocabulary": run}
     return zipflm.prepare(str(texts / "other.txt"), **files, out=str(texts / "other"))
 
 
-def test_importing_the_package_imports_no_torch():
+def test_import_does_not_load_torch():
     code = "import sys, zipflm; zipflm.prepare, zipflm.train; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
-def test_twins_give_the_numbers_of_what_they_call(data, run, texts, tmp_path):
+def test_train_and_evaluate_match_the_trainer(data, run, texts, tmp_path):
     out = tmp_path / "run"
     training_runs.run(data, out, *SHORT)
     assert_same(weights(out), weights(run.path))
@@ -67,11 +67,11 @@ def test_overrides_are_a_list_or_a_dict(data, run, tmp_path):
     changes = dict(change.split("=") for change in SMALL) | {"training.max_updates": np.int64(6)}
     again = zipflm.train("tiny/ADP-T", changes, data=str(data.path), out=tmp_path / "run")
     assert again.config() == run.config()
-    with pytest.raises(ValueError, match="overrides=a=1: one text"):
+    with pytest.raises(ValueError, match="overrides=a=1: must be a list or a dict"):
         zipflm.train("tiny/ADP-T", "a=1", data=data, out=tmp_path / "none")
 
 
-def test_a_run_is_not_written_into_its_data(data):
+def test_rejects_the_data_folder_as_output(data):
     with pytest.raises(ValueError, match="holds data; choose another --out"):
         zipflm.train("tiny/ADP-T", SMALL, data=data, out=data.path)
 
@@ -83,13 +83,13 @@ def test_compare_returns_the_study(data, tmp_path):
     assert [row.label for row in finished.study.rows] == ["ADP-T"]
     assert finished.page.is_file()
     assert not finished.failures
-    with pytest.raises(ValueError, match="factorizations=SM: one text; give a list"):
+    with pytest.raises(ValueError, match="factorizations=SM: must be a list"):
         zipflm.compare(data=data, preset="tiny", out=tmp_path, factorizations="SM")
-    with pytest.raises(ValueError, match="runs: none"):
+    with pytest.raises(ValueError, match="runs: empty"):
         zipflm.report([], data=data, out=tmp_path / "none")
 
 
-def test_training_continues_on_other_text(run, other, tmp_path):
+def test_fine_tunes_on_other_text(run, other, tmp_path):
     adapted = zipflm.train(from_run=run, data=other, out=tmp_path / "adapted", device="cpu")
     assert adapted.config() == run.config()
     before, after = (zipflm.evaluate(each, data=other, split="train") for each in (run, adapted))
@@ -101,7 +101,7 @@ def test_training_continues_on_other_text(run, other, tmp_path):
     assert adapted.versions().data == str(other.path.resolve())
 
 
-def test_the_command_continues_on_other_text_too(run, other, tmp_path, monkeypatch):
+def test_train_command_fine_tunes_on_other_text(run, other, tmp_path, monkeypatch):
     arguments = ["train", "--from", run.path, "--data", other.path, "--out", tmp_path / "adapted"]
     arguments += ["training.max_updates=2", "--device", "cpu"]
     monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])
@@ -112,7 +112,7 @@ def test_the_command_continues_on_other_text_too(run, other, tmp_path, monkeypat
     assert adapted.versions().origin.run == str(run.path.resolve())
 
 
-def test_the_new_run_starts_with_the_weights_of_the_old(run, other, tmp_path):
+def test_fine_tuning_starts_from_the_weights(run, other, tmp_path):
     zipflm.train(
         overrides={"training.max_updates": 1, "training.schedule.warmup_updates": 1000},
         from_run=run.path,
@@ -125,7 +125,7 @@ def test_the_new_run_starts_with_the_weights_of_the_old(run, other, tmp_path):
         torch.testing.assert_close(new[name], old[name], atol=0.01, rtol=0)
 
 
-def test_an_adapted_run_can_be_resumed(run, other, tmp_path):
+def test_fine_tuning_can_be_resumed(run, other, tmp_path):
     start = {"from_run": run, "data": other, "device": "cpu"}
     whole = zipflm.train(**start, out=tmp_path / "whole")
     part = RunFolder(tmp_path / "part")
@@ -135,7 +135,7 @@ def test_an_adapted_run_can_be_resumed(run, other, tmp_path):
     assert_same(weights(part.path), weights(whole.path))
 
 
-def test_other_text_must_be_prepared_with_the_vocabulary_of_the_run(run, texts, tmp_path):
+def test_rejects_data_with_another_vocabulary(run, texts, tmp_path):
     data = zipflm.prepare(texts / "other.txt", min_count=1, max_size=20, out=tmp_path / "data")
     remedy = r"zipflm prepare --vocabulary \S+/checkpoints/update-00000006/vocabulary.txt"
     with pytest.raises(ValueError, match=remedy):
@@ -143,12 +143,12 @@ def test_other_text_must_be_prepared_with_the_vocabulary_of_the_run(run, texts, 
     assert not (tmp_path / "run").exists()
 
 
-def test_another_model_cannot_take_the_weights(run, other, tmp_path):
+def test_rejects_weights_of_another_model(run, other, tmp_path):
     with pytest.raises(ValueError, match="use a checkpoint of the same model"):
         zipflm.train(None, ["decoder.ffn_dim=8"], from_run=run, data=other, out=tmp_path / "run")
-    with pytest.raises(ValueError, match="tiny/SM: a run that starts from"):
+    with pytest.raises(ValueError, match="tiny/SM: model and recipe come from"):
         zipflm.train("tiny/SM", from_run=run, data=other, out=tmp_path / "run")
-    with pytest.raises(ValueError, match="name a preset"):
+    with pytest.raises(ValueError, match="preset: missing; name one"):
         zipflm.train(data=other, out=tmp_path / "run")
 
 
@@ -159,7 +159,7 @@ the dog ran after the cat
 """
 
 
-def test_the_example_runs_on_the_public_names_alone(tmp_path, capsys, monkeypatch):
+def test_example_uses_only_public_names(tmp_path, capsys, monkeypatch):
     (tmp_path / "train.txt").write_text(SENTENCES * 50)
     (tmp_path / "valid.txt").write_text(SENTENCES)
     paths = [str(tmp_path / name) for name in ("train.txt", "valid.txt", "out")]

@@ -1,4 +1,4 @@
-"""The model that comes with the package."""
+"""The model included in the package."""
 
 import re
 from pathlib import Path
@@ -18,32 +18,32 @@ def lm():
     return zipflm.load(NAME, device="cpu")
 
 
-def test_it_continues_a_text(lm):
+def test_generates_and_scores(lm):
     (text,) = lm.generate("My fellow citizens,", max_words=20, lines=0, seed=1)
     assert len(text.words) == 20
     assert lm.perplexity("The state of the Union is strong.") < 200
 
 
-def test_its_card_tells_what_was_measured_in_training_as_well(lm):
-    """But for the rounding to half precision."""
+def test_model_card_matches_the_training_log(lm):
+    """Except for rounding to half precision."""
     card = (MODELS / NAME / "README.md").read_text()
     valid = float(re.search(r"\| valid \| ([0-9.]+) \|", card)[1])
     assert valid == pytest.approx(lm.run.checkpoint.state().valid.perplexity, rel=1e-3)
 
 
-def test_it_takes_at_most_six_megabytes():
+def test_is_at_most_six_megabytes():
     files = [path for path in (MODELS / NAME).rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 6_000_000
 
 
-def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
+def test_a_local_folder_takes_precedence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(NAME).mkdir()
     with pytest.raises(ValueError, match="no run with a checkpoint"):
         zipflm.load(NAME)
 
 
-def test_serve_without_arguments_serves_it(monkeypatch):
+def test_serve_uses_it_by_default(monkeypatch):
     pytest.importorskip("fastapi")
     served = []
     monkeypatch.setattr("zipflm.serving.server.serve", lambda runs, **_: served.extend(runs))

@@ -9,14 +9,12 @@ from zipflm.studies.paper import PaperModel
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "zipflm", *arguments], capture_output=True, text=True, timeout=120
-    )
+    return CliRunner().invoke(zipflm.cli.app, arguments)
 
 
-def test_every_row_of_the_paper_is_counted_as_printed():
+def test_parameter_counts_match_the_paper():
     result = run("info", "--paper")
-    assert result.returncode == 0
+    assert result.exit_code == 0
     rows = [line for line in result.stdout.splitlines() if line.startswith("Table ")]
     assert len(rows) == 34 and all(row.rstrip().endswith("yes") for row in rows)
     assert "34 of 34 rows match the paper" in result.stdout
@@ -33,28 +31,20 @@ def test_every_row_of_the_paper_is_counted_as_printed():
         (246_949_999, "247", True),
     ],
 )
-def test_a_count_matches_at_the_papers_own_precision(count, figure, matches):
+def test_counts_are_compared_at_the_precision_of_the_paper(count, figure, matches):
     assert PaperModel("Table 0", "made up", "tiny/ADP-T", figure).matches(count) is matches
 
 
-def test_info_exits_1_if_a_row_is_off(monkeypatch):
+def test_info_exits_with_1_on_a_mismatch(monkeypatch):
     wrong = PaperModel("Table 0", "made up", "wikitext-103/ADP-T", "247.0")
     monkeypatch.setattr("zipflm.studies.paper.MODELS", (wrong,))
-    result = CliRunner().invoke(zipflm.cli.app, ["info", "--paper"])
-    assert result.exit_code == 1
-    assert "NO" in result.stdout
+    result = run("info", "--paper")
+    assert result.exit_code == 1 and "NO" in result.stdout
 
 
-def test_info_breaks_one_model_down():
-    result = run("info", "wikitext-103/ADP-T", "decoder.num_layers=8")
-    assert result.returncode == 0
-    assert "input.embedding.band2" in result.stdout
-    assert "100,769,792" in result.stdout  # eight layers
-    assert "146,163,712" in result.stdout  # the whole
-
-
-def test_bad_input_is_one_line_and_status_2():
-    result = run("info", "tiny/ADP-T", "decoder.num_layer=1")
+def test_bad_input_exits_with_2_and_one_line():
+    command = [sys.executable, "-m", "zipflm", "info", "tiny/ADP-T", "decoder.num_layer=1"]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2
     assert "did you mean decoder.num_layers?" in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -65,7 +55,7 @@ def test_version():
     assert run("--version").stdout.strip() == zipflm.__version__
 
 
-def test_help_needs_no_torch():
+def test_help_does_not_load_torch():
     code = "import sys, zipflm.cli; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
@@ -73,26 +63,15 @@ def test_help_needs_no_torch():
 EVIL = "\x1b]0;owned\x07\x1b[2J"
 
 
-def test_an_error_reaches_the_terminal_spelt_out_and_shortened(monkeypatch, capsys):
+def test_errors_are_escaped_and_shortened(monkeypatch, capsys):
     def fail(**_):
         raise ValueError("name=" + EVIL + "\n" + "x" * 99_999 + "; choose another")
 
     monkeypatch.setattr(zipflm.cli, "app", fail)
     with pytest.raises(SystemExit) as exit:
         zipflm.cli.main()
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert exit.value.code == 2
-    assert said.startswith("zipflm: name=\\x1b]0;owned\\x07\\x1b[2J\\nxxx")
-    assert said.endswith("; choose another\n")
-    assert len(said) < 2_100 and said.count("\n") == 1 and "\x1b" not in said
-
-
-def test_a_number_that_nothing_refused_is_one_line_and_status_2(monkeypatch, capsys):
-    def fail(**_):
-        raise OverflowError(34, "Numerical result out of range")
-
-    monkeypatch.setattr(zipflm.cli, "app", fail)
-    with pytest.raises(SystemExit) as exit:
-        zipflm.cli.main()
-    said = capsys.readouterr().err
-    assert exit.value.code == 2 and "too large to compute with" in said
+    assert output.startswith("zipflm: name=\\x1b]0;owned\\x07\\x1b[2J\\nxxx")
+    assert output.endswith("; choose another\n")
+    assert len(output) < 2_100 and output.count("\n") == 1 and "\x1b" not in output

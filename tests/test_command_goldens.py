@@ -1,7 +1,7 @@
-"""What every command prints, writes and returns on a toy corpus, against a recording.
+"""Compare output, files and exit status of every command on a toy corpus with a recording.
 
-A change that only moves code leaves all of it as it is. Numbers may differ in the last digits from
-one processor to another; times, rates, memory and hashes are left out. After a change on purpose:
+Numbers are compared to three digits; times, rates, memory and hashes are ignored. After an
+intended change, record again:
 
     ZIPFLM_RECORD=1 pytest tests/test_command_goldens.py
 """
@@ -95,22 +95,22 @@ def run(command, monkeypatch, capsys):
     status = 0
     try:
         zipflm.cli.main()
-    except SystemExit as ended:
-        status = ended.code or 0
-    said = capsys.readouterr()
+    except SystemExit as exit:
+        status = exit.code or 0
+    output = capsys.readouterr()
     if file:
-        Path(file).write_text(said.out)
-    return {"status": status, "out": lines_of(said.out), "errors": lines_of(said.err)}
+        Path(file).write_text(output.out)
+    return {"status": status, "out": lines_of(output.out), "errors": lines_of(output.err)}
 
 
 def lines_of(text):
     text = text.replace(str(OLDEST.parents[1]), "GOLDEN").replace(" (busy)", "")
     lines = [re.sub(" +", " ", MEASURED.sub("#", line)).strip() for line in text.splitlines()]
-    return [re.sub("# [0-9,]+ #", "# # #", line) for line in lines]  # a rate in a table
+    return [re.sub("# [0-9,]+ #", "# # #", line) for line in lines]  # rates in tables
 
 
 def without_measures(record):
-    """Without the lines that depend on the machine, and those of a study's progress."""
+    """Drop lines that depend on the machine, and the progress of studies."""
     kept = [
         line
         for key in ("out", "errors")
@@ -120,15 +120,14 @@ def without_measures(record):
     return record["status"], kept
 
 
-def require_alike(found, expected):
-    """The same text, and numbers that agree to three digits."""
+def assert_equal_to_three_digits(found, expected):
     assert NUMBER.sub("N", found) == NUMBER.sub("N", expected)
     for ours, theirs in zip(NUMBER.findall(found), NUMBER.findall(expected), strict=True):
         ours, theirs = (float(text.replace(",", "")) for text in (ours, theirs))
         assert ours == pytest.approx(theirs, rel=2e-3, abs=2e-3), (found, expected)
 
 
-def test_commands_do_what_was_recorded(tmp_path, monkeypatch, capsys):
+def test_commands_match_the_recording(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", os.environ.copy())
     Path("sentences.txt").write_text(SENTENCES)
@@ -154,4 +153,4 @@ def test_commands_do_what_was_recorded(tmp_path, monkeypatch, capsys):
         old_status, old_lines = without_measures(expected["commands"][command])
         assert (command, status, len(lines)) == (command, old_status, len(old_lines)), lines
         for ours, theirs in zip(lines, old_lines, strict=True):
-            require_alike(ours, theirs)
+            assert_equal_to_three_digits(ours, theirs)

@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture.md); the table here is the rule."""
+"""Allowed imports between the parts of the package (docs/architecture.md)."""
 
 import ast
 import subprocess
@@ -11,7 +11,7 @@ import zipflm
 
 ROOT = Path(zipflm.__file__).parent
 
-# Longest matching prefix wins. A part may always import itself.
+# The longest matching prefix applies. A part can always import itself.
 ALLOWED = {
     "__init__": {"__all__"},
     "__main__": {"cli"},
@@ -74,7 +74,7 @@ def fits(name, permissions):
     return any(name == key or name.startswith(key + ".") for key in permissions)
 
 
-def test_modules_import_what_the_table_allows():
+def test_modules_only_import_allowed_parts():
     forbidden = []
     for path in MODULES:
         rule = rule_of(part_of(path))
@@ -86,7 +86,7 @@ def test_modules_import_what_the_table_allows():
     assert not forbidden
 
 
-def test_no_permission_is_left_that_nothing_uses():
+def test_every_permission_is_used():
     used = {rule: set() for rule in ALLOWED}
     for path in MODULES:
         names = (name.removeprefix("zipflm.") for name in imports_of(path))
@@ -99,23 +99,23 @@ def test_no_permission_is_left_that_nothing_uses():
     ]
 
 
-def test_configs_need_the_standard_library_alone():
+def test_config_only_needs_the_standard_library():
     code = "import sys, zipflm.config; print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
-def test_scoring_alone_or_together_needs_nothing_of_what_trains_together():
-    """torch takes nearly a second to import that."""
+def test_scoring_does_not_import_distributed_training():
+    """It takes torch nearly a second to import."""
     code = "import sys, zipflm.evaluation.evaluate, zipflm.training.distributed\n"
     code += "print({'torch.distributed.tensor', 'torch._dynamo'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
-def test_the_pair_needs_torch_alone():
+def test_adaptive_layers_only_need_torch():
     blocked = ["numpy", "typer", "rich", "matplotlib", "safetensors", "tokenizers", "pydantic"]
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
-        "import warnings; warnings.simplefilter('ignore')\n"  # torch without numpy says so
+        "import warnings; warnings.simplefilter('ignore')\n"  # torch warns without numpy
         "import torch, zipflm\n"
         "bands = zipflm.Bands(100, (10,), 8)\n"
         "pair = zipflm.AdaptiveEmbedding(bands), zipflm.AdaptiveSoftmax(bands)\n"

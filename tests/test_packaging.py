@@ -1,4 +1,4 @@
-"""The package as others get it: from an index, as source, in a container, to cite."""
+"""README links, sdist, Dockerfile and citation."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from zipflm.serving import server
 ROOT = Path(__file__).parents[1]
 
 
-def test_links_in_the_readme_are_absolute_and_name_files():
+def test_readme_links_are_absolute_and_exist():
     links = re.findall(r"\]\(([^)]*)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(links) > 20 and all(link.startswith("https://") for link in links)
     ours = [re.match(r"https://[^/]*/zipflm/zipflm/(?:blob/)?main/(.*)", link) for link in links]
@@ -26,7 +26,7 @@ def test_links_in_the_readme_are_absolute_and_name_files():
     assert len(paths) > 20 and all(path.is_file() for path in paths)
 
 
-def test_the_sdist_holds_every_tracked_file(tmp_path):
+def test_sdist_has_every_tracked_file(tmp_path):
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
@@ -42,27 +42,27 @@ def test_the_sdist_holds_every_tracked_file(tmp_path):
     assert not tracked - packed
 
 
-def test_the_dockerfile_copies_files_that_exist_and_serves_at_the_exposed_port(monkeypatch):
+def test_dockerfile(monkeypatch):
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [line.split(maxsplit=1) for line in text.splitlines() if not line.startswith("#")]
     copied = [source for name, rest in lines if name == "COPY" for source in rest.split()[:-1]]
     assert "src" in copied and all((ROOT / source).exists() for source in copied)
-    asked = {}
-    monkeypatch.setattr(server, "serve", lambda runs, **options: asked.update(options, runs=runs))
+    called = {}
+    monkeypatch.setattr(server, "serve", lambda runs, **options: called.update(options, runs=runs))
     values = {name: rest for name, rest in lines}
     program, *arguments = json.loads(values["ENTRYPOINT"])
     result = CliRunner().invoke(zipflm.cli.app, [*arguments, "/runs/adp-t"])
     assert program == "zipflm" and result.exit_code == 0
-    assert asked["runs"] == ["/runs/adp-t"] and asked["host"] == "0.0.0.0"
-    assert str(asked["port"]) == values["EXPOSE"]
+    assert called["runs"] == ["/runs/adp-t"] and called["host"] == "0.0.0.0"
+    assert str(called["port"]) == values["EXPOSE"]
 
 
-def test_the_citation_names_this_version():
+def test_citation_has_the_current_version():
     assert f"\nversion: {zipflm.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_of_another_torch_only_runtime_warnings_are_errors(tmp_path):
-    """Each release of torch has new warnings; ours are RuntimeWarnings."""
+def test_other_torch_versions_only_fail_on_runtime_warnings(tmp_path):
+    """Each torch release adds warnings; ours are RuntimeWarnings."""
     (tmp_path / "test_it.py").write_text(
         "import warnings\n"
         "def test_theirs(): warnings.warn('new', FutureWarning, stacklevel=1)\n"

@@ -1,4 +1,4 @@
-"""A first session works without what only Linux has, such as `sched_getaffinity` and /proc."""
+"""Basic commands work without Linux features such as `sched_getaffinity` and /proc."""
 
 import subprocess
 import sys
@@ -6,9 +6,9 @@ import sys
 import pytest
 from training_runs import environment
 
-AS_ELSEWHERE = """
+WITHOUT_LINUX = """
 import builtins, os
-# The libraries look for the system's functions when they are loaded.
+# Libraries look up system functions when they are imported.
 import matplotlib.figure, numpy, rich.progress, safetensors.torch, tokenizers, torch, typer
 import torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.utils.data
 import multiprocessing, concurrent.futures.process
@@ -41,9 +41,9 @@ zipflm("evaluate", "run", "--text", "text.txt")
 
 
 @pytest.mark.slow
-def test_a_first_session_needs_nothing_that_only_linux_has(tmp_path):
+def test_basic_commands_work_without_linux_features(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", AS_ELSEWHERE],
+        [sys.executable, "-c", WITHOUT_LINUX],
         cwd=tmp_path,
         env=environment() | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,

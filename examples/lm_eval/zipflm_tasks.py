@@ -1,7 +1,7 @@
-"""What the two tasks beside this file need of Python; loading it makes zipflm's models known.
+"""Functions for the two tasks in this folder. Importing it registers zipflm's models.
 
-`lm_eval` loads tasks that are named by a file or a folder before it loads a model, so that
-`--tasks examples/lm_eval` is all that `--model hf` needs to find one of zipflm's.
+`lm_eval` imports tasks before it loads a model, so `--tasks examples/lm_eval` is enough for
+`--model hf` to find zipflm's architecture.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ _HERE = Path(__file__).parent
 
 
 def texts(text=None, **_):
-    """Texts of one line or several, words separated by white space.
+    """Texts of one or more lines, with words separated by whitespace.
 
-    `--metadata '{"text": "FILE"}'` names a UTF-8 file of your own, which is one running text.
+    Use `--metadata '{"text": "FILE"}'` to score a UTF-8 file of your own as one text.
     """
     if text is None:
         return {"test": Dataset.from_json(str(_HERE / "words.jsonl"))}
@@ -25,22 +25,22 @@ def texts(text=None, **_):
 
 
 def endings(**_):
-    """Beginnings of lines with two endings each, and which of them is right."""
+    """Line beginnings with two endings each, one of them correct."""
     return {"test": Dataset.from_json(str(_HERE / "endings.jsonl"))}
 
 
 def whole_lines(doc):
-    """The text, its last line ended like all others."""
+    """The text with a newline at the end."""
     return doc["text"] + "\n"
 
 
 def whole_endings(doc):
-    """Both endings, each up to the end of its line."""
+    """Both endings with a newline at the end."""
     return [ending + "\n" for ending in doc["endings"]]
 
 
 def per_word(doc, results):
-    """Words as `zipflm score` counts them: a line end is one."""
+    """Perplexity per word, counting line ends as `zipflm score` does."""
     (log_likelihood,) = results
     text = whole_lines(doc)
     return {"word_perplexity": (log_likelihood, len(text.split()) + text.count("\n"))}

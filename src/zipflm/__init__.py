@@ -1,7 +1,7 @@
-"""Language models that spend their parameters where Zipf's law puts the words.
+"""Language models with adaptive input and adaptive softmax layers for large vocabularies.
 
-Public names are loaded on first use: `zipflm.AdaptiveEmbedding` needs torch alone, and
-`zipflm --help` needs not even that.
+Public names are imported on first use: `zipflm.AdaptiveEmbedding` only needs torch, and
+`zipflm --help` does not even need that.
 """
 
 from __future__ import annotations

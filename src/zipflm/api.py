@@ -1,12 +1,11 @@
-"""Python twins of the commands: `zipflm.prepare`, `train`, `evaluate`, `compare` and `report`.
+"""The Python API of the commands: `zipflm.prepare`, `train`, `evaluate`, `compare` and `report`.
 
     data = zipflm.prepare("train.txt", valid="valid.txt", out="data/words")
     run = zipflm.train("tiny/ADP-T", {"training.max_updates": 500}, data=data, out="runs/first")
     print(zipflm.evaluate(run, data=data, split="valid").perplexity)
 
-The commands call these functions; arguments have the names and defaults of their options. Overrides
-are a dict, or a list of `key=value` and `@file`, which has such lines. Heavy imports are inside the
-functions.
+Arguments have the names and defaults of the command-line options. Overrides are a dict, or a list
+of `key=value` and `@file` (a file of such lines).
 """
 
 from __future__ import annotations
@@ -58,13 +57,14 @@ def prepare(
     cache: Source | None = None,
     report: Callable[[str, int, int | None], None] = lambda what, done, total: None,
 ) -> DataFolder:
-    """Make a data folder from text, from a corpus by name, or from sequences of integers.
+    """Create a data folder from text, a named corpus, or sequences of integers.
 
-    `texts`, `valid`, `test` and `ids` are one file, glob or URL, or a list of them. `words` is the
-    rule that splits raw text: whitespace, words or wikitext. `vocabulary` may also be a run, a
-    checkpoint or a data folder: text is then split into words and sub-words as it was there. More
-    than one process (None: one per core) needs a script with `if __name__ == "__main__":`.
-    `report` is called with the current task, the bytes just done, and their total if it is known.
+    `texts`, `valid`, `test` and `ids` are a file, glob or URL, or a list of them. `words` is the
+    rule for splitting raw text: whitespace, words or wikitext. `vocabulary` can be a vocabulary
+    file, or a run, checkpoint or data folder, whose splitting into words and sub-words is then
+    used as well. With more than one process (None: one per core), call this under
+    `if __name__ == "__main__":`. `report` is called with the current task, the number of bytes
+    just read, and the total if known.
     """
     from zipflm.data.prepare import Options, prepare_by_name
     from zipflm.data.prepare import prepare as make
@@ -72,9 +72,9 @@ def prepare(
 
     training = _sources(texts)
     if ids and training:
-        raise ValueError(f"{training[0]}: text or ids, not both; give several files as a list")
+        raise ValueError(f"{training[0]}: cannot be combined with ids; use either text or ids")
     if vocabulary is not None and Path(vocabulary).is_dir():
-        vocabulary, own_codes = _files_of(Path(vocabulary))
+        vocabulary, own_codes = _vocabulary_files(Path(vocabulary))
         bpe_codes = own_codes if bpe_codes is None else bpe_codes
     options = Options(
         min_count=min_count,
@@ -93,16 +93,16 @@ def prepare(
         "valid": _sources(valid),
         "test": _sources(test),
     }
-    means: dict[str, Any] = {
+    how: dict[str, Any] = {
         "processes": default_processes() if processes is None else processes,
         "scheduler": _scheduler(engine, scheduler),
         "report": report,
     }
     if corpus is None:
-        return make(out, splits, options, **means)
+        return make(out, splits, options, **how)
     if any(splits.values()):
-        raise ValueError(f"corpus={corpus}: brings its own texts; leave out the others")
-    return prepare_by_name(out, corpus, options, cache=cache, **means)
+        raise ValueError(f"corpus={corpus}: cannot be combined with other texts; leave them out")
+    return prepare_by_name(out, corpus, options, cache=cache, **how)
 
 
 def splitting_of(
@@ -111,7 +111,7 @@ def splitting_of(
     vocabulary: Source | None = None,
     bpe_codes: Source | None = None,
 ) -> Splitting:
-    """The rule that was asked for, or that of the data folder or checkpoint of a vocabulary."""
+    """The given rule, or the one stored next to a vocabulary file."""
     from zipflm.config import PLAIN, Rule, Splitting
     from zipflm.data.folder import CODES_FILE, FACTS_FILE, SPLITTING_FILE, read_facts
     from zipflm.settings import read_record
@@ -124,7 +124,7 @@ def splitting_of(
         kept = facts.splitting
         if facts.bpe is not None and bpe_codes is None:
             raise ValueError(
-                f"vocabulary={fspath(vocabulary)}: holds sub-words; add --bpe-codes "
+                f"vocabulary={fspath(vocabulary)}: contains sub-words; add --bpe-codes "
                 f"{folder / CODES_FILE}"
             )
     elif vocabulary is not None and (folder / SPLITTING_FILE).is_file():
@@ -150,9 +150,8 @@ def train(
 ) -> RunFolder:
     """Train a model and return its run, for `load` and `evaluate`.
 
-    Instead of a preset, `from_run` continues with the config, vocabulary and weights of another
-    run, or of one of its checkpoints, on other text: `out` is a new run, whose optimizer and
-    schedule start from the beginning. `data` must be prepared with the vocabulary of that run.
+    Pass `from_run` instead of a preset to start from the config and weights of another run or
+    checkpoint, with a new optimizer and schedule. `data` must be prepared with its vocabulary.
 
     Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt; `resume=True` continues.
     """
@@ -166,11 +165,11 @@ def train(
     def read() -> tuple[DataFolder, Config, Checkpoint | None]:
         if resume and not resume_if_any and not place.holds_a_run:
             raise ValueError(
-                f"--resume: there is no run in {place.path}; check --out, or start one without "
-                "--resume (or with --resume-if-any, which does either)"
+                f"--resume: no run in {place.path}; check --out, leave out --resume to start a new "
+                "run, or use --resume-if-any"
             )
-        folder = _opened(data)
-        config, initial = _planned(
+        folder = _open(data)
+        config, initial = _plan(
             preset,
             recipe,
             changes,
@@ -199,7 +198,7 @@ def train(
     return place
 
 
-def _planned(
+def _plan(
     preset: str | None,
     recipe: str,
     overrides: list[str],
@@ -210,7 +209,7 @@ def _planned(
     on_cpu: bool,
     held: Config | None,
 ) -> tuple[Config, Checkpoint | None]:
-    """The config of a run, and the checkpoint of another one with its first weights."""
+    """The config of the run, and the checkpoint with its initial weights, if any."""
     from dataclasses import replace
 
     from zipflm.presets.recipes import resolve
@@ -219,15 +218,17 @@ def _planned(
 
     if from_run is None:
         if preset is None:
-            raise ValueError("name a preset, such as tiny/ADP-T, or a run to start from (--from)")
+            raise ValueError(
+                "preset: missing; name one, e.g. tiny/ADP-T, or a run to start from (--from)"
+            )
         if checkpoint is not None:
-            raise ValueError(f"checkpoint={checkpoint}: of the run to start from (--from)")
+            raise ValueError(f"checkpoint={checkpoint}: needs a run to start from (--from)")
         size = len(data.vocabulary)
         return resolve(preset, recipe, overrides, size, on_cpu=on_cpu, held=held), None
     if preset is not None or recipe != "paper":
         raise ValueError(
-            f"{preset or recipe}: a run that starts from {fspath(from_run)} has its model and "
-            "recipe; leave it out, and change settings with overrides"
+            f"{preset or recipe}: model and recipe come from {fspath(from_run)}; leave it out, and "
+            "change settings with overrides"
         )
     _, initial = locate(Path(from_run), _choice(checkpoint))
     config = initial.config()
@@ -254,11 +255,11 @@ def evaluate(
     checkpoint: Choice | str | None = None,
     memory: str | Sequence[str] = (),
 ) -> Evaluation:
-    """Perplexity of a run on a split (test by default) or a text, with any block and context.
+    """Compute the perplexity of a run on a split (test by default) or a text.
 
-    `memory` is mixed with the model: `cache:2000`, the folder of a store, or several.
+    `memory` is mixed with the model: `cache:2000`, a store folder, or a list of them.
 
-    With torchrun, each process scores a share of the text and all get the result.
+    With torchrun, each process scores a part of the text, and all return the result.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.evaluation.evaluate import evaluate as score
@@ -308,9 +309,9 @@ def compare(
     """Train factorizations (all eight by default) on the same text and report where each one wins;
     or one of them with several `decoders` (`transformer`, `gcnn`, `lstm`, `qrnn`).
 
-    `grid` lists fields with values, `training.optimizer.lr=1e-3,3e-3`; every member takes the
-    best on the valid set. With a `memory` (`cache:2000`) every member is scored with that as well,
-    in a row of its own. The result has the study, the path of its page and what went wrong.
+    `grid` lists settings with values to try, e.g. `training.optimizer.lr=1e-3,3e-3`; every model
+    uses the best on the valid set. With `memory` (`cache:2000`), every model is also scored with
+    that memory. The result has the study, the path of the report and the failures.
     """
     from zipflm.studies.compare import compare as run
     from zipflm.studies.plan import Request
@@ -318,7 +319,7 @@ def compare(
 
     for name, given in (("factorizations", factorizations), ("bands", bands), ("grid", grid)):
         if isinstance(given, str):
-            raise ValueError(f"{name}={given}: one text; give a list of them")
+            raise ValueError(f"{name}={given}: must be a list, not a string")
     request = Request(
         data=_path(data),
         preset=preset,
@@ -348,9 +349,9 @@ def report(
     checkpoint: Choice | str | None = None,
     device: str | None = None,
 ) -> FinishedStudy:
-    """Losses by word frequency, figures and word lists of runs, on a page.
+    """Write a report with losses by word frequency, figures and word lists.
 
-    A study instead of runs is drawn again from its kept scores.
+    For a study folder, redraw its report from the saved scores.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.studies.analyse import analyse, is_study, redraw
@@ -358,13 +359,13 @@ def report(
 
     paths, choice = [Path(run) for run in _sources(runs)], _choice(checkpoint)
     if not paths:
-        raise ValueError("runs: none; give a run, a list of them or a study")
+        raise ValueError("runs: empty; give a run, a list of runs or a study")
     source, target = _path(data), Path(out)
     if len(paths) == 1 and is_study(paths[0]):
         if context_sizes or block is not None or choice is not None:
             raise ValueError(
-                f"{paths[0]}: a study is drawn again from its kept scores, as it was scored; for "
-                "other contexts, blocks or checkpoints give the runs in its members/"
+                f"{paths[0]}: a study is redrawn from its saved scores; for other contexts, blocks "
+                "or checkpoints, pass the runs in its members/"
             )
         study = redraw(paths[0], source, target)
     else:
@@ -376,7 +377,7 @@ def report(
 
 
 def assignments(overrides: Overrides) -> list[str]:
-    """Overrides as `key=value`, the lines of files included.
+    """Convert overrides to `key=value`, reading `@file` arguments.
 
     >>> assignments({"training.max_updates": 100, "input.cutoffs": [2000, 8000]})
     ['training.max_updates=100', 'input.cutoffs=2000,8000']
@@ -384,28 +385,28 @@ def assignments(overrides: Overrides) -> list[str]:
     from zipflm.settings import as_override
 
     if isinstance(overrides, str):
-        raise ValueError(f"overrides={overrides}: one text; give a list of them, or a dict")
+        raise ValueError(f"overrides={overrides}: must be a list or a dict, not a string")
     if isinstance(overrides, Mapping):
-        return [f"{key}={as_override(_frozen(value))}" for key, value in overrides.items()]
+        return [f"{key}={as_override(_plain(value))}" for key, value in overrides.items()]
     found: list[str] = []
     for text in overrides:
-        found += _lines(Path(text[1:])) if text.startswith("@") else [text]
+        found += _read_overrides(Path(text[1:])) if text.startswith("@") else [text]
     return found
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a file of overrides, without empty ones and comments (after ` #`)."""
+def _read_overrides(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not a text; name a file of lines key=value") from None
+        raise ValueError(f"{path}: not a text file; name a file of key=value lines") from None
+    # A comment starts with " #", or with # at the start of a line.
     lines = (f" {line}".partition(" #")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
-def _frozen(value: Any) -> Any:
-    value = value.tolist() if hasattr(value, "tolist") else value  # numpy's and torch's numbers
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+def _plain(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value  # numpy and torch
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _sources(given: Sources) -> list[Source]:
@@ -414,7 +415,7 @@ def _sources(given: Sources) -> list[Source]:
     return [given] if isinstance(given, str | PathLike) else list(given)
 
 
-def _opened(data: DataFolder | Source) -> DataFolder:
+def _open(data: DataFolder | Source) -> DataFolder:
     from zipflm.data.folder import DataFolder
 
     return data if isinstance(data, DataFolder) else DataFolder.open(data)
@@ -430,8 +431,8 @@ def _choice(checkpoint: Choice | str | None) -> Choice | None:
     return checkpoint if isinstance(checkpoint, int) else parse_choice(checkpoint)
 
 
-def _files_of(folder: Path) -> tuple[Path, Path | None]:
-    """The vocabulary of a data folder, a run or a checkpoint, and its byte-pair codes."""
+def _vocabulary_files(folder: Path) -> tuple[Path, Path | None]:
+    """Vocabulary and BPE codes of a data folder, run or checkpoint."""
     from zipflm.data.folder import CODES_FILE, FACTS_FILE, VOCABULARY_FILE
 
     if not (folder / FACTS_FILE).is_file():
@@ -443,7 +444,6 @@ def _files_of(folder: Path) -> tuple[Path, Path | None]:
 
 
 def _scheduler(engine: str, scheduler: str | None) -> str | None:
-    """The scheduler that reads the texts, if local processes do not."""
     if engine not in ("processes", "dask"):
         raise ValueError(f"engine={engine}: choose from processes, dask")
     if engine == "processes" and scheduler is not None:
@@ -466,10 +466,10 @@ def build_memory(
     device: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> StoreFacts:
-    """Store the model's vector before every word of a split, and the word, for `memory=`.
+    """Store every word of a split with the model's hidden state before it, for `memory=`.
 
     `index` builds an index for search on a CPU, which needs faiss; by default for stores of 2
-    million keys or more. `say` receives lines about what is going on.
+    million keys or more. `say` is called with progress messages.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.memory.building import build
@@ -477,7 +477,7 @@ def build_memory(
 
     return build(
         run if isinstance(run, LoadedRun) else load_run(run, _choice(checkpoint)),
-        _opened(data),
+        _open(data),
         Path(out),
         split=split,
         max_keys=max_keys,
@@ -499,15 +499,17 @@ def tune_memory(
     checkpoint: Choice | str | None = None,
     device: str | None = None,
 ) -> TuningResult:
-    """Choose weight, temperature and window of memories on a valid set and write them down: those
-    of a cache into the run folder, those of a store into the store's."""
+    """Tune weight, temperature and window of memories, and save them.
+
+    Values for a cache are saved in the run folder, those for a store in the store.
+    """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.memory.tuning import tune
     from zipflm.runs.load import LoadedRun, load_run
 
     return tune(
         run if isinstance(run, LoadedRun) else load_run(run, _choice(checkpoint)),
-        _opened(data),
+        _open(data),
         [memory] if isinstance(memory, str) else memory,
         split=split,
         options=ScoringOptions(block=block, context=context, device=device),

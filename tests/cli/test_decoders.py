@@ -1,4 +1,4 @@
-"""Every decoder through every command: trained, evaluated, scored, written with, exported."""
+"""Every decoder with every command: train, evaluate, score, generate, export."""
 
 import json
 
@@ -53,12 +53,12 @@ def test_commands(run, word_data, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("ba be bi\n")
     assert call("score", run, text).count("\n") >= 4
-    written = call("generate", run, "--prompt", "ba", "--seed", "1", "--max-words", "20")
-    assert written == call("generate", run, "--prompt", "ba", "--seed", "1", "--max-words", "20")
+    generated = call("generate", run, "--prompt", "ba", "--seed", "1", "--max-words", "20")
+    assert generated == call("generate", run, "--prompt", "ba", "--seed", "1", "--max-words", "20")
 
 
-def test_a_state_never_slides(run):
-    """Word by word, far beyond the block, as one text that the decoder sees whole."""
+def test_recurrent_states_never_slide(run):
+    """Scoring word by word, far beyond the block, equals one pass over the whole text."""
     lm = load(run, device="cpu")
     words = ["ba", "be", "bi"] * 10
     state, total = lm.start(), 0.0
@@ -73,7 +73,7 @@ def test_a_state_never_slides(run):
     assert len(together) == 3
 
 
-def test_rows_of_one_step_do_not_depend_on_each_other(run):
+def test_rows_of_a_step_are_independent(run):
     lm = load(run, device="cpu")
     states = [lm.start("ba be"), lm.start("bi"), lm.start("ba be bi bo")]
     alone = [lm.advance(state, "ba")[0] for state in states]
@@ -83,7 +83,7 @@ def test_rows_of_one_step_do_not_depend_on_each_other(run):
 
 
 @torch.no_grad()
-def test_comes_back_from_transformers(run, tmp_path):
+def test_round_trip_through_transformers(run, tmp_path):
     call("export", run, tmp_path / "exported")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     native = load(run, device="cpu").model
@@ -93,10 +93,10 @@ def test_comes_back_from_transformers(run, tmp_path):
     padded = torch.cat([torch.full((2, 3), 1), words], dim=1)
     left = model(padded, attention_mask=(padded != 1).long()).logits[:, 3:]
     torch.testing.assert_close(left, expected, atol=1e-5, rtol=0)
-    written = model.generate(words, max_new_tokens=4, do_sample=False)
-    log_probs = native.log_probs(written[:, :-1])[:, 5:]
-    log_probs[..., [0, 1, 3]] = -torch.inf  # specials are never written
-    assert torch.equal(written[:, 6:], log_probs.argmax(-1)) or (written[:, 6:] == 2).any()
+    generated = model.generate(words, max_new_tokens=4, do_sample=False)
+    log_probs = native.log_probs(generated[:, :-1])[:, 5:]
+    log_probs[..., [0, 1, 3]] = -torch.inf  # special tokens are never generated
+    assert torch.equal(generated[:, 6:], log_probs.argmax(-1)) or (generated[:, 6:] == 2).any()
     with pytest.raises(ValueError, match="use_cache: a .*Decoder has no keys and values"):
         model(words, use_cache=True)
     call("import", tmp_path / "exported", tmp_path / "back")

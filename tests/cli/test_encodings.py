@@ -1,4 +1,4 @@
-"""A text in another encoding gives what the same text in UTF-8 gives, in every command."""
+"""Every command gives the same result for a text in any encoding."""
 
 import pytest
 from typer.testing import CliRunner
@@ -24,7 +24,7 @@ def encoded(tmp_path):
     return tmp_path / "utf-8", tmp_path / "other", "latin-1"
 
 
-def test_a_data_folder_is_the_same_but_for_the_name_of_its_source(encoded, tmp_path):
+def test_prepare_gives_the_same_data_folder(encoded, tmp_path):
     plain, other, encoding = encoded
     run("prepare", plain, "--min-count", 1, "--out", tmp_path / "a")
     run("prepare", other, "--min-count", 1, "--out", tmp_path / "b", "--encoding", encoding)
@@ -34,7 +34,7 @@ def test_a_data_folder_is_the_same_but_for_the_name_of_its_source(encoded, tmp_p
     assert encoding not in (tmp_path / "b" / "data.json").read_text()
 
 
-def test_scores_and_perplexities_are_the_same(encoded, imported_run):
+def test_score_and_evaluate_give_the_same_numbers(encoded, imported_run):
     plain, other, encoding = encoded
     how = ["--encoding", encoding]
     assert run("score", imported_run, other, *how) == run("score", imported_run, plain)
@@ -47,31 +47,24 @@ def test_scores_and_perplexities_are_the_same(encoded, imported_run):
     assert ours == theirs
 
 
-def test_evaluate_has_the_option_that_its_error_names(imported_run, tmp_path):
+def test_evaluate_can_replace_invalid_text(imported_run, tmp_path):
     (tmp_path / "x").write_bytes(TEXT.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"x: not UTF-8 .*go on with --errors replace"):
+    with pytest.raises(ValueError, match=r"x: not UTF-8 .*--errors replace"):
         run("evaluate", imported_run, "--text", tmp_path / "x")
     run("evaluate", imported_run, "--text", tmp_path / "x", "--errors", "replace")
 
 
-def test_lists_are_rescored_alike(encoded, imported_run, tmp_path):
+def test_rescore_gives_the_same_list(encoded, imported_run, tmp_path):
     *_, encoding = encoded
     nbest = f"id\ttext\tac\na\t{TEXT.split(chr(10))[0]}\t-3.5\na\tune \u00eele\t-3.25\n"
     for name, how in (("plain.tsv", "utf-8"), ("other.tsv", encoding)):
         (tmp_path / name).write_text(nbest, encoding=how)
-        run(
-            "rescore",
-            imported_run,
-            tmp_path / name,
-            "--encoding",
-            how,
-            "--out",
-            tmp_path / f"{how}.out",
-        )
+        out = tmp_path / f"{how}.out"
+        run("rescore", imported_run, tmp_path / name, "--encoding", how, "--out", out)
     assert (tmp_path / "utf-8.out").read_bytes() == (tmp_path / f"{encoding}.out").read_bytes()
 
 
-def test_the_encoding_of_what_is_no_text_is_refused(word_data, imported_run, tmp_path):
+def test_rejects_encoding_for_ids(word_data, imported_run, tmp_path):
     (tmp_path / "ids").write_text("1 2 3\n")
     for arguments in (
         ["prepare", "--ids", tmp_path / "ids", "--out", tmp_path / "x"],

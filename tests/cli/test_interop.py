@@ -1,4 +1,4 @@
-"""`zipflm export` and `zipflm import` as a user meets them."""
+"""`zipflm export` and `zipflm import`."""
 
 import json
 import subprocess
@@ -23,17 +23,17 @@ def run(word_data, tmp_path_factory):
     return out
 
 
-def test_out_and_back(run, tmp_path):
-    said = zipflm_command("export", run, tmp_path / "hf").output
-    assert said.startswith(f"{tmp_path / 'hf'}: tiny/ADP-T, update-00000004, ")
-    said = zipflm_command("import", tmp_path / "hf", tmp_path / "back").output
-    assert said.startswith(f"{tmp_path / 'back'}: tiny/ADP-T, ")
+def test_round_trip(run, tmp_path):
+    output = zipflm_command("export", run, tmp_path / "hf").output
+    assert output.startswith(f"{tmp_path / 'hf'}: tiny/ADP-T, update-00000004, ")
+    output = zipflm_command("import", tmp_path / "hf", tmp_path / "back").output
+    assert output.startswith(f"{tmp_path / 'back'}: tiny/ADP-T, ")
     facts = json.loads(zipflm_command("export", run, tmp_path / "again", "--json").output)
     assert facts["name"] == "tiny/ADP-T" and facts["checkpoint"] == "update-00000004"
     assert load_run(tmp_path / "back").weights_hash == load_run(run).weights_hash
 
 
-def test_a_checkpoint_and_the_size_of_files_can_be_chosen(run, tmp_path):
+def test_exports_a_checkpoint_in_shards(run, tmp_path):
     options = ["--checkpoint", 2, "--max-shard-size", "5KB"]
     zipflm_command("export", run, tmp_path / "hf", *options)
     assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 1
@@ -42,14 +42,14 @@ def test_a_checkpoint_and_the_size_of_files_can_be_chosen(run, tmp_path):
     assert load_run(tmp_path / "back").checkpoint.update == 2
 
 
-def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, capsys):
+def test_bad_input_exits_with_2_and_one_line(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("a\n")
     for arguments, message in [
         (("import", tmp_path / "empty", tmp_path / "x"), "config.json: missing"),
-        (("import", tmp_path / "none", tmp_path / "x"), "there is no such file or folder"),
+        (("import", tmp_path / "none", tmp_path / "x"), "no such file or folder"),
         (("import", tmp_path / "file", tmp_path / "x"), "--dict: missing; name the dict.txt"),
-        (("import", tmp_path / "empty", tmp_path / "x", "--dict", "d"), "--dict: of fairseq"),
+        (("import", tmp_path / "empty", tmp_path / "x", "--dict", "d"), "--dict: only for fairseq"),
         (("import", tmp_path / "empty", tmp_path / "x", "--format", "gpt"), "choose from hf, fair"),
         (("export", run, tmp_path / "x", "--format", "onnx"), "--format onnx: choose from hf"),
         (("export", tmp_path / "none", tmp_path / "x"), "no run with a checkpoint"),
@@ -59,13 +59,13 @@ def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["zipflm", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit:
             zipflm.cli.main()
-        said = capsys.readouterr()
-        assert exit.value.code == 2 and said.out == ""
-        assert message in said.err and len(said.err.splitlines()) == 1
+        output = capsys.readouterr()
+        assert exit.value.code == 2 and output.out == ""
+        assert message in output.err and len(output.err.splitlines()) == 1
         assert not (tmp_path / "x").exists()
 
 
-def test_without_transformers_the_remedy_is_named(run, tmp_path):
+def test_missing_transformers_names_the_extra(run, tmp_path):
     code = (
         "import sys; sys.modules['transformers'] = None\n"
         f"sys.argv[1:] = ['export', {str(run)!r}, {str(tmp_path / 'x')!r}]\n"
@@ -76,7 +76,7 @@ def test_without_transformers_the_remedy_is_named(run, tmp_path):
     assert "pip install 'zipflm[hf] @ git+" in result.stderr
 
 
-def test_nothing_else_imports_transformers():
+def test_transformers_is_imported_on_demand():
     code = (
         "import sys, zipflm, zipflm.cli, zipflm.language.model, zipflm.training.trainer\n"
         "import zipflm.interop.fairseq\n"

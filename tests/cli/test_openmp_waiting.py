@@ -1,4 +1,4 @@
-"""Threads of OpenMP next to other processes."""
+"""OpenMP spin counts on busy and idle machines."""
 
 import os
 import subprocess
@@ -6,9 +6,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    not os.path.exists("/proc/loadavg"), reason="reads Linux's list of running processes"
-)
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/loadavg"), reason="needs Linux")
 
 PROGRAM = """
 import os, sys
@@ -30,7 +28,7 @@ def spin_count(**environment):
     return result.stdout.split()[-1]
 
 
-def test_threads_sleep_next_to_busy_processes():
+def test_threads_do_not_spin_on_a_busy_machine():
     busy = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())
     ]
@@ -42,6 +40,6 @@ def test_threads_sleep_next_to_busy_processes():
             process.wait()
 
 
-def test_the_users_own_setting_stays():
+def test_keeps_the_setting_of_the_user():
     assert spin_count(GOMP_SPINCOUNT="77") == "77"
     assert spin_count(OMP_WAIT_POLICY="active") == "None"

@@ -16,7 +16,6 @@ MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran")
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch, tmp_path):
-    """In place of a run."""
     monkeypatch.setattr(rescore_command, "run_scorer", lambda *_, **__: MODEL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.tsv").write_text(LIST)
@@ -25,7 +24,7 @@ def model(monkeypatch, tmp_path):
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """What a user types; the exit status, and what is said."""
+    """Run a command; return its exit status, stdout and stderr."""
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["zipflm", *arguments])
@@ -37,9 +36,9 @@ def call(monkeypatch, capsys):
     return call
 
 
-def test_the_best_hypothesis_comes_first(call):
+def test_sorts_the_best_hypothesis_first(call):
     status, out, err = call("rescore", "run", "list.tsv", "--weights", "lm=1,words=-0.2")
-    assert (status, err) == (0, "scores of the list: ac; weights ac=1,lm=1,words=-0.2\n")
+    assert (status, err) == (0, "scores in the list: ac; weights ac=1,lm=1,words=-0.2\n")
     header, *rows = out.splitlines()
     assert header == "id\ttext\tac\tlm\ttotal"
     assert [row.split("\t")[1] for row in rows] == ["the cat sat", "the rat sat", "the dog ran"]
@@ -48,13 +47,13 @@ def test_the_best_hypothesis_comes_first(call):
     assert total == pytest.approx(lm - 1.5 - 0.6, abs=1e-6)
 
 
-def test_one_best_goes_into_a_file(call, tmp_path):
+def test_writes_one_best_to_a_file(call, tmp_path):
     status, out, err = call("rescore", "run", "list.tsv", "--one-best", "--out", "best.txt")
     assert (status, out) == (0, "") and len(err.splitlines()) == 1
     assert (tmp_path / "best.txt").read_text() == "u1 the cat sat\nu2 the dog ran\n"
 
 
-def test_kaldi_lists_come_with_their_costs(call, tmp_path):
+def test_kaldi_costs(call, tmp_path):
     (tmp_path / "nbest").write_text("u-1 the rat\nu-2 the cat\n")
     (tmp_path / "1.acwts").write_text("u-1 1\nu-2 1.5\n")
     options = ["--format", "kaldi", "--costs", "ac=1.acwts", "--scores-out", "scores"]
@@ -64,23 +63,23 @@ def test_kaldi_lists_come_with_their_costs(call, tmp_path):
     assert key == "u-2" and float(total) == pytest.approx(float(lm) - 1.5, abs=1e-5)
 
 
-def test_files_of_scores_and_weights_may_be_given_one_by_one(call, tmp_path):
+def test_repeated_options_add_up(call, tmp_path):
     (tmp_path / "nbest").write_text("u-1 the rat\nu-2 the cat\n")
     (tmp_path / "ac").write_text("u-1 1\nu-2 2\n")
     (tmp_path / "graph").write_text("u-1 9\nu-2 3\n")
     options = "--format kaldi --costs ac=ac --costs graph=graph --weights lm=0 --weights words=1"
     status, out, err = call("rescore", "run", "nbest", *options.split(), "--scores-out", "scores")
     assert (status, out) == (0, "u-2 the cat\nu-1 the rat\n")
-    assert err == "scores of the list: ac, graph; weights ac=1,graph=1,lm=0,words=1\n"
+    assert err == "scores in the list: ac, graph; weights ac=1,graph=1,lm=0,words=1\n"
     totals = [float(line.split()[2]) for line in (tmp_path / "scores").read_text().splitlines()]
     assert totals == [-3, -8]
 
 
-def test_tuning_tells_its_table_beside_the_list_and_uses_what_it_found(call):
+def test_tuning_prints_a_table_and_applies_the_weights(call):
     status, out, err = call("rescore", "run", "list.tsv", "--reference", "refs", "--one-best")
     assert (status, out) == (0, "u1 the cat sat\nu2 the dog ran\n")
     *table, option = err.splitlines()
-    assert table[0] == "scores of the list: ac"
+    assert table[0] == "scores in the list: ac"
     labels = ["first in the lists", "without the model", "tuned without it", "tuned  "]
     assert all(row.startswith(label) for row, label in zip(table[2:6], labels, strict=True))
     assert "16.67%" in table[2] and "0.00%" in table[5]
@@ -91,22 +90,22 @@ def test_tuning_tells_its_table_beside_the_list_and_uses_what_it_found(call):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("list.tsv --weights am=1", "--weights, --tune: no score am; there are ac, lm, words"),
-        ("list.tsv --reference refs --tune am", "--tune: no score am; there are ac, lm, words"),
+        ("list.tsv --weights am=1", "--weights, --tune: no score am; choose from ac, lm, words"),
+        ("list.tsv --reference refs --tune am", "--tune: no score am; choose from ac, lm, words"),
         ("list.tsv --format htk", "--format htk: choose from kaldi, moses, jsonl, tsv"),
-        ("refs", "refs: of what --format is it: choose from kaldi"),
+        ("refs", "refs: unknown --format: choose from kaldi"),
         ("list.tsv --format jsonl", "list.tsv: line 1: is not a JSON object"),
         ("absent.tsv", "absent.tsv: no such file"),
         ("list.tsv --tune lm", "--tune: needs --reference"),
-        ("list.tsv --scores ac=ac.txt", "--format tsv holds its scores itself"),
-        ("list.tsv --scores ac", "--scores ac: write a name, = and a file"),
-        ("list.tsv --format kaldi --scores a=-,b=-", "standard input can be read once only"),
-        ("list.tsv --scores-out file", "--scores-out: a list of --format tsv holds its scores"),
-        ("list.tsv --reference refs --out refs", "--out refs: is read, and would be lost"),
-        ("list.tsv --costs ac=a --costs ac=b", "--costs ac=b: write a name, = and a file"),
+        ("list.tsv --scores ac=ac.txt", "--scores, --costs: only for --format kaldi"),
+        ("list.tsv --scores ac", "--scores ac: write NAME=FILE"),
+        ("list.tsv --format kaldi --scores a=-,b=-", "standard input can only be used once"),
+        ("list.tsv --scores-out file", "--scores-out: only for --format kaldi"),
+        ("list.tsv --reference refs --out refs", "--out refs: is also an input file"),
+        ("list.tsv --costs ac=a --costs ac=b", "--costs ac=b: write NAME=FILE"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(call, tmp_path, arguments, message):
+def test_bad_input_exits_with_2_and_one_line(call, tmp_path, arguments, message):
     before = sorted(tmp_path.iterdir())
     status, out, err = call("rescore", "run", *arguments.split())
     assert (status, out) == (2, "")
@@ -114,7 +113,7 @@ def test_bad_input_is_one_line_and_status_2(call, tmp_path, arguments, message):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_what_is_wrong_with_a_list_is_told_before_a_model_is_loaded(call, monkeypatch):
+def test_checks_the_list_before_loading_the_model(call, monkeypatch):
     def load(*_, **__):
         raise AssertionError("loaded")
 
@@ -139,7 +138,7 @@ def scores(tmp_path):
     write_scores(tmp_path / "b.tsv", [0.1, 0.5, 0.4])
 
 
-def test_an_ensemble_tells_its_perplexity_and_those_of_its_members(call, scores, tmp_path):
+def test_ensemble_perplexity(call, scores, tmp_path):
     status, out, err = call("evaluate", "a.tsv", "b.tsv", "--weights", "1,3", "--out", "ab.tsv")
     assert (status, err) == (0, "")
     expected = (0.2 * 0.4 * 0.5) ** (-1 / 3)
@@ -152,13 +151,13 @@ def test_an_ensemble_tells_its_perplexity_and_those_of_its_members(call, scores,
     assert json.loads(out)["perplexity"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_weights_can_be_fitted_to_the_text(call, scores):
+def test_fits_ensemble_weights(call, scores):
     _, out, _ = call("evaluate", "a.tsv", "b.tsv", "--weights", "fit", "--json")
     _, equal, _ = call("evaluate", "a.tsv", "b.tsv", "--json")
     assert json.loads(out)["nll"] < json.loads(equal)["nll"]
 
 
-def test_scores_on_standard_output_have_it_to_themselves(call, scores):
+def test_stdout_has_only_scores_with_out_dash(call, scores):
     status, out, err = call("evaluate", "a.tsv", "b.tsv", "--out", "-")
     assert status == 0 and out.startswith("line\tposition\tword\tlogprob\tunknown\t# run=ensemble")
     assert "perplexity" in err
@@ -168,22 +167,23 @@ def test_scores_on_standard_output_have_it_to_themselves(call, scores):
     ("arguments", "message"),
     [
         (". a.tsv", ".: evaluate one run at a time; to average runs, score the same text"),
-        ("a.tsv b.tsv --data words", "--data: evaluate one run at a time"),
-        ("a.tsv b.tsv --context 0", "--context: evaluate one run at a time"),
+        ("a.tsv b.tsv --data words", "--data: not for files of scores; leave it out"),
+        ("a.tsv b.tsv --context 0", "--context: not for files of scores; leave it out"),
+        ("a.tsv b.tsv --dtype float32", "--dtype: not for files of scores; leave it out"),
         ("a.tsv b.tsv --weights 1", "--weights 1: 1 weights for 2 files"),
-        ("a.tsv b.tsv --weights 1,x", "--weights 1,x: write numbers with commas"),
+        ("a.tsv b.tsv --weights 1,x", "--weights 1,x: write numbers separated by commas"),
         ("a.tsv other.tsv", "other.tsv: line 3: 'dog' is word 2 of text line 1, but a.tsv: line 3"),
-        ("a.tsv b.tsv --out b.tsv", "--out b.tsv: is read, and would be lost"),
+        ("a.tsv b.tsv --out b.tsv", "--out b.tsv: is also an input file"),
     ],
 )
-def test_a_bad_ensemble_is_one_line_and_status_2(call, scores, tmp_path, arguments, message):
+def test_bad_ensemble_exits_with_2_and_one_line(call, scores, tmp_path, arguments, message):
     write_scores(tmp_path / "other.tsv", [0.5, 0.1, 0.8], ("the", "dog", "</s>"))
     status, out, err = call("evaluate", *arguments.split())
     assert (status, out) == (2, "")
     assert message in err and len(err.splitlines()) == 1
 
 
-def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
+def test_closed_pipe_is_silent(tmp_path):
     for name in ("a.tsv", "b.tsv"):
         write_scores(tmp_path / name, [0.5] * 100_000, ["word"] * 100_000)
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The commands on real runs: the numbers of `rescore` are those of `zipflm.load(...).score`."""
+"""`zipflm rescore` on real runs gives the scores of `zipflm.load(...).score`."""
 
 import sys
 
@@ -25,7 +25,7 @@ def trained(request, word_data, bpe_data, tmp_path_factory):
 
 
 def hypotheses():
-    """Utterances of which some share much, some nothing, and some are longer than the block."""
+    """Utterances with shared prefixes, without any, and longer than the block."""
     for number, sentence in enumerate(sentences(seed=3, number=6)):
         words = sentence.split()
         others = [words[:-1], [*words, "bila"], [*words[:-1], "unseen"], ["boro", *words], []]
@@ -33,7 +33,7 @@ def hypotheses():
     yield "long", [" ".join(["ba", "de"] * 15), " ".join(["ba", "de"] * 15 + ["ba"]), "ba de"]
 
 
-def test_rescoring_gives_the_scores_of_the_run(trained, tmp_path, monkeypatch, capsys):
+def test_rescore_matches_score(trained, tmp_path, monkeypatch, capsys):
     rows = [f"{key}\t{text}\t0" for key, texts in hypotheses() for text in texts]
     (tmp_path / "list.tsv").write_text("\n".join(["id\ttext\tac", *rows]) + "\n")
     arguments = ["rescore", str(trained), str(tmp_path / "list.tsv"), "--device", "cpu"]
@@ -45,7 +45,7 @@ def test_rescoring_gives_the_scores_of_the_run(trained, tmp_path, monkeypatch, c
     found = [line.split("\t") for line in said.out.splitlines()[1:]]
     assert len(found) == len(rows)
     lm = zipflm.load(trained, device="cpu")
-    # An empty line is the end alone.
+    # An empty hypothesis is just the line end.
     texts = [text or "\n" for _, text, *_ in found]
     expected = [scored.logprob for scored in lm.score(texts)]
     assert [float(row[3]) for row in found] == pytest.approx(expected, abs=1e-4, rel=1e-5)
@@ -53,7 +53,7 @@ def test_rescoring_gives_the_scores_of_the_run(trained, tmp_path, monkeypatch, c
         assert key != next_key or float(total) >= float(next_total)
 
 
-def test_an_unknown_run_is_one_line_and_status_2(tmp_path, monkeypatch, capsys):
+def test_unknown_run_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "list.tsv").write_text("id\ttext\nu\ta\n")
     arguments = ["rescore", str(tmp_path / "absent"), str(tmp_path / "list.tsv")]
     monkeypatch.setattr(sys, "argv", ["zipflm", *arguments])

@@ -7,7 +7,7 @@ LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 
 @pytest.fixture(scope="session")
 def models(word_data, bpe_data):
-    """One of every factorization, with its first weights."""
+    """An untrained model of every factorization."""
     return {
         label: loaded(bpe_data if label.startswith("BPE") else word_data, label) for label in LABELS
     }
@@ -30,7 +30,6 @@ def bpe(models):
 
 @pytest.fixture(scope="session")
 def run(word_data, tmp_path_factory):
-    """A run on disk."""
     out = tmp_path_factory.mktemp("language") / "run"
     training_runs.run(word_data, out, "training.max_updates=10")
     return out
@@ -38,7 +37,7 @@ def run(word_data, tmp_path_factory):
 
 @pytest.fixture
 def write(tmp_path):
-    """Puts a content into a file of this name; its path."""
+    """Write a file and return its path."""
 
     def write(name, content):
         path = tmp_path / name

@@ -1,4 +1,4 @@
-"""One small list of hypotheses in every format, and how tests read one."""
+"""A small n-best list in every format."""
 
 from zipflm.language.nbest import NBest
 

@@ -1,4 +1,4 @@
-"""Ids in, numbers out."""
+"""Scoring of ids."""
 
 import numpy as np
 import pytest
@@ -14,11 +14,11 @@ def engine(word_data):
     return loaded(word_data, batch_tokens=16).engine
 
 
-def test_the_vectors_after_prefixes_come_in_their_order(engine):
+def test_hidden_after_keeps_the_order_of_prefixes(engine):
     prefixes = [np.array([5, 6, 7]), np.array([], dtype=np.int64), np.array([8]), np.arange(4, 40)]
     found = engine.hidden_after(prefixes)
     for row, prefix in zip(found, prefixes, strict=True):
-        words = torch.tensor([END, *prefix.tolist()])[-16:]  # what fits into the block
+        words = torch.tensor([END, *prefix.tolist()])[-16:]  # the block size
         with torch.no_grad():
             expected = engine.model(words[None])[0, -1]
         torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-5)
@@ -26,11 +26,11 @@ def test_the_vectors_after_prefixes_come_in_their_order(engine):
 
 @pytest.mark.parametrize("skip", [0, 3, 20])
 @pytest.mark.parametrize("length", [5, 16, 17, 30, 60])
-def test_what_is_read_before_places_is_what_scores_come_from(engine, length, skip):
+def test_inputs_before_match_the_scores(engine, length, skip):
     document = np.append(np.arange(4, 3 + skip + length) % 60 + 4, END)
     places = skip + np.array([0, 2, length // 2, length - 1])
-    asked = Document(document, skip, places, top=3, ranks=True)
-    (scores,) = engine.start_scoring([asked])()
+    request = Document(document, skip, places, top=3, ranks=True)
+    (scores,) = engine.start_scoring([request])()
     inputs = [ids for ids, _ in engine.inputs_before(document, places, skip)]
     for number, place in enumerate(places):
         with torch.no_grad():
@@ -43,5 +43,5 @@ def test_what_is_read_before_places_is_what_scores_come_from(engine, length, ski
         assert scores.ranks[number] == (log_probs > log_probs[target]).sum() + 1
 
 
-def test_no_document_is_no_number(engine):
+def test_scores_no_documents(engine):
     assert engine.nll([]) == []

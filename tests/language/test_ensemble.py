@@ -21,7 +21,7 @@ def words(text=TEXT):
 
 @pytest.fixture
 def write(tmp_path):
-    """A file of scores as `zipflm score` has them."""
+    """Write a file of scores."""
 
     def write(name, probabilities, text=TEXT, unknown=(), **protocol):
         pairs = " ".join(f"{k}={v}" for k, v in (PROTOCOL | {"run": name} | protocol).items())
@@ -43,7 +43,7 @@ def perplexity(p):
     return math.exp(-np.log(p).mean())
 
 
-def test_probabilities_are_averaged_word_by_word(write):
+def test_averages_probabilities(write):
     found = ensemble([write("a", A), write("b", B)])
     assert math.exp(found.nats) == pytest.approx(perplexity((A + B) / 2))
     assert [math.exp(m.nats) for m in found.members] == pytest.approx(
@@ -53,13 +53,13 @@ def test_probabilities_are_averaged_word_by_word(write):
     assert found.notes == ()
 
 
-def test_weights_count_by_their_share(write):
+def test_normalises_weights(write):
     found = ensemble([write("a", A), write("b", B)], [3, 1])
     assert math.exp(found.nats) == pytest.approx(perplexity(0.75 * A + 0.25 * B))
     assert found.option == "0.75,0.25"
 
 
-def test_the_average_can_be_part_of_another_ensemble(write, tmp_path):
+def test_ensembles_can_be_nested(write, tmp_path):
     names = [write("a", A), write("b", B), write("c", (A + 2 * B) / 4)]
     out = str(tmp_path / "ab")
     ensemble(names[:2], out=out)
@@ -70,7 +70,7 @@ def test_the_average_can_be_part_of_another_ensemble(write, tmp_path):
     assert header.endswith("# run=ensemble weights=0.5,0.5 unit=word lines=independent block=16")
 
 
-def test_json_lines_average_to_json_lines(write, tmp_path):
+def test_json_lines(write, tmp_path):
     rows = [{"protocol": PROTOCOL, "columns": ["line", "position", "word", "logprob"]}]
     for (line, position, word), p in zip(words(), B, strict=True):
         rows.append({"line": line, "position": position, "word": word, "logprob": math.log(p)})
@@ -81,46 +81,46 @@ def test_json_lines_average_to_json_lines(write, tmp_path):
     assert header["protocol"]["run"] == "ensemble" and first["word"] == "the"
 
 
-def test_files_longer_than_a_block_are_compared_row_by_row(write, monkeypatch):
-    monkeypatch.setattr(score_table, "_ROWS", 3)
+def test_compares_texts_across_blocks(write, monkeypatch):
+    monkeypatch.setattr(score_table, "_ROWS_PER_BLOCK", 3)
     found = ensemble([write("a", A), write("b", B)])
     assert math.exp(found.nats) == pytest.approx(perplexity((A + B) / 2))
     other = ["the cat sat", "", "the rat"]
     message = "b: line 8: 'rat' is word 2 of text line 3, but .*a: line 8: 'dog' is word 2"
     with pytest.raises(ValueError, match=message):
         ensemble([write("a", A), write("b", B, other)])
-    with pytest.raises(ValueError, match="b: ends where .*a goes on at line 6"):
+    with pytest.raises(ValueError, match="b: ends where .*a continues at line 6"):
         ensemble([write("a", A), write("b", B[:4], TEXT[:1])])
-    with pytest.raises(ValueError, match="a: ends where .*b goes on at line 7"):
+    with pytest.raises(ValueError, match="a: ends where .*b continues at line 7"):
         ensemble([write("a", A[:5], TEXT[:2]), write("b", B)])
 
 
-def test_texts_cut_differently_are_refused(write):
+def test_rejects_different_line_breaks(write):
     with pytest.raises(ValueError, match="b: line 5: 'the' is word 4 of text line 1, but .*a"):
         ensemble([write("a", A), write("b", B[:6], ["the cat sat the dog"])])
 
 
-def test_different_protocols_are_told(write):
+def test_notes_different_protocols(write):
     found = ensemble([write("a", A), write("b", B, lines="running")])
     assert len(found.notes) == 1 and "different lines: independent (" in found.notes[0]
     assert "note: scored with different lines" in found.as_text()
     assert ensemble([write("a", A), write("b", B, checkpoint="x")]).notes == ()
 
 
-def test_what_was_mixed_is_called_so_in_the_averaged_file(write, tmp_path):
+def test_output_header_marks_mixed_settings(write, tmp_path):
     out = tmp_path / "out"
     ensemble([write("a", A), write("b", B, lines="running", block=8)], out=str(out))
     header = out.read_text().splitlines()[0]
     assert header.endswith("# run=ensemble weights=0.5,0.5 unit=word lines=mixed block=mixed")
 
 
-def test_words_that_only_some_models_know_are_told(write):
+def test_notes_words_unknown_to_some_models(write):
     found = ensemble([write("a", A, unknown=("cat",)), write("b", B, unknown=("cat", "dog"))])
     assert found.unknown == 2 and [m.unknown for m in found.members] == [1, 2]
     assert found.notes[0].startswith("1 words are unknown to some")
 
 
-def test_em_finds_the_weights_with_the_lowest_perplexity(write):
+def test_em_minimises_perplexity(write):
     found = ensemble([write("a", A), write("b", B)], best_weights=True)
     every = [perplexity(w * A + (1 - w) * B) for w in np.linspace(0, 1, 1001)]
     assert math.exp(found.nats) == pytest.approx(min(every), abs=1e-6)
@@ -131,7 +131,7 @@ def test_em_finds_the_weights_with_the_lowest_perplexity(write):
 
 @settings(max_examples=30)
 @given(st.integers(2, 4), st.integers(0, 2**32 - 1))
-def test_no_other_weights_are_better_than_those_of_em(members, seed):
+def test_em_weights_are_optimal(members, seed):
     draw = np.random.default_rng(seed)
     logprob = np.log(draw.uniform(1e-4, 1, (50, members)))
     best = em_weights(logprob)
@@ -141,7 +141,7 @@ def test_no_other_weights_are_better_than_those_of_em(members, seed):
         assert averaged(logprob, other).mean() <= most + 1e-6
 
 
-def test_a_weight_of_0_leaves_a_model_out_however_sure_it_is():
+def test_weight_0_ignores_a_model():
     logprob = np.array([[-2000.0, -1.0], [-1.0, -2000.0]])
     assert averaged(logprob, np.array([1.0, 0.0])).tolist() == [-2000, -1]
     assert averaged(logprob, np.array([0.5, 0.5])) == pytest.approx([-1 - math.log(2)] * 2)
@@ -152,22 +152,22 @@ def test_a_weight_of_0_leaves_a_model_out_however_sure_it_is():
     [
         ([1], "--weights 1: 1 weights for 2 files"),
         ([1, -1], "--weights 1,-1: must be 0 or more"),
-        ([0, 0], "--weights 0,0: must be 0 or more each, and not all 0"),
+        ([0, 0], "--weights 0,0: must be 0 or more, and not all 0"),
     ],
 )
-def test_bad_weights_are_refused(write, weights, message):
+def test_rejects_bad_weights(write, weights, message):
     with pytest.raises(ValueError, match=message):
         ensemble([write("a", A), write("b", B)], weights)
 
 
-def test_one_file_is_no_ensemble_and_two_kinds_of_weights_are_too_many(write):
+def test_rejects_one_file_and_two_kinds_of_weights(write):
     with pytest.raises(ValueError, match="two or more files"):
         ensemble([write("a", A)])
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="use only one of them"):
         ensemble([write("a", A), write("b", B)], [1, 1], best_weights=True)
 
 
-def test_files_that_do_not_fit_leave_no_output(write, tmp_path):
+def test_failed_ensemble_leaves_no_output(write, tmp_path):
     with pytest.raises(ValueError, match="ends where"):
         ensemble([write("a", A), write("b", B[:4], TEXT[:1])], out=str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

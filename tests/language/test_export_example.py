@@ -1,4 +1,4 @@
-"""`examples/export.py`: a program that gives the model's numbers without this package."""
+"""`examples/export.py`: score with an exported program, without zipflm."""
 
 import subprocess
 import sys
@@ -14,8 +14,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "export.py"
 
 
 @pytest.mark.slow
-def test_a_program_scores_as_the_model_where_the_package_is_not_installed(word_data, tmp_path):
-    # The modern recipe has all of our operators.
+def test_exported_program_scores_without_zipflm(word_data, tmp_path):
+    # The modern recipe uses all custom operators.
     small = [o for o in training_runs.SMALL if "warmup" not in o]
     options = {"recipe": "modern", "base": small}
     training_runs.run(word_data, tmp_path / "run", "training.max_updates=2", **options)

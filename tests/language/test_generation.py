@@ -1,4 +1,4 @@
-"""Texts are drawn from the model's own distribution, and told with its own log-probabilities."""
+"""Generated texts follow the model, with its log-probabilities."""
 
 from itertools import islice
 
@@ -17,19 +17,19 @@ from zipflm.language.generation import Writer
 PROMPT = "ba de"
 
 
-def test_a_text_is_told_with_the_log_probabilities_that_scoring_gives(lm, monkeypatch):
+def test_log_probabilities_match_scoring_of_tokens(lm, monkeypatch):
     drawn = {}
     add = decoding.GrowingText.add
 
-    def noted(row, token, logprob, top):
+    def record(row, token, logprob, top):
         drawn.setdefault(row, []).append(token)
         add(row, token, logprob, top)
 
-    monkeypatch.setattr(decoding.GrowingText, "add", noted)
-    told = lm.generate(PROMPT, max_words=6, seed=3, num=4, temperature=0.9, top_p=0.9)
-    # The same tokens, whatever pieces a word was written in: it might be read in others.
+    monkeypatch.setattr(decoding.GrowingText, "add", record)
+    texts = lm.generate(PROMPT, max_words=6, seed=3, num=4, temperature=0.9, top_p=0.9)
+    # Score the drawn tokens: reading the text can split words into other pieces.
     before = lm.reader.text(PROMPT, ends=False).ids
-    for tokens, text in zip(drawn.values(), told, strict=True):
+    for tokens, text in zip(drawn.values(), texts, strict=True):
         (nll,) = lm.engine.nll([np.concatenate([before, tokens, [END]])], skip=len(before))
         ends = np.flatnonzero(lm.reader.ends_word[np.array(tokens)])
         words = np.split(nll[:-1], ends[:-1] + 1)
@@ -39,7 +39,7 @@ def test_a_text_is_told_with_the_log_probabilities_that_scoring_gives(lm, monkey
 
 
 @pytest.mark.parametrize("label", ["SM", "CNN", "ADP-T"])
-def test_words_are_told_with_the_log_probabilities_that_the_text_has_when_it_is_read(label, models):
+def test_log_probabilities_match_scoring_of_text(label, models):
     lm = models[label]
     for text in lm.generate(PROMPT, max_words=6, seed=3, num=4, temperature=0.9, top_p=0.9):
         scored = lm.score(text.text).words[2:]
@@ -47,7 +47,7 @@ def test_words_are_told_with_the_log_probabilities_that_the_text_has_when_it_is_
             assert (ours.word, ours.logprob) == (theirs.word, pytest.approx(theirs.logprob, 1e-4))
 
 
-def test_the_coldest_text_takes_the_most_likely_word_every_time(adp):
+def test_temperature_0_takes_the_most_likely_word(adp):
     forbidden = {"<s>", "<pad>", "<unk>"}
     (text,) = adp.generate(PROMPT, max_words=8, temperature=0, lines=0)
     so_far = PROMPT
@@ -57,7 +57,7 @@ def test_the_coldest_text_takes_the_most_likely_word_every_time(adp):
         so_far += word.text
 
 
-def test_equal_seeds_give_equal_texts_and_others_do_not(lm):
+def test_seeds_are_reproducible(lm):
     one, two, other = (
         lm.generate(PROMPT, seed=seed, num=3, lines=0, temperature=4.0) for seed in (1, 1, 2)
     )
@@ -65,7 +65,7 @@ def test_equal_seeds_give_equal_texts_and_others_do_not(lm):
     assert len({text.text for text in one}) > 1
 
 
-def test_what_no_text_has_is_never_written(lm):
+def test_never_generates_special_tokens(lm):
     texts = lm.generate("", max_words=60, lines=0, num=8, seed=0, temperature=3.0)
     written = {word.word for text in texts for word in text.words}
     assert not written & {"<unk>", "<pad>", "<s>"}
@@ -73,12 +73,12 @@ def test_what_no_text_has_is_never_written(lm):
     assert len(written) > 20
 
 
-def test_unknown_words_may_be_allowed(adp):
+def test_can_allow_unknown_words(adp):
     texts = adp.generate(max_words=60, lines=0, num=16, seed=0, temperature=9, forbid_unknown=False)
     assert any(word.word == "<unk>" for text in texts for word in text.words)
 
 
-def test_a_text_ends_after_its_lines_or_words(lm):
+def test_stops_after_lines_or_words(lm):
     for text in lm.generate(PROMPT, max_words=30, lines=2, num=8, seed=5, temperature=4.0):
         ends = [word.word for word in text.words].count("</s>")
         is_full = len(text.words) == 30 and ends < 2
@@ -86,7 +86,7 @@ def test_a_text_ends_after_its_lines_or_words(lm):
         assert text.continuation.count("\n") == ends
 
 
-def test_words_of_pieces_are_whole(bpe):
+def test_sub_word_models_generate_whole_words(bpe):
     texts = bpe.generate(PROMPT, max_words=10, lines=0, num=4, seed=1, temperature=2.0)
     for text in texts:
         assert len(text.words) == 10
@@ -94,7 +94,7 @@ def test_words_of_pieces_are_whole(bpe):
         assert "@@" not in text.text or any("@@" in word.word for word in text.words)
 
 
-def test_a_stream_is_the_first_text_word_by_word(lm):
+def test_stream_matches_generate(lm):
     options = {"max_words": 7, "seed": 4, "lines": 0}
     (text,) = lm.generate(PROMPT, **options)
     assert tuple(lm.stream(PROMPT, **options)) == text.words
@@ -102,7 +102,7 @@ def test_a_stream_is_the_first_text_word_by_word(lm):
 
 
 @pytest.mark.parametrize("stop", [[" "], ["a"], ["o", "u b"], ["\n"]])
-def test_a_text_ends_before_a_stop_sequence(lm, stop):
+def test_stops_before_a_stop_sequence(lm, stop):
     options = {"max_words": 9, "seed": 4, "num": 6, "lines": 0, "temperature": 2.0}
     for whole, text in zip(
         lm.generate(PROMPT, **options), lm.generate(PROMPT, stop=stop, **options), strict=True
@@ -118,31 +118,31 @@ def test_a_text_ends_before_a_stop_sequence(lm, stop):
 
 
 @pytest.mark.parametrize("words", [3, 40])
-def test_a_text_that_outgrows_the_block_goes_on_and_says_so(word_data, words):
+def test_long_texts_slide(word_data, words):
     lm = loaded(word_data, block=8, context=4)
     for text in lm.generate(PROMPT, max_words=words, lines=0, num=3, seed=1):
         assert len(text.words) >= words
         assert text.has_slid == (words > 8)
 
 
-def test_behind_the_block_a_word_sees_its_context(word_data):
+def test_words_after_the_block_see_the_context(word_data):
     lm = loaded(word_data, block=8, context=3)
     (text,) = lm.generate(PROMPT, max_words=12, lines=0, temperature=0)
     words = [*PROMPT.split(), *(word.word for word in text.words)]
-    # The cache holds `</s>`, the prompt and five words; then three words begin a new one.
+    # The cache holds `</s>`, the prompt and five words; then three words start a new one.
     ids = [lm.vocabulary.id(word) for word in words]
     with torch.no_grad():
         log_probs = lm.model.log_probs(torch.tensor([ids[5:8]]))[0, -1]
     assert text.words[6].logprob == pytest.approx(float(log_probs[ids[8]]), abs=1e-4)
 
 
-def test_a_prompt_longer_than_the_block_is_seen_from_its_end(word_data):
+def test_long_prompts_are_cut_at_the_start(word_data):
     lm = loaded(word_data, block=8, context=4)
     (text,) = lm.generate("ba de fila " * 9, max_words=3, temperature=0, lines=0)
     assert text.has_slid and len(text.words) == 3
 
 
-def test_prose_is_joined_as_prose(tmp_path):
+def test_joins_prose_without_double_spaces(tmp_path):
     data = make_folder(tmp_path, "prose", splitting=Splitting(rule="words"))
     lm = loaded(data)
     (text,) = lm.generate("ba de", max_words=3, lines=0, seed=1)
@@ -153,7 +153,7 @@ def test_prose_is_joined_as_prose(tmp_path):
     assert not empty.text.startswith(" ")
 
 
-def test_unknown_words_of_a_prompt_are_known(adp):
+def test_reports_unknown_words_in_the_prompt(adp):
     writer = Writer(adp.engine, adp.reader, "ba qqqq zzzz", SamplingOptions(seed=1), 1)
     assert writer.unknown_in_prompt == ["qqqq", "zzzz"]
     assert writer.all()[0].text.startswith("ba qqqq zzzz")
@@ -175,13 +175,13 @@ def test_unknown_words_of_a_prompt_are_known(adp):
         ({"stop": [""]}, "stop="),
     ],
 )
-def test_impossible_options_are_refused(adp, options, reason):
+def test_rejects_invalid_options(adp, options, reason):
     with pytest.raises(ValueError, match=reason):
         adp.generate(PROMPT, **options)
 
 
 def test_words_follow_the_distribution(adp):
-    """A thousand first words against their probabilities, by Pearson's chi-square."""
+    """Chi-square test of 4,000 first words."""
     texts = adp.generate(PROMPT, max_words=1, num=4000, seed=7, lines=1)
     log_probs = adp.log_probs([PROMPT])[0].double()
     forbidden = [0, 1, 3, *(i for i, w in enumerate(adp.vocabulary.words) if "madeup" in w)]
@@ -196,7 +196,7 @@ def test_words_follow_the_distribution(adp):
     assert float(statistic) < int(large.sum()) + 4 * (2 * int(large.sum())) ** 0.5
 
 
-def test_a_word_that_never_ends_is_ended(bpe_data, monkeypatch):
+def test_endless_words_are_cut(bpe_data, monkeypatch):
     lm = loaded(bpe_data, "BPE")
     inner = next(i for i, ends in enumerate(lm.reader.ends_word) if not ends)
 
@@ -219,7 +219,7 @@ def test_line_ends_count_as_words(adp, monkeypatch, lines):
 
 
 @pytest.mark.gpu
-def test_a_gpu_writes_what_a_cpu_writes(word_data):
+def test_gpu_matches_cpu(word_data):
     on_cpu, on_gpu = loaded(word_data, block=8), loaded(word_data, block=8, device="cuda")
     options = {"max_words": 30, "lines": 0, "temperature": 0, "num": 3}
     for one, other in zip(

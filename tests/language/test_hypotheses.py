@@ -19,7 +19,7 @@ BANDS = ["input.cutoffs=16", "output.cutoffs=16", "input.dim=16", "output.dim=16
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """The models here are so small that several threads would mostly wait for each other."""
+    """One thread is faster for models this small."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -30,14 +30,14 @@ def new_model(*overrides, name="ADP-T"):
     torch.manual_seed(1)
     bands = BANDS if name.startswith("ADP") else []
     model = LanguageModel(override(preset("tiny", name), [*SIZES, *bands, *overrides])).eval()
-    for parameter in model.parameters():  # large enough that words and places matter
+    for parameter in model.parameters():  # large enough for words and positions to matter
         parameter.data = torch.randn_like(parameter) * 0.5
     return model
 
 
 @dataclass
 class Engine:
-    """A model, and how many positions went through its decoder."""
+    """A model that counts the positions passed to its decoder."""
 
     model: LanguageModel
     blocks: Blocks = Blocks(break_mode="none", block=32, context=16)
@@ -47,7 +47,7 @@ class Engine:
     positions: int = 0
     passes: list[tuple[int, int]] = field(default_factory=list)
     alone: list[int] = field(default_factory=list)
-    """Lengths of what was scored by itself."""
+    """Lengths of documents scored without prefix sharing."""
 
     def __post_init__(self):
         self.model.decoder.register_forward_pre_hook(self._count)
@@ -58,7 +58,6 @@ class Engine:
 
     @torch.inference_mode()
     def nll(self, documents):
-        """The definition: the whole of every text, after `</s>`."""
         self.alone += map(len, documents)
         return nll_of(self.model, documents)
 
@@ -73,7 +72,6 @@ def nll_of(model, documents):
 
 
 def ids_of(text):
-    """Texts of these tests are numbers."""
     return np.array([*map(int, text.split()), END])
 
 
@@ -98,7 +96,7 @@ UTTERANCES = [
 
 
 @pytest.mark.parametrize("name", ["ADP-T", "SM", "ADP", "SM-T"])
-def test_scores_are_those_of_every_hypothesis_by_itself(name):
+def test_matches_scores_without_sharing(name):
     model = new_model(name=name)
     engine = Engine(model)
     found = PrefixSharingScorer(engine, ids_of).log_probs_of(UTTERANCES)
@@ -106,7 +104,7 @@ def test_scores_are_those_of_every_hypothesis_by_itself(name):
     assert engine.alone == [2]  # the utterance of one hypothesis
 
 
-def test_rotary_positions_go_on_behind_the_shared_words():
+def test_rotary_positions_continue_after_the_prefix():
     model = new_model("decoder.positions=rotary")
     found = PrefixSharingScorer(Engine(model), ids_of).log_probs_of(UTTERANCES)
     assert_equal(found, expected(model, UTTERANCES))
@@ -127,14 +125,14 @@ ENGINE = Engine(new_model())
     st.lists(st.lists(hypotheses, min_size=1, max_size=5, unique=True), max_size=3),
     st.sampled_from([32, 40, 200]),
 )
-def test_any_lists_are_scored_right(utterances, batch_tokens):
-    """The empty hypothesis, one that is the beginning of another, some with nothing in common."""
+def test_matches_scores_for_any_lists(utterances, batch_tokens):
+    """Includes empty hypotheses, prefixes of others, and lists without a common prefix."""
     ENGINE.batch_tokens = batch_tokens
     found = PrefixSharingScorer(ENGINE, ids_of).log_probs_of(utterances)
     assert_equal(found, expected(ENGINE.model, utterances))
 
 
-def test_shared_words_pass_the_decoder_once():
+def test_reads_shared_words_once():
     texts = [f"5 6 7 8 9 10 11 {last}" for last in range(20, 30)]
     engine, apart = Engine(new_model()), Engine(new_model())
     PrefixSharingScorer(engine, ids_of).log_probs_of([texts])
@@ -144,14 +142,14 @@ def test_shared_words_pass_the_decoder_once():
     assert apart.positions == 10 * 9
 
 
-def test_utterances_that_share_equally_many_words_go_together():
+def test_batches_utterances_with_equal_prefix_lengths():
     utterances = [[f"{first} 6 7 {last}" for last in (20, 21)] for first in (4, 5, 6, 7)]
     engine = Engine(new_model())
     PrefixSharingScorer(engine, ids_of).log_probs_of(utterances)
     assert engine.passes == [(4, 4), (8, 1)]
 
 
-def test_what_shares_little_is_scored_like_any_text():
+def test_short_prefixes_are_not_shared():
     utterances = [["5 6 7 8 9 10", "11 12 13 14 15 16"], ["20 21 22 23 24", "25 26 27 28 29"]]
     engine = Engine(new_model())
     found = PrefixSharingScorer(engine, ids_of).log_probs_of(utterances)
@@ -159,17 +157,17 @@ def test_what_shares_little_is_scored_like_any_text():
     assert_equal(found, expected(engine.model, utterances))
 
 
-def test_no_pass_is_larger_than_asked_for():
+def test_batches_respect_the_token_limit():
     texts = [f"5 6 7 8 {a} {b}" for a in range(10, 20) for b in range(20, 24)]
     model = new_model()
     engine = Engine(model, batch_tokens=64)
     found = PrefixSharingScorer(engine, ids_of).log_probs_of([texts, texts[:7]])
-    # With what they remember, 7 positions a row.
+    # 7 positions per row, including the cache.
     assert max(rows for rows, _ in engine.passes) <= 64 // 7
     assert_equal(found, expected(model, [texts, texts[:7]]))
 
 
-def test_hypotheses_longer_than_the_block_are_left_to_the_engine():
+def test_long_hypotheses_are_scored_alone():
     long = " ".join(["7"] * 40)
     short = " ".join(["7"] * 20)
     texts = [f"{long} 8", f"{long} 9", f"{short} 8", f"{short} 9", " ".join(["7"] * 31)]
@@ -179,11 +177,11 @@ def test_hypotheses_longer_than_the_block_are_left_to_the_engine():
     assert_equal(found, expected(engine.model, [texts]))
 
 
-def test_nothing_is_scored_where_there_is_nothing():
+def test_scores_no_utterances():
     assert PrefixSharingScorer(ENGINE, ids_of).log_probs_of([]) == []
 
 
-def test_scores_that_are_no_numbers_are_refused():
+def test_rejects_nan():
     model = new_model()
     next(model.parameters()).data.fill_(float("nan"))
     with pytest.raises(ValueError, match="training diverged"):

@@ -1,4 +1,4 @@
-"""States of `TrainedModel.start` and `advance`, and ids and vectors of words."""
+"""`TrainedModel.start`, `advance`, `encode`, `embedding` and `similar`."""
 
 import numpy as np
 import pytest
@@ -17,18 +17,18 @@ def follow(lm, state, words):
     return logprobs, state
 
 
-def test_words_one_by_one_have_the_scores_of_the_whole_text(lm):
+def test_word_by_word_scores_match_the_whole_text(lm):
     logprobs, _ = follow(lm, lm.start(), STEPS)
     assert logprobs == pytest.approx((-lm.score(TEXT).nll).tolist(), abs=1e-4)
 
 
-def test_a_state_continues_after_a_prefix(lm):
+def test_starts_after_a_prefix(lm):
     logprobs, _ = follow(lm, lm.start("ba de\nsoro"), ["ba", "\n"])
     expected = -lm.score("ba\n", prefix="ba de\nsoro").nll
     assert logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_any_number_of_texts_continue_from_a_state(lm):
+def test_states_can_be_continued_repeatedly(lm):
     _, state = follow(lm, lm.start(), ["ba", "de"])
     for end in ("fila", "soro ba", "qqqq", "fila"):
         logprob, after = lm.advance(state, end)
@@ -36,7 +36,7 @@ def test_any_number_of_texts_continue_from_a_state(lm):
         assert logprob + ends == pytest.approx(lm.score(end, prefix="ba de").logprob, abs=1e-4)
 
 
-def test_a_beam_is_scored_together_as_each_alone(lm):
+def test_advance_many_matches_advance(lm):
     texts = ["ba", "de ba", "ba de ba fila", ""]
     states = [lm.start(text) for text in texts]
     words = ["fila", "soro", "qqqq", "ba"]
@@ -46,18 +46,18 @@ def test_a_beam_is_scored_together_as_each_alone(lm):
         assert [logprob for logprob, _ in together] == pytest.approx(alone, abs=1e-4)
         states = [state for _, state in together]
     assert lm.advance_many([], []) == []
-    with pytest.raises(ValueError, match="4 states for 1 words"):
+    with pytest.raises(ValueError, match="1 words for 4 states"):
         lm.advance_many(states, ["ba"])
 
 
-def test_the_decoder_reads_a_state_once(adp, monkeypatch):
+def test_reads_a_state_once(adp, monkeypatch):
     _, state = adp.advance(adp.start(), "ba")
     adp.advance(state, "de")
     monkeypatch.setattr(type(adp.model), "forward", None)
     assert adp.advance(state, "soro")[0] < 0
 
 
-def test_a_text_longer_than_the_block_slides(adp):
+def test_long_texts_slide(adp):
     words = ["ba", "de", "fila"] * 10
     block, context = adp.engine.blocks.block, adp.engine.blocks.context
     logprobs, state = follow(adp, adp.start(), words)
@@ -71,12 +71,12 @@ def test_a_text_longer_than_the_block_slides(adp):
     assert logprobs[block] == pytest.approx(float(after[adp.encode(words[block])[0]]), abs=1e-4)
 
 
-def test_empty_words_are_refused(adp):
+def test_rejects_empty_words(adp):
     with pytest.raises(ValueError, match="word='': empty"):
         adp.advance(adp.start(), "")
 
 
-def test_ids_and_text_are_each_others_inverse(lm):
+def test_decode_inverts_encode(lm):
     ids = lm.encode(TEXT)
     assert ids == lm.reader.text(TEXT).ids.tolist()
     assert lm.decode(ids) == TEXT
@@ -86,11 +86,11 @@ def test_ids_and_text_are_each_others_inverse(lm):
     assert lm.decode([-1, len(lm.vocabulary)]) == "<unk> <unk>"
 
 
-def test_the_perplexity_of_a_text_is_that_of_its_scores(lm):
+def test_perplexity_matches_score(lm):
     assert lm.perplexity(TEXT) == lm.score(TEXT).perplexity
 
 
-def test_vectors_are_those_of_the_input_layer(lm):
+def test_embeddings_come_from_the_input_layer(lm):
     ids = torch.tensor(lm.encode("fila"))
     with torch.no_grad():
         expected = lm.model.input(ids).sum(0)
@@ -111,20 +111,20 @@ def test_similar_words_have_the_highest_cosines(lm):
     assert cosines[0] == max(everything.values())
 
 
-def test_unknown_words_have_no_vector(adp):
+def test_rejects_embeddings_of_unknown_words(adp):
     with pytest.raises(ValueError, match="word='qqqq': not in the vocabulary"):
         adp.embedding("qqqq")
     assert adp.embedding("<unk>").shape == (adp.run.config.decoder.dim,)
 
 
-def test_a_character_model_has_vectors_of_unseen_words(word_data):
+def test_character_models_embed_unseen_words(word_data):
     lm = loaded(word_data, "CNN", ["input.predicted_words=64", "output.cutoffs=8,32"])
     assert not np.allclose(lm.embedding("qqqq"), lm.embedding("rrrr"))
     logprobs, _ = follow(lm, lm.start(), ["qqqq", "\n"])
     assert sum(logprobs) == pytest.approx(lm.score("qqqq").logprob, abs=1e-4)
 
 
-def test_generate_takes_the_names_of_transformers(adp):
+def test_generate_accepts_the_argument_names_of_transformers(adp):
     ours = adp.generate("ba", max_words=4, num=2, seed=1, lines=0)
     theirs = adp.generate("ba", max_new_tokens=4, num_return_sequences=2, seed=1, lines=0)
     assert [text.text for text in ours] == [text.text for text in theirs]
@@ -132,5 +132,5 @@ def test_generate_takes_the_names_of_transformers(adp):
     streamed = adp.stream("ba", max_new_tokens=4, seed=1, lines=0)
     assert "".join(word.text for word in streamed) == ours[0].continuation
     assert len(list(adp.stream("ba", max_words=None, seed=1, lines=0))) == 50
-    with pytest.raises(ValueError, match="max_new_tokens=4: another name of max_words"):
+    with pytest.raises(ValueError, match="max_new_tokens=4: an alias of max_words"):
         adp.generate("ba", max_words=4, max_new_tokens=4)

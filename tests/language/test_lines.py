@@ -7,7 +7,7 @@ import pytest
 from zipflm.language.files import numbered_lines
 
 
-def test_lines_have_numbers_and_no_ends(tmp_path):
+def test_numbers_lines(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes("one\r\n\ntwo \u2028 and\x0bmore\nlast".encode())
     expected = [(1, "one"), (2, ""), (3, "two \u2028 and\x0bmore"), (4, "last")]
@@ -17,13 +17,13 @@ def test_lines_have_numbers_and_no_ends(tmp_path):
     assert list(numbered_lines(str(packed))) == expected
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path):
+def test_skips_the_byte_order_mark(tmp_path):
     path = tmp_path / "marked.txt"
     path.write_bytes(b"\xef\xbb\xbfutt-1 a\n\xef\xbb\xbfutt-2 b\n")
     assert list(numbered_lines(str(path))) == [(1, "utt-1 a"), (2, "\ufeffutt-2 b")]
 
 
-def test_standard_input_is_read(monkeypatch):
+def test_reads_stdin(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
     assert list(numbered_lines("-")) == [(1, "a"), (2, "b")]
 
@@ -34,17 +34,18 @@ def test_standard_input_is_read(monkeypatch):
         (b"good\nb\0d\n", "bad.txt: line 2: a NUL byte"),
         (b"good\ngood\nb\xffd\n", "bad.txt: line 3: not UTF-8 at byte 1"),
         (b"", "bad.txt: empty"),
+        (gzip.compress(b"text"), "bad.txt: looks compressed; decompress it first with zcat"),
     ],
 )
-def test_what_is_no_text_is_named_with_its_line(tmp_path, content, message):
+def test_rejects_invalid_text_with_its_line(tmp_path, content, message):
     path = tmp_path / "bad.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         list(numbered_lines(str(path)))
 
 
-def test_what_is_no_file_is_named(tmp_path):
+def test_rejects_missing_files_and_folders(tmp_path):
     with pytest.raises(FileNotFoundError, match="absent: no such file"):
         list(numbered_lines(str(tmp_path / "absent")))
-    with pytest.raises(IsADirectoryError, match="a folder, not a file"):
+    with pytest.raises(IsADirectoryError, match="a folder; name a file"):
         list(numbered_lines(str(tmp_path)))

@@ -8,7 +8,7 @@ from language.nbest_lists import JSONL, KALDI, MOSES, TSV, read
 from zipflm.language.nbest import NBest, read_references
 
 
-def test_kaldi_lists_are_grouped_by_what_stands_before_the_rank(write):
+def test_groups_kaldi_lists_by_utterance(write):
     first, second = read(write("list", KALDI), "kaldi")
     assert [(e.utterance, e.text, e.line) for e in first] == [
         ("utt-7", "a cat sat", 1),
@@ -18,7 +18,7 @@ def test_kaldi_lists_are_grouped_by_what_stands_before_the_rank(write):
     assert [(e.utterance, e.words) for e in second] == [("b", ["the", "dog"])]
 
 
-def test_json_lines_and_tables_are_known_by_their_endings(write):
+def test_detects_formats_by_file_name(write):
     first, second = read(write("list.jsonl", JSONL))
     assert [(e.utterance, e.text, e.scores) for e in (*first, *second)] == [
         ("u1", "a cat", {"ac": -3.5}),
@@ -33,16 +33,16 @@ def test_json_lines_and_tables_are_known_by_their_endings(write):
     ]
 
 
-def test_unknown_formats_are_refused_with_those_there_are(write):
+def test_rejects_unknown_formats(write):
     with pytest.raises(ValueError, match="--format htk: choose from kaldi, moses, jsonl, tsv"):
         NBest("list", "htk")
-    with pytest.raises(ValueError, match="list.txt: of what --format is it: choose from kaldi"):
+    with pytest.raises(ValueError, match="list.txt: unknown --format: choose from kaldi"):
         NBest("list.txt")
-    with pytest.raises(ValueError, match="--format tsv holds its scores itself"):
+    with pytest.raises(ValueError, match="--scores, --costs: only for --format kaldi"):
         NBest("list.tsv", scores={"ac": "file"})
 
 
-def test_references_have_ids_or_the_order_of_sentences(write):
+def test_reads_references(write):
     plain = write("refs", "u1 a cat\nu2\n")
     assert read_references(plain, "kaldi") == {"u1": ["a", "cat"], "u2": []}
     assert read_references(plain, "moses") == {"0": ["u1", "a", "cat"], "1": ["u2"]}
@@ -55,18 +55,18 @@ def test_references_have_ids_or_the_order_of_sentences(write):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("refs", "u1 a\nu1 b\n", "refs: line 2: utterance u1 is there twice"),
-        ("refs.tsv", "id\ttext\nu1\ta\nu1\tb\n", "line 3: utterance u1 is there twice"),
-        ("refs", "u1 a\n\n", "refs: line 2: empty; expected an id and its words"),
-        ("refs", "u1\nu2\n", "refs: holds no words"),
+        ("refs", "u1 a\nu1 b\n", "refs: line 2: utterance u1 is repeated"),
+        ("refs.tsv", "id\ttext\nu1\ta\nu1\tb\n", "line 3: utterance u1 is repeated"),
+        ("refs", "u1 a\n\n", "refs: line 2: empty; expected an id and words"),
+        ("refs", "u1\nu2\n", "refs: no words"),
     ],
 )
-def test_bad_references_are_refused(write, name, content, message):
+def test_rejects_bad_references(write, name, content, message):
     with pytest.raises(ValueError, match=message):
         read_references(write(name, content), "kaldi")
 
 
-def test_kaldi_scores_come_from_companion_files_and_costs_with_the_other_sign(write):
+def test_kaldi_companion_files(write):
     values = "utt-7-1 3.5\nutt-7-2 -1\nutt-7-10 0\nb-1\t7\n"
     name, companion = write("list", KALDI), write("ac", values)
     first, second = read(name, "kaldi", scores={"ac": companion}, costs={"am": companion})
@@ -83,17 +83,17 @@ def test_kaldi_scores_come_from_companion_files_and_costs_with_the_other_sign(wr
     [
         ("utt-7-1 3.5\nutt-7-10 1\n", "list: line 2: .*ac: line 2 should be utt-7-2 and a number"),
         ("utt-7-1 3.5\nutt-7-2\n", "list: line 2: .*ac: line 2 should be utt-7-2 and a number"),
-        ("utt-7-1 3.5\n", "list: line 2: .*ac has ended"),
+        ("utt-7-1 3.5\n", "list: line 2: .*ac has no more lines"),
         ("utt-7-1 nan\n", "ac: line 1 must be a finite number, not 'nan'"),
-        ("utt-7-1 1\nutt-7-2 1\nutt-7-10 1\nb-1 1\nb-2 1\n", "ac: line 5: .* of no hypothesis"),
+        ("utt-7-1 1\nutt-7-2 1\nutt-7-10 1\nb-1 1\nb-2 1\n", "ac: line 5: .* no such hypothesis"),
     ],
 )
-def test_companion_files_must_go_with_the_list(write, values, message):
+def test_rejects_companion_files_that_do_not_match(write, values, message):
     with pytest.raises(ValueError, match=message):
         read(write("list", KALDI), "kaldi", scores={"ac": write("ac", values)})
 
 
-def test_moses_features_are_scores_and_those_with_several_values_are_numbered(write):
+def test_moses_features(write):
     first, second = read(write("list", MOSES), "moses")
     assert first[0].scores == {"LM0": -9.5, "TM0.1": -1, "TM0.2": -2, "total": -12.5}
     assert [e.text for e in first] == ["a cat sat", "a cat"]
@@ -108,13 +108,13 @@ def test_moses_features_are_scores_and_those_with_several_values_are_numbered(wr
     ("format", "content", "message"),
     [
         ("kaldi", "u-1 a\nu a\n", "list: line 2: u is not an utterance"),
-        ("kaldi", "u-1 a\nv-1 a\nu-2 b\n", "line 3: utterance u began at line 1, and others"),
+        ("kaldi", "u-1 a\nv-1 a\nu-2 b\n", "line 3: utterance u already started at line 1"),
         ("kaldi", b"u-1 a\nu-2 \xff\n", "line 2: not UTF-8"),
         ("kaldi", "", "list: empty"),
         ("moses", "0 ||| a ||| f= 1 ||| 2\n0 ||| a ||| f= 1\n", "line 2: has 3 fields, not 4"),
         ("moses", "||| a ||| f= 1 ||| 2\n", "line 1: the id must be a word without spaces, not ''"),
         ("moses", "0 ||| a ||| f= x ||| 2\n", "line 1: the feature f must be a finite .* 'x'"),
-        ("moses", "0 ||| a ||| 1 ||| 2\n", "line 1: '1' comes before the name of a feature"),
+        ("moses", "0 ||| a ||| 1 ||| 2\n", "line 1: '1' has no name before it"),
         ("moses", "0 ||| a ||| f= 1 ||| inf\n", "line 1: the total must be a finite number"),
         ("jsonl", '{"id": "u", "text": "a"}\n{"id": "u"}\n', 'line 2: "text" must be a string'),
         ("jsonl", '{"id": "u v", "text": "a"}\n', "line 1: the id must be a word without spaces"),
@@ -127,19 +127,19 @@ def test_moses_features_are_scores_and_those_with_several_values_are_numbered(wr
             '{"id": "u", "text": "a", "scores": {"words": 1}}\n',
             "line 1: has a score words",
         ),
-        ("tsv", "id\ttext\tac\nu\ta\t1\nu\ta\n", "line 3: has 2 fields, the header 3"),
+        ("tsv", "id\ttext\tac\nu\ta\t1\nu\ta\n", "line 3: has 2 fields, but the header has 3"),
         ("tsv", "id\ttext\tac\nu\ta\t\n", "line 2: the column ac must be a finite number, not ''"),
         ("tsv", "id\ttxt\nu\ta\n", "line 1: has no column text"),
-        ("tsv", "id\ttext\tac\tac\n", "line 1: the column 'ac' is there twice"),
-        ("tsv", "id\ttext\n", "list: holds no hypothesis"),
+        ("tsv", "id\ttext\tac\tac\n", "line 1: the column 'ac' is repeated"),
+        ("tsv", "id\ttext\n", "list: no hypotheses"),
     ],
 )
-def test_bad_entries_are_refused_with_file_and_line(write, format, content, message):
+def test_rejects_bad_entries_with_file_and_line(write, format, content, message):
     with pytest.raises(ValueError, match=message):
         read(write("list", content), format)
 
 
-def test_what_was_read_is_written_back_with_new_scores(write):
+def test_writes_lists_with_new_scores(write):
     new = {"lm": -1.25, "total": 7.0}
 
     def written(name, format):
@@ -169,7 +169,7 @@ def test_what_was_read_is_written_back_with_new_scores(write):
     ]
 
 
-def test_what_is_written_can_be_read_again(write):
+def test_round_trip(write):
     for format, content in (("moses", MOSES), ("jsonl", JSONL), ("tsv", TSV)):
         nbest = NBest(write("a", content), format)
         entries = [entry for each in nbest.utterances() for entry in each]
@@ -194,7 +194,7 @@ PARTS += ["\ud800".encode("utf-8", "surrogatepass"), "9" * 5000, "\u00e9", "\u20
     st.sampled_from([KALDI, MOSES, JSONL, TSV, ""]),
     st.sampled_from(["kaldi", "moses", "jsonl", "tsv"]),
 )
-def test_whatever_a_file_holds_is_read_or_refused(write, parts, begin, format):
+def test_reads_or_rejects_any_file(write, parts, begin, format):
     content = b"".join(part if isinstance(part, bytes) else part.encode() for part in parts)
     try:
         utterances = read(write("list", begin.encode() + content), format)

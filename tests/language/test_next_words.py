@@ -1,4 +1,4 @@
-"""The search for words in pieces."""
+"""Search for the most likely words of sub-word models."""
 
 import tracemalloc
 from types import SimpleNamespace
@@ -11,25 +11,25 @@ from zipflm.data.vocabulary import Vocabulary
 from zipflm.language.next_words import most_likely_words
 
 
-def test_it_is_exact_for_every_k(bpe):
+def test_results_do_not_depend_on_k(bpe):
     (many,) = most_likely_words(bpe.engine, bpe.reader, [bpe.reader.prefix("ba")], 20)
     (few,) = most_likely_words(bpe.engine, bpe.reader, [bpe.reader.prefix("ba")], 5)
     assert [word.word for word in few] == [word.word for word in many[:5]]
     assert len({word.word for word in many}) == len(many) == 20
 
 
-def test_a_word_has_the_probability_that_scoring_gives_it(bpe):
+def test_probabilities_match_scoring(bpe):
     for word in bpe.next_words("de ba", 15):
         if word.word not in ("<s>", "</s>", "<unk>", "<pad>") and "madeup" not in word.word:
             scored = bpe.score(word.word, prefix="de ba").words[0]
             assert word.logprob == pytest.approx(scored.logprob, abs=1e-5)
 
 
-def test_a_wide_search_takes_a_few_bytes_for_each_piece_of_each_beginning():
+def test_memory_of_a_wide_search():
     pieces = {f"w{n}{mark}": 1 for n in range(300) for mark in ("", "@@")}
     vocabulary = Vocabulary.from_counts(pieces, min_count=1)
     data = SimpleNamespace(vocabulary=vocabulary, codes=None, splitting=PLAIN)
-    lm = loaded(data, "BPE", sharpness=0.1)  # knows next to nothing, so all beginnings are opened
+    lm = loaded(data, "BPE", sharpness=0.1)  # nearly uniform, so all prefixes are expanded
     tracemalloc.start()
     try:
         found = lm.next_words("w1", 450)

@@ -6,7 +6,7 @@ import pytest
 from zipflm.language.files import check_destination, destination
 
 
-def test_a_file_is_whole_or_absent(tmp_path):
+def test_files_appear_when_complete(tmp_path):
     path = tmp_path / "out.txt"
     with pytest.raises(RuntimeError), destination(str(path)) as file:
         file.write("half")
@@ -18,7 +18,7 @@ def test_a_file_is_whole_or_absent(tmp_path):
     assert path.read_bytes() == b"whole\n"
 
 
-def test_a_file_that_was_there_stays_until_the_new_one_is_complete(tmp_path):
+def test_keeps_the_old_file_on_failure(tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("old")
     with pytest.raises(RuntimeError), destination(str(path)) as file:
@@ -28,20 +28,20 @@ def test_a_file_that_was_there_stays_until_the_new_one_is_complete(tmp_path):
 
 
 @pytest.mark.parametrize("name", [None, "-"])
-def test_standard_output_is_the_other_place(name, capsys):
+def test_writes_to_stdout(name, capsys):
     with destination(name) as file:
         file.write("text\n")
     assert capsys.readouterr().out == "text\n"
 
 
-def test_a_link_keeps_pointing_where_it_points(tmp_path):
+def test_follows_symbolic_links(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "there.txt")
     with destination(str(tmp_path / "link")) as file:
         file.write("text")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "there.txt").read_text() == "text"
 
 
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+def test_writes_to_pipes(tmp_path):
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
@@ -52,10 +52,10 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     assert read == ["text"] and pipe.is_fifo()
 
 
-def test_impossible_places_are_refused_before_any_work(tmp_path):
+def test_rejects_impossible_destinations(tmp_path):
     for name, message in [
         (str(tmp_path), "--out .*: a folder"),
-        (str(tmp_path / "no" / "out.txt"), "there is no folder .*no; make it first"),
+        (str(tmp_path / "no" / "out.txt"), "no folder .*no; create it first"),
         (str(tmp_path / "out.txt.gz"), "uncompressed; leave out .gz"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Groups of texts: their order, their numbers, and how far ahead they are read."""
+"""Groups of independent texts: order, scores and read-ahead."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def texts_of(lm, number):
 
 
 @pytest.mark.parametrize("prefix", ["", "some prefix"])
-def test_texts_come_in_order_with_the_numbers_of_all_at_once(lm, prefix):
+def test_scores_match_a_single_batch(lm, prefix):
     engine = replace(lm.engine, batch_tokens=32)
     before, texts = lm.reader.prefix(prefix), texts_of(lm, 100)
     groups = [*scored_documents(engine, texts, before)]
@@ -37,7 +37,7 @@ def test_texts_come_in_order_with_the_numbers_of_all_at_once(lm, prefix):
         np.testing.assert_allclose(document.nll, nll, rtol=1e-5, atol=1e-5)
 
 
-def test_one_group_is_read_ahead_and_no_more(lm):
+def test_reads_one_group_ahead(lm):
     engine = replace(lm.engine, batch_tokens=16)
     texts, given = texts_of(lm, 200), 0
     reading = iter(texts)
@@ -50,15 +50,15 @@ def test_one_group_is_read_ahead_and_no_more(lm):
     assert given == len(texts)
 
 
-def test_no_texts_are_no_groups(lm):
+def test_no_texts(lm):
     assert [*scored_documents(lm.engine, [], lm.reader.prefix(""))] == []
 
 
 @pytest.mark.gpu
-def test_starting_does_not_wait_for_the_device(word_data):
+def test_starting_does_not_block(word_data):
     lm = loaded(word_data, device="cuda")
     documents = [text.ids for text in texts_of(lm, 64)]
-    expected = lm.engine.nll(documents)  # allocates and loads what the next call finds ready
+    expected = lm.engine.nll(documents)  # warm up
     torch.cuda._sleep(2_000_000_000)  # about a second
     asleep = torch.cuda.Event()
     asleep.record()
@@ -69,16 +69,16 @@ def test_starting_does_not_wait_for_the_device(word_data):
 
 
 @pytest.mark.parametrize("bad", [0, 1, 5, 40, 99])
-def test_texts_before_one_that_cannot_be_read_are_given_out_first(lm, bad):
+def test_yields_texts_before_a_read_error(lm, bad):
     texts = texts_of(lm, 100)
 
     def reading():
         yield from texts[:bad]
-        raise ValueError("a line that is no text")
+        raise ValueError("invalid line")
 
     given = []
     engine = replace(lm.engine, batch_tokens=16)
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(ValueError, match="invalid line"):
         for group in scored_documents(engine, reading(), lm.reader.prefix("")):
             given += [document.text for document in group]
     assert len(given) == bad and all(one is other for one, other in zip(given, texts, strict=False))

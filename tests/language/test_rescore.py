@@ -33,7 +33,7 @@ def run(lists, tmp_path, scorer=MODEL, **options):
     return number, (tmp_path / "out").read_text().splitlines()
 
 
-def test_scores_are_added_and_the_best_comes_first(lists, tmp_path):
+def test_adds_scores_and_sorts(lists, tmp_path):
     number, (header, *rows) = run(lists(given={"lm": 0.5, "words": 0.25}), tmp_path)
     assert number == 2 and header == "id\ttext\tac\tlm\ttotal"
     rows = [row.split("\t") for row in rows]
@@ -50,14 +50,14 @@ def test_scores_are_added_and_the_best_comes_first(lists, tmp_path):
         assert float(total) == pytest.approx(expected, abs=1e-6)
 
 
-def test_whoever_watches_hears_of_the_hypotheses(lists, tmp_path):
-    heard = []
-    with watched_by(lambda *news: heard.append(news)):
+def test_reports_progress(lists, tmp_path):
+    reports = []
+    with watched_by(lambda *args: reports.append(args)):
         run(lists(), tmp_path)
-    assert heard == [("rescoring", 5, 6)]  # of so many lines, the header among them
+    assert reports == [("rescoring", 5, 6)]  # the total includes the header
 
 
-def test_without_a_weight_for_the_model_the_order_is_the_lists_own(lists, tmp_path):
+def test_weight_0_keeps_the_order_of_the_scores(lists, tmp_path):
     _, rows = run(lists(given={"lm": 0}), tmp_path)
     assert [row.split("\t")[1] for row in rows[1:]] == [
         "the rat sat",
@@ -68,12 +68,12 @@ def test_without_a_weight_for_the_model_the_order_is_the_lists_own(lists, tmp_pa
     ]
 
 
-def test_one_best_is_text_by_id(lists, tmp_path):
+def test_one_best(lists, tmp_path):
     _, rows = run(lists(), tmp_path, one_best=True)
     assert rows == ["u1 the cat sat", "u2 the dog ran"]
 
 
-def test_one_best_of_moses_lists_is_one_line_per_sentence(lists, tmp_path):
+def test_one_best_of_moses_has_no_ids(lists, tmp_path):
     content = (
         "0 ||| the rat ||| f= 1 ||| -1\n0 ||| the cat ||| f= 1 ||| -1\n1 |||  ||| f= 1 ||| 0\n"
     )
@@ -84,7 +84,7 @@ def test_one_best_of_moses_lists_is_one_line_per_sentence(lists, tmp_path):
     assert rows[0] == f"0 ||| the cat ||| f= 1 lm= {best:.6f} ||| {2 * best - 1:.6f}"
 
 
-def test_kaldi_lists_keep_their_ids_and_get_their_scores_in_a_file(lists, tmp_path):
+def test_kaldi_scores_are_written_to_a_file(lists, tmp_path):
     content = "u-1 the rat\nu-2 the cat\n"
     (tmp_path / "ac").write_text("u-1 1\nu-2 1.5\n")
     opened = lists(content, "kaldi", {"lm": 1, "ac": 0.1}, costs={"ac": str(tmp_path / "ac")})
@@ -97,7 +97,7 @@ def test_kaldi_lists_keep_their_ids_and_get_their_scores_in_a_file(lists, tmp_pa
         assert float(total) == pytest.approx(MODEL.log_prob(text) + 0.1 * ac, abs=1e-6)
 
 
-def test_json_lines_keep_what_they_had(lists, tmp_path):
+def test_json_lines_keep_other_fields(lists, tmp_path):
     content = '{"id": 1, "text": "the cat", "scores": {"ac": 2}, "note": "kept"}\n'
     _, rows = run(lists(content, "jsonl", lm="big"), tmp_path)
     found = json.loads(rows[0])
@@ -105,15 +105,15 @@ def test_json_lines_keep_what_they_had(lists, tmp_path):
     assert found["scores"].keys() == {"ac", "big", "total"}
 
 
-def test_texts_that_differ_in_spaces_alone_are_scored_once(lists, tmp_path):
+def test_scores_equal_texts_once(lists, tmp_path):
     model = Bigrams("the cat")
     content = "id\ttext\tac\nu\tthe cat\t1\nu\tthe  cat \t2\nu\tthe rat\t1\n"
     run(lists(content), tmp_path, model)
     assert model.calls == [[["the cat", "the rat"]]]
 
 
-def test_lists_are_scored_in_groups_while_they_are_read(lists, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_HYPOTHESES_AT_ONCE", 4)
+def test_scores_in_groups_while_reading(lists, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_HYPOTHESES_PER_GROUP", 4)
     model = Bigrams("the cat")
     rows = "".join(f"u{n}\ttext {n} {m}\n" for n in range(9) for m in range(2))
     opened = lists("id\ttext\n" + rows)
@@ -121,24 +121,24 @@ def test_lists_are_scored_in_groups_while_they_are_read(lists, tmp_path, monkeyp
     watched = (taken.append(entries[0].utterance) or entries for entries in opened.utterances)
     scored = module.scored(watched, model)
     next(scored)
-    assert taken == ["u0", "u1"]  # no more is read than is scored
+    assert taken == ["u0", "u1"]  # reads one group at a time
     assert len(list(scored)) == 8
     assert [len(call) for call in model.calls] == [2, 2, 2, 2, 1]
 
 
-def test_features_that_some_lines_lack_are_refused_only_if_they_count(lists, tmp_path):
+def test_rejects_missing_scores_that_have_a_weight(lists, tmp_path):
     content = "0 ||| a ||| f= 1 g= 1 ||| 2\n0 ||| b ||| f= 1 ||| 2\n"
     run(lists(content, "moses"), tmp_path)
-    with pytest.raises(ValueError, match="list: line 2: has no score g, which counts"):
+    with pytest.raises(ValueError, match="list: line 2: has no score g; add it"):
         run(lists(content, "moses", {"g": 1, "total": 1}), tmp_path)
 
 
-def test_a_list_that_ends_badly_leaves_no_file(lists, tmp_path):
+def test_failure_leaves_no_file(lists, tmp_path):
     with pytest.raises(ValueError, match="line 7"):
         run(lists(TSV + "u3\n"), tmp_path)
     assert not (tmp_path / "out").exists()
 
 
-def test_weights_are_checked_when_the_first_utterance_is_read(lists):
-    with pytest.raises(ValueError, match="no score am; there are ac, lm, words"):
+def test_checks_weights_at_once(lists):
+    with pytest.raises(ValueError, match="no score am; choose from ac, lm, words"):
         lists(given={"am": 1.0})

@@ -1,4 +1,4 @@
-"""Lines scored while they come get the numbers that `evaluate` gives the whole text."""
+"""Consecutive lines get the scores that `evaluate` gives the whole text."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def lines_of(lm, number):
 @pytest.mark.parametrize(
     ("block", "context", "batch_tokens"), [(16, 0, 32), (16, 5, 1), (9, 8, 9), (40, 20, 4000)]
 )
-def test_a_stream_is_scored_as_evaluate_scores_it(small, break_mode, block, context, batch_tokens):
+def test_matches_evaluate(small, break_mode, block, context, batch_tokens):
     lines = lines_of(small, 40)
     ids = [line.ids for line in lines]
     blocks = Blocks(break_mode=break_mode, block=block, context=context)
@@ -46,32 +46,32 @@ def test_a_stream_is_scored_as_evaluate_scores_it(small, break_mode, block, cont
     assert all(one.text is line for one, line in zip(found, lines, strict=True))
     assert [len(one.nll) for one in found] == [len(line.ids) for line in lines]
     np.testing.assert_allclose(np.concatenate([one.nll for one in found]), expected, atol=1e-5)
-    assert batch_tokens > 9 or held < 20  # it does not wait for the end
+    assert batch_tokens > 9 or held < 20  # does not read to the end first
 
 
-def test_a_prefix_stands_before_the_first_line(small):
+def test_prefix(small):
     first, second, _ = lines_of(small, 3)
     blocks = Blocks(break_mode="none", block=64, context=32)
-    ((behind,),) = scored_lines(small.engine, [second], first.ids, blocks)
+    ((after,),) = scored_lines(small.engine, [second], first.ids, blocks)
     ((_, both),) = scored_lines(small.engine, [first, second], NOTHING, blocks)
-    np.testing.assert_allclose(behind.nll, both.nll, atol=1e-5)
+    np.testing.assert_allclose(after.nll, both.nll, atol=1e-5)
 
 
 @pytest.mark.parametrize("break_mode", ["none", "complete", "sentence"])
-def test_no_line_is_no_score(small, break_mode):
+def test_no_lines(small, break_mode):
     blocks = Blocks(break_mode=break_mode, block=8)
     assert [*scored_lines(small.engine, [], NOTHING, blocks)] == []
 
 
-def test_lines_before_one_that_cannot_be_read_are_given_out_first(small):
+def test_yields_lines_before_a_read_error(small):
     lines = lines_of(small, 3)
 
     def reading():
         yield from lines
-        raise ValueError("a line that is no text")
+        raise ValueError("invalid line")
 
     given = []
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(ValueError, match="invalid line"):
         for group in scored_lines(
             small.engine, reading(), NOTHING, Blocks(break_mode="none", block=8)
         ):

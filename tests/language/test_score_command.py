@@ -1,4 +1,4 @@
-"""`zipflm score`: rows that agree with `lm.score` and `evaluate`, from files and living pipes."""
+"""`zipflm score`: rows agree with `lm.score` and `evaluate`, from files and pipes."""
 
 import gzip
 import io
@@ -37,7 +37,7 @@ def rows_of(lm, *names, **options):
     return header, rows
 
 
-def test_a_row_per_word_with_line_and_position(lm, text):
+def test_rows_per_word(lm, text):
     header, rows = rows_of(lm, text)
     *columns, protocol = header.split("\t")
     assert columns == ["line", "position", "word", "logprob", "band", "count", "unknown"]
@@ -55,7 +55,7 @@ def test_a_row_per_word_with_line_and_position(lm, text):
         assert fields[4:] == [str(word.band), str(word.count), str(int(word.is_unknown))]
 
 
-def test_json_lines_say_the_same(adp, text):
+def test_json_lines_match_tsv(adp, text):
     header, rows = rows_of(adp, text, format="jsonl")
     columns = json.loads(header)["columns"]
     assert json.loads(header)["protocol"]["lines"] == "independent"
@@ -66,7 +66,7 @@ def test_json_lines_say_the_same(adp, text):
         assert row["unknown"] is (fields.split("\t")[6] == "1")
 
 
-def test_log10_has_the_unit_of_kenlm(adp, text):
+def test_log10(adp, text):
     nats, other = (rows_of(adp, text, log10=log10, per="line") for log10 in (False, True))
     assert "\tlog10\t" in other[0]
     for rows in zip(nats[1], other[1], strict=True):
@@ -75,7 +75,7 @@ def test_log10_has_the_unit_of_kenlm(adp, text):
         assert one[4] == two[4]  # perplexity has no unit
 
 
-def test_bits_are_the_other_unit(adp, text):
+def test_bits(adp, text):
     nats, bits = (rows_of(adp, text, bits=in_bits) for in_bits in (False, True))
     assert "\tbits\t" in bits[0]
     for one, other in zip(nats[1], bits[1], strict=True):
@@ -83,7 +83,7 @@ def test_bits_are_the_other_unit(adp, text):
         assert float(other.split("\t")[3]) == pytest.approx(expected, abs=1e-5)
 
 
-def test_surprisal_has_the_columns_that_scripts_read(adp, text):
+def test_surprisal_columns(adp, text):
     header, rows = rows_of(adp, text, format="surprisal", ends=False)
     assert header == "sentence\tposition\tword\tsurprisal"
     assert [row.split("\t")[:3] for row in rows] == [
@@ -94,7 +94,7 @@ def test_surprisal_has_the_columns_that_scripts_read(adp, text):
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_lines_documents_and_totals_add_up(adp, text, tmp_path, ends):
+def test_sums_per_line_document_and_total(adp, text, tmp_path, ends):
     other = tmp_path / "other.txt"
     other.write_text("fila ba")
     _, words = rows_of(adp, text, other, ends=ends)
@@ -117,14 +117,14 @@ def test_lines_documents_and_totals_add_up(adp, text, tmp_path, ends):
     assert perplexity == pytest.approx(math.exp(-total / len(words)), rel=1e-4)
 
 
-def test_a_line_without_a_word_has_no_perplexity(adp, text):
+def test_empty_lines_have_no_perplexity(adp, text):
     _, rows = rows_of(adp, text, per="line", ends=False)
     assert rows[1] == "2\t0\t0\t0.000000\t"
     _, rows = rows_of(adp, text, per="line", ends=False, format="jsonl")
     assert json.loads(rows[1])["perplexity"] is None
 
 
-def test_rows_of_several_files_name_their_file_and_count_lines_anew(adp, text, tmp_path):
+def test_several_files(adp, text, tmp_path):
     packed = tmp_path / "more.txt.gz"
     packed.write_bytes(gzip.compress(b"ba\r\nde"))
     header, rows = rows_of(adp, text, packed)
@@ -133,7 +133,7 @@ def test_rows_of_several_files_name_their_file_and_count_lines_anew(adp, text, t
     assert {row.split("\t")[-1] for row in rows} == {str(text), str(packed)}
 
 
-def test_running_lines_total_to_what_evaluate_says(run, tmp_path):
+def test_running_lines_match_evaluate(run, tmp_path):
     path = tmp_path / "long.txt"
     path.write_text("\n".join(sentences(5, 50)) + "\n")
     lm = zipflm.load(run, device="cpu")
@@ -145,7 +145,7 @@ def test_running_lines_total_to_what_evaluate_says(run, tmp_path):
     assert float(perplexity) == pytest.approx(found.scores.perplexity, rel=1e-6)
 
 
-def test_the_most_likely_words_stand_beside_the_one_that_came(lm, text):
+def test_top_lists_alternatives(lm, text):
     header, rows = rows_of(lm, text, top=3)
     assert header.split("\t")[-2] == "top"
     first = [each.rpartition("=")[::2] for each in rows[1].split("\t")[-1].split(" ")]
@@ -156,7 +156,7 @@ def test_the_most_likely_words_stand_beside_the_one_that_came(lm, text):
 
 
 @pytest.mark.parametrize(("label", "k"), [("ADP-T", 80), ("BPE", 30)])
-def test_beyond_the_block_a_word_has_one_probability_in_its_row(models, tmp_path, label, k):
+def test_top_agrees_with_the_score_beyond_the_block(models, tmp_path, label, k):
     path = tmp_path / "long.txt"
     path.write_text(" ".join(sentences(3, 9)) + "\n")
     _, rows = rows_of(models[label], path, top=k, prefix="ba de fila")
@@ -169,7 +169,7 @@ def test_beyond_the_block_a_word_has_one_probability_in_its_row(models, tmp_path
     assert len(rows) > 40 and compared > (40 if k == 80 else 10)
 
 
-def test_a_prefix_stands_before_every_line(adp, text):
+def test_prefix(adp, text):
     header, rows = rows_of(adp, text, prefix="ba de")
     assert header.endswith("prefix=2")
     expected = adp.score("ba", prefix="ba de")
@@ -189,10 +189,10 @@ def test_a_prefix_stands_before_every_line(adp, text):
         ({"per": "line", "format": "surprisal"}, "--format surprisal"),
         ({"bits": True, "log10": True}, "--log10"),
         ({"format": "surprisal", "log10": True}, "--log10"),
-        ({"top": 1000}, "top=1000: must be 1 to 80"),
+        ({"top": 1000}, "top=1000: must be from 1 to 80"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(adp, text, options, reason):
+def test_rejects_conflicting_options(adp, text, options, reason):
     with pytest.raises(ValueError, match=reason):
         rows_of(adp, text, **options)
 
@@ -201,21 +201,21 @@ def test_options_that_do_not_fit_are_refused(adp, text, options, reason):
     ("content", "reason"),
     [(b"", "empty"), (b"ba\nb\0a\n", "line 2: a NUL"), (b"ba\n\xff\n", "line 2: not UTF-8")],
 )
-def test_what_is_no_text_is_named_by_its_line(adp, tmp_path, content, reason):
+def test_rejects_invalid_text_with_its_line(adp, tmp_path, content, reason):
     path = tmp_path / "bad.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"bad.txt: {reason}"):
         rows_of(adp, path)
 
 
-def test_bytes_that_are_no_text_may_be_replaced(adp, tmp_path):
+def test_can_replace_invalid_bytes(adp, tmp_path):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"ba\n\xff b\0a\n")
     _, rows = rows_of(adp, path, errors="replace")
     assert [row.split("\t")[2] for row in rows[2:]] == ["\ufffd", "b\ufffda", "</s>"]
 
 
-def test_a_text_of_pieces_for_a_run_without_codes_is_scored_by_word(bpe_data):
+def test_reads_text_in_pieces_without_codes(bpe_data):
     lm = loaded(bpe_data, "BPE")
     pieces = " ".join(lm.vocabulary.words[i] for i in lm.reader.line("ba fila").ids[:-1])
     lm.reader._takes_pieces, lm.reader.encoder.codes = True, None
@@ -240,20 +240,20 @@ def test_words_with_an_unknown_piece_are_unknown(bpe_data, tmp_path):
     assert row.split("\t")[2] == "2"
 
 
-# --- As a command. ---
+# --- Command line ---
 
 
 def invoke(*arguments, **options):
     return CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], **options)
 
 
-def test_standard_input_is_read_where_no_file_is_named(run):
+def test_reads_stdin_by_default(run):
     done = invoke("score", run, "--device", "cpu", "--per", "line", input="ba de\nfila\n")
     assert done.exit_code == 0
     assert [row.split("\t")[:2] for row in done.stdout.splitlines()[1:]] == [["1", "3"], ["2", "2"]]
 
 
-def test_on_a_terminal_words_cannot_move_the_cursor(monkeypatch):
+def test_escapes_control_characters_on_a_terminal(monkeypatch):
     from zipflm.cli import language
 
     out = io.StringIO()
@@ -266,7 +266,7 @@ def test_on_a_terminal_words_cannot_move_the_cursor(monkeypatch):
 
 @pytest.fixture
 def process(run):
-    """The command as a process of its own, with pipes."""
+    """Run the command in a child process with pipes."""
     line = [sys.executable, "-m", "zipflm", "score", str(run), "--device", "cpu"]
     started = []
 
@@ -281,12 +281,12 @@ def process(run):
         child.kill()
         child.wait()
         for stream in (child.stdin, child.stdout, child.stderr):
-            with suppress(BrokenPipeError):  # what was left to write has no reader
+            with suppress(BrokenPipeError):
                 stream.close()
 
 
 @pytest.mark.slow
-def test_a_line_in_a_pipe_is_answered_before_the_next_one_comes(process):
+def test_answers_each_line_of_a_pipe_at_once(process):
     child = process("--per", "line")
     assert child.stdout.readline().startswith(b"line\t")
     for number in (1, 2):
@@ -299,7 +299,7 @@ def test_a_line_in_a_pipe_is_answered_before_the_next_one_comes(process):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("closed", "status"), [("<&-", 2), (">&-", 0), ("2>&-", 0)])
-def test_a_stream_that_is_closed_is_no_crash(run, text, closed, status):
+def test_closed_streams(run, text, closed, status):
     file = "-" if closed == "<&-" else text
     arguments = shlex.join(training_runs.command("score", run, file, "--device", "cpu"))
     found = training_runs.call(["sh", "-c", f"{arguments} {closed}"])
@@ -308,7 +308,7 @@ def test_a_stream_that_is_closed_is_no_crash(run, text, closed, status):
     assert ("</s>" in found.stdout) == (closed == "2>&-")
 
 
-def test_a_closed_pipe_ends_it_quietly(process):
+def test_closed_pipe_is_silent(process):
     child = process()
     child.stdout.readline()
     child.stdout.close()
@@ -331,23 +331,23 @@ def test_a_closed_pipe_ends_it_quietly(process):
         (["generate", "RUN", "--temperature", "-1"], "--temperature -1.0"),
         (["generate", "RUN", "--checkpoint", "77"], "--checkpoint 77"),
         (["generate", "RUN", "--num", "0"], "--num 0"),
-        (["generate", "RUN", "the cat"], "follows --prompt"),
+        (["generate", "RUN", "the cat"], "continue with --prompt"),
         (["score", "RUN", __file__, "--top", "1000"], "--top 1000"),
         (["score", "RUN", "-", "--dtype", "half"], "--dtype half: choose"),
-        (["score", __file__, "RUN"], f"{__file__}: a file, where a run is expected"),
+        (["score", __file__, "RUN"], f"{__file__}: a file, not a run"),
     ],
 )
-def test_bad_input_is_one_line(run, monkeypatch, capsys, arguments, reason):
+def test_bad_input_exits_with_2_and_one_line(run, monkeypatch, capsys, arguments, reason):
     filled = [str(run) if each == "RUN" else each for each in arguments]
     monkeypatch.setattr(sys, "argv", ["zipflm", *filled])
     with pytest.raises(SystemExit) as ended:
         zipflm.cli.main()
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert reason in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert reason in output and output.count("\n") == 1
 
 
-def test_a_text_is_written_on_from_its_prompt(run):
+def test_generates_from_a_prompt(run):
     options = ["--prompt", "ba de", "--seed", "3", "--max-words", "5", "--lines", "0"]
     one = invoke("generate", run, "--device", "cpu", *options)
     assert one.exit_code == 0 and one.stdout.startswith("ba de ") and one.stdout.endswith("\n")
@@ -359,7 +359,7 @@ def test_a_text_is_written_on_from_its_prompt(run):
     assert several.stdout.count("ba de") == 2
 
 
-def test_unknown_words_of_a_prompt_are_told_and_a_long_text_says_that_it_slid(run):
+def test_generate_warns_of_unknown_words_and_long_texts(run):
     done = invoke(
         "generate", run, "--device", "cpu", "--prompt", "zzz ba", "--max-words", "40",
         "--lines", "0", "--seed", "1",

@@ -33,7 +33,7 @@ def write(tmp_path):
     return write
 
 
-def test_tables_are_read_with_their_protocol(write):
+def test_reads_tables_with_protocol(write):
     for name in (write(TSV), write(gzip.compress(TSV.encode()), "scores.tsv.gz")):
         file = ScoreFile(name)
         assert file.format == "tsv"
@@ -44,13 +44,13 @@ def test_tables_are_read_with_their_protocol(write):
         assert rows.unknown.tolist() == [False, True, False]
 
 
-def test_base_10_is_read(write):
+def test_reads_base_10(write):
     file = ScoreFile(write("line\tposition\tword\tlog10\n1\t1\tthe\t-2\n"))
     (rows,) = file.blocks()
     assert rows.logprob.tolist() == [pytest.approx(-2 * math.log(10))]
 
 
-def test_json_lines_and_bits_are_read(write):
+def test_reads_json_lines_and_bits(write):
     file = ScoreFile(write(JSONL))
     assert (file.format, file.protocol) == ("jsonl", {"run": "runs/a", "block": "16"})
     (rows,) = file.blocks()
@@ -58,7 +58,7 @@ def test_json_lines_and_bits_are_read(write):
     assert not rows.unknown.any()
 
 
-def test_a_protocol_may_hold_spaces_or_be_absent(write):
+def test_protocol_with_spaces_or_missing(write):
     header = "line\tposition\tword\tlogprob"
     assert ScoreFile(write(f"{header}\t# run=my%20runs/a block=3\n")).protocol == {
         "run": "my runs/a",
@@ -68,8 +68,8 @@ def test_a_protocol_may_hold_spaces_or_be_absent(write):
 
 
 @pytest.mark.parametrize("format", ["tsv", "jsonl"])
-def test_what_is_written_is_read_again_in_blocks(write, format, monkeypatch):
-    monkeypatch.setattr(score_table, "_ROWS", 4)
+def test_round_trip_in_blocks(write, format, monkeypatch):
+    monkeypatch.setattr(score_table, "_ROWS_PER_BLOCK", 4)
     keys = [(1 + n // 3, 1 + n % 3, f"w{n}\u00f6") for n in range(10)]
     logprob, unknown = -np.arange(10) / 8, np.arange(10) % 2 == 0
     text = io.StringIO()
@@ -88,15 +88,15 @@ def test_what_is_written_is_read_again_in_blocks(write, format, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("\t-1.5\t", "\tx\t", "line 2: .* is no row of line, position, word, logprob"),
-        ("\t-1.5\t", "\tnan\t", "line 2: logprob nan is not that of a probability"),
-        ("\t-1.5\t", "\t0.5\t", "line 2: logprob 0.5 is not that of a probability"),
-        ("\t-1.5\t", "\t", "line 2: .* is no row"),
+        ("\t-1.5\t", "\tx\t", "line 2: .* is not a row of line, position, word, logprob"),
+        ("\t-1.5\t", "\tnan\t", "line 2: logprob nan is not the logarithm of a probability"),
+        ("\t-1.5\t", "\t0.5\t", "line 2: logprob 0.5 is not the logarithm of a probability"),
+        ("\t-1.5\t", "\t", "line 2: .* is not a row"),
         ("\tword\t", "\ttoken\t", "line 1: has no column word"),
         ("\tlogprob\t", "\tscore\t", "line 1: has no column logprob"),
     ],
 )
-def test_bad_rows_are_refused_with_their_line(write, old, new, message):
+def test_rejects_bad_rows_with_their_line(write, old, new, message):
     assert old in TSV
     with pytest.raises(ValueError, match=f"scores: {message}"):
         list(ScoreFile(write(TSV.replace(old, new, 1))).blocks())
@@ -106,15 +106,15 @@ def test_bad_rows_are_refused_with_their_line(write, old, new, message):
     ("content", "message"),
     [
         (b"", "empty"),
-        (TSV.split("\n")[0] + "\n", "has a header and no rows"),
+        (TSV.split("\n")[0] + "\n", "has a header but no rows"),
         ('{"columns": 3}\n', "line 1: is not"),
-        (JSONL + "[1]\n", "line 4: .* is no row"),
-        (JSONL + '{"line": 1, "position": 1, "word": "a"}\n', "line 4: .* is no row"),
+        (JSONL + "[1]\n", "line 4: .* is not a row"),
+        (JSONL + '{"line": 1, "position": 1, "word": "a"}\n', "line 4: .* is not a row"),
         (JSONL + '{"line": 1, "position": 1, "word": "a", "bits": -1}\n', "line 4: bits -1 is"),
         (TSV.encode() + b"2\t1\t\xff\t0\t0\t0\t0\n", "line 5: not UTF-8"),
     ],
 )
-def test_what_is_no_file_of_scores_is_refused(write, content, message):
+def test_rejects_other_files(write, content, message):
     with pytest.raises(ValueError, match=message):
         list(ScoreFile(write(content)).blocks())
 
@@ -128,7 +128,7 @@ PARTS += ["]", "null", "true", "9" * 5000, "\u00e9", "\0"]
 @given(
     st.lists(st.sampled_from(PARTS), max_size=25).map("".join), st.sampled_from([TSV, JSONL, ""])
 )
-def test_whatever_a_file_holds_is_read_or_refused(write, content, begin):
+def test_reads_or_rejects_any_file(write, content, begin):
     try:
         blocks = list(ScoreFile(write(begin + content)).blocks())
     except ValueError as error:

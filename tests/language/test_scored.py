@@ -5,7 +5,7 @@ import numpy as np
 from zipflm.language.text import WordFacts, nll_per_word
 
 
-def test_bands_begin_at_the_cutoffs(adp):
+def test_bands_start_at_the_cutoffs(adp):
     facts = WordFacts.of(adp.vocabulary, (10, 50))
     assert [facts.bands[i] for i in (0, 9, 10, 49, 50, 79)] == [0, 0, 1, 1, 2, 2]
     assert (WordFacts.of(adp.vocabulary, ()).bands == 0).all()
@@ -16,17 +16,17 @@ def word_in_pieces(lm):
     return next(name for name in names if len(lm.reader.line(name).ids) > 2)
 
 
-def test_pieces_add_up_to_their_word(bpe):
+def test_sums_losses_of_pieces(bpe):
     encoded = bpe.reader.line(word_in_pieces(bpe))
     nll = np.arange(len(encoded.ids), dtype=np.float32)
     assert nll_per_word(encoded, nll).tolist() == [sum(range(len(nll) - 1)), len(nll) - 1]
 
 
-def test_a_word_in_pieces_is_as_rare_as_its_rarest(bpe):
+def test_count_is_that_of_the_rarest_piece(bpe):
     word, _ = bpe.score(word_in_pieces(bpe)).words
     ids = bpe.reader.line(word.word).ids[:-1]
     assert word.count == bpe.vocabulary.counts[ids].min()
 
 
-def test_a_text_tells_itself_in_a_line(adp):
+def test_repr(adp):
     assert repr(adp.score("ba de")).startswith("ScoredText(3 words, logprob=-")

@@ -1,4 +1,4 @@
-"""Lines and words of raw text, where they stand, and the ids that `prepare` gives them."""
+"""Encoding of raw text: lines, words, spans and ids."""
 
 import numpy as np
 import pytest
@@ -22,18 +22,18 @@ from zipflm.language.text import _lines
         ("ba\x0bde\u2028ba", ["ba", "de", "ba", "</s>"]),
     ],
 )
-def test_every_line_ends_once(adp, text, words):
+def test_line_ends(adp, text, words):
     assert list(adp.reader.text(text).words) == words
 
 
-def test_the_last_line_may_be_left_open(adp):
+def test_last_line_can_be_open(adp):
     assert adp.reader.text("ba\nde", ends=False).words == ["ba", "</s>", "de"]
     assert adp.reader.text("ba\n", ends=False).words == ["ba", "</s>"]
     assert adp.reader.prefix("").tolist() == []
 
 
 @given(st.lists(st.sampled_from(["ba", "de", " ", "\n", "\r\n", "\t", "zzz", "fila"]), min_size=1))
-def test_spans_cover_the_text_in_order_and_spell_the_words(models, parts):
+def test_spans_match_the_words(models, parts):
     text = " ".join(parts)
     encoded = models["ADP-T"].reader.text(text)
     last = 0
@@ -44,7 +44,7 @@ def test_spans_cover_the_text_in_order_and_spell_the_words(models, parts):
     assert not text[last:].strip()
 
 
-def test_ids_are_those_of_the_vocabulary(adp):
+def test_ids_come_from_the_vocabulary(adp):
     encoded = adp.reader.text("ba qqq\nba")
     ba = adp.vocabulary.id("ba")
     assert encoded.ids.tolist() == [ba, UNKNOWN, END, ba, END]
@@ -62,8 +62,7 @@ def test_pieces_of_a_word_stay_together(bpe):
 
 
 @given(st.text(st.sampled_from("ab \t\n\r\x1c\u2028\u00a0.")))
-def test_the_quick_way_reads_what_the_other_does(models, text):
-    """Text between white space is split by Python itself; spans come later, from the splitter."""
+def test_fast_path_matches_the_splitter(models, text):
     reader = models["SM"].reader
     encoded = reader.text(f"a{text}")
     assert reader._is_plain

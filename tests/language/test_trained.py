@@ -1,4 +1,4 @@
-"""What `zipflm.load` gives: scores and next words that agree with the model's own numbers."""
+"""`zipflm.load`: scores and next words agree with the model."""
 
 import math
 import sys
@@ -28,7 +28,7 @@ def ids_of(lm, text):
     return lm.reader.text(text).ids
 
 
-def test_every_word_has_the_log_probability_that_the_model_gives_it(lm):
+def test_scores_match_the_model(lm):
     text = lm.score(TEXT)
     ids = torch.from_numpy(ids_of(lm, TEXT))
     before = torch.cat([torch.tensor([END]), ids[:-1]])
@@ -40,7 +40,7 @@ def test_every_word_has_the_log_probability_that_the_model_gives_it(lm):
     assert [word.logprob for word in text.words] == pytest.approx(of_words.tolist(), abs=1e-5)
 
 
-def test_scores_are_those_of_the_whole_distribution(lm):
+def test_scores_match_the_distribution(lm):
     words = lm.score("ba de ba").words
     log_probs = lm.log_probs(["", "ba", "ba de", "ba de ba"])
     assert log_probs.exp().sum(1).tolist() == pytest.approx([1] * 4, abs=1e-5)
@@ -50,7 +50,7 @@ def test_scores_are_those_of_the_whole_distribution(lm):
             assert word.logprob == pytest.approx(float(row[token]), abs=1e-5)
 
 
-def test_totals_are_of_all_words_and_name_their_protocol(lm):
+def test_totals_and_protocol(lm):
     text = lm.score(TEXT)
     assert text.logprob == pytest.approx(sum(word.logprob for word in text.words))
     assert text.surprisal == pytest.approx(-text.logprob / math.log(2))
@@ -61,7 +61,7 @@ def test_totals_are_of_all_words_and_name_their_protocol(lm):
     assert protocol.unit == lm.run.config.batches.unit
 
 
-def test_many_texts_are_scored_as_each_alone(lm):
+def test_batched_scores_match_single_texts(lm):
     texts = ["ba", TEXT, "de " * 30, "fila soro", "ba"]
     together = lm.score(texts)
     assert [text.text for text in together] == texts
@@ -70,7 +70,7 @@ def test_many_texts_are_scored_as_each_alone(lm):
         assert each.nll.tolist() == pytest.approx(alone.nll.tolist(), abs=1e-5)
 
 
-def test_bands_counts_and_unknown_words_are_told(adp):
+def test_bands_counts_and_unknown_words(adp):
     words = adp.score("ba qqqq").words
     assert [word.is_unknown for word in words] == [False, True, False]
     assert [word.is_end for word in words] == [False, False, True]
@@ -83,36 +83,36 @@ def test_bands_counts_and_unknown_words_are_told(adp):
             assert bands.edges[word.band] <= token < bands.edges[word.band + 1]
 
 
-def test_spans_are_where_words_stand_and_ends_where_lines_end(adp):
+def test_spans(adp):
     text = "  ba\tde \r\nfila"
     words = adp.score(text).words
     assert [text[slice(*word.span)] for word in words] == ["ba", "de", "\r\n", "fila", ""]
 
 
-def test_a_prefix_is_context_that_is_not_scored(lm):
+def test_prefix_is_context(lm):
     whole, rest = lm.score("ba de fila"), lm.score("fila", prefix="ba de")
     assert [word.word for word in rest.words] == ["fila", "</s>"]
     assert rest.nll.tolist() == pytest.approx(whole.nll[-2:].tolist(), abs=1e-5)
     assert rest.protocol.words == 2
 
 
-def test_a_long_text_is_slid_over_with_context(word_data):
+def test_long_texts_are_split_with_context(word_data):
     lm = loaded(word_data, block=8, context=4)
     text = " ".join(["ba", "de", "fila", "soro", "nan"] * 5)
     found = lm.score(text)
     ids = np.concatenate([[END], ids_of(lm, text)])
     expected = []
     for place in range(1, len(ids)):
-        start = max((place - 1) // 4 * 4 - 4, 0)  # parts of four behind four
+        start = max((place - 1) // 4 * 4 - 4, 0)  # parts of four after four
         words = torch.from_numpy(ids[start:place])
         with torch.no_grad():
             expected.append(-float(lm.model.log_probs(words[None])[0, -1, ids[place]]))
     assert found.nll.tolist() == pytest.approx(expected, abs=1e-5)
     assert found.protocol.blocks.context == 4
-    assert loaded(word_data).engine.blocks.context == 8  # half of the block unless told
+    assert loaded(word_data).engine.blocks.context == 8  # half of the block by default
 
 
-def test_next_words_are_the_most_likely_of_all(models):
+def test_next_words_match_the_distribution(models):
     for label in ("SM", "ADP-T", "CNN"):
         lm = models[label]
         log_probs = lm.log_probs(PREFIXES)
@@ -122,7 +122,7 @@ def test_next_words_are_the_most_likely_of_all(models):
             assert [lm.vocabulary.id(word.word) for word in found] == ids.tolist()
 
 
-def test_next_words_in_pieces_are_those_of_all_words_there_are(bpe):
+def test_next_words_of_sub_word_models_are_exact(bpe):
     prefix = "ba de"
     found = bpe.next_words(prefix, 40)
     assert [word.logprob for word in found] == sorted((w.logprob for w in found), reverse=True)
@@ -140,8 +140,8 @@ def test_next_words_in_pieces_are_those_of_all_words_there_are(bpe):
 
 
 @pytest.mark.parametrize("k", [0, 10**6])
-def test_a_k_without_so_many_words_is_refused(adp, k):
-    with pytest.raises(ValueError, match=f"k={k}: must be 1 to {len(adp.vocabulary)}"):
+def test_rejects_k_outside_the_vocabulary(adp, k):
+    with pytest.raises(ValueError, match=f"k={k}: must be from 1 to {len(adp.vocabulary)}"):
         adp.next_words("ba", k)
 
 
@@ -154,16 +154,16 @@ def test_a_k_without_so_many_words_is_refused(adp, k):
         ("a\ud800", "character 1"),
     ],
 )
-def test_what_is_no_text_is_refused(adp, text, reason):
+def test_rejects_invalid_text(adp, text, reason):
     with pytest.raises(ValueError, match=reason):
         adp.score(text)
 
 
-def test_a_line_end_that_the_text_spells_is_scored(adp):
+def test_scores_a_single_line_end(adp):
     assert [word.word for word in adp.score("\n").words] == ["</s>"]
 
 
-def test_a_frame_has_a_row_per_word(lm, monkeypatch):
+def test_to_frame(lm, monkeypatch):
     if find_spec("pandas") is None:
         monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
     text = lm.score("ba qqqq\nde")
@@ -174,18 +174,18 @@ def test_a_frame_has_a_row_per_word(lm, monkeypatch):
         assert list(frame[name]) == [getattr(word, name) for word in text.words]
 
 
-def test_a_frame_needs_pandas(adp, monkeypatch):
+def test_to_frame_needs_pandas(adp, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="pip install pandas"):
         adp.score("ba").to_frame()
 
 
-def test_log_probs_of_one_text_asks_for_a_list(adp):
-    with pytest.raises(ValueError, match="give a list"):
+def test_log_probs_needs_a_list(adp):
+    with pytest.raises(ValueError, match="must be a list"):
         adp.log_probs("ba")
 
 
-def test_a_run_is_loaded_by_its_folder(run):
+def test_loads_a_run_folder(run):
     lm = zipflm.load(run, device="cpu")
     assert lm.run.checkpoint.name == "update-00000010"
     assert "update-00000010" in repr(lm)
@@ -203,28 +203,26 @@ def test_a_run_is_loaded_by_its_folder(run):
         ({"block": 4, "context": 4}, "context"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused(run, options, reason):
+def test_rejects_invalid_options(run, options, reason):
     with pytest.raises(ValueError, match=reason):
         zipflm.load(run, device="cpu", **options)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_of_a_run_that_diverged_are_refused(word_data, value):
+def test_rejects_weights_that_are_not_finite(word_data, value):
     run = loaded(word_data).run
     with torch.no_grad():
         run.model.output.clusters[0, 0] = value
-    with pytest.raises(
-        ValueError, match=r"update-00000001: output\.clusters .* the training diverged"
-    ):
+    with pytest.raises(ValueError, match=r"update-00000001: output\.clusters .* training diverged"):
         TrainedModel(run)
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
+def test_rejects_folders_without_a_run(tmp_path):
     with pytest.raises(ValueError, match="no run with a checkpoint"):
         zipflm.load(tmp_path)
 
 
-def test_unknown_words_are_scored_as_the_unknown_word(lm):
+def test_unknown_words_are_scored_as_unk(lm):
     (word, _) = lm.score("qqqqzz").words
     expected = lm.log_probs([""])[0, UNKNOWN]
     if word.is_unknown:
@@ -233,7 +231,7 @@ def test_unknown_words_are_scored_as_the_unknown_word(lm):
         assert lm.run.config.batches.unit == "bpe"
 
 
-def test_compiled_it_gives_the_same_scores(run):
+def test_compiled_scores_match(run):
     plain, fast = zipflm.load(run, device="cpu"), zipflm.load(run, device="cpu", compile=True)
     texts = ["ba de", TEXT]
     for one, other in zip(plain.score(texts), fast.score(texts), strict=True):
@@ -241,7 +239,7 @@ def test_compiled_it_gives_the_same_scores(run):
 
 
 @pytest.mark.parametrize("label", ["ADP-T", "SM", "BPE"])
-def test_a_model_that_diverged_is_refused_and_not_waited_for(word_data, bpe_data, label):
+def test_rejects_nan_everywhere(word_data, bpe_data, label):
     lm = loaded(bpe_data if label == "BPE" else word_data, label)
     with torch.no_grad():
         lm.model.decoder.layers[0].ffn_in.weight.fill_(torch.nan)
@@ -256,8 +254,8 @@ def test_a_model_that_diverged_is_refused_and_not_waited_for(word_data, bpe_data
             ask()
 
 
-def test_torchs_compiler_is_not_imported_for_anything_that_is_not_compiled(word_data, tmp_path):
-    """It takes as long as everything else that a short text waits for."""
+def test_does_not_import_the_compiler(word_data, tmp_path):
+    """Importing it would double the start-up time."""
     runs = {"sinusoidal": ["decoder.norm=layer"], "rotary": ["decoder.norm=rms"]}
     for positions, overrides in runs.items():
         overrides = [*overrides, f"decoder.positions={positions}", "training.max_updates=1"]
@@ -276,7 +274,7 @@ def test_torchs_compiler_is_not_imported_for_anything_that_is_not_compiled(word_
 
 @pytest.fixture(scope="module")
 def spelling_run(word_data, tmp_path_factory):
-    """A character CNN that reads every word of the data and predicts 20 ids."""
+    """A character CNN that predicts only 20 ids."""
     run = tmp_path_factory.mktemp("runs") / "spelling"
     changes = ["input.predicted_words=20", "training.max_updates=2", "batches.tokens=256"]
     changes += ["training.tokens_per_update=256", "training.schedule.warmup_updates=1"]
@@ -285,7 +283,7 @@ def spelling_run(word_data, tmp_path_factory):
     return run
 
 
-def test_words_that_are_not_predicted_are_read_by_their_spelling(spelling_run, word_data):
+def test_character_models_read_words_they_do_not_predict(spelling_run, word_data):
     lm = zipflm.load(spelling_run, device="cpu")
     words = lm.vocabulary.words
     assert len(words) > 30 and lm.model.output.edges[-1] == lm.run.config.num_predicted == 20
@@ -293,7 +291,7 @@ def test_words_that_are_not_predicted_are_read_by_their_spelling(spelling_run, w
     known, rare, other = words[4], words[25], words[30]
     scored = lm.score(f"{known} {rare} {known}")
     assert [word.is_unknown for word in scored.words] == [False, True, False, False]
-    # As a target it is the unknown word, as an input it is itself.
+    # <unk> as a target, but itself as an input.
     assert scored.words[1].logprob == lm.score(f"{known} <unk> {known}").words[1].logprob
     after = {
         lm.score(f"{known} {word} {known}").words[2].logprob for word in (rare, other, "<unk>")
@@ -308,7 +306,7 @@ def test_words_that_are_not_predicted_are_read_by_their_spelling(spelling_run, w
     assert result.bits_per_byte is None
 
 
-def test_words_outside_the_vocabulary_are_read_by_their_spelling(spelling_run, tmp_path):
+def test_character_models_read_unseen_words(spelling_run, tmp_path):
     lm = zipflm.load(spelling_run, device="cpu")
     known = lm.vocabulary.words[4]
     texts = [f"{known} {word} {known}" for word in ("zyzzyva", "quokka", "<unk>", "zyzzyva")]
@@ -316,7 +314,7 @@ def test_words_outside_the_vocabulary_are_read_by_their_spelling(spelling_run, t
     assert len(set(after)) == 3 and after[0] == after[3]
     assert lm.score(texts)[0].words[1].is_unknown and lm.score(texts)[0].words[1].count == 0
     assert not torch.equal(*lm.log_probs(["zyzzyva", "quokka"]))
-    # The bytes decide: a listed word is read alike where it is spelled as an unseen one.
+    # A vocabulary word is read like an unseen word with the same bytes.
     listed, layer = lm.vocabulary.words[25], lm.model.input
     unseen = lm.unseen([listed])[0]
     assert unseen >= len(lm.vocabulary)
@@ -329,19 +327,19 @@ def test_words_outside_the_vocabulary_are_read_by_their_spelling(spelling_run, t
     assert scored.nll == pytest.approx([-word.logprob for word in words], abs=1e-5)
 
 
-def test_words_beyond_the_room_for_unseen_ones_are_unknown(spelling_run):
+def test_unseen_words_beyond_the_limit_are_unknown(spelling_run):
     unseen = UnseenWords(load_run(spelling_run).model, room=2)
     first, second, third, again = unseen(["a1", "b2", "c3", "a1"])
     assert second == first + 1 and third == UNKNOWN and again == first
 
 
-def test_a_model_that_predicts_fewer_words_is_not_compared(spelling_run, word_data, tmp_path):
+def test_reports_reject_models_with_fewer_predicted_words(spelling_run, word_data, tmp_path):
     with pytest.raises(ValueError, match="input.predicted_words=20"):
         analyse([spelling_run], word_data.path, tmp_path / "report")
 
 
 @pytest.mark.parametrize("number", [4, 1000])
-def test_a_model_predicts_some_words_and_no_more_than_there_are(number, word_data):
+def test_rejects_invalid_predicted_words(number, word_data):
     change = f"input.predicted_words={number}"
     with pytest.raises(ValueError, match=f"{change}: give 5 to"):
         training_runs.config_of(word_data, change, preset="tiny/CNN", base=[])

@@ -14,7 +14,7 @@ WORDS = "the a cat dog sat ran".split()
 
 
 def toy(folder, seed=1, utterances=12, scores=("ac",)):
-    """Lists in which the truth is often likely and rarely first."""
+    """Lists in which the reference is often likely and rarely first."""
     draw = random.Random(seed)
     rows, references = ["\t".join(["id", "text", *scores])], []
     for number in range(utterances):
@@ -36,7 +36,6 @@ def tuned(folder, given=None, names=None, **options):
 
 
 def errors(utterances, references, weights):
-    """Counted from what would be written."""
     total = 0
     for utterance in utterances:
         best = ranked(utterance, weights, "lm")[0][0].entry
@@ -44,7 +43,7 @@ def errors(utterances, references, weights):
     return total
 
 
-def test_the_report_tells_what_rescoring_with_these_weights_gives(tmp_path):
+def test_table_matches_rescoring(tmp_path):
     found, utterances = tuned(tmp_path)
     lines = [line.split() for line in (tmp_path / "refs").read_text().splitlines()]
     references = {key: words for key, *words in lines}
@@ -57,7 +56,7 @@ def test_the_report_tells_what_rescoring_with_these_weights_gives(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_on_the_coarse_grid_is_better(tmp_path, seed):
+def test_is_at_least_as_good_as_the_coarse_grid(tmp_path, seed):
     found, utterances = tuned(tmp_path, seed=seed)
     lines = [line.split() for line in (tmp_path / "refs").read_text().splitlines()]
     references = {key: words for key, *words in lines}
@@ -70,11 +69,11 @@ def test_nothing_on_the_coarse_grid_is_better(tmp_path, seed):
     assert {row.label: row.edits.errors for row in found.rows}["tuned"] <= least
 
 
-def test_the_same_lists_give_the_same_weights(tmp_path):
+def test_is_deterministic(tmp_path):
     assert tuned(tmp_path)[0] == tuned(tmp_path)[0]
 
 
-def test_of_equally_good_weights_the_smallest_are_taken(tmp_path):
+def test_ties_go_to_the_smallest_weights(tmp_path):
     (tmp_path / "dev.tsv").write_text("id\ttext\tac\nu\tthe cat\t0\nu\tcat the\t0\n")
     (tmp_path / "refs").write_text("u the cat\n")
     development = read_development(NBest(str(tmp_path / "dev.tsv")), {}, str(tmp_path / "refs"))
@@ -82,8 +81,8 @@ def test_of_equally_good_weights_the_smallest_are_taken(tmp_path):
     assert found.weights == {"ac": 1, "lm": 0, "words": 0}
 
 
-def test_refining_finds_what_lies_between_the_coarse_values(tmp_path):
-    """Only weights of 0.74 to 0.81 put the true hypotheses first."""
+def test_refines_between_coarse_values(tmp_path):
+    """Only weights from 0.74 to 0.81 rank the references first."""
 
     class Model:
         def log_probs_of(self, utterances):
@@ -100,14 +99,14 @@ def test_refining_finds_what_lies_between_the_coarse_values(tmp_path):
 
 
 class OnlyOnes:
-    """A model that prefers what begins with `x`, by very little."""
+    """A model that slightly prefers texts starting with `x`."""
 
     def log_probs_of(self, utterances):
         return [[0.001 * text.startswith("x") for text in texts] for texts in utterances]
 
 
 def tuned_by_hand(folder, rows, names):
-    """The true hypothesis of every list is the first one."""
+    """The first hypothesis of every list is the reference."""
     lists = [f"u{number}\t{text}\t{ac}" for number, row in enumerate(rows) for text, ac in row]
     (folder / "dev.tsv").write_text("\n".join(["id\ttext\tac", *lists]) + "\n")
     references = [f"u{number} {row[0][0]}\n" for number, row in enumerate(rows)]
@@ -116,30 +115,29 @@ def tuned_by_hand(folder, rows, names):
     return tune_on(read_development(nbest, {}, str(folder / "refs"), names), OnlyOnes())[0]
 
 
-def test_the_grid_grows_until_the_best_value_is_inside(tmp_path):
-    """A word must count 35 to 40."""
+def test_extends_the_grid(tmp_path):
+    """The best weight is between 35 and 40."""
     rows = [[("a b", ac), ("a", 0)] for ac in (-6, -15, -35)] + [[("a", 0), ("a b", -40)]]
     found = tuned_by_hand(tmp_path, rows, ["words"])
     assert 35 <= found.weights["words"] <= 40
     assert not found.at_end and found.rows[-2].edits.errors == 0
 
 
-def test_a_grid_without_effect_grows_until_it_has_one(tmp_path):
-    """Scores in the hundreds, against which a word of the first grid counts for nothing."""
+def test_extends_a_grid_without_effect(tmp_path):
+    """Scores are in the hundreds, so the first grid has no effect."""
     rows = [[("a b", -300), ("a", 0)], [("a", 0), ("a b", -900)]]
     found = tuned_by_hand(tmp_path, rows, ["words"])
     assert 300 <= found.weights["words"] <= 900
     assert found.rows[-2].edits.errors == 0
 
 
-def test_a_weight_at_the_end_of_the_largest_grid_is_warned_of(tmp_path):
+def test_warns_of_weights_at_the_end_of_the_grid(tmp_path):
     rows = [[("x a", ac), ("y a", 0)] for ac in (-0.06, -0.9, -9.99)]
     found = tuned_by_hand(tmp_path, rows, ["lm"])
     assert found.at_end == ("lm=10000",) and "warning: lm=10000" in found.as_text()
 
 
-def test_the_gain_of_the_other_weights_is_shown_without_the_model(tmp_path):
-    """Here it is all of the gain."""
+def test_shows_the_gain_without_the_model(tmp_path):
     found = tuned_by_hand(tmp_path, [[("y b", -1.2), ("y", 0)], [("y", 0), ("y b", -2)]], None)
     rows = {row.label: row for row in found.rows}
     assert rows["without the model"].edits.errors == 1
@@ -147,30 +145,30 @@ def test_the_gain_of_the_other_weights_is_shown_without_the_model(tmp_path):
     assert rows["tuned without it"].weights.startswith("lm=0,words=1.2")
 
 
-def test_weights_that_are_given_count_without_the_model_too(tmp_path):
+def test_given_weights_apply_without_the_model(tmp_path):
     nbest, references = toy(tmp_path)
     found, utterances = tune_on(read_development(nbest, {"words": 2}, references), MODEL)
     lines = [line.split() for line in (tmp_path / "refs").read_text().splitlines()]
-    said = {key: words for key, *words in lines}
+    references = {key: words for key, *words in lines}
     rows = {row.label: row.edits.errors for row in found.rows}
-    assert rows["without the model"] == errors(utterances, said, {"ac": 1.0, "words": 2.0})
+    assert rows["without the model"] == errors(utterances, references, {"ac": 1.0, "words": 2.0})
     assert "tuned without it" not in rows
 
 
-def test_weights_that_are_given_are_kept(tmp_path):
+def test_keeps_given_weights(tmp_path):
     found, _ = tuned(tmp_path, {"words": -0.3, "ac": 0.5})
     assert found.weights["words"] == -0.3 and found.weights["ac"] == 0.5
     assert found.option.startswith("ac=0.5,lm=") and found.option.endswith(",words=-0.3")
 
 
-def test_other_scores_can_be_tuned_too(tmp_path):
+def test_tunes_other_scores(tmp_path):
     found, _ = tuned(tmp_path, {"words": 0}, ["lm", "graph"], scores=("ac", "graph"))
     fewer, _ = tuned(tmp_path, {"words": 0}, ["lm"], scores=("ac", "graph"))
     assert found.rows[-2].edits.errors <= fewer.rows[-2].edits.errors
     assert "graph=" in found.option and "ac=" not in found.option
 
 
-def test_the_option_it_prints_gives_the_same_list(tmp_path):
+def test_printed_option_gives_the_same_list(tmp_path):
     found, utterances = tuned(tmp_path)
     nbest, _ = toy(tmp_path)
     next(nbest.utterances())
@@ -185,36 +183,36 @@ def test_the_option_it_prints_gives_the_same_list(tmp_path):
 @pytest.mark.parametrize(
     ("given", "names", "message"),
     [
-        ({"lm": 1, "words": 0}, None, "nothing to choose"),
-        ({"lm": 1}, ["lm"], "lm has a weight in --weights and is to be tuned"),
-        ({}, ["lm", "lm"], "one to 3 different names"),
-        ({}, ["lm", "words", "ac", "graph"], "one to 3 different names"),
-        ({}, ["am"], "no score am; there are ac, lm, words"),
+        ({"lm": 1, "words": 0}, None, "no weights left to tune"),
+        ({"lm": 1}, ["lm"], "--tune lm: already has a weight in --weights"),
+        ({}, ["lm", "lm"], "give 1 to 3 different names"),
+        ({}, ["lm", "words", "ac", "graph"], "give 1 to 3 different names"),
+        ({}, ["am"], "no score am; choose from ac, lm, words"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused(tmp_path, given, names, message):
+def test_rejects_weights_that_cannot_be_tuned(tmp_path, given, names, message):
     with pytest.raises(ValueError, match=message):
         tuned(tmp_path, given, names)
 
 
-def test_an_utterance_without_a_reference_is_refused_and_the_other_way_told(tmp_path):
+def test_needs_a_reference_per_utterance(tmp_path):
     nbest, references = toy(tmp_path)
     with open(references, "a") as file:
         file.write("other the cat\n")
     found, _ = tune_on(read_development(nbest, {}, references), MODEL)
-    assert "(1 references have no hypothesis and do not count)" in found.as_text()
+    assert "(1 references without hypotheses are ignored)" in found.as_text()
     nbest, references = toy(tmp_path)
     (tmp_path / "refs").write_text("u1 the cat\n")
     with pytest.raises(ValueError, match="refs: no reference for utterance u0"):
         read_development(nbest, {}, references)
     (tmp_path / "refs").write_text("other cat\n" + "".join(f"u{n}\n" for n in range(12)))
     nbest = NBest(nbest.name)
-    with pytest.raises(ValueError, match="references of these utterances hold no words"):
+    with pytest.raises(ValueError, match="the references have no words"):
         tune_on(read_development(nbest, {}, references), MODEL)
 
 
-def test_without_rapidfuzz_the_remedy_is_named(tmp_path, monkeypatch):
+def test_needs_rapidfuzz(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rapidfuzz.distance", None)
     nbest, references = toy(tmp_path)
-    with pytest.raises(ValueError, match="--reference: needs rapidfuzz: pip install rapidfuzz"):
+    with pytest.raises(ValueError, match="--reference: needs rapidfuzz; pip install rapidfuzz"):
         read_development(nbest, {}, references)

@@ -1,4 +1,4 @@
-"""Windows score every token once, see at most a block, and never look into another text."""
+"""Windows score every token once, within a block and a single text."""
 
 import numpy as np
 from hypothesis import given
@@ -9,7 +9,6 @@ from zipflm.data.windows import batched, document_windows
 
 
 def windows_of(lengths, blocks, skip=0):
-    """Of texts that stand one behind the other."""
     ends = np.cumsum(lengths)
     begins = ends - lengths
     return document_windows(begins, begins + skip, ends, blocks)
@@ -19,7 +18,7 @@ LENGTHS = st.lists(st.integers(4, 40), min_size=1, max_size=8)
 
 
 @given(LENGTHS, st.integers(1, 20), st.integers(0, 19), st.integers(0, 3))
-def test_every_token_is_scored_once_behind_tokens_of_its_own_text(lengths, block, context, skip):
+def test_scores_every_token_once(lengths, block, context, skip):
     blocks = Blocks(break_mode="none", block=block, context=min(context, block - 1))
     windows = windows_of(lengths, blocks, skip)
     times = np.zeros(sum(lengths), dtype=int)
@@ -35,7 +34,7 @@ def test_every_token_is_scored_once_behind_tokens_of_its_own_text(lengths, block
 
 
 @given(LENGTHS, st.integers(40, 100))
-def test_batches_hold_every_window_once_within_their_room(lengths, room):
+def test_batches_have_every_window_once(lengths, room):
     windows = windows_of(lengths, Blocks(break_mode="none", block=40, context=20))
     found = []
     for batch in batched(windows, room):
@@ -45,11 +44,11 @@ def test_batches_hold_every_window_once_within_their_room(lengths, room):
     assert sorted(found) == sorted(windows.first.tolist())
 
 
-def test_a_large_batch_does_not_take_on_much_padding():
+def test_batches_have_little_padding():
     lengths = [*range(5, 36)] * 40
     windows = windows_of(lengths, Blocks(break_mode="none", block=64, context=0))
     padded = sum(len(b.end) * (b.end - b.first).max() for b in batched(windows, 4096))
     assert padded < 1.15 * sum(lengths)
     few = [5, 6, 20, 35]
     windows = windows_of(few, Blocks(break_mode="none", block=64, context=0))
-    assert len(list(batched(windows, 4096))) == 1  # so few that padding costs nothing
+    assert len(list(batched(windows, 4096))) == 1  # small enough for padding to be free

@@ -10,7 +10,7 @@ words = st.lists(st.sampled_from("abcd"), max_size=12)
 
 
 def textbook(reference, hypothesis):
-    """Errors, deletions and insertions, cell by cell; of equal errors with fewest of the latter."""
+    """Errors, deletions and insertions by dynamic programming, with the fewest gaps."""
     row = [(place, place, 0) for place in range(len(reference) + 1)]
     for number, word in enumerate(hypothesis, start=1):
         above, row = row, [(number, 0, number)]
@@ -32,16 +32,16 @@ def require_textbook(reference, hypothesis):
 
 
 @given(words, words)
-def test_errors_and_their_kinds_are_those_of_the_textbook(reference, hypothesis):
+def test_matches_dynamic_programming(reference, hypothesis):
     require_textbook(reference, hypothesis)
 
 
 @pytest.mark.parametrize("length", [64, 200])
-def test_references_may_be_long(length):
+def test_long_references(length):
     draw = random.Random(length)
     reference = draw.choices(["one", "two", "three"], k=length)
     require_textbook(reference, draw.choices(["one", "two", "four"], k=draw.randint(0, 2 * length)))
 
 
-def test_kinds_add_up():
+def test_edits_add_up():
     assert Edits(1, 2, 3) + Edits(1, 0, 0) == Edits(2, 2, 3)

@@ -1,11 +1,11 @@
-"""A language model that needs no training and no torch: words follow each other as in a text."""
+"""A bigram model for tests."""
 
 import math
 from collections import Counter
 
 
 class Bigrams:
-    """log p of texts, counted in a corpus, with one added to every count of 20 words."""
+    """Bigram probabilities with add-one smoothing over 20 words."""
 
     def __init__(self, *sentences):
         self.pairs, self.firsts = Counter(), Counter()
@@ -14,7 +14,6 @@ class Bigrams:
             self.pairs.update(zip(words, words[1:], strict=False))
             self.firsts.update(words[:-1])
         self.calls = []
-        """What was asked for, per call."""
 
     def log_prob(self, text):
         words = ["</s>", *text.split(), "</s>"]

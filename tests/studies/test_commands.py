@@ -103,10 +103,10 @@ def test_exit_status(monkeypatch, capsys):
     assert (status, err) == (0, "") and "report: report.html" in out
     status, out, err = conclude(FinishedStudy(broken, None, False), monkeypatch, capsys)
     assert status == 1 and "report: " not in out
-    assert err == "zipflm: without a result: SM: diverged: <loss> nan\n"
+    assert err == "zipflm: failed: SM: diverged: <loss> nan\n"
     stopped = FinishedStudy(broken, page, stopped=True)
     status, out, err = conclude(stopped, monkeypatch, capsys)
-    assert (status, err) == (130, "") and "report: report.html" in out
+    assert (status, err) == (130, "") and "run the same command again" in out
     monkeypatch.setenv("RANK", "1")
     assert conclude(stopped, monkeypatch, capsys) == (130, "", "")
 

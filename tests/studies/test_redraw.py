@@ -37,7 +37,7 @@ def test_report_command_redraws_a_study(without_weights, data, tmp_path, capsys)
     app(["report", *arguments, "--json"], standalone_mode=False)
     table = json.loads((tmp_path / "drawn" / "table.json").read_text())
     assert json.loads(capsys.readouterr().out) == table
-    with pytest.raises(ValueError, match="drawn again from its kept scores"):
+    with pytest.raises(ValueError, match="redrawn from its saved scores"):
         app(["report", *arguments, "--block", "32"], standalone_mode=False)
 
 

@@ -119,7 +119,7 @@ def test_a_failure_in_scoring_is_the_members_and_the_study_continues(word_data, 
     ended = run(tmp_path / "first", "0", "score", "error", arguments)
     assert statuses(ended) == [1, 1]
     problem = "ADP: process 0: a fault in process 0"
-    assert complaints(ended) == [f"zipflm: without a result: {problem}"]
+    assert complaints(ended) == [f"zipflm: failed: {problem}"]
     assert "[1/2] ADP: failed" in ended[0].stdout and "[2/2] ADP-T: done" in ended[0].stdout
 
 

@@ -1,11 +1,10 @@
-"""The command line: one table of commands, each a thin call of one library function.
+"""The command line. Each command is a thin wrapper around one library function.
 
-Everything heavy is imported inside the command, so that `--help` is instant. A `ValueError` or
-`OSError` from the library is the user's to mend: one line on stderr, exit status 2, no traceback.
+Heavy imports are inside the commands, so that `--help` is instant. A `ValueError` or `OSError` is
+printed as one line on stderr, with exit status 2.
 
-Other exit statuses: 1 if a study is complete but for members that failed, which a line on stderr
-names; 130 if Ctrl-C or SIGTERM stopped a command that has more to do; 141 if the pipe that it
-writes to was closed.
+Other exit statuses: 1 if a member of a study failed, 130 after Ctrl-C or SIGTERM, 141 if the output
+pipe was closed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import sys
 import time
 from typing import TextIO
 
-# Importing a module of commands registers them with the app.
+# Importing these modules registers their commands.
 from zipflm.cli import data as data
 from zipflm.cli import evaluate as evaluate
 from zipflm.cli import info as info
@@ -24,33 +23,33 @@ from zipflm.cli import language as language
 from zipflm.cli import memory as memory
 from zipflm.cli import serve as serve
 from zipflm.cli import train as train
-from zipflm.cli.app import CLOSED_PIPE, app, complain
+from zipflm.cli.app import CLOSED_PIPE, app, print_error
 from zipflm.messages import in_words
 
-_IN_ORDER_OF_WORK = (
+_COMMAND_ORDER = (
     *("prepare", "train", "evaluate", "score", "generate", "rescore", "serve"),
     *("compare", "report", "info", "export", "import"),
 )
 app.registered_commands.sort(
-    key=lambda each: _IN_ORDER_OF_WORK.index(each.name or each.callback.__name__)  # type: ignore[union-attr]
+    key=lambda each: _COMMAND_ORDER.index(each.name or each.callback.__name__)  # type: ignore[union-attr]
 )
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command line."""
     _set_openmp_waiting()
     _open_missing_streams()
-    _let_any_text_out()
+    _configure_output_encoding()
     try:
         _run()
-    except (BrokenPipeError, SystemExit) as ended:
-        # typer and rich exit with 1 at a closed pipe; what is buffered may meet it now.
-        is_closed = BrokenPipeError in (type(ended), type(ended.__context__))
-        if not is_closed and _is_read(sys.stdout):
+    except (BrokenPipeError, SystemExit) as exit:
+        # typer and rich turn a closed pipe into exit status 1, and buffered output can hit it here.
+        is_closed = BrokenPipeError in (type(exit), type(exit.__context__))
+        if not is_closed and _can_flush(sys.stdout):
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):  # which Python flushes when it ends
-            os.dup2(nowhere, stream.fileno())
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):  # Python flushes both at exit
+            os.dup2(devnull, stream.fileno())
         sys.exit(CLOSED_PIPE)
 
 
@@ -58,38 +57,37 @@ def _run() -> None:
     try:
         app(prog_name="zipflm")
     except (OSError, ValueError) as error:
-        complain(in_words(error) if isinstance(error, OSError) else str(error))
-        sys.exit(2)
-    except OverflowError as error:  # a number that nothing has refused before
-        complain(f"a number is too large to compute with ({error}); give smaller ones")
+        print_error(in_words(error) if isinstance(error, OSError) else str(error))
         sys.exit(2)
 
 
 def _set_openmp_waiting() -> None:
-    """Bound how long OpenMP's threads wait busily, unless the user has decided it.
+    """Limit how long OpenMP threads spin, unless the user has set it.
 
-    Threads that spin for a partner which has no core slow a training down 70 times next to a busy
-    process (benchmarks/busy_machine.py). libgomp reads its settings when torch is imported.
+    On a busy machine, spinning threads can make training 70 times slower
+    (benchmarks/busy_machine.py). libgomp reads the setting when torch is imported.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "0" if _cores_are_busy() else "1000"
 
 
 def _cores_are_busy() -> bool:
-    """True if other processes are running, so that one thread per core would be too many."""
+    """True if other processes leave too few cores for one thread per core."""
     try:
         free = (os.cpu_count() or 1) - len(os.sched_getaffinity(0))
         running = []
-        for _ in range(5):  # a process that runs now and then does not count
+        for _ in range(5):  # ignore short bursts
             with open("/proc/loadavg") as file:
-                running.append(int(file.read().split()[3].split("/")[0]) - 1)  # without this one
+                running.append(
+                    int(file.read().split()[3].split("/")[0]) - 1
+                )  # exclude this process
             time.sleep(0.002)
     except (AttributeError, OSError, ValueError, IndexError):  # not Linux
         return False
     return min(running) > free
 
 
-def _is_read(stream: TextIO) -> bool:
+def _can_flush(stream: TextIO) -> bool:
     try:
         stream.flush()
     except BrokenPipeError:
@@ -98,20 +96,16 @@ def _is_read(stream: TextIO) -> bool:
 
 
 def _open_missing_streams() -> None:
-    """Whoever closed a stream (`<&-`, `>&-`) has nothing to say, or wants to hear nothing."""
+    """Replace streams that the shell closed (`<&-`, `>&-`) with /dev/null."""
     sys.stdin = sys.stdin or open(os.devnull)
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
 
 
-def _let_any_text_out() -> None:
-    """No word stops a command because the system's encoding has no letter for it.
-
-    Files and pipes get UTF-8, as everything that we read is expected to be; a terminal gets what
-    it can show, and the rest spelt out.
-    """
+def _configure_output_encoding() -> None:
+    """Write UTF-8 to files and pipes, and escape characters that a terminal cannot show."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:  # somebody may have put another object there
+        if reconfigure is not None:  # tests replace the streams
             encoding = None if stream.isatty() else "utf-8"
             reconfigure(encoding=encoding, errors="backslashreplace")

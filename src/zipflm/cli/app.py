@@ -1,6 +1,4 @@
-"""The app that all commands belong to: its command class, errors in one line, options that
-commands share.
-"""
+"""The typer app, its command classes with one-line errors, and options shared by commands."""
 
 from __future__ import annotations
 
@@ -22,144 +20,113 @@ from typer.core import TyperCommand, TyperGroup
 from zipflm.messages import lines, one_line, unquoted
 from zipflm.training import STALL_SECONDS as STALL_SECONDS
 
-_RENAMED = {
-    "presets": "zipflm info",
-    "config": "zipflm info PRESET",
-    "params": "zipflm info PRESET, or zipflm info --paper",
-    "bands": "zipflm info --data DATA",
-    "analyse": "zipflm report",
-    "plot": "zipflm report RUNS --curves FILE",
-    "ensemble": "zipflm evaluate FILE FILE",
-    "export-hf": "zipflm export RUN OUT",
-    "import-hf": "zipflm import FOLDER OUT",
-    "import-fairseq": "zipflm import FILE OUT --dict DICT",
-    "export --out": "zipflm export RUN OUT",
-    "import --out": "zipflm import SOURCE OUT",
-    "import --split": "--words",
-    "prepare --split": "--words",
-    "evaluate --precision": "--dtype",
-    "evaluate --tune-weights": "--weights fit",
-    "generate --jsonl": "--json",
-    "rescore --tune-names": "--tune",
-    "compare --tune": "--grid",
+_HOW_TO_CONTINUE = {
+    "build": "; run the same command again to continue",
+    "compare": "; run the same command again to continue",
+    "train": "; add --resume to the same command to continue",
 }
-"""Commands and options under earlier names."""
-
-_CONTINUED = {
-    "build": "; the same command continues it",
-    "compare": "; the same command continues it",
-    "train": "; the same command with --resume continues it",
-}
-"""How to continue commands that were interrupted."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _without_type(option: Any) -> Any:
+def _without_metavar(option: Any) -> Any:
     if option is not None:
         option.metavar = ""
     return option
 
 
-def _path(ctx: Any) -> str:
-    """A command or group as a user writes it."""
-    return "zipflm" if ctx.parent is None else f"{_path(ctx.parent)} {ctx.info_name}"
+def _full_name(ctx: Any) -> str:
+    """The command as typed, for example `zipflm memory build`."""
+    return "zipflm" if ctx.parent is None else f"{_full_name(ctx.parent)} {ctx.info_name}"
 
 
 class Commands(TyperGroup):
-    """All commands of zipflm, or of a group."""
+    """The group of all commands, or a subgroup."""
 
     def get_help_option(self, ctx: Any) -> Any:
-        return _without_type(super().get_help_option(ctx))
+        return _without_metavar(super().get_help_option(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            if not hasattr(error, "possibilities"):  # of an unknown option
+            if not hasattr(error, "possibilities"):  # not click's NoSuchOption
                 raise
             option = error.option_name  # type: ignore[attr-defined]
-            raise ValueError(f"{option}: no such option; see {_path(ctx)} --help") from None
+            raise ValueError(f"{option}: no such option; see {_full_name(ctx)} --help") from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
-        if name in _RENAMED and ctx.parent is None:
-            raise ValueError(f"zipflm {name}: is {_RENAMED[name]} now")
         if name not in self.commands:
             close = get_close_matches(name, self.commands, n=1)
-            path = _path(ctx)
+            path = _full_name(ctx)
             remedy = f"did you mean {path} {close[0]}?" if close else f"see {path} --help"
             raise ValueError(f"{path} {unquoted(name)}: no such command; {remedy}")
         return super().resolve_command(ctx, args)
 
 
 class Command(TyperCommand):
-    """A command of zipflm."""
-
     def __init__(self, name: str | None, **options: Any) -> None:
         super().__init__(name, **options)
         for param in self.params:
             if getattr(param, "is_flag", False):
-                param.metavar = ""  # otherwise the help shows the type of a value
+                param.metavar = ""  # click would show BOOLEAN
 
     def get_help_option(self, ctx: Any) -> Any:
-        return _without_type(super().get_help_option(ctx))
+        return _without_metavar(super().get_help_option(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """ValueError for wrong usage, and for an option that would replace an earlier one."""
+        """Turn usage errors into ValueError, and reject repeated options."""
         given: dict[str, Any] = {}
         try:
             given, _, order = self.make_parser(ctx).parse_args(list(args))
             for param, times in Counter(order).items():
-                # Click counts a flag's two forms, --this/--not-this, as one option.
+                # --flag/--no-flag is one option to click.
                 is_single = not getattr(param, "is_flag", False) or param.secondary_opts
                 if times > 1 and is_single and not getattr(param, "multiple", False):
-                    raise ValueError(f"{'/'.join(_names(param))}: given twice; give one value")
+                    raise ValueError(f"{'/'.join(_names(param))}: given twice; use it once")
             return super().parse_args(ctx, args)
         except Exception as error:
-            # Newer releases of typer have a copy of click, so there is no common class to name.
+            # Recent typer releases bundle click, so the error classes have no common base.
             message = getattr(error, "format_message", None)
             if message is None:
                 raise
             if hasattr(error, "possibilities"):
-                raise ValueError(self._unknown(ctx, error, args)) from None
-            said, remedy = message().rstrip("."), f"see {_path(ctx)} --help"
-            refused: Any = getattr(error, "param", None)
-            if refused is not None and refused.name in given:
-                reason = said.partition(": ")[2].replace("Input should be", "must be")
-                said = f"{refused.opts[0]} {given[refused.name]}: {reason}"
-            if "extra argument" in said and any(param.name == "prompt" for param in self.params):
-                remedy = "a text to continue follows --prompt"
-            raise ValueError(f"{said}; {remedy}") from None
+                raise ValueError(self._unknown_option(ctx, error, args)) from None
+            problem, remedy = message().rstrip("."), f"see {_full_name(ctx)} --help"
+            rejected: Any = getattr(error, "param", None)
+            if rejected is not None and rejected.name in given:
+                reason = problem.partition(": ")[2].replace("Input should be", "must be")
+                problem = f"{rejected.opts[0]} {given[rejected.name]}: {reason}"
+            if "extra argument" in problem and any(param.name == "prompt" for param in self.params):
+                remedy = "pass the text to continue with --prompt"
+            raise ValueError(f"{problem}; {remedy}") from None
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; Ctrl-C ends it with status 130 and a line instead of a traceback."""
+        """Run the command. Ctrl-C exits with status 130 and a one-line message."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             if is_first_process():
-                complain(f"{ctx.info_name} was interrupted{_CONTINUED.get(ctx.info_name, '')}")
+                remedy = _HOW_TO_CONTINUE.get(ctx.info_name, "")
+                print_error(f"{ctx.info_name}: interrupted{remedy}")
             sys.exit(INTERRUPTED)
         except ValueError as error:
-            # The library names its arguments, `top_p=2.0: ...`; here they are options.
+            # The library reports arguments, `top_p=2.0: ...`; show them as options.
             name, equals, rest = str(error).partition("=")
             for param in self.params:
                 if equals and param.name == name and param.opts[0].startswith("--"):
                     error.args = (f"{param.opts[0]} {rest}",)
             raise
 
-    def _unknown(self, ctx: Any, error: Any, args: list[str]) -> str:
-        """What to write instead of an option that the command does not have."""
-        # Of -prompt, click names -p.
+    def _unknown_option(self, ctx: Any, error: Any, args: list[str]) -> str:
+        # For -prompt, click reports -p.
         name = next(arg for arg in args if arg.startswith(error.option_name)).partition("=")[0]
-        said = f"{unquoted(name)}: {_path(ctx)} has no such option"
-        new = _RENAMED.get(f"{ctx.info_name} {name}")
-        if new is not None:
-            return f"{said}; write {new}"
+        problem = f"{unquoted(name)}: {_full_name(ctx)} has no such option"
         options = [option for param in self.get_params(ctx) for option in _names(param)]
         names = {option.lstrip("-"): option for option in options if option != "--help"}
         close = get_close_matches(name.lstrip("-"), names, n=1, cutoff=0.6)
-        remedy = f"see {_path(ctx)} --help"
+        remedy = f"see {_full_name(ctx)} --help"
         if any(param.name == "overrides" for param in self.params):
             from zipflm.presets import from_name
             from zipflm.settings import keys_like, keys_of
@@ -168,11 +135,11 @@ class Command(TyperCommand):
             found = keys_like(name.lstrip("-").replace("-", "_"), known)
             if found:
                 settings = " or ".join(f"{key}=VALUE" for key in found)
-                return f"{said}; settings are written without dashes: {settings}"
+                return f"{problem}; write settings without dashes: {settings}"
             remedy += ", and zipflm info PRESET for settings"
         if close:
             remedy = f"did you mean {names[close[0]]}?"
-        return f"{said}; {remedy}"
+        return f"{problem}; {remedy}"
 
 
 def _names(param: Any) -> list[str]:
@@ -185,26 +152,25 @@ def command(
     cls: type[Command] = Command,
     group: typer.Typer | None = None,
 ) -> Callable[[_Function], _Function]:
-    """Make a function a command of the app, or of a group, with examples at the end of its help."""
-    # typer makes lines of paragraphs.
+    """Register a function as a command, with examples at the end of its help."""
+    # typer joins lines, but keeps paragraphs.
     epilog = "\n\n".join(["Examples:", *examples])
     return (group or app).command(name, cls=cls, epilog=epilog)
 
 
 _Number = TypeVar("_Number", int, float)
 
+# Exit statuses; the last two are those of a shell for SIGINT and SIGPIPE.
 MEMBER_FAILED = 1
 INTERRUPTED = 130
-"""What a shell makes of Ctrl-C."""
 CLOSED_PIPE = 141
-"""What a shell makes of a program that writes to `| head` when that has read enough."""
 
 app: typer.Typer = typer.Typer(
     cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Word-level and large-vocabulary language models. `zipflm info` lists what to train.",
+    help="Train and use large-vocabulary language models. `zipflm info` lists the presets.",
 )
 
 
@@ -221,7 +187,7 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
 ) -> None:
@@ -229,13 +195,13 @@ def _options(
 
 
 @contextmanager
-def removing_what_is_unfinished() -> Iterator[None]:
-    """SIGTERM as an exception, so that temporary folders are removed on the way out."""
+def cleanup_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that temporary folders are removed."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)  # as a shell reports a process that a signal ended
+        sys.exit(128 + number)
 
-    # Python allows handlers in the main thread only; elsewhere there is nobody to signal.
+    # Python only allows signal handlers in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -247,14 +213,13 @@ def removing_what_is_unfinished() -> Iterator[None]:
 
 
 def is_first_process() -> bool:
-    """Whether this is the one of several processes, started by torchrun, that speaks."""
+    """True for the process that prints: rank 0 under torchrun."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
-def showing_progress() -> Iterator[None]:
-    """A bar, on a terminal, of the text that is scored inside; of several processes the first one
-    shows its own."""
+def show_progress() -> Iterator[None]:
+    """Show a progress bar for scoring, if stderr is a terminal and this is the first process."""
     from zipflm.data.prepare import progress_bar
     from zipflm.evaluation.scoring import watched_by
 
@@ -265,43 +230,45 @@ def showing_progress() -> Iterator[None]:
         yield
 
 
-def parts(texts: Sequence[str] | None) -> tuple[str, ...]:
-    """The parts between commas of an option that may be given several times."""
-    return tuple(part.strip() for part in ",".join(texts or ()).split(",") if part.strip())
+def split_commas(option: str, values: Sequence[str] | None) -> tuple[str, ...]:
+    """Split comma-separated values of an option that can be repeated."""
+    parts = tuple(part.strip() for part in ",".join(values or ()).split(",") if part.strip())
+    if values and not parts:
+        raise ValueError(f"{option}: the value is empty; give at least one, or leave it out")
+    return parts
 
 
-def numbers(option: str, texts: Sequence[str] | None, kind: type[_Number]) -> tuple[_Number, ...]:
-    found = parts(texts)
+def parse_numbers(
+    option: str, values: Sequence[str] | None, kind: type[_Number]
+) -> tuple[_Number, ...]:
+    parts = split_commas(option, values)
     try:
-        return tuple(kind(part) for part in found)
+        return tuple(kind(part) for part in parts)
     except ValueError:
-        said = ",".join(found)
-        raise ValueError(f"{option} {said}: write numbers with commas between them") from None
+        raise ValueError(f"{option} {','.join(parts)}: write numbers separated by commas") from None
 
 
-def run_comes_first(run: str, files: Sequence[str]) -> None:
-    """ValueError for arguments that were swapped."""
+def check_argument_order(run: str, files: Sequence[str]) -> None:
     folder = next(filter(os.path.isdir, files), None)
     if os.path.isfile(run) and folder is not None:
-        raise ValueError(f"{run}: a file, where a run is expected; name {folder} first")
+        raise ValueError(f"{run}: a file, not a run; put the run first ({folder})")
 
 
-def say(text: str) -> None:
-    """Print lines in which names may come from anybody's file."""
+def echo(text: str) -> None:
+    """Print lines with control characters escaped: names can come from any file."""
     typer.echo(lines(text))
 
 
-def tell(text: str) -> None:
-    """Print lines for people where the output is for programs."""
+def echo_stderr(text: str) -> None:
     print(lines(text), file=sys.stderr)
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     print(f"zipflm: {one_line(text)}", file=sys.stderr)
 
 
 def _size(text: str) -> int:
-    """A number as people write it.
+    """Parse a number with an optional suffix k, M or B.
 
     >>> _size("2.5M"), _size("40_000")
     (2500000, 40000)
@@ -313,43 +280,49 @@ def _size(text: str) -> int:
     return round(float(digits) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[found[2]])
 
 
-def Size(help: str) -> Any:
-    """An option for a number that may be written 500k or 5M."""
-    return typer.Option(help=help, parser=_size, metavar="SIZE")
+def Size(help: str, default: str | None = None) -> Any:
+    """An option for a number such as 500k or 5M."""
+    return typer.Option(help=help, parser=_size, metavar="SIZE", show_default=default or True)
 
 
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Changes to it, e.g. decoder.num_layers=8, or @file with such lines (zipflm info)."
+        help="Changes to the settings, e.g. decoder.num_layers=8, or @FILE with one per line."
     ),
 ]
 Run = Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(help="Of a run: newest (if not given), best or a number of updates."),
+    typer.Option(
+        help="Checkpoint to use: newest, best or a number of updates.", show_default="newest"
+    ),
 ]
 Recipe = Annotated[
-    str, typer.Option(help="paper (as published) or modern (Muon, bfloat16, rotary ...).")
+    str, typer.Option(help="Recipe: paper (as published) or modern (Muon, bfloat16, rotary ...).")
 ]
 Block = Annotated[
-    int | None, typer.Option(help="Tokens the model sees at once; the run's own unless given.")
+    int | None, typer.Option(help="Block length in tokens.", show_default="from the run")
 ]
 Context = Annotated[
     int | None,
     typer.Option(
-        help="Tokens of each block, after the first of a text, that are context and not scored; "
-        "the run's own unless given."
+        help="Tokens of each block, after the first, that serve as context and are not scored.",
+        show_default="from the run",
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(help="cpu, cuda, cuda:N or mps; unless given, a CUDA GPU if there is one."),
+    typer.Option(
+        help="Device: cpu, cuda, cuda:N or mps.", show_default="cuda if available, else cpu"
+    ),
 ]
-Dtype = Annotated[str, typer.Option(help="To compute in: float32, bfloat16 or float16.")]
+Dtype = Annotated[
+    str, typer.Option(help="Precision of the computation: float32, bfloat16 or float16.")
+]
 StallSeconds = Annotated[
     float,
-    typer.Option(min=1, help="Stop all processes if one does not answer for this many seconds."),
+    typer.Option(min=1, help="Stop all processes if one makes no progress for this many seconds."),
 ]
 Bands = Annotated[
     list[str] | None,
@@ -358,29 +331,27 @@ Bands = Annotated[
 TailDropout = Annotated[
     list[str] | None, typer.Option(help="Train with these dropouts in the tail bands, e.g. 0,0.2.")
 ]
-Seeds = Annotated[
-    int, typer.Option(help="Number of runs of everything trained, with different seeds.")
-]
+Seeds = Annotated[int, typer.Option(help="Number of seeds to train each model with.")]
 Errors = Annotated[
-    str, typer.Option(help="On NUL bytes or invalid text: strict (stop) or replace.")
+    str, typer.Option(help="For NUL bytes and invalid text: strict (stop) or replace.")
 ]
 Encoding = Annotated[
-    str,
-    typer.Option(help="Of the text: utf-8, latin-1, cp1252, utf-16 or another that Python has."),
+    str, typer.Option(help="Encoding of the text: utf-8, latin-1, cp1252, utf-16, ...")
 ]
 Memory = Annotated[
     list[str] | None,
     typer.Option(
-        help="Mix a memory with the model: cache:2000 (the last 2,000 words), cache, or the folder "
-        "of a store; settings follow commas, e.g. cache:2000,weight=0.2; can be repeated."
+        help="Mix a memory with the model: cache, cache:2000 (the last 2,000 words) or a store "
+        "folder. Settings follow after commas, e.g. cache:2000,weight=0.2. Can be repeated."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 Words = Annotated[
     str | None,
     typer.Option(
-        help="How raw text becomes words: whitespace, words (punctuation split off) or wikitext "
-        "(prose in the form of WikiText); whitespace unless given."
+        help="How to split raw text: whitespace, words (punctuation is split off) or wikitext "
+        "(prose, tokenized as in WikiText).",
+        show_default="whitespace",
     ),
 ]
 Lowercase = Annotated[bool, typer.Option("--lowercase", help="Lowercase all words.")]

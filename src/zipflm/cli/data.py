@@ -1,4 +1,4 @@
-"""The command that makes a data folder."""
+"""`zipflm prepare`: create a data folder."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from zipflm.cli.app import (
     Lowercase,
     Size,
     Words,
+    cleanup_on_sigterm,
     command,
-    complain,
-    removing_what_is_unfinished,
-    say,
+    echo,
+    print_error,
 )
 
 
-class _HeldOutTextsAreNamedOneByOne(Command):
-    """Refuses `--valid a.txt b.txt`, which a shell makes of `--valid *.txt`.
+class _Prepare(Command):
+    """Rejects `--valid a.txt b.txt`, which is what a shell makes of `--valid *.txt`.
 
-    `b.txt` would be a training text, and the model would be tested on what it was trained on.
+    `b.txt` would become training text, and the model would be tested on its training data.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -43,84 +43,92 @@ class _HeldOutTextsAreNamedOneByOne(Command):
     "zipflm prepare --corpus state-of-the-union --out data/union",
     "zipflm prepare old.txt --encoding latin-1 --out data/old",
     "zipflm prepare 's3://bucket/*.txt' --engine dask --scheduler tcp://10.0.0.1:8786 --out ...",
-    cls=_HeldOutTextsAreNamedOneByOne,
+    cls=_Prepare,
 )
 def prepare(
     texts: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Training text: files, quoted globs, URLs or -, also .gz .bz2 .xz .zst."
+            help="Training text: files, quoted globs, URLs or - for stdin. Can be compressed "
+            "(.gz, .bz2, .xz, .zst)."
         ),
     ] = None,
     *,
-    out: Annotated[str, typer.Option(help="The data folder to make.")],
+    out: Annotated[str, typer.Option(help="Data folder to create.")],
     corpus: Annotated[
         str | None,
         typer.Option(
-            help="Instead of texts: state-of-the-union, wikitext-2, wikitext-103 or billion-word."
+            help="Download a corpus instead: state-of-the-union, wikitext-2, wikitext-103 or "
+            "billion-word."
         ),
     ] = None,
     valid: Annotated[
-        list[str] | None, typer.Option(help="Validation text; can be repeated.")
+        list[str] | None, typer.Option(help="Validation text. Can be repeated.")
     ] = None,
-    test: Annotated[list[str] | None, typer.Option(help="Test text; can be repeated.")] = None,
+    test: Annotated[list[str] | None, typer.Option(help="Test text. Can be repeated.")] = None,
     ids: Annotated[
         list[str] | None,
         typer.Option(
-            help="Instead of texts: sequences of integers, .npy, .npz or text; can be repeated."
+            help="Training sequences of integers instead of text: .npy, .npz or text files. Can "
+            "be repeated."
         ),
     ] = None,
     names: Annotated[
-        str | None, typer.Option(help="Names of these integers, one per line, that of 0 first.")
+        str | None, typer.Option(help="With --ids: file of names, one per line, for 0, 1, 2, ...")
     ] = None,
     min_count: Annotated[
         int | None,
-        typer.Option(help="Rarer words are unknown; 3 unless given, 1 for sub-words and ids."),
+        typer.Option(
+            help="Replace words that occur fewer times than this with <unk>.",
+            show_default="3; 1 for sub-words and ids",
+        ),
     ] = None,
     max_size: Annotated[
-        int | None, Size("Maximum number of ids, specials included, before padding to 8.")
+        int | None, Size("Maximum vocabulary size, including special tokens.", "no limit")
     ] = None,
     vocabulary: Annotated[
         str | None,
         typer.Option(
-            help="Use this vocabulary.txt or fairseq's dict.txt, or the vocabulary, --words and "
-            "--bpe-codes of this run or data folder."
+            help="Use this vocabulary: vocabulary.txt, fairseq's dict.txt, or a run or data "
+            "folder, which also sets --words and --bpe-codes."
         ),
     ] = None,
     bpe: Annotated[
         int | None, Size("Learn this many BPE merges from the training text, e.g. 32k.")
     ] = None,
     bpe_codes: Annotated[
-        str | None, typer.Option(help="Split words with these subword-nmt codes.")
+        str | None, typer.Option(help="Split words with this file of subword-nmt codes.")
     ] = None,
     words: Words = None,
     lowercase: Lowercase = False,
     errors: Errors = "strict",
     encoding: Encoding = "utf-8",
     processes: Annotated[
-        int | None, typer.Option(help="Processes that read text; one per core unless given.")
+        int | None,
+        typer.Option(help="Number of processes that read text.", show_default="one per core"),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="Read the texts in local processes, or with dask (a cluster).")
+        str, typer.Option(help="Read text with processes (local) or dask (on a cluster).")
     ] = "processes",
     scheduler: Annotated[
         str | None,
         typer.Option(
-            help="With dask: a scheduler's address, e.g. tcp://10.0.0.1:8786, or local (if not "
-            "given): a cluster of --processes here."
+            help="With --engine dask: scheduler address, e.g. tcp://10.0.0.1:8786, or local for "
+            "a cluster of --processes on this machine.",
+            show_default="local",
         ),
     ] = None,
     cache: Annotated[
-        str | None, typer.Option(help="Folder for downloads; ~/.cache/zipflm unless given.")
+        str | None, typer.Option(help="Folder for downloads.", show_default="~/.cache/zipflm")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a data folder from text, from a corpus by name, or from sequences of integers."""
+    """Create a data folder from text, a named corpus, or sequences of integers."""
     from zipflm import api
     from zipflm.data.folder import FACTS_FILE
     from zipflm.data.prepare import doubts, progress_bar, summary
 
-    with removing_what_is_unfinished(), progress_bar() as report:
+    with cleanup_on_sigterm(), progress_bar() as report:
         folder = api.prepare(
             texts,
             out=out,
@@ -144,6 +152,6 @@ def prepare(
             cache=cache,
             report=report,
         )
-    say((folder.path / FACTS_FILE).read_text(encoding="utf-8") if as_json else summary(folder))
+    echo((folder.path / FACTS_FILE).read_text(encoding="utf-8") if as_json else summary(folder))
     for doubt in doubts(folder):
-        complain(f"warning: {doubt}")
+        print_error(f"warning: {doubt}")

@@ -1,4 +1,4 @@
-"""Commands that measure: perplexities, comparisons, reports."""
+"""`zipflm evaluate`, `compare` and `report`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from zipflm.cli.app import (
     Size,
     StallSeconds,
     TailDropout,
+    cleanup_on_sigterm,
     command,
-    complain,
+    echo,
+    echo_stderr,
     is_first_process,
-    numbers,
-    parts,
-    removing_what_is_unfinished,
-    say,
-    showing_progress,
-    tell,
+    parse_numbers,
+    print_error,
+    show_progress,
+    split_commas,
 )
 
 if TYPE_CHECKING:
@@ -51,20 +51,22 @@ if TYPE_CHECKING:
     "zipflm evaluate first.tsv second.tsv --weights 0.6,0.4 --out both.tsv",
 )
 def evaluate(
+    ctx: typer.Context,
     runs: Annotated[
         list[str],
         typer.Argument(
-            help="A run folder, or one of its checkpoints; or two or more files of zipflm score "
-            "--per word over the same text, whose probabilities are averaged."
+            help="A run folder or one of its checkpoints; or several files from `zipflm score`, "
+            "for the perplexity of their averaged probabilities."
         ),
     ],
     *,
-    data: Annotated[str | None, typer.Option(help="The data folder to score.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data folder to score.")] = None,
     split: Annotated[
-        str | None, typer.Option(help="Of the data folder: train, valid or test (if not given).")
+        str | None,
+        typer.Option(help="Split of the data folder: train, valid or test.", show_default="test"),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Instead of a data folder: a text, or - for stdin.")
+        str | None, typer.Option(help="Text file to score instead of --data; - for stdin.")
     ] = None,
     encoding: Encoding = "utf-8",
     errors: Errors = "strict",
@@ -74,26 +76,25 @@ def evaluate(
         str | None,
         typer.Option(
             "--break",
-            help="Cut at: none, complete (whole lines), sentence (lines) or stream (none, and "
-            "recurrent decoders carry their state on); the run's own unless given.",
+            help="Where to split the text: none (anywhere), complete (between lines), sentence "
+            "(one line per block) or stream (anywhere; recurrent decoders keep their state).",
+            show_default="from the run",
         ),
     ] = None,
     batch_tokens: Annotated[
-        int | None,
-        Size("Maximum number of tokens in one pass; by the device unless given."),
+        int | None, Size("Maximum number of tokens per batch.", "depends on the device")
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Of several files: one weight per file, e.g. 0.6,0.4, or fit: those under which "
-            "this text is most probable; equal unless given."
+            help="With several files: one weight per file, e.g. 0.6,0.4, or fit for the weights "
+            "with the lowest perplexity on this text.",
+            show_default="equal",
         ),
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option(
-            help="Of several files: write the averaged scores too, in the format of the first."
-        ),
+        typer.Option(help="With several files: also write the averaged scores to this file."),
     ] = None,
     memory: Memory = None,
     device: Device = None,
@@ -101,31 +102,30 @@ def evaluate(
     checkpoint: Checkpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Perplexity of a run on a split or a text, with any block and context; or of several runs as
-    one, from their scores.
+    """Compute the perplexity of a run on a data folder or a text.
 
-    With torchrun, each process scores a share of the text.
+    With torchrun, each process scores a part of the text.
     """
     from zipflm import api
     from zipflm.training import distributed
 
     if len(runs) > 1:
-        of_runs: dict[str, object] = {
-            "--data": data,
-            "--split": split,
-            "--text": text,
-            "--block": block,
-            "--context": context,
-            "--break": break_mode,
-            "--batch-tokens": batch_tokens,
-            "--checkpoint": checkpoint,
-        }
-        _average(runs, weights, out, as_json, of_runs)
+        if folder := next(filter(os.path.isdir, runs), None):
+            raise ValueError(
+                f"{folder}: evaluate one run at a time; to average runs, score the same text with "
+                "each (zipflm score RUN TEXT > FILE) and evaluate these files"
+            )
+        for param in ctx.command.params:
+            source = ctx.get_parameter_source(param.name or "")
+            is_for_files = param.name in ("runs", "weights", "out", "as_json")
+            if source is not None and source.name == "COMMANDLINE" and not is_for_files:
+                raise ValueError(f"{param.opts[0]}: not for files of scores; leave it out")
+        _average(runs, weights, out, as_json)
         return
     if weights or out:
-        raise ValueError("--weights, --out: of several files of scores; leave them out")
-    with distributed.started(device), removing_what_is_unfinished(), showing_progress():
-        found = api.evaluate(
+        raise ValueError("--weights, --out: only for several files of scores; leave them out")
+    with distributed.started(device), cleanup_on_sigterm(), show_progress():
+        result = api.evaluate(
             runs[0],
             data=data,
             split=split,
@@ -142,35 +142,22 @@ def evaluate(
             memory=memory or (),
         )
     if is_first_process():
-        say(found.as_json() if as_json else found.as_text())
+        echo(result.as_json() if as_json else result.as_text())
 
 
-def _average(
-    files: list[str],
-    weights: str | None,
-    out: str | None,
-    as_json: bool,
-    of_runs: dict[str, object],
-) -> None:
-    """Perplexity of several files of scores, their probabilities averaged word by word."""
+def _average(files: list[str], weights: str | None, out: str | None, as_json: bool) -> None:
+    """Print the perplexity of several files of scores, averaged word by word."""
     from zipflm.data.text import STDIN
     from zipflm.language.ensemble import ensemble
     from zipflm.language.files import check_destination
 
-    given = next((option for option, value in of_runs.items() if value is not None), None)
-    folder = next(filter(os.path.isdir, files), None)
-    if given or folder:
-        raise ValueError(
-            f"{given or folder}: evaluate one run at a time; to average runs, score the same text "
-            "with each (zipflm score RUN TEXT > FILE) and evaluate these files"
-        )
     check_destination("--out", out, files)
     fit = weights == "fit"
-    shares = None if weights is None or fit else numbers("--weights", [weights], float)
-    with removing_what_is_unfinished():
-        found = ensemble(files, shares, best_weights=fit, out=out)
-        # The scores themselves may go to standard output.
-        (tell if out == STDIN else say)(found.as_json() if as_json else found.as_text())
+    shares = None if weights is None or fit else parse_numbers("--weights", [weights], float)
+    with cleanup_on_sigterm():
+        result = ensemble(files, shares, best_weights=fit, out=out)
+        show = echo_stderr if out == STDIN else echo  # with --out -, stdout has the scores
+        show(result.as_json() if as_json else result.as_text())
 
 
 @command(
@@ -180,21 +167,21 @@ def _average(
 )
 def compare(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to every member, e.g. decoder.num_layers=8.")
+        list[str] | None, typer.Argument(help="Changes to every model, e.g. decoder.num_layers=8.")
     ] = None,
     *,
-    data: Annotated[str, typer.Option(help="The data folder; sub-words are in its bpe/.")],
+    data: Annotated[str, typer.Option(help="Data folder; BPE models use its subfolder bpe/.")],
     preset: Annotated[
         str,
         typer.Option(
-            help="What to train: all models of a dataset, e.g. demo or billion-word/large, or one, "
-            "e.g. demo/SM; zipflm info lists them."
+            help="Models to train: all of a dataset, e.g. demo or billion-word/large, or one, "
+            "e.g. demo/SM. `zipflm info` lists them."
         ),
     ],
-    out: Annotated[str, typer.Option(help="The folder of the study, new or to go on with.")],
+    out: Annotated[str, typer.Option(help="Study folder to create or continue.")],
     factorizations: Annotated[
         list[str] | None,
-        typer.Option(help="Some models of the dataset, e.g. ADP-T,SM; all unless given."),
+        typer.Option(help="Train only these models, e.g. ADP-T,SM.", show_default="all"),
     ] = None,
     seeds: Seeds = 1,
     recipe: Recipe = "paper",
@@ -202,28 +189,29 @@ def compare(
     tail_dropout: TailDropout = None,
     decoders: Annotated[
         list[str] | None,
-        typer.Option(help="Compare these instead of factorizations: transformer,gcnn,lstm,qrnn."),
+        typer.Option(help="Compare decoders instead, from transformer,gcnn,lstm,qrnn."),
     ] = None,
     equal: Annotated[
-        str, typer.Option(help="Held equal: updates (as in the paper), text or seconds.")
+        str,
+        typer.Option(help="Give every model equal updates (as in the paper), text or seconds."),
     ] = "updates",
     grid: Annotated[
         list[str] | None,
         typer.Option(
-            help="A field and values, e.g. training.optimizer.lr=1e-3,3e-3: every member takes the "
-            "best on the valid set; can be repeated."
+            help="A setting and values to try, e.g. training.optimizer.lr=1e-3,3e-3. Every model "
+            "uses the best on the valid set. Can be repeated."
         ),
     ] = None,
     memory: Annotated[
         list[str] | None,
         typer.Option(
-            help="Score every member with a cache as well, e.g. cache:2000, in a row of its own; "
-            "without it unless given."
+            help="Also score every model with this cache, e.g. cache:2000, in an extra row. Can "
+            "be repeated."
         ),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show what would be trained and about how long it takes."),
+        typer.Option("--dry-run", help="Show what would be trained and an estimate of the time."),
     ] = False,
     device: Device = None,
     stall_seconds: StallSeconds = STALL_SECONDS,
@@ -231,32 +219,32 @@ def compare(
 ) -> None:
     """Train the paper's factorizations on your text and report where each one wins.
 
-    Exit status 1 if a member has no result, 130 if a signal stopped it.
+    Exits with status 1 if a model failed, 130 if interrupted.
     """
     from zipflm import api
     from zipflm.studies.compare import dry_run as show
     from zipflm.studies.plan import Request
 
-    given: dict[str, Any] = {
+    request: dict[str, Any] = {
         "data": Path(data),
         "preset": preset,
         "out": Path(out),
-        "factorizations": parts(factorizations),
+        "factorizations": split_commas("--factorizations", factorizations),
         "seeds": seeds,
         "recipe": recipe,
         "overrides": tuple(api.assignments(overrides or [])),
-        "bands": parts(bands),
-        "tail_dropout": numbers("--tail-dropout", tail_dropout, float),
-        "decoders": parts(decoders),
+        "bands": split_commas("--bands", bands),
+        "tail_dropout": parse_numbers("--tail-dropout", tail_dropout, float),
+        "decoders": split_commas("--decoders", decoders),
         "equal": equal,
         "grid": tuple(grid or ()),
         "memory": tuple(memory or ()),
     }
     if dry_run:
-        show(Request(**given), device=device)
+        show(Request(**request), device=device)
         return
-    with _progress_aside(as_json):
-        finished = api.compare(**given, device=device, stall_seconds=stall_seconds)
+    with _progress_to_stderr(as_json):
+        finished = api.compare(**request, device=device, stall_seconds=stall_seconds)
     _conclude(finished, as_json)
     if finished.stopped or finished.failures:
         raise typer.Exit(INTERRUPTED if finished.stopped else MEMBER_FAILED)
@@ -271,33 +259,33 @@ def compare(
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            help="Run folders, or checkpoints in them; or a study, to draw its report again."
-        ),
+        typer.Argument(help="Run folders or checkpoints; or a study folder, to redraw its report."),
     ],
     *,
     data: Annotated[
-        str | None, typer.Option(help="The data folder; sub-words are in its bpe/.")
+        str | None, typer.Option(help="Data folder; BPE models use its subfolder bpe/.")
     ] = None,
-    out: Annotated[str | None, typer.Option(help="Where to write the report.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder for the report.")] = None,
     curves: Annotated[
         str | None,
         typer.Option(
-            help="Draw the runs' training curves into this picture, .png, .svg or .pdf; needs "
-            "neither --data nor --out."
+            help="Plot training curves to this file, .png, .svg or .pdf. Does not need --data or "
+            "--out."
         ),
     ] = None,
-    x: Annotated[str, typer.Option(help="Of the curves: update, seconds or epoch.")] = "update",
+    x: Annotated[
+        str, typer.Option(help="x axis of --curves: update, seconds or epoch.")
+    ] = "update",
     context_sizes: Annotated[
         list[str] | None,
-        typer.Option(help="Also score with this many tokens of context, e.g. 0,480."),
+        typer.Option(help="Also score with these numbers of context tokens, e.g. 0,480."),
     ] = None,
     block: Block = None,
     checkpoint: Checkpoint = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Losses by word frequency, figures and word lists of any runs; their training curves."""
+    """Report losses by word frequency with figures and word lists, or plot training curves."""
     from zipflm import api
 
     if curves is not None:
@@ -305,19 +293,19 @@ def report(
 
         if is_first_process():
             plot([Path(run) for run in runs], Path(curves), x)
-            say(curves)
+            echo(curves)
         if data is None and out is None:
             return
     if data is None or out is None:
         raise ValueError(
-            "a report needs --data and --out; training curves alone, --curves with a file"
+            "--data, --out: both are needed for a report; for training curves only, use --curves"
         )
-    with _progress_aside(as_json), showing_progress():
+    with _progress_to_stderr(as_json), show_progress():
         finished = api.report(
             runs,
             data=data,
             out=out,
-            context_sizes=numbers("--context-sizes", context_sizes, int),
+            context_sizes=parse_numbers("--context-sizes", context_sizes, int),
             block=block,
             checkpoint=checkpoint,
             device=device,
@@ -325,13 +313,11 @@ def report(
     _conclude(finished, as_json)
 
 
-def _progress_aside(as_json: bool) -> AbstractContextManager[object]:
-    """Standard output is for the result alone where a program reads it."""
+def _progress_to_stderr(as_json: bool) -> AbstractContextManager[object]:
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def _conclude(finished: FinishedStudy, as_json: bool) -> None:
-    """The end of a study on the terminal; under torchrun the first process alone speaks."""
     from zipflm.studies.progress import print_table
     from zipflm.studies.report import TABLE
 
@@ -341,11 +327,9 @@ def _conclude(finished: FinishedStudy, as_json: bool) -> None:
             print_table(finished.study)
         if page is not None:
             table = page.parent / TABLE
-            say(table.read_text(encoding="utf-8") if as_json else f"report: {page}")
+            echo(table.read_text(encoding="utf-8") if as_json else f"report: {page}")
         if finished.stopped:
-            (complain if as_json else say)(
-                "stopped before the end; the same command goes on where it was"
-            )
+            (print_error if as_json else echo)("stopped; run the same command again to continue")
         elif finished.failures:
             reasons = "; ".join(f"{label}: {why}" for label, why in finished.failures.items())
-            complain(f"without a result: {reasons}")
+            print_error(f"failed: {reasons}")

@@ -1,4 +1,4 @@
-"""`zipflm info`: presets, their settings and sizes, and bands that suit a text."""
+"""`zipflm info`: presets with their settings and sizes, and suggested bands for a text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zipflm.cli.app import Device, Json, Overrides, Size, command, say
+from zipflm.cli.app import Device, Json, Overrides, Size, command, echo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from zipflm.model.band_search import WeighedBands
     from zipflm.presets import Name
 
-_COLUMN = 44
-"""Where the remarks begin, unless an assignment is longer."""
+_COMMENT_COLUMN = 44
 
 
 @command(
@@ -39,56 +38,63 @@ def info(
     preset: Annotated[
         str | None,
         typer.Argument(
-            help="Its settings and parameters, e.g. of tiny/ADP-T; of tiny, the models; unless "
-            "given, a list of all."
+            help="A model, e.g. tiny/ADP-T, to show its settings and parameter counts; or a "
+            "dataset, e.g. tiny, to list its models.",
+            show_default="list all datasets",
         ),
     ] = None,
     overrides: Overrides = None,
     *,
     recipe: Annotated[
-        str | None, typer.Option(help="Of a preset: paper (if not given) or modern, as for train.")
+        str | None,
+        typer.Option(help="Recipe of the model: paper or modern.", show_default="paper"),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="With a preset: fit it to this data folder's vocabulary, instead of its own. "
-            "Alone: suggest bands for this folder, or file of words and counts (dict.txt)."
+            help="With a model: use the vocabulary of this data folder. Without one: suggest "
+            "bands for this data folder, or for a file of words and counts (dict.txt)."
         ),
     ] = None,
     paper: Annotated[
         bool,
-        typer.Option("--paper", help="Parameters of the paper's models, beside what it prints."),
+        typer.Option("--paper", help="Compare parameter counts with those in the paper."),
     ] = False,
     dim: Annotated[
         int | None,
-        typer.Option(help="Of bands: width of the head, the model's own; 1024 unless given."),
+        typer.Option(help="For bands: width of the head and the model.", show_default="1024"),
     ] = None,
     factor: Annotated[
         float | None,
-        typer.Option(help="By how much each band is narrower than the one before; 4 unless given."),
+        typer.Option(
+            help="For bands: each one is this factor narrower than the previous.", show_default="4"
+        ),
     ] = None,
     budget: Annotated[
         int | None,
-        Size("Parameters at most, e.g. 40M; as the paper's proportions unless given."),
+        Size("For bands: maximum number of parameters, e.g. 40M.", "as many as the paper's bands"),
     ] = None,
     tails: Annotated[
-        int | None, typer.Option(help="Number of tails; the best of 0 to 3 unless given.")
+        int | None,
+        typer.Option(help="For bands: number of tails.", show_default="the best of 0 to 3"),
     ] = None,
     coverage: Annotated[
         float | None,
-        typer.Option(help="Share of the text that the head must hold, 0 to 1; 0 unless given."),
+        typer.Option(
+            help="For bands: minimum share of the text in the head, 0 to 1.", show_default="0"
+        ),
     ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """What can be trained, every setting and size of a model, and bands that suit a text.
+    """List presets, show the settings and size of a model, or suggest bands for a text.
 
-    The settings of a preset are lines for train; its parameters follow as remarks.
+    The output for a model can be passed to `zipflm train` as @FILE.
     """
     from zipflm.api import assignments
     from zipflm.presets import DATASETS, parse_name
 
-    of_bands = {
+    band_options = {
         "dim": dim,
         "factor": factor,
         "budget": budget,
@@ -96,21 +102,21 @@ def info(
         "coverage": coverage,
         "device": device,
     }
-    given = {name: value for name, value in of_bands.items() if value is not None}
+    given = {name: value for name, value in band_options.items() if value is not None}
     name = None if preset is None else parse_name(preset)
     is_model = name is not None and name.factorization is not None
     if preset and name and name.dataset not in DATASETS and os.path.exists(preset):
-        raise ValueError(f"{preset}: no preset; for bands that suit a text write --data {preset}")
+        raise ValueError(f"{preset}: not a preset; to suggest bands for it, use --data {preset}")
     if paper and (preset or data):
-        raise ValueError("--paper: stands alone; leave out the preset and --data")
+        raise ValueError("--paper: cannot be combined with a preset or --data; leave them out")
     if given and (preset or not data):
-        raise ValueError(f"--{next(iter(given))}: of bands; give --data, and no preset")
+        raise ValueError(f"--{next(iter(given))}: only for bands; use it with --data and no preset")
     if not is_model and (overrides or recipe or (preset and data)):
-        raise ValueError("settings, --recipe: of one model; name it, e.g. tiny/ADP-T")
+        raise ValueError("settings, --recipe: only for a single model; name one, e.g. tiny/ADP-T")
     if paper:
         _show_paper(as_json)
     elif preset and is_model:
-        config = _resolved(preset, recipe or "paper", assignments(overrides or []), data)
+        config = _resolve(preset, recipe or "paper", assignments(overrides or []), data)
         _show_model(config, as_json)
     elif data:
         _show_bands(data, given, as_json)
@@ -121,27 +127,27 @@ def info(
 def _show_presets(name: Name | None, as_json: bool) -> None:
     rows = _datasets() if name is None else _models(name)
     if as_json:
-        say(json.dumps(rows, indent=1))
+        echo(json.dumps(rows, indent=1))
         return
     _print(_table(rows))
-    say(_how_to_go_on(name.dataset if name else None))
+    echo(_next_steps(name.dataset if name else None))
 
 
 def _show_model(config: Config, as_json: bool) -> None:
-    """All of it can be read as a file of overrides."""
+    """Print the settings as a file of overrides, with parameter counts as comments."""
     from zipflm.settings import fields_of
 
     settings, total = list(fields_of(config)), config.num_params()
     parts = {**config.params_by_part(), "total": total}
     if as_json:
         facts = {"settings": [asdict(field) for field in settings], "parameters": parts}
-        say(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
     for field in settings:
-        remark = f"# {field.type}" + (f": {field.help}" if field.help else "")
-        # The data folder decides on the vocabulary, whatever a line says.
+        comment = f"# {field.type}" + (f": {field.help}" if field.help else "")
+        # The vocabulary size always comes from the data folder.
         start = f"# {field.assignment}" if field.key == "vocab_size" else field.assignment
-        say(f"{start:{_COLUMN}} {remark}")
+        echo(f"{start:{_COMMENT_COLUMN}} {comment}")
     rows = [
         {"part": part, "parameters": count, "share": "" if part == "total" else count / total}
         for part, count in parts.items()
@@ -150,11 +156,11 @@ def _show_model(config: Config, as_json: bool) -> None:
     with console.capture() as captured:
         console.print(_table(rows))
     for line in captured.get().splitlines():
-        say(f"# {line}")
+        echo(f"# {line}")
 
 
 def _show_paper(as_json: bool) -> None:
-    """Exit status 1 if a count is not the paper's."""
+    """Exit with status 1 if a count differs from the paper."""
     from zipflm.presets import from_name
     from zipflm.studies.paper import MODELS
 
@@ -165,7 +171,7 @@ def _show_paper(as_json: bool) -> None:
             {**asdict(model), "parameters": count, "match": model.matches(count)}
             for model, count in counts
         ]
-        say(json.dumps(rows, indent=1))
+        echo(json.dumps(rows, indent=1))
     else:
         rows = [
             {
@@ -179,13 +185,12 @@ def _show_paper(as_json: bool) -> None:
             for model, count in counts
         ]
         _print(_table(rows))
-        say(f"{sum(matches)} of {len(rows)} rows match the paper")
+        echo(f"{sum(matches)} of {len(rows)} rows match the paper")
     if not all(matches):
         raise typer.Exit(1)
 
 
 def _show_bands(data: str, options: dict[str, Any], as_json: bool) -> None:
-    """Bands that suit a text, next to the paper's proportions on the same counts."""
     from zipflm.evaluation.scoring import usable_device
     from zipflm.model.band_search import DEVICES, paper_bands, suggest, weigh
 
@@ -196,7 +201,7 @@ def _show_bands(data: str, options: dict[str, Any], as_json: bool) -> None:
     paper = weigh(paper_bands(len(counts), options["dim"], options["factor"]), counts, costs)
     if as_json:
         rows = {"suggested": _plain(suggested), "paper": _plain(paper)}
-        say(json.dumps({"speeds": speeds} | rows, indent=1))
+        echo(json.dumps({"speeds": speeds} | rows, indent=1))
         return
     named = {"suggested": suggested, "the paper's proportions": paper}
     table = [
@@ -214,16 +219,18 @@ def _show_bands(data: str, options: dict[str, Any], as_json: bool) -> None:
     ]
     _print(_table(table))
     cutoffs = ",".join(map(str, suggested.bands.cutoffs))
-    say(
-        "mean width: geometric, over the running text; cost: time of the output layer for one "
-        f"token,\nin products of a wide layer ({speeds}); parameters: of a tied pair\n"
+    echo(
+        "mean width: geometric mean over the text; parameters: of a tied pair; cost: time of the "
+        f"output layer\nper token, in multiply-adds of a wide layer ({speeds})\n"
         f"zipflm train ... input.cutoffs={cutoffs} output.cutoffs={cutoffs}"
     )
 
 
 def _counts(path: Path) -> NDArray[np.int64]:
-    """How often the training text has each id, `</s>` and `<unk>` included where that is known;
-    of a data folder, or of a file of words and counts (vocabulary.txt, dict.txt)."""
+    """Count each id in the training text, including `</s>` and `<unk>` if known.
+
+    `path` is a data folder or a file of words and counts (vocabulary.txt, dict.txt).
+    """
     from zipflm.data.folder import DataFolder
     from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary
 
@@ -260,7 +267,7 @@ def _print(table: Table) -> None:
     _console().print(table)
 
 
-def _resolved(preset: str, recipe: str, overrides: list[str], data: str | None) -> Config:
+def _resolve(preset: str, recipe: str, overrides: list[str], data: str | None) -> Config:
     from zipflm.data.folder import DataFolder
     from zipflm.presets import from_name
     from zipflm.presets.recipes import resolve
@@ -317,8 +324,7 @@ def _numbers(config: Config) -> dict[str, int]:
     }
 
 
-_RIGHT = ("mean width", "cost", "relative", "paper", "share")
-"""Columns of numbers that come as text."""
+_RIGHT_ALIGNED = ("mean width", "cost", "relative", "paper", "share")
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -326,7 +332,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
     table = Table(box=None, pad_edge=False)
     for title, value in rows[0].items():
-        is_number = isinstance(value, int) or title in _RIGHT
+        is_number = isinstance(value, int) or title in _RIGHT_ALIGNED
         table.add_column(title, justify="right" if is_number else "left", no_wrap=is_number)
     for row in rows:
         table.add_row(*map(_cell, row.values()))
@@ -339,13 +345,13 @@ def _cell(value: int | float | str) -> str:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def _how_to_go_on(dataset: str | None) -> str:
+def _next_steps(dataset: str | None) -> str:
     from zipflm.presets import FACTORIZATIONS
     from zipflm.presets.recipes import RECIPES
 
     if dataset is not None:
-        return f"zipflm info {dataset}/ADP-T shows every setting of one"
+        return f"zipflm info {dataset}/ADP-T shows all settings of a model"
     return (
-        f"in place of ADP-T: {', '.join(FACTORIZATIONS)} (zipflm info tiny says what they are)\n"
-        f"--recipe: {', '.join(RECIPES)}; zipflm info tiny/ADP-T shows every setting of a preset"
+        f"replace ADP-T with: {', '.join(FACTORIZATIONS)} (zipflm info tiny describes them)\n"
+        f"--recipe: {', '.join(RECIPES)}; zipflm info tiny/ADP-T shows all settings of a model"
     )

@@ -1,12 +1,11 @@
-"""Commands that exchange models with other packages: Hugging Face's transformers, and fairseq."""
+"""`zipflm export` and `import`: exchange models with transformers and fairseq."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,22 +16,21 @@ from zipflm.cli.app import (
     Lowercase,
     Run,
     Words,
+    cleanup_on_sigterm,
     command,
-    removing_what_is_unfinished,
-    say,
+    echo,
 )
 
 if TYPE_CHECKING:
     from zipflm.config import Config
 
 
-@contextmanager
-def _naming_what_is_not_installed() -> Iterator[None]:
-    """The extra `hf`, for which not everybody has a use."""
+def _huggingface() -> ModuleType:
     try:
-        yield
-    except ImportError as error:
+        from zipflm.interop.huggingface import exchange
+    except ImportError as error:  # the message names the extra to install
         raise ValueError(str(error)) from None
+    return exchange
 
 
 @command(
@@ -41,24 +39,23 @@ def _naming_what_is_not_installed() -> Iterator[None]:
 )
 def export(
     run: Run,
-    out: Annotated[str, typer.Argument(help="The folder to make, for from_pretrained.")],
+    out: Annotated[str, typer.Argument(help="Folder to create, for from_pretrained.")],
     *,
-    format: Annotated[str, typer.Option(help="hf (transformers) is all there is.")] = "hf",
+    format: Annotated[str, typer.Option(help="Format to write: only hf (transformers).")] = "hf",
     checkpoint: Checkpoint = None,
     max_shard_size: Annotated[
-        str, typer.Option(help="Of a file of weights, e.g. 500MB; larger models have several.")
+        str, typer.Option(help="Maximum size of a weights file; larger models are split.")
     ] = "5GB",
     as_json: Json = False,
 ) -> None:
-    """Write a model, tokenizer and model card for transformers."""
+    """Export a run as a transformers model with tokenizer and model card."""
     if format != "hf":
         raise ValueError(f"--format {format}: choose from hf")
-    with _naming_what_is_not_installed():
-        from zipflm.interop.huggingface.exchange import export_run
     from zipflm.runs.folder import parse_choice
 
-    with removing_what_is_unfinished():
-        exported = export_run(
+    exchange = _huggingface()
+    with cleanup_on_sigterm():
+        exported = exchange.export_run(
             run, Path(out), checkpoint=parse_choice(checkpoint), max_shard_size=max_shard_size
         )
     _show(exported.config, out, as_json, checkpoint=exported.checkpoint.name)
@@ -73,36 +70,38 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            help="A folder of transformers, from `zipflm export` or save_pretrained; or a language "
-            "model of fairseq, *.pt."
+            help="A transformers folder, from `zipflm export` or save_pretrained; or a fairseq "
+            "language model, *.pt."
         ),
     ],
-    out: Annotated[str, typer.Argument(help="The run folder to make.")],
+    out: Annotated[str, typer.Argument(help="Run folder to create.")],
     *,
     format: Annotated[
         str | None,
-        typer.Option(help="hf or fairseq; unless given, a folder is of hf, a file of fairseq."),
+        typer.Option(
+            help="Format of the source: hf or fairseq.",
+            show_default="hf for a folder, fairseq for a file",
+        ),
     ] = None,
     dictionary: Annotated[
         str | None,
         typer.Option(
-            "--dict",
-            help="Of fairseq, which needs it: the dict.txt of the data it was trained on.",
+            "--dict", help="For fairseq (required): dict.txt of the data it was trained on."
         ),
     ] = None,
     bpe_codes: Annotated[
         str | None,
-        typer.Option(help="Of fairseq: subword-nmt codes of a sub-word model, to score raw text."),
+        typer.Option(help="For fairseq: subword-nmt codes of a sub-word model."),
     ] = None,
     words: Words = None,
     lowercase: Lowercase = False,
     as_json: Json = False,
 ) -> None:
-    """Make a run folder from a model that transformers or fairseq saved."""
+    """Create a run folder from a transformers or fairseq model."""
     if format not in (None, "hf", "fairseq"):
         raise ValueError(f"--format {format}: choose from hf, fairseq")
     if not os.path.exists(source):
-        raise ValueError(f"{source}: there is no such file or folder")
+        raise ValueError(f"{source}: no such file or folder; check the name")
     if (format or ("hf" if os.path.isdir(source) else "fairseq")) == "hf":
         for option, value in (
             ("--dict", dictionary),
@@ -111,10 +110,12 @@ def import_(
             ("--lowercase", lowercase),
         ):
             if value:
-                raise ValueError(f"{option}: of fairseq models; {source} is read as one of hf")
-        config = _import_hf(source, Path(out))
+                raise ValueError(f"{option}: only for fairseq, and {source} is hf; leave it out")
+        exchange = _huggingface()
+        with cleanup_on_sigterm():
+            config = exchange.import_run(source, Path(out))
     elif dictionary is None:
-        raise ValueError("--dict: missing; name the dict.txt of the data that fairseq trained on")
+        raise ValueError("--dict: missing; name the dict.txt of the data the model was trained on")
     else:
         from zipflm.api import splitting_of
         from zipflm.interop.fairseq import import_run
@@ -140,14 +141,7 @@ def _show(config: Config, out: str, as_json: bool, *, checkpoint: str | None = N
             "vocabulary": config.vocab_size,
             "unit": unit,
         }
-        say(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
     name = config.name if checkpoint is None else f"{config.name}, {checkpoint}"
-    say(f"{out}: {name}, {parameters:,} parameters, {config.vocab_size:,} entries of unit {unit}")
-
-
-def _import_hf(folder: str, out: Path) -> Config:
-    with _naming_what_is_not_installed():
-        from zipflm.interop.huggingface.exchange import import_run
-    with removing_what_is_unfinished():
-        return import_run(folder, out)
+    echo(f"{out}: {name}, {parameters:,} parameters, vocabulary size {config.vocab_size:,}")

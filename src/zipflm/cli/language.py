@@ -1,4 +1,4 @@
-"""Commands that use a trained model: score text, generate, rescore n-best lists."""
+"""`zipflm score`, `generate` and `rescore`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from zipflm.cli.app import (
     Json,
     Memory,
     Run,
+    check_argument_order,
+    cleanup_on_sigterm,
     command,
-    complain,
-    parts,
-    removing_what_is_unfinished,
-    run_comes_first,
-    say,
-    tell,
+    echo,
+    echo_stderr,
+    print_error,
+    split_commas,
 )
 from zipflm.messages import lines as printable_lines
 from zipflm.messages import one_line
@@ -35,39 +35,43 @@ from zipflm.messages import one_line
 @command(
     "zipflm score runs/first article.txt > scores.tsv",
     "zipflm score runs/first 'articles/*.txt' --per document",
-    "echo the state of the union | zipflm score runs/first --format surprisal --bits",
+    "echo the state of the union | zipflm score runs/first --format surprisal",
 )
 def score(
     run: Run,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="Files, quoted globs or -, also .gz .bz2 .xz .zst; stdin if none."),
+        typer.Argument(
+            help="Text files or quoted globs. Can be compressed (.gz, .bz2, .xz, .zst).",
+            show_default="stdin",
+        ),
     ] = None,
     *,
-    per: Annotated[str, typer.Option(help="A row per word, line, document (file) or total.")] = (
-        "word"
-    ),
+    per: Annotated[
+        str, typer.Option(help="Write one row per word, line, document (file) or total.")
+    ] = "word",
     output_format: Annotated[
-        str, typer.Option("--format", help="tsv, or surprisal (for psycholinguists).")
+        str, typer.Option("--format", help="tsv, or surprisal for a table of surprisals in bits.")
     ] = "tsv",
     as_json: Json = False,
     in_bits: Annotated[
-        bool, typer.Option("--bits", help="Surprisal in bits instead of natural logarithms.")
+        bool, typer.Option("--bits", help="Write surprisals in bits instead of log-probabilities.")
     ] = False,
     log10: Annotated[
-        bool, typer.Option("--log10", help="Logarithms to base 10, as KenLM's, instead.")
+        bool, typer.Option("--log10", help="Write logarithms to base 10, as KenLM does.")
     ] = False,
     top: Annotated[
         int, typer.Option(help="Also list the K most likely alternatives for each word.")
     ] = 0,
     prefix: Annotated[
-        str, typer.Option(help="Text before every line, or file where lines are running.")
+        str, typer.Option(help="Context before every line, or every file with --lines running.")
     ] = "",
     lines: Annotated[
-        str, typer.Option(help="independent, or running: a line knows those before it.")
+        str,
+        typer.Option(help="independent, or running to use the previous lines as context."),
     ] = "independent",
     ends: Annotated[
-        bool, typer.Option("--ends/--no-ends", help="Rows for line ends, which are scored too.")
+        bool, typer.Option("--ends/--no-ends", help="Write rows for line ends.")
     ] = True,
     errors: Errors = "strict",
     encoding: Encoding = "utf-8",
@@ -78,9 +82,9 @@ def score(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Natural log-probability of every word, line or file, written while it reads.
+    """Print the natural log-probability of every word, line or file.
 
-    With --log10 logarithms are to base 10, as KenLM's; with --json there is a line of JSON per row.
+    With --json, every row is a line of JSON.
     """
     from zipflm.data.prepare import progress_bar
     from zipflm.data.text import expand
@@ -88,7 +92,9 @@ def score(
     from zipflm.language.model import load
     from zipflm.language.score_command import ScoreOptions, score_files
 
-    run_comes_first(run, texts or ())
+    if as_json and output_format != "tsv":
+        raise ValueError(f"--json: cannot be combined with --format {output_format}; use one")
+    check_argument_order(run, texts or ())
     names = expand(texts or ["-"])
     options = ScoreOptions(
         per=per,  # type: ignore[arg-type]  # checked there
@@ -111,7 +117,7 @@ def score(
         context=context,
         memory=memory or (),
     )
-    # Rows and a bar on one terminal would write over each other.
+    # A progress bar would overwrite rows on the same terminal.
     bar = nullcontext(lambda *_: None) if sys.stdout.isatty() else progress_bar()
     with bar as report, watched_by(report):
         for rows in score_files(lm, names, options):
@@ -125,22 +131,22 @@ def score(
 def generate(
     run: Run,
     *,
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
     max_words: Annotated[int, typer.Option(help="Maximum number of words to generate.")] = 50,
     temperature: Annotated[
-        float, typer.Option(help="0 takes the most likely word, 1 samples from the model.")
+        float, typer.Option(help="Sampling temperature; 0 always takes the most likely word.")
     ] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the K most likely words; 0: all.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Sample from the K most likely words (0: all).")] = 0,
     top_p: Annotated[
-        float, typer.Option(help="Sample from the most likely words that make up this mass.")
+        float, typer.Option(help="Sample from the most likely words with this total probability.")
     ] = 1.0,
     seed: Annotated[
-        int | None, typer.Option(help="For the same texts again; random unless given.")
+        int | None, typer.Option(help="Seed for reproducible texts.", show_default="random")
     ] = None,
-    num: Annotated[int, typer.Option(help="Number of texts.")] = 1,
-    lines: Annotated[int, typer.Option(help="Lines after which a text ends; 0: no limit.")] = 1,
+    num: Annotated[int, typer.Option(help="Number of texts to generate.")] = 1,
+    lines: Annotated[int, typer.Option(help="Maximum number of lines per text (0: no limit).")] = 1,
     forbid_unknown: Annotated[
-        bool, typer.Option("--forbid-unknown/--allow-unknown", help="Never write <unk>.")
+        bool, typer.Option("--forbid-unknown/--allow-unknown", help="Never generate <unk>.")
     ] = True,
     as_json: Json = False,
     memory: Memory = None,
@@ -152,7 +158,7 @@ def generate(
 ) -> None:
     """Generate text from a prompt. A single text is streamed word by word.
 
-    With --json, a line per text with the natural log-probability of every word.
+    With --json, every text is a line of JSON with the natural log-probability of every word.
     """
     import json
 
@@ -180,19 +186,21 @@ def generate(
     )
     writer = Writer(lm.engine, lm.reader, prompt, sampling, num)
     if writer.unknown_in_prompt:
-        complain(f"unknown to this run, and read as <unk>: {' '.join(writer.unknown_in_prompt)}")
+        unknown = " ".join(writer.unknown_in_prompt)
+        print_error(f"warning: not in the vocabulary, read as <unk>: {unknown}")
     if as_json:
         for text in writer.all():
             typer.echo(json.dumps(text.as_dict(), ensure_ascii=False))
     elif num > 1:
         for text in writer.all():
-            say(text.text.rstrip("\n"))
+            echo(text.text.rstrip("\n"))
     else:
-        _show_as_it_comes(prompt, (word.text for word in writer.words()))
+        _stream(prompt, (word.text for word in writer.words()))
     if writer.has_slid:
-        complain(
-            f"longer than the block of {lm.engine.blocks.block} tokens: the later words were "
-            f"written with the last {lm.engine.blocks.context} or more before them in view"
+        blocks = lm.engine.blocks
+        print_error(
+            f"warning: the text is longer than the block of {blocks.block} tokens; later words saw "
+            f"only the {blocks.context} or more tokens before them"
         )
 
 
@@ -204,105 +212,115 @@ def generate(
 def rescore(
     run: Run,
     nbest: Annotated[
-        str, typer.Argument(help="N-best lists: a file, also .gz .bz2 .xz .zst, or - for stdin.")
+        str,
+        typer.Argument(
+            help="File of n-best lists, or - for stdin. Can be compressed (.gz, .bz2, .xz, .zst)."
+        ),
     ],
     *,
     format: Annotated[
         str | None,
-        typer.Option(help="kaldi, moses, jsonl or tsv; the last two are known by their ending."),
+        typer.Option(
+            help="Format of the lists: kaldi, moses, jsonl or tsv.",
+            show_default="from the file name, for .jsonl and .tsv",
+        ),
     ] = None,
     weights: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of the run's score (natural logarithms), the list's scores and the number of "
-            "words, e.g. lm=0.7,words=-0.2. Unless given: lm=1, words=0; total=1 if the list has "
-            "a total, else 1 for each of its scores."
+            help="Weights of the model's score (lm), the number of words (words) and the scores "
+            "in the list, e.g. lm=0.7,words=-0.2.",
+            show_default="lm=1, words=0, total=1 if the list has a total, else 1 for each score",
         ),
     ] = None,
     reference: Annotated[
         str | None,
         typer.Option(
-            help="Reference transcripts; weights are tuned to minimise word error rate on them."
+            help="File of reference transcripts; tunes the weights for the lowest word error rate."
         ),
     ] = None,
     tune: Annotated[
         list[str] | None,
-        typer.Option(help="Weights to tune; lm,words unless given, without those of --weights."),
+        typer.Option(
+            help="With --reference: weights to tune.",
+            show_default="lm,words, except those in --weights",
+        ),
     ] = None,
     scores: Annotated[
         list[str] | None,
-        typer.Option(help="For kaldi, files of log-probabilities per hypothesis, e.g. ac=ac.txt."),
+        typer.Option(help="For kaldi: files of log-probabilities per hypothesis, e.g. ac=ac.txt."),
     ] = None,
     costs: Annotated[
         list[str] | None,
-        typer.Option(help="The same with the other sign, as Kaldi writes them, e.g. ac=1.acwts."),
+        typer.Option(help="For kaldi: files of costs per hypothesis, e.g. ac=1.acwts."),
     ] = None,
     encoding: Encoding = "utf-8",
-    name: Annotated[str, typer.Option(help="Name of the run's score.")] = "lm",
+    name: Annotated[str, typer.Option(help="Name of the model's score in the output.")] = "lm",
     out: Annotated[
-        str | None, typer.Option(help="Write the sorted list to this file, not to stdout.")
+        str | None,
+        typer.Option(help="Write the sorted lists to this file.", show_default="stdout"),
     ] = None,
     scores_out: Annotated[
-        str | None, typer.Option(help="For kaldi: a file of hypothesis, run's score and total.")
+        str | None,
+        typer.Option(help="For kaldi: write each hypothesis id with model score and total here."),
     ] = None,
     one_best: Annotated[
-        bool, typer.Option("--one-best", help="Write the best hypothesis of each utterance only.")
+        bool, typer.Option("--one-best", help="Write only the best hypothesis of each utterance.")
     ] = False,
     memory: Memory = None,
     checkpoint: Checkpoint = None,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Add a run's score to n-best lists and sort them again, best hypothesis first.
+    """Add a model's score to n-best lists and sort them, best hypothesis first.
 
-    With --reference the weights are tuned on these lists, and printed on stderr.
+    With --reference, the weights are tuned on these lists and printed on stderr.
     """
     from zipflm.data.prepare import progress_bar
     from zipflm.evaluation.scoring import watched_by
     from zipflm.language import rescore_command as library
     from zipflm.language.rescoring import Results, parse_weights
 
-    run_comes_first(run, [nbest])
+    check_argument_order(run, [nbest])
     options = library.RescoreOptions(
         format=format,
         weights=parse_weights(",".join(weights)) if weights else {},
         reference=reference,
-        tune=parts(tune),
-        scores=_files("--scores", scores),
-        costs=_files("--costs", costs),
+        tune=split_commas("--tune", tune),
+        scores=_named_files("--scores", scores),
+        costs=_named_files("--costs", costs),
         encoding=encoding,
         name=name,
         results=Results(out=out, scores_out=scores_out, one_best=one_best),
     )
-    # Lines and a bar on one terminal would write over each other.
     to_terminal = out in (None, "-") and sys.stdout.isatty()
     bar = nullcontext(lambda *_: None) if to_terminal else progress_bar("hypotheses")
-    with removing_what_is_unfinished(), bar as report, watched_by(report):
+    with cleanup_on_sigterm(), bar as report, watched_by(report):
         library.rescore_file(
             nbest,
             options,
             lambda: library.run_scorer(
                 run, checkpoint=checkpoint, device=device, dtype=dtype, memory=memory or ()
             ),
-            say=tell,
+            say=echo_stderr,
         )
 
 
-def _files(option: str, texts: list[str] | None) -> dict[str, str]:
-    """`ac=ac.txt,graph=graph.txt` by name."""
+def _named_files(option: str, values: list[str] | None) -> dict[str, str]:
+    """Parse `ac=ac.txt,graph=graph.txt`."""
     files: dict[str, str] = {}
-    for part in parts(texts):
+    for part in split_commas(option, values):
         name, equals, file = part.partition("=")
         if not (equals and name and file) or name in files:
             raise ValueError(
-                f"{option} {part}: write a name, = and a file, each name once (ac=ac.txt)"
+                f"{option} {part}: write NAME=FILE, e.g. ac=ac.txt, with each name once"
             )
         files[name] = file
     return files
 
 
-def _show_as_it_comes(prompt: str, texts: Iterable[str]) -> None:
-    """Print a text in parts; its last line end, if it has one, is printed anyway."""
+def _stream(prompt: str, texts: Iterable[str]) -> None:
+    """Print a text word by word, with one newline at the end."""
     printed = prompt
     typer.echo(printable_lines(prompt), nl=False)
     for text in texts:
@@ -314,8 +332,7 @@ def _show_as_it_comes(prompt: str, texts: Iterable[str]) -> None:
 
 
 def _write_rows(rows: Iterable[str]) -> None:
-    """Now, not when a buffer is full: whoever reads them may be waiting."""
     if sys.stdout.isatty():
         rows = ("\t".join(map(one_line, row.split("\t"))) for row in rows)
     sys.stdout.writelines(f"{row}\n" for row in rows)
-    sys.stdout.flush()
+    sys.stdout.flush()  # a program at the other end of a pipe can be waiting

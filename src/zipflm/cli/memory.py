@@ -1,4 +1,4 @@
-"""Commands for memories on top of a model: build a store of neighbours, tune settings."""
+"""`zipflm memory build` and `memory tune`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from zipflm.cli.app import (
     Run,
     Size,
     app,
+    cleanup_on_sigterm,
     command,
-    removing_what_is_unfinished,
-    say,
-    showing_progress,
+    echo,
+    show_progress,
 )
 
 memory_app: typer.Typer = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="Memories on top of a model: stores of nearest neighbours, tuned settings.",
+    help="Build and tune memories: caches of recent words, stores of nearest neighbours.",
 )
 app.add_typer(memory_app, name="memory")
 
@@ -39,38 +39,39 @@ app.add_typer(memory_app, name="memory")
 def build(
     run: Run,
     *,
-    data: Annotated[str, typer.Option(help="The data folder to remember.")],
-    out: Annotated[str, typer.Option(help="Folder of the store, new or to be continued.")],
-    split: Annotated[str, typer.Option(help="Split of the data folder.")] = "train",
-    max_keys: Annotated[
-        int | None, Size("Number of tokens to remember, the first ones; all unless given.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="Of keys on disk: float16 or float32.")] = "float16",
+    data: Annotated[str, typer.Option(help="Data folder to store.")],
+    out: Annotated[str, typer.Option(help="Store folder to create or continue.")],
+    split: Annotated[str, typer.Option(help="Split to store: train, valid or test.")] = "train",
+    max_keys: Annotated[int | None, Size("Store only the first N tokens, e.g. 5M.", "all")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Data type of the keys: float16 or float32.")
+    ] = "float16",
     index: Annotated[
         bool | None,
         typer.Option(
             "--index/--no-index",
-            help="Index for search on a CPU (needs faiss); unless given, for 2M keys or more.",
+            help="Build an index for search on a CPU (needs faiss).",
+            show_default="for 2M keys or more",
         ),
     ] = None,
     block: Block = None,
     context: Annotated[
         int | None,
         typer.Option(
-            help="Tokens of each block that are context and not stored; the run's own unless "
-            "given, but at least 32 or a quarter of the block."
+            help="Tokens of each block that serve as context and are not stored.",
+            show_default="from the run, but at least 32 or a quarter of the block",
         ),
     ] = None,
     checkpoint: Checkpoint = None,
     device: Device = None,
 ) -> None:
-    """Store the model's vector before every word of a text, and the word.
+    """Store every word of a text with the model's hidden state before it.
 
-    The same command continues a build that was interrupted.
+    Run the same command again to continue an interrupted build.
     """
     from zipflm import api
 
-    with removing_what_is_unfinished(), showing_progress():
+    with cleanup_on_sigterm(), show_progress():
         facts = api.build_memory(
             run,
             data=data,
@@ -83,9 +84,9 @@ def build(
             context=context,
             checkpoint=checkpoint,
             device=device,
-            say=say,
+            say=echo,
         )
-    say(f"{out}: {facts.plan.keys:,} keys of {facts.plan.dim} numbers, {facts.plan.dtype}")
+    echo(f"{out}: {facts.plan.keys:,} keys of {facts.plan.dim} numbers, {facts.plan.dtype}")
 
 
 @command(
@@ -97,12 +98,12 @@ def build(
 def tune(
     run: Run,
     *,
-    data: Annotated[str, typer.Option(help="The data folder.")],
-    split: Annotated[str, typer.Option(help="Split of the data folder; never test.")] = "valid",
+    data: Annotated[str, typer.Option(help="Data folder to tune on.")],
+    split: Annotated[str, typer.Option(help="Split to tune on: train or valid.")] = "valid",
     memory: Memory = None,
     figure: Annotated[
         str | None,
-        typer.Option(help="Draw perplexity against the size of the cache; not unless given."),
+        typer.Option(help="Also plot perplexity against cache size to this file."),
     ] = None,
     block: Block = None,
     context: Context = None,
@@ -110,10 +111,9 @@ def tune(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Choose weight, temperature and window of memories on a valid set.
+    """Tune weight, temperature and window of memories; without --memory, of a cache.
 
-    They are written into the run folder (cache) or the store, and used from then on. Without
-    --memory a cache is tuned.
+    The values are saved in the run folder (cache) or the store, and used from then on.
     """
     import json
     from dataclasses import asdict
@@ -125,7 +125,7 @@ def tune(
     memory = memory or ["cache"]
     if figure is not None:
         require_drawable(memory, Path(figure))
-    with showing_progress():
+    with show_progress():
         result = api.tune_memory(
             run,
             data=data,
@@ -139,11 +139,11 @@ def tune(
     if figure is not None:
         draw_windows(result, Path(figure))
     if as_json:
-        say(json.dumps(asdict(result), indent=1))
+        echo(json.dumps(asdict(result), indent=1))
         return
-    say(f"perplexity {result.without:9.4f}  without memories")
+    echo(f"perplexity {result.without:9.4f}  without memories")
     for trial in result.trials:
         mark = "  chosen" if trial in result.chosen else ""
-        say(f"perplexity {trial.perplexity:9.4f}  {trial.name}{mark}")
+        echo(f"perplexity {trial.perplexity:9.4f}  {trial.name}{mark}")
     for note in result.notes:
-        say(f"note: {note}")
+        echo(f"note: {note}")

@@ -1,4 +1,4 @@
-"""The command that serves runs over HTTP."""
+"""`zipflm serve`: an HTTP server for runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zipflm.cli.app import Checkpoint, Device, Dtype, Memory, command, complain
+from zipflm.cli.app import Checkpoint, Device, Dtype, Memory, command, print_error
 
 
 @command(
@@ -18,42 +18,40 @@ def serve(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Run folders or checkpoints; the first is the default. Unless given, "
-            "state-of-the-union, which comes with zipflm."
+            help="Run folders or checkpoints; the first is the default model.",
+            show_default="state-of-the-union, included in zipflm",
         ),
     ] = None,
     *,
     host: Annotated[
-        str, typer.Option(help="Address to listen at; others than this machine need another.")
+        str, typer.Option(help="Address to bind to. Use 0.0.0.0 to accept remote connections.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on (0: any free port).")
     ] = 8000,
     max_batch_words: Annotated[
-        int, typer.Option(min=1, help="Words of all requests that are computed together.")
+        int, typer.Option(min=1, help="Maximum number of words per batch.")
     ] = 8192,
     max_words: Annotated[
-        int, typer.Option(min=1, help="Words of one text, with what is to be written.")
+        int, typer.Option(min=1, help="Maximum number of words per text, prompt included.")
     ] = 4096,
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait; more are refused for now.")
+        int, typer.Option(min=1, help="Maximum queue length; more requests are rejected.")
     ] = 256,
     api_key_file: Annotated[
         str | None,
-        typer.Option(
-            help="Keys, one per line, of which every request needs one; if not given, none."
-        ),
+        typer.Option(help="File of API keys, one per line. Without it, no key is required."),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(help="A site whose pages may use this service; can be repeated."),
+        typer.Option(help="Allow browser requests from this origin. Can be repeated."),
     ] = None,
     memory: Memory = None,
     checkpoint: Checkpoint = None,
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Serve runs over HTTP: completions as OpenAI's, scores per word, a page at /."""
+    """Serve runs over HTTP: OpenAI-style completions, scores per word and a web page at /."""
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -76,5 +74,5 @@ def serve(
         limits=limits,
         api_key_file=api_key_file,
         origins=cors_origin or (),
-        say=complain,
+        say=print_error,
     )

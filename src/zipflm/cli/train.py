@@ -1,4 +1,4 @@
-"""The command that trains a model."""
+"""`zipflm train`: train a model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zipflm.cli.app import (
-    STALL_SECONDS,
-    Device,
-    Overrides,
-    Recipe,
-    StallSeconds,
-    command,
-)
+from zipflm.cli.app import STALL_SECONDS, Device, Overrides, Recipe, StallSeconds, command
 
 
 @command(
@@ -25,46 +18,47 @@ from zipflm.cli.app import (
 )
 def train(
     preset: Annotated[
-        str | None, typer.Argument(help="What to train, e.g. tiny/ADP-T; zipflm info lists them.")
+        str | None,
+        typer.Argument(help="Model to train, e.g. tiny/ADP-T. `zipflm info` lists them."),
     ] = None,
     overrides: Overrides = None,
     *,
-    data: Annotated[str, typer.Option(help="The data folder, from `zipflm prepare`.")],
-    out: Annotated[str, typer.Option(help="The run folder to make, or to continue.")],
+    data: Annotated[str, typer.Option(help="Data folder from `zipflm prepare`.")],
+    out: Annotated[str, typer.Option(help="Run folder to create or continue.")],
     from_run: Annotated[
         str | None,
         typer.Option(
             "--from",
-            help="A run or checkpoint whose model and weights to start from instead of a preset, "
-            "on data prepared with its vocabulary.",
+            help="Start from the model and weights of this run or checkpoint instead of a preset. "
+            "The data must be prepared with its vocabulary.",
         ),
     ] = None,
     recipe: Recipe = "paper",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run in --out.")
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")
     ] = False,
     resume_if_any: Annotated[
         bool,
         typer.Option(
             "--resume-if-any",
-            help="The same, and start where there is no run yet: for torchrun --max-restarts, and "
-            "queues that give a command again.",
+            help="Continue if --out has a run, start one otherwise. For torchrun --max-restarts "
+            "and job queues that restart commands.",
         ),
     ] = False,
     keep: Annotated[
-        int, typer.Option(min=0, help="Checkpoints to keep besides the best; 0 keeps all.")
+        int,
+        typer.Option(min=0, help="Checkpoints to keep in addition to the best (0: all)."),
     ] = 3,
     other_text: Annotated[
         bool,
-        typer.Option("--other-text", help="With --resume: go on with another training text."),
+        typer.Option("--other-text", help="With --resume: allow a different training text."),
     ] = False,
     device: Device = None,
     stall_seconds: StallSeconds = STALL_SECONDS,
 ) -> None:
-    """Train a model; with torchrun, on many devices.
+    """Train a model. With torchrun, on many devices.
 
-    Ctrl-C or SIGTERM saves and stops it: exit status 130. A second one leaves at once, and so does
-    the first while there is nothing to save.
+    Ctrl-C or SIGTERM saves a checkpoint and exits with status 130. A second one exits at once.
     """
     from zipflm import api
 

@@ -1,1 +1,1 @@
-"""What a user does with a trained model: load it, score and rescore text, write with it."""
+"""Using trained models: scoring, rescoring and generating text."""

@@ -1,9 +1,8 @@
-"""Texts written together, one token each per step: for the library, the command and the service.
+"""Batched text generation, one token per text and step.
 
-New texts join before any step and finished ones leave after it. Each draws with a random generator
-of its own, so it does not depend on those beside it. Every token passes the decoder once; what came
-before it is in a cache. When a Transformer's is as long as the block, the model goes on behind the
-last `context` tokens, as scoring does when it slides over a text; other decoders never forget.
+New texts join before any step and finished ones leave after it. Each text has its own random
+generator, so it does not depend on the rest of the batch. When the cache of a Transformer has
+`block` tokens, it is filled again with the last `context` tokens, as in scoring.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ from zipflm.model.recorded_step import RecordedStep
 from zipflm.model.sampling import NUM_TRIES, Mix, draw, most_likely
 
 SEEDS = 2**63
-_STRIDE = 0x1E3779B97F4A7C15
-"""Between the seeds of texts that are asked for together: odd, so that they all differ."""
-_STEPS = 64
-"""Steps for which a row takes random numbers from its generator at once."""
+_SEED_STRIDE = 0x1E3779B97F4A7C15
+"""Between the seeds of the texts of one request: odd, so that they all differ."""
+_RANDOM_STEPS = 64
+"""Number of steps to draw random numbers for at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """What to draw from, and when to stop. Messages begin with the name of the option."""
+    """Sampling and stopping options."""
 
     max_words: int | None = 50
-    """Line ends count as words, so that a model that writes only those stops, too."""
+    """Includes line ends."""
     max_tokens: int | None = None
-    """Words, or pieces of words; a text may end within a word."""
+    """Words or pieces of words; a text can end within a word."""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
     lines: int = 1
-    """Line ends after which a text is complete; 0: there is no limit."""
+    """Stop after this many line ends (0: no limit)."""
     stop: Sequence[str] = ()
-    """A text ends before the first of these."""
+    """Stop before the first occurrence of any of these."""
     forbid_unknown: bool = True
 
     def __post_init__(self) -> None:
@@ -66,22 +65,22 @@ class SamplingOptions:
         if self.top_k < 0:
             raise ValueError(f"top_k={self.top_k}: must be 0 (all words) or more")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: must lie above 0, up to 1 (all words)")
+            raise ValueError(f"top_p={self.top_p}: must be above 0 and at most 1 (all words)")
         if self.lines < 0:
             raise ValueError(f"lines={self.lines}: must be 0 (no limit) or more")
         if self.seed is not None and not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed={self.seed}: must be a whole number from 0 to 2**63 - 1")
         if isinstance(self.stop, str) or not all(self.stop):
-            raise ValueError(f"stop={self.stop!r}: must be a list of texts that are not empty")
+            raise ValueError(f"stop={self.stop!r}: must be a list of non-empty strings")
 
 
 class Spelling:
-    """Ids as readable text, one after the other."""
+    """Turns ids into readable text, one at a time."""
 
     def __init__(
         self, reader: TextReader, line: Sequence[str] = (), has_space: bool = False
     ) -> None:
-        """The line has begun with these words; with `has_space` a space follows them already."""
+        """`line` has the words of the line so far; `has_space` if a space follows them."""
         self._reader, self._has_space = reader, has_space
         self._joiner = reader.encoder.splitter.joiner()
         for word in line:
@@ -89,18 +88,17 @@ class Spelling:
         self._pieces: list[str] = []
         self._length = 0
         self.offsets: list[int] = []
-        """Where each token of a complete word begins in the text, after any space."""
+        """Start of each token of the completed words in the text, after any space."""
         self.num_lines: int = 0
-        """That have ended."""
 
     @property
     def is_within_word(self) -> bool:
         return bool(self._pieces)
 
     def add(self, token: int) -> str:
-        """What it adds to the text: nothing before the word is complete."""
+        """Return the added text, which is empty until the word is complete."""
         self._pieces.append(self._reader.vocabulary.words[token])
-        # A model may go on with the pieces of one word for ever.
+        # A model can continue a word forever.
         if not self._reader.ends_word[token] and len(self._pieces) < MOST_PIECES:
             return ""
         if token == END and len(self._pieces) == 1:
@@ -113,7 +111,7 @@ class Spelling:
         return text
 
     def finish(self) -> str:
-        """The word that was begun, as far as it goes."""
+        """Complete the current word as it is."""
         if not self._pieces:
             return ""
         word = _joined(self._pieces)
@@ -121,7 +119,6 @@ class Spelling:
         return self._completed(text.lstrip(" ") if self._has_space else text)
 
     def _completed(self, text: str) -> str:
-        """Places of the pieces in the word that they have added."""
         end = self._length + len(text)
         start = end - len(text.lstrip(" "))
         for piece in self._pieces:
@@ -142,31 +139,31 @@ def last_line(text: EncodedText) -> Sequence[str]:
 
 
 class WrittenWord(NamedTuple):
-    """A word that was written, or the end of a line."""
+    """A generated word or line end."""
 
     word: str
-    """As the vocabulary spells it; `</s>` for the end of a line."""
+    """As in the vocabulary; `</s>` for a line end."""
     logprob: float
-    """The model's own, in nats, whatever was asked to draw from."""
+    """In nats, before temperature, top-k and top-p."""
     text: str
-    """What it adds to the text: with the space or line end before it, where there is one."""
+    """The added text, with the space before it if there is one."""
 
 
 class WrittenToken(NamedTuple):
-    """One id that was drawn."""
+    """A generated id."""
 
     token: int
     logprob: float
-    """The model's own, in nats."""
+    """In nats, before temperature, top-k and top-p."""
     top: Likely
-    """The most likely ids in its place, as many as were asked for."""
+    """The most likely ids at this position."""
     offset: int
-    """Where in the written text its first character stands."""
+    """Position of its first character in the generated text."""
 
 
 @dataclass
 class Delta:
-    """What there is to show since the last time."""
+    """New output since the last call of `GrowingText.take`."""
 
     text: str = ""
     words: list[WrittenWord] = field(default_factory=list)
@@ -175,10 +172,9 @@ class Delta:
 
 
 class GrowingText:
-    """One text while it is written.
+    """One text during generation.
 
-    A word in pieces is shown when it is complete; text that may be the start of a stop sequence is
-    held back until that is clear.
+    A word is released when it is complete. Text that could start a stop sequence is held back.
     """
 
     def __init__(
@@ -191,20 +187,18 @@ class GrowingText:
         number: int = 0,
         top: int = 0,
     ) -> None:
-        """The prompt is without the `</s>` that it follows. Of the texts that are asked for
-        together this is that `number`; `top` of the most likely ids are wanted at every step."""
+        """`prompt` does not include the initial `</s>`. `number` is the index of this text in its
+        request, and `top` the number of most likely ids to report per step."""
         self.prompt, self.options, self.top = prompt, options, top
         self.ids: list[int] = []
-        """That were written."""
         self.text: str = ""
         self.finish_reason: str | None = "length" if options.max_tokens == 0 else None
-        """`length`, `lines` or `stop`; None while there is more to come."""
+        """`length`, `lines` or `stop`; None while running."""
         self.has_slid: bool = False
-        """Whether it outgrew the block, so that the model no longer sees its beginning."""
+        """True if the text is longer than the block, so the model no longer sees its start."""
         self._reader, self._spelling = reader, spelling
-        self._begun: list[tuple[int, float, Likely]] = []
-        """Of a word that is not complete."""
-        # What was not shown yet.
+        self._current_word: list[tuple[int, float, Likely]] = []
+        # Not released yet:
         self._words: deque[WrittenWord] = deque()
         self._tokens: list[WrittenToken] = []
         self._num_words = self._num_shown = self._words_end = 0
@@ -213,11 +207,11 @@ class GrowingText:
         if options.seed is None:
             self._generator.seed()
         else:
-            self._generator.manual_seed((options.seed + number * _STRIDE) % SEEDS)
+            self._generator.manual_seed((options.seed + number * _SEED_STRIDE) % SEEDS)
         self._numbers: list[list[float]] = []
 
     def room(self, engine: Engine) -> int:
-        """Places it will take up in a cache."""
+        """Number of cache positions it needs."""
         options, tokens = self.options, engine.blocks.block
         if options.max_tokens is not None:
             tokens = options.max_tokens
@@ -226,18 +220,17 @@ class GrowingText:
         return min(engine.blocks.block, len(self.prompt) + 1 + tokens)
 
     def random(self) -> list[float]:
-        """Its numbers in [0, 1) for the next step."""
+        """Random numbers in [0, 1) for the next step."""
         if not self._numbers:
-            shape = (_STEPS, NUM_TRIES)
+            shape = (_RANDOM_STEPS, NUM_TRIES)
             drawn = torch.rand(shape, generator=self._generator, dtype=torch.float64)
             self._numbers = drawn.tolist()[::-1]
         return self._numbers.pop()
 
     def add(self, token: int, logprob: float, top: Likely) -> None:
-        """One id more."""
         options, spelling, begin = self.options, self._spelling, len(self.text)
         self.ids.append(token)
-        self._begun.append((token, logprob, top))
+        self._current_word.append((token, logprob, top))
         added = spelling.add(token)
         is_full = len(self.ids) == options.max_tokens
         if is_full:
@@ -254,17 +247,16 @@ class GrowingText:
             self._cut_at_stop(begin)
 
     def _complete_word(self, text: str) -> None:
-        offsets = self._spelling.offsets[-len(self._begun) :]
-        for drawn, offset in zip(self._begun, offsets, strict=True):
+        offsets = self._spelling.offsets[-len(self._current_word) :]
+        for drawn, offset in zip(self._current_word, offsets, strict=True):
             self._tokens.append(WrittenToken(*drawn, offset))
-        names = [self._reader.vocabulary.words[token] for token, _, _ in self._begun]
-        logprob = sum(logprob for _, logprob, _ in self._begun)
+        names = [self._reader.vocabulary.words[token] for token, _, _ in self._current_word]
+        logprob = sum(logprob for _, logprob, _ in self._current_word)
         self._words.append(WrittenWord(_joined(names), logprob, text))
         self._num_words += 1
-        self._begun = []
+        self._current_word = []
 
     def _cut_at_stop(self, begin: int) -> None:
-        """The text ends before the first stop sequence in it."""
         first = max(0, begin - self._longest_stop + 1)
         stops = self.options.stop
         found = [place for each in stops if (place := self.text.find(each, first)) >= 0]
@@ -279,7 +271,7 @@ class GrowingText:
                 self._words.append(last._replace(text=self.text[end:]))
 
     def take(self) -> Delta:
-        """What can be shown by now and has not been."""
+        """Return everything that can be released."""
         shown = len(self.text) if self.finish_reason else self._certain()
         shown = max(shown, self._num_shown)
         delta = Delta(self.text[self._num_shown : shown], [], self._tokens, self.finish_reason)
@@ -290,12 +282,14 @@ class GrowingText:
         return delta
 
     def _certain(self) -> int:
-        """Up to where no stop sequence can have begun."""
-        return min(map(self._begin_of, self.options.stop), default=len(self.text))
+        """Length of the text before a possible start of a stop sequence."""
+        return min(map(self._stop_start, self.options.stop), default=len(self.text))
 
-    def _begin_of(self, stop: str) -> int:
-        """Where the text's end begins that may go on to a stop sequence. Only places with its first
-        character are tried: it may be long, and this is asked for every word of every text."""
+    def _stop_start(self, stop: str) -> int:
+        """Position where the end of the text could start this stop sequence.
+
+        Only tries positions of its first character: this runs for every generated word.
+        """
         place = self.text.find(stop[0], max(0, len(self.text) - len(stop) + 1))
         while place >= 0 and not stop.startswith(self.text[place:]):
             place = self.text.find(stop[0], place + 1)
@@ -303,10 +297,10 @@ class GrowingText:
 
 
 class TextDecoder:
-    """The texts that one model is writing."""
+    """Generates a batch of texts with one model."""
 
     def __init__(self, engine: Engine, reader: TextReader, *, is_recorded: bool = False) -> None:
-        """With `is_recorded` steps on a GPU are recorded, which pays where rows join only once."""
+        """`is_recorded` uses a CUDA graph, which pays off if texts only join at the start."""
         self._engine = engine
         never = never_written(reader.vocabulary)[: reader.num_predicted].nonzero().squeeze(1)
         never = never.to(engine.device)
@@ -323,7 +317,7 @@ class TextDecoder:
 
     @torch.inference_mode()
     def join(self, rows: Sequence[GrowingText]) -> None:
-        """They are part of the next step."""
+        """Add texts to the batch."""
         inputs = [self._engine.inputs(row.prompt) for row in rows]
         for row in rows:
             row.has_slid = len(row.prompt) + 1 > self._engine.longest
@@ -339,7 +333,7 @@ class TextDecoder:
 
     @torch.inference_mode()
     def leave(self, rows: Sequence[GrowingText]) -> None:
-        """Rows that need no further step."""
+        """Remove texts from the batch."""
         if not rows:
             return
         leaving = set(rows)
@@ -353,7 +347,7 @@ class TextDecoder:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One id more for every row; those that are complete have left."""
+        """Generate one id per row, and remove completed rows."""
         if self._memory is not None:
             self._mixture = self._memory.look(self._hidden_ND)
         drawn, top = self._draw(), self._top()
@@ -371,11 +365,11 @@ class TextDecoder:
         return None if self._mixture is None else self._mixture.mix(places_M)
 
     def _draw(self) -> list[tuple[int, float]]:
-        """Ids and log-probabilities; rows that draw in the same way do so together."""
+        """Draw an id per row, with its log-probability. Rows with equal options are batched."""
         alike: dict[tuple[float, int, float, bool], list[int]] = defaultdict(list)
         for place, row in enumerate(self.rows):
-            asked = row.options
-            choice = (asked.temperature, asked.top_k, asked.top_p, asked.forbid_unknown)
+            o = row.options
+            choice = (o.temperature, o.top_k, o.top_p, o.forbid_unknown)
             alike[choice].append(place)
         found: dict[int, tuple[int, float]] = {}
         for (temperature, top_k, top_p, forbid_unknown), places in alike.items():
@@ -409,7 +403,7 @@ class TextDecoder:
         return top
 
     def _advance(self) -> None:
-        """The model reads the ids that were written last."""
+        """Feed the last ids to the model."""
         ids = [row.ids[-1] for row in self.rows]
         ids_N = self._tensor(ids)
         if self._memory is not None:
@@ -419,7 +413,7 @@ class TextDecoder:
             self._cache.empty(full)
         if len(full) < len(self.rows):
             self._hidden_ND = self._next(ids_N)
-        if full:  # whatever was computed for them
+        if full:  # overwrites their hidden states from the line above
             self._slide(full)
 
     def _next(self, ids_N: Tensor) -> Tensor:
@@ -432,7 +426,7 @@ class TextDecoder:
         return self._recorded(ids_N)
 
     def _slide(self, places: list[int]) -> None:
-        """These rows go on behind their last tokens."""
+        """Fill the caches of these rows again with their last tokens."""
         context = max(self._engine.blocks.context, 1)
         rows = [self.rows[place] for place in places]
         inputs = [np.append(row.prompt, row.ids)[-context:] for row in rows]
@@ -444,8 +438,7 @@ class TextDecoder:
             row.has_slid = True
 
     def _read(self, inputs: Sequence[Ids]) -> tuple[list[Tensor], Any]:
-        """The vectors after each of these ids, and what the model keeps of them; equal texts it
-        reads once."""
+        """Return the hidden states and the cache of some inputs. Equal inputs are read once."""
         different = {ids.tobytes(): ids for ids in inputs}
         place_of = {key: place for place, key in enumerate(different)}
         texts, cache = self._engine.model.read([*map(torch.from_numpy, different.values())])
@@ -456,7 +449,7 @@ class TextDecoder:
 
 
 def never_written(vocabulary: Vocabulary) -> Tensor:
-    """Ids that stand for no word: specials but the line end, and fillers."""
+    """Mask of ids that are never generated: special tokens except the line end, and fillers."""
     names = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
     forbidden = torch.tensor([not count and word.startswith(FILLER) for word, count in names])
     forbidden[: len(SPECIALS)] = True

@@ -1,7 +1,7 @@
-"""A model with its device, precision and windows: ids in, numbers out.
+"""Scoring of ids with a model on a device.
 
-A text that fits the block is seen whole. A longer one is cut as `evaluate` cuts: parts of
-`block - context` tokens, each after its context.
+A text longer than the block is split as in `evaluate`: into parts of `block - context` tokens, each
+with `context` tokens before it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -39,41 +40,39 @@ from zipflm.model.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class Engine:
-    """Ids in, numbers out; knows nothing of words."""
+    """A model with its device, precision and block size. Works on ids, not on words."""
 
     model: LanguageModel
     """In evaluation mode, on the device."""
     scorer: LanguageModel
-    """The same, compiled if that was asked for."""
+    """The same model, possibly compiled."""
     device: torch.device
     dtype: torch.dtype
-    """Of weights and products."""
     blocks: Blocks
-    """What a model sees at once, and how much context a part of a longer text has before it."""
     batch_tokens: int
     unit: Unit
     memories: Memories | None = None
 
     @property
     def longest(self) -> int:
-        """Tokens after which a growing text loses its beginning."""
-        is_endless = self.model.config.decoder.has_constant_state
-        return sys.maxsize if is_endless else self.blocks.block
+        """Number of tokens the model can see at once."""
+        is_unlimited = self.model.config.decoder.has_constant_state
+        return sys.maxsize if is_unlimited else self.blocks.block
 
     @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
     def nll(self, documents: Sequence[Ids], skip: int = 0) -> list[NDArray[np.float32]]:
-        """-log p of the tokens of documents, in nats, each document after a `</s>` of its own.
+        """-log p of the tokens of documents, in nats, each document after its own `</s>`.
 
-        The first `skip` tokens of each are context, not scored.
+        The first `skip` tokens of each document are context and not scored.
         """
         scores = self.start_scoring([Document(ids, skip) for ids in documents])()
         return [each.nll for each in scores]
 
     def start_scoring(self, documents: Sequence[Document]) -> Callable[[], list[DocumentScores]]:
-        """The scores of documents, once they are called for; until then a GPU works by itself."""
+        """Start scoring; call the result to wait for the scores."""
         return start_documents(
             self.scorer,
             documents,
@@ -84,7 +83,7 @@ class Engine:
         )
 
     def protocol(self, ids: Ids, words: int, skip: int = 0) -> ScoringProtocol:
-        """How ids, which make up so many words, are scored behind `skip` others."""
+        """The protocol for scoring these ids, which are `words` words, after `skip` others."""
         positions = skip + len(ids)
         if positions > self.blocks.block:
             windows = self._windows(positions, skip)
@@ -104,21 +103,21 @@ class Engine:
 
     @torch.inference_mode()
     def hidden_after(self, prefixes: Sequence[Ids]) -> Tensor:
-        """The vectors [N, D] from which the word after each prefix is predicted.
+        """Hidden states [N, D] that predict the word after each prefix.
 
-        Of a prefix that is too long, the last tokens are seen.
+        Prefixes that are too long are cut to their last tokens.
         """
         inputs = [self.inputs(ids) for ids in prefixes]
         lengths = np.array([len(ids) for ids in inputs])
         order = np.argsort(lengths, kind="stable")
         bounds = group(lengths[order], self.batch_tokens)
-        parts = [self._last(inputs, order[low:high]) for low, high in _pairs(bounds)]
+        parts = [self._last(inputs, order[low:high]) for low, high in pairwise(bounds.tolist())]
         back = torch.from_numpy(np.argsort(order)).to(self.device)
         return torch.cat(parts)[back]
 
     @torch.inference_mode()
     def mixture_after(self, prefixes: Sequence[Ids]) -> tuple[Tensor, Mixture | None]:
-        """The same with the memories of each prefix."""
+        """`hidden_after`, and the memories of each prefix."""
         if self.memories is None:
             return self.hidden_after(prefixes), None
         rows, last = self.memories.rows(self.model.output.edges[-1]), []
@@ -131,10 +130,10 @@ class Engine:
 
     @torch.inference_mode()
     def pairs(self, text: Ids, hidden_TD: Tensor) -> tuple[Tensor, Ids]:
-        """The tokens of a text that a cache remembers, with the vectors that predicted them.
+        """Tokens for a cache, with the hidden states that predicted them.
 
-        `hidden_TD` are those of its last tokens and, at the end, of the next one. If these are not
-        all, the text before them is read as it is where texts are scored.
+        `hidden_TD` has the states for the last tokens and the next one. Missing states before them
+        are computed as in scoring.
         """
         assert self.memories is not None
         number = len(text) + 1 - len(hidden_TD)
@@ -149,8 +148,8 @@ class Engine:
     def inputs_before(
         self, document: Ids, places: NDArray[np.int64], skip: int = 0
     ) -> list[tuple[Ids, int]]:
-        """What the model reads to predict the tokens at these places of a document, and how many of
-        it are context, which an earlier part scored."""
+        """Inputs that predict the tokens at these places of a document, each with the number of
+        inputs that are context, scored in an earlier part."""
         windows = self._windows(len(document), skip)
         part = windows[np.searchsorted(windows.start, places, side="right") - 1]
         stream, contexts = np.append(END, document), part.start - part.first
@@ -158,12 +157,11 @@ class Engine:
         return list(zip(inputs, contexts.tolist(), strict=True))
 
     def _windows(self, length: int, skip: int) -> Windows:
-        """Those of one document."""
         begin, start, end = np.array([[0], [skip], [length]])
         return document_windows(begin, start, end, self.blocks)
 
     def inputs(self, prefix: Ids) -> Ids:
-        """What the model reads to predict what follows: `</s>`, then the prefix, or its end."""
+        """Model inputs for a prefix: `</s>` and the prefix, cut to the last tokens."""
         return np.concatenate([[END], prefix]).astype(np.int64)[-self.longest :]
 
     def _last(self, inputs: Sequence[Ids], rows: NDArray[np.int64]) -> Tensor:
@@ -175,31 +173,24 @@ class Engine:
         return hidden[torch.arange(len(rows)), lengths - 1]
 
 
-def _pairs(bounds: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    yield from zip(bounds.tolist(), bounds[1:].tolist(), strict=False)
-
-
 def diverged() -> ValueError:
-    """What to say of a model whose numbers are none."""
     return ValueError(
-        "the model gives no finite log-probabilities: its training diverged; take an earlier "
-        "checkpoint, or dtype=float32 if this was another one"
+        "the log-probabilities are not finite: training diverged; use an earlier checkpoint, or "
+        "dtype=float32 if this was a lower precision"
     )
 
 
-# Batches that make up a group: enough to sort many texts by length, so that batches are full. The
-# first is one batch, so that the device soon has something to do.
-_BATCHES = 4
+# Batches per group: enough to sort texts by length, so that batches are full. The first group is a
+# single batch, to start the device early.
+_BATCHES_PER_GROUP = 4
 
 
 class ScoredDocument(NamedTuple):
-    """A text as the model saw it."""
-
     text: EncodedText
     nll: NDArray[np.float32]
-    """Of its tokens."""
+    """Per token."""
     top: Sequence[Likely] = ()
-    """The most likely ids at each of its words, where they were asked for."""
+    """The most likely ids at the start of each word, if requested."""
 
 
 _Result = Callable[[], list[ScoredDocument]]
@@ -208,7 +199,7 @@ _Result = Callable[[], list[ScoredDocument]]
 def scored_documents(
     engine: Engine, texts: Iterable[EncodedText], prefix: Ids, top: int = 0
 ) -> Iterator[list[ScoredDocument]]:
-    """Texts that know nothing of each other, each behind a `</s>` and the prefix, in order."""
+    """Score independent texts, each after `</s>` and the prefix, in order."""
     skip = len(prefix)
 
     def document(text: EncodedText) -> Document:
@@ -222,32 +213,30 @@ def scored_documents(
             for text, each in zip(together, scores(), strict=True)
         ]
 
-    return _reading_ahead(engine, texts, start, skip)
+    return _read_ahead(engine, texts, start, skip)
 
 
 def scored_lines(
     engine: Engine, texts: Iterable[EncodedText], prefix: Ids, blocks: Blocks
 ) -> Iterator[list[ScoredDocument]]:
-    """Lines that follow each other, cut as `evaluate` cuts a text; each is given out once the part
-    that it ends in is scored."""
-    return _reading_ahead(engine, texts, _Stream(engine, prefix, blocks).start)
+    """Score consecutive lines, split as in `evaluate`."""
+    return _read_ahead(engine, texts, _Stream(engine, prefix, blocks).start)
 
 
 class _Stream:
-    """Lines that follow each other, as far as they are known."""
+    """Consecutive lines that are scored in groups as they arrive."""
 
     def __init__(self, engine: Engine, prefix: Ids, blocks: Blocks) -> None:
         self._engine, self._blocks = engine, blocks
+        # The last tokens sent to the device: the context of the next part, and one more.
         self._before = prefix
-        """The last tokens that went to the device: the context of the next part, and one more."""
+        # Tokens that were not sent yet, with the line boundaries among them.
         self._ids, self._offsets = np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
-        """Those behind them, and where lines begin and end among them."""
+        # Lines that were not returned yet, and the scores of their first tokens.
         self._texts: list[EncodedText] = []
-        """Lines that have not been given out."""
         self._nll = np.zeros(0, dtype=np.float32)
-        """Of their tokens, as far as it is known."""
         self._recall = None if engine.memories is None else engine.memories.recall()
-        if self._recall is not None and len(prefix):  # remembered as if it were scored
+        if self._recall is not None and len(prefix):  # add the prefix to the memory
             begin, end = np.array([[0], [len(prefix)]])
             windows = document_windows(begin, begin, end, blocks)
             plan, memory = batched(windows, engine.batch_tokens, sorts=False), self._recall
@@ -256,7 +245,7 @@ class _Stream:
             )
 
     def start(self, together: list[EncodedText], is_last: bool) -> _Result:
-        """Some lines more; unless they are the last, others may join the part in which they end."""
+        """Score more lines, up to the last part that later lines could extend."""
         self._texts += together
         ids = np.concatenate([self._ids, *(text.ids for text in together)])
         lengths = np.cumsum([len(text.ids) for text in together], dtype=np.int64)
@@ -276,7 +265,7 @@ class _Stream:
         return lambda: self._complete(scores().nll[number:])
 
     def _complete(self, nll: NDArray[np.float32]) -> list[ScoredDocument]:
-        """The lines that are known with so many tokens more."""
+        """Return the lines that are complete with the scores of more tokens."""
         known = np.concatenate([self._nll, nll])
         ends = np.cumsum([len(text.ids) for text in self._texts], dtype=np.int64)
         number = int(np.searchsorted(ends, len(known), side="right"))
@@ -285,16 +274,16 @@ class _Stream:
         return [*map(ScoredDocument, texts, parts)]
 
 
-def _reading_ahead(
+def _read_ahead(
     engine: Engine,
     texts: Iterable[EncodedText],
     start: Callable[[list[EncodedText], bool], _Result],
     num_before: int = 0,
 ) -> Iterator[list[ScoredDocument]]:
-    """Every list is what was scored together; the device has the next one when it is given out.
+    """Yield groups of scored texts, while the device works on the next group.
 
-    A text has `num_before` tokens before it. If one cannot be read, those before it are given out
-    first.
+    Each text has `num_before` tokens before it. If reading fails, earlier texts are still yielded
+    before the error is raised.
     """
     reading, room = iter(texts), engine.batch_tokens
     before: _Result = list
@@ -304,7 +293,7 @@ def _reading_ahead(
         result = start(together, is_last)
         if found := before():
             yield found
-        before, room = result, _BATCHES * engine.batch_tokens
+        before, room = result, _BATCHES_PER_GROUP * engine.batch_tokens
     if found := before():
         yield found
     if error is not None:
@@ -314,8 +303,8 @@ def _reading_ahead(
 def _read(
     reading: Iterator[EncodedText], room: int, num_before: int
 ) -> tuple[list[EncodedText], bool, Exception | None]:
-    """As many texts as fill the room, or are left, and whether these are all there are; what
-    prevented more from being read."""
+    """Read texts with about `room` tokens. Also return whether these are the last, and the error
+    that stopped reading."""
     together: list[EncodedText] = []
     try:
         while room > 0:

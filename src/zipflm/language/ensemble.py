@@ -1,8 +1,7 @@
-"""Several models as one: the average of their probabilities, word by word, over the same text.
+"""Ensembles: average the probabilities of several models, word by word, from files of scores.
 
-Averaging works on files of scores, so that the models may differ in everything but the text, and
-need not be there at the same time. Weights are given, equal, or those under which the text is most
-probable, which EM finds: the likelihood is concave in them, so there is one maximum.
+Weights are given, equal, or fitted with EM. The likelihood is concave in them, so there is a single
+maximum.
 """
 
 from __future__ import annotations
@@ -24,18 +23,16 @@ from zipflm.language.score_table import ScoreFile, ScoreRows, write_header, writ
 from zipflm.messages import quoted
 from zipflm.units import perplexity
 
-_MOST_STEPS = 2_000
-_ENOUGH = 1e-10
-"""Nats per word: EM stops when a step gains less."""
+_MAX_STEPS = 2_000
+_MIN_GAIN = 1e-10
+"""EM stops when a step gains less, in nats per word."""
 
-# What tells models apart; all else in a protocol is how the text was read.
-_OWN = ("run", "checkpoint", "weights")
+# Protocol keys that identify the model; all others describe how the text was scored.
+_MODEL_KEYS = ("run", "checkpoint", "weights")
 
 
 @dataclass(frozen=True)
 class EnsembleMember:
-    """One file of an ensemble."""
-
     name: str
     weight: float
     nats: float
@@ -46,20 +43,19 @@ class EnsembleMember:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """What came of it."""
+    """Perplexity of an ensemble and its members."""
 
     members: tuple[EnsembleMember, ...]
     nats: float
-    """Per word, of the average."""
+    """Per word."""
     words: int
-    """`</s>` is one."""
+    """Includes `</s>`."""
     ends: int
     unknown: int
-    """Words that one of the files calls unknown."""
+    """Words that are unknown in at least one file."""
     notes: tuple[str, ...]
 
     def report(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {
             "perplexity": perplexity(self.nats),
             "nll": self.nats,
@@ -84,7 +80,6 @@ class Ensemble:
         return json.dumps(self.report(), indent=1)
 
     def as_text(self) -> str:
-        """A table for people, and the option that stands for the weights."""
         width = max(len("ensemble"), *(len(member.name) for member in self.members))
         lines = [f"{'':{width}} {'perplexity':>12} {'nats':>9} {'weight':>8}"]
         lines += [
@@ -102,8 +97,8 @@ class Ensemble:
 
     @property
     def option(self) -> str:
-        """The weights, to give again."""
-        return _written([member.weight for member in self.members])
+        """The weights as a value for `--weights`."""
+        return _format_weights([member.weight for member in self.members])
 
 
 def ensemble(
@@ -115,17 +110,17 @@ def ensemble(
 ) -> Ensemble:
     """Average the probabilities of several files of scores over the same text.
 
-    Weights are divided by their sum, and equal unless given or, with `best_weights`, fitted to this
-    text; that holds all log-probabilities in memory. `out` is a file for the averaged scores.
-    Raises ValueError for files over different texts, naming the first row that differs.
+    Weights are normalised to sum to 1; the default is equal weights. `best_weights` fits them to
+    this text, which keeps all log-probabilities in memory. `out` is a file for the averaged scores.
+    Raises ValueError if the texts differ, with the first row that does.
     """
     if len(names) < 2:
-        raise ValueError("an ensemble is made of two or more files of zipflm score --per word")
+        raise ValueError("an ensemble needs two or more files from zipflm score --per word")
     if best_weights and weights is not None:
-        raise ValueError("weights and best_weights: give one of them")
-    mixture = _checked_weights(weights, len(names))
+        raise ValueError("weights, best_weights: use only one of them")
+    mixture = _check_weights(weights, len(names))
     files = [ScoreFile(name) for name in names]
-    blocks = _together(files)
+    blocks = _align(files)
     if best_weights:
         kept = list(blocks)
         mixture = em_weights(np.concatenate([_matrix(rows) for rows in kept]))
@@ -143,7 +138,7 @@ def ensemble(
 
 
 def _protocol(files: Sequence[ScoreFile], mixture: NDArray[np.float64]) -> dict[str, str]:
-    protocol = {"run": "ensemble", "weights": _written(mixture)}
+    protocol = {"run": "ensemble", "weights": _format_weights(mixture)}
     for key in _shared_keys(files):
         values = {each.protocol.get(key) for each in files}
         protocol[key] = str(values.pop()) if len(values) == 1 else "mixed"
@@ -166,49 +161,46 @@ def averaged(
 
 
 def em_weights(logprob_NM: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights [M] under which N words are most probable."""
+    """Weights [M] that maximise the probability of N words."""
     scaled_NM = np.exp(logprob_NM - logprob_NM.max(axis=1, keepdims=True))
     mixture = np.full(scaled_NM.shape[1], 1 / scaled_NM.shape[1])
     before = -np.inf
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         mean_N = scaled_NM @ mixture
         now = float(np.log(mean_N).mean())
-        if now - before < _ENOUGH:
+        if now - before < _MIN_GAIN:
             break
         before = now
-        # Each model's share in the probability of every word, averaged.
+        # The average share of each model in the probability of a word.
         mixture = mixture * (scaled_NM / mean_N[:, None]).mean(axis=0)
         mixture /= mixture.sum()
     return mixture
 
 
-def _checked_weights(weights: Sequence[float] | None, number: int) -> NDArray[np.float64]:
+def _check_weights(weights: Sequence[float] | None, number: int) -> NDArray[np.float64]:
     if weights is None:
         return np.full(number, 1 / number)
-    said = f"--weights {','.join(f'{weight:g}' for weight in weights)}"
+    option = f"--weights {','.join(f'{weight:g}' for weight in weights)}"
     if len(weights) != number:
-        raise ValueError(f"{said}: {len(weights)} weights for {number} files")
+        raise ValueError(f"{option}: {len(weights)} weights for {number} files")
     values: NDArray[np.float64] = np.array(weights, dtype=np.float64)
     if not (np.isfinite(values).all() and (values >= 0).all() and 0 < values.sum() < np.inf):
-        raise ValueError(f"{said}: must be 0 or more each, and not all 0")
+        raise ValueError(f"{option}: must be 0 or more, and not all 0")
     values /= values.sum()
     return values
 
 
-def _together(files: Sequence[ScoreFile]) -> Iterator[list[ScoreRows]]:
-    """The rows of all files side by side; ValueError where they are of different texts."""
-    for blocks in zip_longest(*(each.blocks() for each in files)):
-        rows = [ScoreRows(0, [], _NOTHING, _NOTHING > 0) if b is None else b for b in blocks]
+def _align(files: Sequence[ScoreFile]) -> Iterator[list[ScoreRows]]:
+    """Yield the rows of all files in parallel; ValueError if the texts differ."""
+    empty = ScoreRows(0, [], np.zeros(0), np.zeros(0, dtype=np.bool_))
+    for rows in zip_longest(*(each.blocks() for each in files), fillvalue=empty):
         for file, others in zip(files[1:], rows[1:], strict=True):
             if others.keys != rows[0].keys:
-                _tell_difference(files[0], rows[0], file, others)
-        yield rows
+                _raise_difference(files[0], rows[0], file, others)
+        yield list(rows)
 
 
-_NOTHING = np.zeros(0)
-
-
-def _tell_difference(
+def _raise_difference(
     first: ScoreFile, expected: ScoreRows, file: ScoreFile, found: ScoreRows
 ) -> None:
     for index, (one, other) in enumerate(zip_longest(expected.keys, found.keys)):
@@ -217,17 +209,17 @@ def _tell_difference(
         if one is None or other is None:
             short, long, rows = (first, file, found) if one is None else (file, first, expected)
             raise ValueError(
-                f"{shown(short.name)}: ends where {shown(long.name)} goes on at line "
+                f"{shown(short.name)}: ends where {shown(long.name)} continues at line "
                 f"{rows.first_line + index}; score the same text with every run"
             )
         raise ValueError(
-            f"{shown(file.name)}: line {found.first_line + index}: {_told(other)}, but "
-            f"{shown(first.name)}: line {expected.first_line + index}: {_told(one)}; score the "
-            "same text with every run, in the same way"
+            f"{shown(file.name)}: line {found.first_line + index}: {_describe(other)}, but "
+            f"{shown(first.name)}: line {expected.first_line + index}: {_describe(one)}; score the "
+            "same text with every run, with the same options"
         )
 
 
-def _told(key: tuple[int, int, str]) -> str:
+def _describe(key: tuple[int, int, str]) -> str:
     line, position, word = key
     return f"{quoted(word)} is word {position} of text line {line}"
 
@@ -237,15 +229,13 @@ def _matrix(rows: Sequence[ScoreRows]) -> NDArray[np.float64]:
 
 
 class _Sums:
-    """Sums over the whole text."""
-
     def __init__(self, members: int) -> None:
         self._sums = np.zeros(members + 1)
         self._unknown = np.zeros(members, dtype=np.int64)
         self._words = self._ends = self._any_unknown = self._disputed = 0
 
     def add(self, rows: Sequence[ScoreRows], average: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Count some rows; which of their words are unknown to one of the models."""
+        """Add rows; return which words are unknown to at least one model."""
         for place, each in enumerate(rows):
             self._sums[place] -= each.logprob.sum()
             self._unknown[place] += np.count_nonzero(each.unknown)
@@ -262,21 +252,17 @@ class _Sums:
         notes = _differences(files)
         if self._disputed:
             notes.append(
-                f"{self._disputed:,} words are unknown to some of the models only; the probability "
-                "of an unknown word is that of all of them together, so these perplexities are "
-                "not of the same thing"
+                f"{self._disputed:,} words are unknown to some models only; these perplexities are "
+                "not comparable, because <unk> has the probability of all unknown words together"
             )
-        members = tuple(
-            EnsembleMember(
-                shown(file.name), float(weight), float(total), int(unknown), file.protocol
-            )
-            for file, weight, total, unknown in zip(
-                files, mixture, self._sums / self._words, self._unknown, strict=False
-            )
-        )
+        *nats, average = (self._sums / self._words).tolist()
+        columns = zip(files, mixture.tolist(), nats, self._unknown.tolist(), strict=True)
         return Ensemble(
-            members=members,
-            nats=float(self._sums[-1] / self._words),
+            members=tuple(
+                EnsembleMember(shown(file.name), weight, loss, unknown, file.protocol)
+                for file, weight, loss, unknown in columns
+            ),
+            nats=average,
             words=self._words,
             ends=self._ends,
             unknown=self._any_unknown,
@@ -285,22 +271,21 @@ class _Sums:
 
 
 def _differences(files: Sequence[ScoreFile]) -> list[str]:
-    """What was not done in the same way."""
     notes = []
     for key in _shared_keys(files):
-        values = [file.protocol.get(key, "not told") for file in files]
+        values = [file.protocol.get(key, "unknown") for file in files]
         if len(set(values)) > 1:
-            told = ", ".join(
+            listed = ", ".join(
                 f"{value} ({shown(file.name)})" for file, value in zip(files, values, strict=True)
             )
-            notes.append(f"scored with different {key}: {told}")
+            notes.append(f"scored with different {key}: {listed}")
     return notes
 
 
 def _shared_keys(files: Sequence[ScoreFile]) -> list[str]:
-    """What all protocols should agree on."""
-    return [*dict.fromkeys(key for each in files for key in each.protocol if key not in _OWN)]
+    keys = dict.fromkeys(key for each in files for key in each.protocol)
+    return [key for key in keys if key not in _MODEL_KEYS]
 
 
-def _written(weights: Iterable[float]) -> str:
+def _format_weights(weights: Iterable[float]) -> str:
     return ",".join(f"{round(float(weight), 6):g}" for weight in weights)

@@ -1,4 +1,4 @@
-"""Numbered lines of input files, and output files that are whole or absent."""
+"""Numbered lines of input files, and atomically written output files."""
 
 from __future__ import annotations
 
@@ -15,46 +15,51 @@ from zipflm.storage import naming_full_disk, written_whole
 
 
 def numbered_lines(name: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
-    """Every line of a plain or compressed file, or of `-`, without its line end, from number 1 on.
-
-    Raises ValueError for what is not text of that encoding, and OSError if there is no such file.
-    """
+    """Yield the lines of a plain or compressed file, or of `-`, with numbers from 1."""
     if name != STDIN and not os.path.exists(name):
-        raise FileNotFoundError(f"{name}: no such file")
+        raise FileNotFoundError(f"{name}: no such file; check the name")
     if os.path.isdir(name):
-        raise IsADirectoryError(f"{name}: a folder, not a file")
+        raise IsADirectoryError(f"{name}: a folder; name a file")
     lines = (line for group, _ in line_groups(name, encoding=encoding) for line in group)
     for number, line in enumerate(lines, start=1):
-        yield number, decoded(name, number, line)
+        yield number, decode_line(name, number, line)
 
 
-def decoded(name: str, number: int, line: bytes) -> str:
-    """The text of a line; ValueError, naming file and line, if it is none."""
+_DECOMPRESSORS = {
+    b"\x1f\x8b": "zcat",
+    b"BZh": "bzcat",
+    b"\xfd7zXZ": "xzcat",
+    b"\x28\xb5\x2f\xfd": "zstdcat",
+}
+
+
+def decode_line(name: str, number: int, line: bytes, other_remedy: str = "") -> str:
+    """Decode a line; ValueError with file and line number if it is not UTF-8 text."""
     if b"\0" in line:
-        raise ValueError(
-            f"{shown(name)}: line {number}: a NUL byte; {encoding_hint(line)}, or mend the text"
-        )
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{shown(name)}: line {number}: not UTF-8 at byte {error.start} of the line; "
-            f"{encoding_hint(line)}, or convert the text (iconv -t utf-8)"
-        ) from None
+        problem, remedy = "a NUL byte", "or fix the text"
+    else:
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            problem = f"not UTF-8 at byte {error.start} of the line"
+            remedy = "or convert the text (iconv -t utf-8)"
+    for magic, program in _DECOMPRESSORS.items():
+        if number == 1 and line.startswith(magic):
+            raise ValueError(f"{shown(name)}: looks compressed; decompress it first with {program}")
+    raise ValueError(
+        f"{shown(name)}: line {number}: {problem}; {encoding_hint(line)}, {remedy}{other_remedy}"
+    )
 
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class Writable(Protocol):
-    """What text can be written to."""
-
     def write(self, text: str, /) -> Any: ...
 
 
 def check_destination(option: str, name: str | None, read: Iterable[str | None] = ()) -> None:
-    """ValueError for a place that cannot be written to, before hours of work are spent on it, and
-    for one of the files that are read, which would be lost."""
+    """Raise ValueError if an output file cannot be written, or is one of the inputs in `read`."""
     if name is None or name == STDIN:
         return
     path = Path(name)
@@ -66,16 +71,15 @@ def check_destination(option: str, name: str | None, read: Iterable[str | None] 
     if path.is_dir():
         raise ValueError(f"{option} {name}: a folder; name a file in it")
     if not path.parent.is_dir():
-        raise ValueError(f"{option} {name}: there is no folder {path.parent}; make it first")
+        raise ValueError(f"{option} {name}: no folder {path.parent}; create it first")
     for other in read:
         if other is not None and path.is_file() and os.path.exists(other) and path.samefile(other):
-            raise ValueError(f"{option} {name}: is read, and would be lost; name another file")
+            raise ValueError(f"{option} {name}: is also an input file; name another file")
 
 
 @contextmanager
 def destination(name: str | None) -> Iterator[Writable]:
-    """A text file to write lines to: standard output for None or `-`, else the file of that name,
-    which appears when it is complete."""
+    """Open stdout for None or `-`, else a text file that appears when it is complete."""
     if name is None or name == STDIN:
         yield _Terminal() if sys.stdout.isatty() else sys.stdout
         sys.stdout.flush()
@@ -83,21 +87,21 @@ def destination(name: str | None) -> Iterator[Writable]:
     path = Path(name)
     with naming_full_disk(path, "free some space, or name a file on another disk"):
         if path.exists() and not path.is_file():
-            # A pipe or a device such as /dev/null is written to, never replaced.
-            with _opened(path) as file:
+            # Write to pipes and devices such as /dev/null instead of replacing them.
+            with _open(path) as file:
                 yield file
             return
-        # A link keeps pointing where it points.
-        with written_whole(Path(os.path.realpath(path))) as unfinished, _opened(unfinished) as file:
+        # Follow symbolic links instead of replacing them.
+        with written_whole(Path(os.path.realpath(path))) as unfinished, _open(unfinished) as file:
             yield file
 
 
 class _Terminal:
-    """Standard output, where words out of anybody's files must not move the cursor."""
+    """Stdout with control characters escaped: text can come from any file."""
 
     def write(self, text: str) -> None:
         sys.stdout.write("\t".join(map(lines, text.split("\t"))))
 
 
-def _opened(path: Path) -> TextIO:
+def _open(path: Path) -> TextIO:
     return open(path, "w", encoding="utf-8", newline="\n")

@@ -1,4 +1,4 @@
-"""Continuations of one prompt, whole or word by word."""
+"""Continuations of a prompt, whole or word by word."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ class Generation:
 
     prompt: str
     continuation: str
-    """What was written, as readable text."""
     words: tuple[WrittenWord, ...]
     has_slid: bool
-    """Whether it outgrew the block, so that its later words were written without its beginning."""
+    """True if the text is longer than the block, so later words did not see its start."""
 
     @property
     def text(self) -> str:
@@ -38,11 +37,10 @@ class Generation:
 
     @property
     def logprob(self) -> float:
-        """Of what was written, in nats."""
+        """Log-probability of the continuation in nats."""
         return sum(word.logprob for word in self.words)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {
             "prompt": self.prompt,
             "continuation": self.continuation,
@@ -68,10 +66,8 @@ class Writer:
         ids = np.zeros(0, dtype=np.int64) if encoded is None else encoded.ids
         line = () if encoded is None else last_line(encoded)
         self.unknown_in_prompt: list[str] = [] if encoded is None else _unknown(encoded)
-        """Words of the prompt that the model reads as `<unk>`."""
         self._decoder = TextDecoder(engine, reader, is_recorded=True)
         self._rows = [
-            # The space before the first word may be the prompt's last character.
             GrowingText(
                 reader, ids, Spelling(reader, line, prompt[-1:].isspace()), options, number=number
             )
@@ -80,7 +76,6 @@ class Writer:
 
     @property
     def has_slid(self) -> bool:
-        """Whether a text outgrew the block."""
         return any(row.has_slid for row in self._rows)
 
     def all(self) -> list[Generation]:
@@ -92,7 +87,7 @@ class Writer:
         ]
 
     def words(self) -> Iterator[WrittenWord]:
-        """Those of the first text, each as soon as it is there."""
+        """Yield the words of the first text as they are generated."""
         for _ in self._steps():
             yield from self._rows[0].take().words
 

@@ -1,8 +1,7 @@
-"""Scores of a text as it grows, for decoders that keep many hypotheses (shallow fusion).
+"""Word-by-word scores for beam search (shallow fusion).
 
-A `TextState` holds what the model remembers of a text and never changes, so that any number of
-texts can continue from it. The decoder reads the last token of a state when it is first continued:
-a word that nothing follows costs only its score.
+A `TextState` is immutable, so any number of texts can continue from it. The model reads the last
+token of a state when it is first continued: a word that nothing follows only costs its score.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from zipflm.model.kv_cache import KeyValueCache
 
 
 class _Past(NamedTuple):
-    """Tokens that a cache remembers, with the vectors that predicted them, after those before."""
+    """A linked list of tokens for a cache memory, with the hidden states that predicted them."""
 
     hidden_TD: Tensor
     ids: Ids
@@ -30,7 +29,7 @@ class _Past(NamedTuple):
     size: int
 
     def last(self, number: int) -> tuple[Tensor, Ids]:
-        """The last tokens, at least as many as asked for if there are as many."""
+        """The last tokens: at least `number`, if there are that many."""
         parts, past, found = [], cast("_Past | None", self), 0
         while past is not None and found < number:
             parts.append(past)
@@ -40,7 +39,7 @@ class _Past(NamedTuple):
 
 
 class TextState:
-    """A text so far. Immutable: `TrainedModel.advance` returns new ones."""
+    """The state of a text. Immutable: `TrainedModel.advance` returns new states."""
 
     __slots__ = ("_cache", "_hidden", "_past", "_prefix", "inputs")
 
@@ -52,12 +51,12 @@ class TextState:
         prefix: Ids | None = None,
     ) -> None:
         self.inputs: tuple[int, ...] = inputs
-        """Ids that the model sees: `</s>` and the text, or its end."""
-        # Of all inputs but the last; with the last, once `_hidden` [D] is there, which predicts
-        # the next token.
+        """Ids that the model sees: `</s>` and the text, or the last part of it."""
+        # The cache covers all inputs but the last. Once `_hidden` [D], which predicts the next
+        # token, is computed, it covers the last one too.
         self._cache = cache
         self._hidden: Tensor | None = None
-        # For caches: all tokens so far; of a text that was not read yet, its prefix.
+        # For cache memories: all tokens so far, or the prefix of a text that was not read yet.
         self._past, self._prefix = past, prefix
 
     def __repr__(self) -> str:
@@ -65,7 +64,7 @@ class TextState:
 
 
 def start(engine: Engine, prefix: Ids) -> TextState:
-    """The state of a text after a prefix, which may be empty."""
+    """The state after a prefix, which can be empty."""
     return TextState(tuple(engine.inputs(prefix).tolist()), None, prefix=prefix)
 
 
@@ -73,7 +72,7 @@ def start(engine: Engine, prefix: Ids) -> TextState:
 def advance(
     engine: Engine, states: Sequence[TextState], tokens: Sequence[Sequence[int]]
 ) -> list[tuple[float, TextState]]:
-    """log p of each state's next tokens, at least one, and the states after them."""
+    """Return log p of the next tokens of each state (at least one), and the states after them."""
     logprobs, after = np.zeros(len(states)), list(states)
     for place in range(max(map(len, tokens), default=0)):
         rows = [row for row, ids in enumerate(tokens) if place < len(ids)]
@@ -99,7 +98,7 @@ def _after(engine: Engine, state: TextState, token: int) -> TextState:
     if past is not None:
         assert state._hidden is not None and engine.memories is not None
         past = _Past(state._hidden[None], np.array([token]), past, past.size + 1)
-        if past.size > 2 * engine.memories.reach:  # what no cache reaches is let go
+        if past.size > 2 * engine.memories.reach:  # drop tokens beyond the reach of any cache
             hidden, ids = past.last(engine.memories.reach)
             past = _Past(hidden, ids, None, len(ids))
     if len(inputs) <= engine.longest:
@@ -108,19 +107,18 @@ def _after(engine: Engine, state: TextState, token: int) -> TextState:
 
 
 def _remembered(engine: Engine, state: TextState) -> tuple[Tensor, Ids]:
-    """Tokens of a text with the vectors that predicted them, as far as caches reach."""
     assert state._past is not None and engine.memories is not None
     return state._past.last(max(engine.memories.reach, 1))
 
 
 def _hidden(engine: Engine, states: Sequence[TextState]) -> Tensor:
-    """The vectors [N, D] from which the next token of each state is predicted."""
+    """Hidden states [N, D] that predict the next token of each state."""
     waiting = list({id(state): state for state in states if state._hidden is None}.values())
     for state in waiting:
         if state._cache is None:
             _read_all(engine, state)
-    if begun := [state for state in waiting if state._hidden is None]:
-        _read_last(engine, begun)
+    if cached := [state for state in waiting if state._hidden is None]:
+        _read_last(engine, cached)
     return torch.stack([state._hidden for state in states if state._hidden is not None])
 
 

@@ -1,4 +1,4 @@
-"""A trained model at hand: `zipflm.load` and what can be asked of it.
+"""`zipflm.load` and the model it returns.
 
     lm = zipflm.load("runs/adp-t")
     lm.score("the cat sat on the mat").perplexity
@@ -6,8 +6,8 @@
     lm.generate("the cat", max_words=50, temperature=0.8, seed=1)
     logprob, state = lm.advance(lm.start(), "the")
 
-Raw text is split as the run's training text was. A model sees at most `block` tokens at once;
-longer texts are slid over, with `context` tokens before each part.
+Raw text is split like the training text of the run. Texts longer than `block` tokens are scored in
+parts, with `context` tokens before each part.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from zipflm.language.next_words import (
     LikelyWord,
     most_likely_words,
     require_k,
-    require_numbers,
+    require_no_nan,
 )
 from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
 from zipflm.memory.specs import open_memories
@@ -48,8 +48,8 @@ from zipflm.runs.folder import Choice, parse_choice
 from zipflm.runs.load import LoadedRun, UnseenWords, load_run
 from zipflm.settings import load_object
 
-# Words outside the vocabulary that a character CNN can read: 100 MB of spellings if all are used.
-_UNSEEN = 1 << 20
+# Maximum number of words outside the vocabulary that a character CNN keeps, about 100 MB.
+_MAX_UNSEEN = 1 << 20
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float32, torch.bfloat16, torch.float16, torch.float64,
@@ -67,23 +67,23 @@ def load(
     context: int | None = None,
     memory: str | Sequence[str] = (),
 ) -> TrainedModel:
-    """The newest checkpoint of a run, or another one, ready for use.
+    """Load a trained model.
 
-    `path` is a run folder or one of its checkpoints, a folder of `zipflm export`, or the id of such
-    a model on the Hugging Face Hub (the last two need the extra `hf`). `checkpoint` chooses among
-    those of a run: newest, best or a number of updates. `device` is a GPU where there is one.
-    `dtype` is that of weights and products; log-probabilities are float32 or better. `compile`
-    makes long scoring jobs faster. `block` and `context` are in tokens; the run's own by default.
-    `memory` is mixed with the model: `cache:2000`, the folder of a store, or several.
+    `path` is a run folder or one of its checkpoints, a folder from `zipflm export`, or the id of
+    such a model on the Hugging Face Hub (the last two need the extra `hf`). `checkpoint` is newest
+    (the default), best or a number of updates. `device` defaults to a GPU if there is one. `dtype`
+    is the precision of weights and matrix products; log-probabilities are at least float32.
+    `compile` makes long scoring jobs faster. `block` and `context` are in tokens, by default those
+    of the run. `memory` is mixed with the model: `cache:2000`, a store folder, or a list of them.
     """
     choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
     memory = (memory,) if isinstance(memory, str) else tuple(memory)
     options = ScoringOptions(block=block, context=context, device=device, memory=memory)
-    exported = _exported(path)
+    exported = _exported_path(path)
     if exported is None:
         run = load_run(path, choice)
     elif choice is not None:
-        raise ValueError(f"--checkpoint {choice}: {exported} is one model; leave it out")
+        raise ValueError(f"--checkpoint {choice}: {exported} has no checkpoints; leave it out")
     else:
         from zipflm.interop.huggingface import exchange
 
@@ -92,19 +92,19 @@ def load(
     return TrainedModel(run, options, dtype=dtype, compile=compile)
 
 
-def _exported(path: str | PathLike[str]) -> str | None:
-    """The path if it is an exported folder or may be an id of the Hugging Face Hub."""
+def _exported_path(path: str | PathLike[str]) -> str | None:
+    """The path if it is an exported folder or looks like an id on the Hugging Face Hub."""
     config = Path(path) / "config.json"
     if config.is_file() and not is_checkpoint(Path(path)):
         return os.fspath(path) if "model_type" in load_object(read_file(config)) else None
     owner, slash, name = str(path).partition("/")
-    # A folder of that name was meant if there is one to look into, such as runs/.
+    # "runs/a" is a folder, not an id, if runs/ exists.
     is_id = bool(slash) and re.fullmatch(r"[\w.-]+", owner + name) and not os.path.exists(owner)
     return str(path) if is_id else None
 
 
 class TrainedModel:
-    """One checkpoint of a run, in use. All results are in the order of what was asked."""
+    """A trained model for scoring and generating text."""
 
     def __init__(
         self,
@@ -117,12 +117,10 @@ class TrainedModel:
         self.run = run
         options = options or ScoringOptions()
         self.running_blocks: Blocks = options.blocks(run.config)
-        """How `evaluate` would cut a long text, and `zipflm score` does where lines follow each
-        other."""
+        """Blocks for `zipflm score --lines running`, as in `evaluate`."""
         self.engine: Engine = _engine(run, options, dtype, compile)
-        """The model behind ids instead of words."""
         spells = run.config.num_predicted < run.config.vocab_size
-        self.unseen: UnseenWords | None = UnseenWords(self.model, _UNSEEN) if spells else None
+        self.unseen: UnseenWords | None = UnseenWords(self.model, _MAX_UNSEEN) if spells else None
         encoder = TextEncoder(run.vocabulary, run.codes, run.splitting, self.unseen)
         self.reader: TextReader = TextReader(
             encoder, run.config.batches.unit, run.config.num_predicted
@@ -144,16 +142,16 @@ class TrainedModel:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Words, or pieces of words, by id; `log_probs` is in this order."""
+        """Words or pieces of words, in the order of `log_probs`."""
         return self.run.vocabulary
 
     @property
     def device(self) -> torch.device:
         return self.engine.device
 
-    # --- Scores of text that is there. ---
+    # --- Scoring ---
 
-    # A text is itself a sequence of texts to a type checker; the first signature wins.
+    # To a type checker, a string is also a sequence of strings; the first overload wins.
     @overload
     def score(self, text: str, *, prefix: str = "") -> ScoredText: ...  # type: ignore[overload-overlap]
 
@@ -163,16 +161,15 @@ class TrainedModel:
     def score(
         self, text: str | Sequence[str], *, prefix: str = ""
     ) -> ScoredText | list[ScoredText]:
-        """The log-probability of every word of a text, or of several that know nothing of each
-        other.
+        """Log-probabilities of every word of a text, or of each of several independent texts.
 
-        The lines of a text follow each other: its first word stands behind `</s>`, every line ends
-        in one. With a `prefix` each text goes on where that stopped.
+        A text can have several lines. It starts after `</s>`, and every line ends with one. With a
+        `prefix`, each text continues it.
         """
         if isinstance(text, str):
             return self.score([text], prefix=prefix)[0]
         before = self.reader.prefix(prefix)
-        encoded = map(self._encoded, text)
+        encoded = map(self._encode, text)
         return [
             ScoredText(
                 document.text,
@@ -187,18 +184,18 @@ class TrainedModel:
         ]
 
     def perplexity(self, text: str) -> float:
-        """Per word of a text, line ends included."""
+        """Perplexity per word, line ends included."""
         return self.score(text).perplexity
 
-    # --- Ids and vectors of words. ---
+    # --- Ids and embeddings ---
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; a line end is `</s>`, and the end of the text adds none."""
+        """Ids of a text. Line ends become `</s>`; none is added at the end."""
         ids: list[int] = self.reader.prefix(text).tolist()
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text of ids; words that `encode` did not know are `<unk>`."""
+        """Text of ids. Words outside the vocabulary are `<unk>`."""
         names, splitter = self.vocabulary.words, self.reader.encoder.splitter
         text, pieces, joiner = "", [], splitter.joiner()
         known = [id if 0 <= id < len(names) else UNKNOWN for id in ids]
@@ -215,8 +212,7 @@ class TrainedModel:
 
     @torch.inference_mode()
     def embedding(self, word: str) -> Tensor:
-        """The vector [D] of a word in the input layer, where it enters the decoder; that of a word
-        in pieces is the sum over them. ValueError for an unknown word."""
+        """Input embedding [D] of a word, summed over its pieces. ValueError for unknown words."""
         ids = self.encode(word)
         if not ids or (UNKNOWN in ids and word != SPECIALS[UNKNOWN]):
             raise ValueError(f"word={quoted(word)}: not in the vocabulary of {self.run}")
@@ -225,8 +221,10 @@ class TrainedModel:
 
     @torch.inference_mode()
     def similar(self, word: str, k: int = 10) -> list[tuple[str, float]]:
-        """The `k` words of the vocabulary with the most similar vectors in the input layer, each
-        with its cosine, most similar first; of a model of sub-words, those that are one piece."""
+        """The `k` words with the most similar input embeddings, with their cosine similarities.
+
+        Sub-word models only compare words that are a single piece.
+        """
         require_k(k, self.reader)
         vector, found = self.embedding(word), []
         size, at_once = len(self.vocabulary), 8192
@@ -245,41 +243,42 @@ class TrainedModel:
                 nearest.append((name, float(cosines[id])))
         return nearest
 
-    # --- Scores of text as it grows. ---
+    # --- Word-by-word scoring ---
 
     def start(self, prefix: str = "") -> TextState:
-        """The state of a text that begins here, or continues after a prefix."""
+        """The state of an empty text, or after a prefix."""
         return start(self.engine, self.reader.prefix(prefix))
 
     def advance(self, state: TextState, word: str) -> tuple[float, TextState]:
-        """log p(word | state) in nats, and the state after the word; "\\n" ends a line.
+        """Return log p(word | state) in nats, and the state after the word; "\\n" ends a line.
 
-        A state never changes: continue from it with any number of words. The decoder runs once per
-        state that is continued, whatever the number of words. Scores equal those of `score` while
-        the text fits the block; a longer one goes on after its last `context` tokens, as in
-        `generate`.
+        States are immutable: continue from one with any number of words. The decoder runs once per
+        continued state. Scores equal those of `score` while the text fits the block; a longer text
+        continues after its last `context` tokens, as in `generate`.
         """
         return self.advance_many([state], [word])[0]
 
     def advance_many(
         self, states: Sequence[TextState], words: Sequence[str]
     ) -> list[tuple[float, TextState]]:
-        """The same for the hypotheses of a beam, computed together: each state with its word."""
+        """Advance several states at once, each with its word, for example in beam search."""
         if len(states) != len(words):
-            raise ValueError(f"{len(states)} states for {len(words)} words; give one for each")
+            raise ValueError(
+                f"{len(words)} words for {len(states)} states; give one word per state"
+            )
         ids = [self.encode(word) for word in words]
-        for word, of_word in zip(words, ids, strict=True):
-            if not of_word:
+        for word, word_ids in zip(words, ids, strict=True):
+            if not word_ids:
                 raise ValueError(f"word={quoted(word)}: empty; give a word")
         return advance(self.engine, states, ids)
 
-    def _encoded(self, text: str) -> EncodedText:
+    def _encode(self, text: str) -> EncodedText:
         encoded = self.reader.text(text)
         if len(encoded.words) == 1 and not text[slice(*encoded.spans[0])]:
             raise ValueError(f"text={quoted(text)}: empty; give at least one word or line end")
         return encoded
 
-    # --- What comes next. ---
+    # --- Next words ---
 
     @overload
     def next_words(self, prefix: str, k: int = 10) -> list[LikelyWord]: ...  # type: ignore[overload-overlap]
@@ -290,10 +289,9 @@ class TrainedModel:
     def next_words(
         self, prefix: str | Sequence[str], k: int = 10
     ) -> list[LikelyWord] | list[list[LikelyWord]]:
-        """The `k` most likely words after a prefix, most likely first; `</s>` and `<unk>` compete.
+        """The `k` most likely words after a prefix, best first, including `</s>` and `<unk>`.
 
-        Exact, also for a model of sub-words: there, words that several pieces make up compete with
-        those that are one.
+        The result is exact for sub-word models, too: it includes words of several pieces.
         """
         if isinstance(prefix, str):
             return self.next_words([prefix], k)[0]
@@ -302,16 +300,15 @@ class TrainedModel:
 
     @torch.inference_mode()
     def log_probs(self, prefixes: Sequence[str]) -> Tensor:
-        """log p of every entry of the vocabulary after each prefix, [N, V]; pieces for a model of
-        sub-words."""
+        """log p of every vocabulary entry after each prefix, [N, V]."""
         if isinstance(prefixes, str):
-            raise ValueError("prefixes: one text; give a list of them, [text] for one")
+            raise ValueError("prefixes: must be a list, not a string")
         ids = [self.reader.prefix(each) for each in prefixes]
         hidden, mixture = self.engine.mixture_after(ids)
         log_probs = self.model.output.log_probs(hidden)
-        return require_numbers(log_probs if mixture is None else mixture.log_probs(log_probs))
+        return require_no_nan(log_probs if mixture is None else mixture.log_probs(log_probs))
 
-    # --- Writing. ---
+    # --- Generation ---
 
     def generate(
         self,
@@ -329,18 +326,17 @@ class TrainedModel:
         max_new_tokens: int | None = None,
         num_return_sequences: int | None = None,
     ) -> list[Generation]:
-        """`num` continuations of a prompt, 1 by default.
+        """Generate `num` continuations of a prompt (default: 1).
 
-        Words are drawn from the model's distribution: at `temperature` (0 takes the most likely
-        one), among the `top_k` most likely (0: all), of which as many as make up `top_p` of their
-        mass. A text ends after `lines` line ends (0: no limit) or `max_words` words (50 by
-        default), line ends included, or before a text of `stop`. `max_new_tokens` and
-        `num_return_sequences` are other names of `max_words` and `num`; a model of sub-words counts
-        words, too. Equal arguments with a `seed` give equal texts. The log-probabilities are the
-        model's own, whatever it was asked to draw from.
+        Words are sampled at `temperature` (0: always the most likely word) from the `top_k` most
+        likely words (0: all), restricted to those that make up `top_p` of the probability. A text
+        ends after `lines` line ends (0: no limit), after `max_words` words including line ends
+        (default: 50), or before a string in `stop`. `max_new_tokens` and `num_return_sequences` are
+        aliases of `max_words` and `num`. Equal arguments with a `seed` give equal texts.
+        Log-probabilities are those of the model, before temperature, top-k and top-p.
         """
         sampling = SamplingOptions(
-            max_words=_either("max_words", max_words, "max_new_tokens", max_new_tokens, 50),
+            max_words=_with_alias("max_words", max_words, "max_new_tokens", max_new_tokens, 50),
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -349,23 +345,22 @@ class TrainedModel:
             stop=stop,
             forbid_unknown=forbid_unknown,
         )
-        number = _either("num", num, "num_return_sequences", num_return_sequences, 1)
+        number = _with_alias("num", num, "num_return_sequences", num_return_sequences, 1)
         return Writer(self.engine, self.reader, prompt, sampling, number).all()
 
     def stream(self, prompt: str = "", **options: Any) -> Iterator[WrittenWord]:
-        """The words of one continuation as they come; options as for `generate`, without `num`."""
-        words, same = (options.pop(name, None) for name in ("max_words", "max_new_tokens"))
+        """Yield the words of one continuation. Options as in `generate`, without `num`."""
+        words, alias = (options.pop(name, None) for name in ("max_words", "max_new_tokens"))
         sampling = SamplingOptions(
-            max_words=_either("max_words", words, "max_new_tokens", same, 50), **options
+            max_words=_with_alias("max_words", words, "max_new_tokens", alias, 50), **options
         )
         yield from Writer(self.engine, self.reader, prompt, sampling, 1).words()
 
 
-def _either(name: str, value: int | None, other: str, same: int | None, default: int) -> int:
-    """The value of an argument that has two names."""
-    if value is not None and same is not None:
-        raise ValueError(f"{other}={same}: another name of {name}; give one of them")
-    return next((each for each in (value, same) if each is not None), default)
+def _with_alias(name: str, value: int | None, alias: str, other: int | None, default: int) -> int:
+    if value is not None and other is not None:
+        raise ValueError(f"{alias}={other}: an alias of {name}; use only one of them")
+    return next((each for each in (value, other) if each is not None), default)
 
 
 def _engine(
@@ -380,7 +375,7 @@ def _engine(
     chosen = replace(options, break_mode="none").resolved(run.config)
     blocks = chosen.blocks
     if options.context is None and not blocks.context:
-        # A text that does not fit must be cut somewhere: not without a word of context.
+        # Never score a part of a long text without context.
         blocks = replace(blocks, context=blocks.block // 2)
     model = run.model.to(device=chosen.device, dtype=dtype).eval()
     _require_finite(run, model)
@@ -397,10 +392,10 @@ def _engine(
 
 
 def _require_finite(run: LoadedRun, model: LanguageModel) -> None:
-    """Where numbers are NaN, some word would be called the most likely all the same."""
+    """NaN would sort as the most likely word."""
     for name, weights in model.state_dict().items():
         if not torch.isfinite(weights).all():
             raise ValueError(
-                f"{run.checkpoint.path}: {name} holds numbers that are not finite: the training "
-                "diverged; take an earlier checkpoint, or float32 if this was another precision"
+                f"{run.checkpoint.path}: {name} is not finite: training diverged; use an earlier "
+                "checkpoint, or dtype=float32 if this was a lower precision"
             )

@@ -1,14 +1,12 @@
-"""N-best lists: utterances with their hypotheses and scores, read one utterance at a time.
+"""N-best lists in four formats, read one utterance at a time:
 
     kaldi   utt7-1 a cat sat                       scores in companion files, `utt7-1 -12.5`
     moses   7 ||| a cat sat ||| lm= -9 ||| -12.5
     jsonl   {"id": "utt7", "text": "a cat sat", "scores": {"ac": -12.5}}
     tsv     a header with id, text and the names of the scores
 
-The hypotheses of an utterance follow each other. Memory is that of one utterance, and the names of
-those that were there, so that one that comes back is noticed. A format turns a line into an
-`Entry`, and an entry with its new scores into a line again; what it does not understand of a line
-it writes back as it was.
+The hypotheses of an utterance must be consecutive. A format parses a line into an `Entry` and
+writes an entry with new scores as a line; other fields are kept.
 """
 
 from __future__ import annotations
@@ -28,10 +26,9 @@ from zipflm.messages import quoted, unquoted
 FormatName = Literal["kaldi", "moses", "jsonl", "tsv"]
 
 WORDS, TOTAL = "words", "total"
-"""Names that no score of a list may have for itself: its number of words, and the weighted sum."""
+"""Reserved names of scores: the number of words, and the weighted sum."""
 
-# Kaldi's hypotheses are utterance-1, utterance-2 and so on; with a leading zero it is no rank but
-# the end of an utterance's own name.
+# Kaldi calls hypotheses utterance-1, utterance-2, ...; with a leading zero it is not a rank.
 _RANKED = re.compile(r"(?P<utterance>\S+)-[1-9][0-9]*")
 _ENDINGS: dict[str, FormatName] = {".jsonl": "jsonl", ".tsv": "tsv"}
 
@@ -45,7 +42,7 @@ class Entry:
     scores: Mapping[str, float]
     line: int
     source: Any
-    """Of the line as read, what its format needs to write it again."""
+    """Fields of the line, in a form that depends on the format."""
 
     @property
     def words(self) -> list[str]:
@@ -53,36 +50,36 @@ class Entry:
 
 
 class Format:
-    """How lists are read and written. Messages leave out file and line, which `NBest` knows."""
+    """Reads and writes lists. Errors do not name file and line; `NBest` adds them."""
 
     def take_header(self, line: str) -> bool:
-        """Look at the first line of a list; whether it is no entry."""
+        """Return True if the first line of a list is a header."""
         return False
 
     def entry(self, number: int, line: str) -> Entry:
         raise NotImplementedError
 
     def header(self, new: tuple[str, ...]) -> str | None:
-        """The first line of a list with these scores added."""
+        """The header of a list with these scores added."""
         return None
 
     def line(self, entry: Entry, new: Mapping[str, float]) -> str:
-        """An entry with these scores added, or in place of those of the same name."""
+        """The line of an entry with these scores added or replaced."""
         raise NotImplementedError
 
     def best(self, entry: Entry) -> str:
-        """An entry as the only one of its utterance."""
+        """The line of an entry in a 1-best list."""
         return " ".join([entry.utterance, *entry.words])
 
     def finish(self) -> None:
-        """The list has ended; ValueError if something else has not."""
+        """Called at the end of the list; ValueError if a companion file has more lines."""
 
 
 class Kaldi(Format):
-    """Lines `utterance-N words`; scores are in files of their own, `utterance-N number`."""
+    """Lines `utterance-N words`; scores are in companion files, `utterance-N number`."""
 
     def __init__(self, scores: Mapping[str, str], costs: Mapping[str, str]) -> None:
-        """Files by the names of their scores; `costs` have the other sign, as Kaldi writes them."""
+        """Companion files by score name; `costs` have the opposite sign."""
         self._tables = {
             name: _Companion(file, sign)
             for files, sign in ((scores, 1.0), (costs, -1.0))
@@ -94,13 +91,13 @@ class Kaldi(Format):
         ranked = _RANKED.fullmatch(key)
         if ranked is None:
             raise ValueError(
-                f"{unquoted(key)} is not an utterance, a hyphen and a rank from 1 on (utt7-1)"
+                f"{unquoted(key)} is not an utterance, a hyphen and a rank from 1 (utt7-1)"
             )
         scores = {name: table.next(key) for name, table in self._tables.items()}
         return Entry(ranked["utterance"], text.strip(), scores, number, key)
 
     def line(self, entry: Entry, new: Mapping[str, float]) -> str:
-        # There is no place for scores; the key tells whose they are in other files.
+        # The format has no place for scores.
         return f"{entry.source} {entry.text}".rstrip()
 
     def finish(self) -> None:
@@ -109,7 +106,7 @@ class Kaldi(Format):
 
 
 class _Companion:
-    """One score per hypothesis, in the order of the list."""
+    """A file of one score per hypothesis, in the order of the list."""
 
     def __init__(self, file: str, sign: float) -> None:
         self._file, self._sign = file, sign
@@ -119,7 +116,7 @@ class _Companion:
         number, line = next(self._lines, (0, ""))
         fields = line.split()
         if number == 0:
-            raise ValueError(f"{shown(self._file)} has ended; it needs a line for every hypothesis")
+            raise ValueError(f"{shown(self._file)} has no more lines; it needs one per hypothesis")
         where = f"{shown(self._file)}: line {number}"
         if len(fields) != 2 or fields[0] != key:
             raise ValueError(
@@ -132,13 +129,12 @@ class _Companion:
         number, line = next(self._lines, (0, ""))
         if number:
             raise ValueError(
-                f"{shown(self._file)}: line {number}: {quoted(line)} is of no hypothesis of the "
-                "list, which has ended"
+                f"{shown(self._file)}: line {number}: {quoted(line)}: there is no such hypothesis"
             )
 
 
 class Moses(Format):
-    """Lines `sentence ||| words ||| name= number ... ||| total`, with more fields or without."""
+    """Lines `sentence ||| words ||| name= number ... ||| total`, possibly with more fields."""
 
     def entry(self, number: int, line: str) -> Entry:
         fields = [field.strip() for field in line.split("|||")]
@@ -146,7 +142,7 @@ class Moses(Format):
             raise ValueError(
                 f"has {len(fields)} fields, not 4 or more: id ||| words ||| features ||| total"
             )
-        key = _checked_key(fields[0])
+        key = _check_key(fields[0])
         scores = _features(fields[2])
         scores[TOTAL] = _number("the total", fields[3])
         return Entry(key, fields[1], scores, number, fields)
@@ -155,18 +151,18 @@ class Moses(Format):
         key, text, features, total, *rest = entry.source
         for name, value in new.items():
             if name == TOTAL:
-                total = written_number(value)
+                total = format_score(value)
             else:
-                features = f"{features} {name}= {written_number(value)}".strip()
+                features = f"{features} {name}= {format_score(value)}".strip()
         return " ||| ".join([key, text, features, total, *rest])
 
     def best(self, entry: Entry) -> str:
-        # One line per sentence, as the decoder itself and the tools behind it have it.
+        # One sentence per line without id, as Moses writes it.
         return " ".join(entry.words)
 
 
 def _features(text: str) -> dict[str, float]:
-    """`a= 1 b= 2 3` as scores a, b.1 and b.2; old lists have `a: 1`."""
+    """Parse `a= 1 b= 2 3` as scores a, b.1 and b.2; old lists have `a: 1`."""
     values: dict[str, list[float]] = {}
     name: str | None = None
     for part in text.replace("=", "= ").split():
@@ -174,7 +170,7 @@ def _features(text: str) -> dict[str, float]:
             name = part[:-1]
             values[name] = []
         elif name is None:
-            raise ValueError(f"{quoted(part)} comes before the name of a feature (name= number)")
+            raise ValueError(f"{quoted(part)} has no name before it; write name= number")
         else:
             values[name].append(_number(f"the feature {unquoted(name)}", part))
     scores = {}
@@ -190,7 +186,7 @@ class JsonLines(Format):
     """Lines `{"id": ..., "text": ..., "scores": {"name": number}}`; other fields are kept."""
 
     def entry(self, number: int, line: str) -> Entry:
-        record = parsed_object(line)
+        record = parse_object(line)
         key = record.get("id")
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
@@ -202,16 +198,16 @@ class JsonLines(Format):
         if not isinstance(scores, dict):
             raise ValueError(f'"scores" must be an object of numbers, not {quoted(scores)}')
         values = {name: _number(f"the score {unquoted(name)}", x) for name, x in scores.items()}
-        return Entry(_checked_key(key), record["text"], values, number, record)
+        return Entry(_check_key(key), record["text"], values, number, record)
 
     def line(self, entry: Entry, new: Mapping[str, float]) -> str:
-        rounded = {name: float(written_number(value)) for name, value in new.items()}
+        rounded = {name: float(format_score(value)) for name, value in new.items()}
         scores = entry.source.get("scores", {}) | rounded
         return json.dumps(entry.source | {"scores": scores}, ensure_ascii=False)
 
 
 class Table(Format):
-    """Fields between tabs under a header with the columns id and text; all others are scores."""
+    """Tab-separated columns with a header: id, text and scores."""
 
     def __init__(self) -> None:
         self._columns: list[str] = []
@@ -221,37 +217,37 @@ class Table(Format):
         for name in ("id", "text"):
             if name not in columns:
                 raise ValueError(
-                    f"has no column {name}; the first line names the columns: id, text and the "
-                    f"scores, with tabs between them, not {quoted(line)}"
+                    f"has no column {name}; the first line must be a header with id, text and the "
+                    f"names of the scores, separated by tabs, not {quoted(line)}"
                 )
         twice = [name for name in columns if columns.count(name) > 1 or not name]
         if twice:
-            raise ValueError(f"the column {quoted(twice[0])} is there twice or has no name")
+            raise ValueError(f"the column {quoted(twice[0])} is repeated or has no name")
         self._columns = columns
         return True
 
     def entry(self, number: int, line: str) -> Entry:
         fields = line.split("\t")
         if len(fields) != len(self._columns):
-            raise ValueError(f"has {len(fields)} fields, the header {len(self._columns)}")
+            raise ValueError(f"has {len(fields)} fields, but the header has {len(self._columns)}")
         record = dict(zip(self._columns, fields, strict=True))
         scores = {
             name: _number(f"the column {unquoted(name)}", value)
             for name, value in record.items()
             if name not in ("id", "text")
         }
-        return Entry(_checked_key(record["id"]), record["text"], scores, number, record)
+        return Entry(_check_key(record["id"]), record["text"], scores, number, record)
 
     def header(self, new: tuple[str, ...]) -> str | None:
         return "\t".join(dict.fromkeys([*self._columns, *new]))
 
     def line(self, entry: Entry, new: Mapping[str, float]) -> str:
-        written = {name: written_number(value) for name, value in new.items()}
-        return "\t".join((entry.source | written).values())
+        scores = {name: format_score(value) for name, value in new.items()}
+        return "\t".join((entry.source | scores).values())
 
 
-def parsed_object(line: str) -> dict[str, Any]:
-    """A line of JSON; ValueError if it is no object."""
+def parse_object(line: str) -> dict[str, Any]:
+    """Parse a JSON object; ValueError for anything else."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -261,33 +257,28 @@ def parsed_object(line: str) -> dict[str, Any]:
     return record
 
 
-def written_number(value: float) -> str:
-    """A score as it is written everywhere.
-
-    >>> written_number(-12.3456789)
-    '-12.345679'
-    """
+def format_score(value: float) -> str:
     return f"{value:.6f}"
 
 
-def _number(what: str, value: Any) -> float:
+def _number(label: str, value: Any) -> float:
     try:
         number = float("" if isinstance(value, bool) else value)
     except (ValueError, TypeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{what} must be a finite number, not {quoted(value)}")
+        raise ValueError(f"{label} must be a finite number, not {quoted(value)}")
     return number
 
 
-def _checked_key(key: str) -> str:
+def _check_key(key: str) -> str:
     if not key or key.split() != [key]:
         raise ValueError(f"the id must be a word without spaces, not {quoted(key)}")
     return key
 
 
 class NBest:
-    """One list; its `format` also writes it."""
+    """A file of n-best lists."""
 
     def __init__(
         self,
@@ -298,43 +289,43 @@ class NBest:
         costs: Mapping[str, str] | None = None,
         encoding: str = UTF_8,
     ) -> None:
-        """`format` may be left out where the file's name tells it. `scores` and `costs` are the
-        companion files of a Kaldi list, by the names of what they hold."""
+        """`format` defaults to the ending of the file name. `scores` and `costs` are companion
+        files for Kaldi, by score name."""
         self.name: str = name
         self.encoding: str = check_encoding(encoding)
-        self.format_name: FormatName = _checked_format(name, format)
+        self.format_name: FormatName = _check_format(name, format)
         self.format: Format = _new_format(self.format_name, scores or {}, costs or {})
 
     def num_lines(self) -> int | None:
-        """Of a plain file, which is about its number of hypotheses; None for others."""
+        """Number of lines of a plain file, for progress bars; None for other sources."""
         if not os.path.isfile(self.name) or self.name.endswith(COMPRESSED):
             return None
         with open(self.name, "rb") as file:
             return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
 
     def utterances(self) -> Iterator[list[Entry]]:
-        """The entries of every utterance, in the order of the list; it can be read once.
+        """Yield the entries of every utterance; can be called once.
 
-        Raises ValueError, naming file and line, for what cannot be understood.
+        Raises ValueError with file and line for invalid input.
         """
-        begun: dict[str, int] = {}
+        first_lines: dict[str, int] = {}
         together: list[Entry] = []
         for entry in self._entries():
             if together and entry.utterance == together[0].utterance:
                 together.append(entry)
                 continue
-            if entry.utterance in begun:
+            if entry.utterance in first_lines:
                 raise ValueError(
                     f"{shown(self.name)}: line {entry.line}: utterance {unquoted(entry.utterance)} "
-                    f"began at line {begun[entry.utterance]}, and others came between; put the "
-                    "hypotheses of an utterance together"
+                    f"already started at line {first_lines[entry.utterance]}; put the hypotheses "
+                    "of an utterance together"
                 )
-            begun[entry.utterance] = entry.line
+            first_lines[entry.utterance] = entry.line
             if together:
                 yield together
             together = [entry]
         if not together:
-            raise ValueError(f"{shown(self.name)}: holds no hypothesis")
+            raise ValueError(f"{shown(self.name)}: no hypotheses; name another file")
         yield together
 
     def _entries(self) -> Iterator[Entry]:
@@ -345,7 +336,7 @@ class NBest:
                 entry = self.format.entry(number, line)
                 if WORDS in entry.scores:
                     raise ValueError(
-                        f"has a score {WORDS}, which is the number of words; rename it"
+                        f"has a score {WORDS}, a name reserved for the word count; rename it"
                     )
             except ValueError as error:
                 raise ValueError(f"{shown(self.name)}: line {number}: {error}") from None
@@ -356,22 +347,21 @@ class NBest:
 def read_references(
     name: str, format_name: FormatName, encoding: str = UTF_8
 ) -> dict[str, list[str]]:
-    """The words that were really said, by utterance.
+    """Read reference transcripts, by utterance.
 
-    A file that ends in .jsonl or .tsv has the ids and texts of such a list. Any other has one
-    utterance a line: its id and its words; or for a list of Moses's, whose ids count sentences
-    from 0, the words alone, in that order.
+    Files ending in .jsonl or .tsv have ids and texts as in n-best lists. Other files have one
+    utterance per line: its id and words, or for Moses only the words, in the order of the ids.
     """
     references: dict[str, list[str]] = {}
     is_numbered = format_name == "moses"
     for number, utterance, words in _references(name, encoding, numbered=is_numbered):
         if utterance in references:
             raise ValueError(
-                f"{shown(name)}: line {number}: utterance {unquoted(utterance)} is there twice"
+                f"{shown(name)}: line {number}: utterance {unquoted(utterance)} is repeated"
             )
         references[utterance] = words
     if not any(references.values()):
-        raise ValueError(f"{shown(name)}: holds no words to compare hypotheses with")
+        raise ValueError(f"{shown(name)}: no words; name a file of transcripts")
     return references
 
 
@@ -390,20 +380,19 @@ def _references(
         elif words:
             yield number, words[0], words[1:]
         else:
-            raise ValueError(f"{shown(name)}: line {number}: empty; expected an id and its words")
+            raise ValueError(f"{shown(name)}: line {number}: empty; expected an id and words")
 
 
-def _checked_format(name: str, format: str | None) -> FormatName:
+def _check_format(name: str, format: str | None) -> FormatName:
     found = format or _ending(name)
     for known in get_args(FormatName):
         if found == known:
             return found  # type: ignore[return-value]
-    said = f"--format {format}" if format else f"{shown(name)}: of what --format is it"
-    raise ValueError(f"{said}: choose from {', '.join(get_args(FormatName))}")
+    problem = f"--format {format}" if format else f"{shown(name)}: unknown --format"
+    raise ValueError(f"{problem}: choose from {', '.join(get_args(FormatName))}")
 
 
 def _ending(name: str) -> FormatName | None:
-    """The format that a file's name tells."""
     for suffix in COMPRESSED:
         name = name.removesuffix(suffix)
     return next((format for end, format in _ENDINGS.items() if name.endswith(end)), None)
@@ -414,7 +403,7 @@ def _new_format(name: FormatName, scores: Mapping[str, str], costs: Mapping[str,
         return Kaldi(scores, costs)
     if scores or costs:
         raise ValueError(
-            f"--scores and --costs name the files that belong to a list of --format kaldi; one of "
-            f"--format {name} holds its scores itself"
+            f"--scores, --costs: only for --format kaldi; leave them out, lists of --format {name} "
+            "contain their scores"
         )
     return {"moses": Moses, "jsonl": JsonLines, "tsv": Table}[name]()

@@ -1,4 +1,4 @@
-"""The most likely next words, exactly: of a vocabulary of words, or of all words in pieces."""
+"""Exact search for the most likely next words, also for sub-word models."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from zipflm.memory.mixing import Mixture
 from zipflm.model.sampling import most_likely
 
 MOST_PIECES = 64
-"""Of a word; longer ones are not looked for."""
+"""Maximum number of pieces per word."""
 
 
 class LikelyWord(NamedTuple):
-    """A word that may come next."""
+    """A candidate for the next word."""
 
     word: str
     logprob: float
-    """Natural logarithm of its probability."""
+    """In nats."""
 
 
 def most_likely_words(
@@ -37,7 +37,7 @@ def most_likely_words(
     require_k(k, reader)
     if engine.unit == "bpe":
         return [_in_pieces(reader, _Pieces(engine, engine.inputs(ids), ids), k) for ids in prefixes]
-    return _of_hidden(engine, reader, *engine.mixture_after(prefixes), k) if prefixes else []
+    return _whole_words(engine, reader, *engine.mixture_after(prefixes), k) if prefixes else []
 
 
 def most_likely_instead(
@@ -48,7 +48,10 @@ def most_likely_instead(
     k: int,
     skip: int = 0,
 ) -> list[list[LikelyWord]]:
-    """The `k` most likely words in pieces at these places of a document, seen as it is scored."""
+    """The `k` most likely words of a sub-word model at these places of a document.
+
+    The model sees the same context as in scoring.
+    """
     before = engine.inputs_before(document, places, skip)
     return [
         _in_pieces(reader, _Pieces(engine, inputs, document[:place], context), k)
@@ -59,25 +62,25 @@ def most_likely_instead(
 def require_k(k: int, reader: TextReader, name: str = "k") -> None:
     if not 1 <= k <= reader.num_predicted:
         raise ValueError(
-            f"{name}={k}: must be 1 to {reader.num_predicted}, the size of the vocabulary"
+            f"{name}={k}: must be from 1 to {reader.num_predicted}, the size of the vocabulary"
         )
 
 
-def require_numbers(log_probs: Tensor) -> Tensor:
-    """The same; ValueError where there is none, since some word would come out on top even so."""
+def require_no_nan(log_probs: Tensor) -> Tensor:
+    """Raise ValueError for NaN, which would sort as the most likely word."""
     if log_probs.isnan().any():
         raise diverged()
     return log_probs
 
 
 @torch.inference_mode()
-def _of_hidden(
+def _whole_words(
     engine: Engine, reader: TextReader, hidden: Tensor, mixture: Mixture | None, k: int
 ) -> list[list[LikelyWord]]:
     words = reader.vocabulary.words
     mix = None if mixture is None else mixture.log_probs
     values, ids = most_likely(engine.model.output, hidden, k, mix)
-    require_numbers(values)
+    require_no_nan(values)
     return [
         [LikelyWord(words[i], value) for i, value in zip(*row, strict=True)]
         for row in zip(ids.tolist(), values.tolist(), strict=True)
@@ -85,12 +88,10 @@ def _of_hidden(
 
 
 def _in_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWord]:
-    """Words come out of the search most likely first, so the first `k` are the answer."""
     found: list[LikelyWord] = []
     for path, logprob in _paths(reader, pieces):
         word = join([reader.vocabulary.words[piece] for piece in path])
-        # A word has as many ways to be spelt in pieces as its letters allow. The model was
-        # trained on one of them, and that is the one that is scored.
+        # A word can be split into pieces in many ways, but the model was trained on only one.
         if path in ((END,), (UNKNOWN,)) or reader.is_spelt(word, path):
             found.append(LikelyWord(word, logprob))
             if len(found) == k:
@@ -99,38 +100,40 @@ def _in_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWord]:
 
 
 def _paths(reader: TextReader, pieces: _Pieces) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Sequences of pieces that end a word, with their log-probabilities, in falling order.
+    """Yield sequences of pieces that form a word, with their log-probabilities, best first.
 
-    Best first: a path is at most as likely as its beginning, so whatever leaves the queue before
-    all others is the next. Of each beginning only the best piece that is left waits in the queue.
+    A sequence is at most as likely as its prefix, so the first one to leave the queue is the best
+    of the rest. The queue only holds the best remaining piece for each prefix.
     """
     queue: list[tuple[float, tuple[int, ...], int]] = []
-    beginnings: dict[tuple[int, ...], tuple[float, NDArray[Any], NDArray[np.int32]]] = {}
+    prefixes: dict[tuple[int, ...], tuple[float, NDArray[Any], NDArray[np.int32]]] = {}
 
-    def put(beginning: tuple[int, ...], place: int) -> None:
-        before, values, _ = beginnings[beginning]
+    def put(prefix: tuple[int, ...], place: int) -> None:
+        before, values, _ = prefixes[prefix]
         if place < len(values) and values[place] > -np.inf:
-            heapq.heappush(queue, (-(before + float(values[place])), beginning, place))
+            heapq.heappush(queue, (-(before + float(values[place])), prefix, place))
 
-    def open_up(beginning: tuple[int, ...], logprob: float) -> None:
-        beginnings[beginning] = (logprob, *pieces.after(beginning))
-        put(beginning, 0)
+    def expand(prefix: tuple[int, ...], logprob: float) -> None:
+        prefixes[prefix] = (logprob, *pieces.after(prefix))
+        put(prefix, 0)
 
-    open_up((), 0.0)
+    expand((), 0.0)
     while queue:
-        nll, beginning, place = heapq.heappop(queue)
-        path = (*beginning, int(beginnings[beginning][2][place]))
-        put(beginning, place + 1)
+        nll, prefix, place = heapq.heappop(queue)
+        path = (*prefix, int(prefixes[prefix][2][place]))
+        put(prefix, place + 1)
         if reader.ends_word[path[-1]]:
             yield path, -nll
         elif len(path) < MOST_PIECES:
-            open_up(path, -nll)
+            expand(path, -nll)
 
 
 class _Pieces:
-    """Log-probabilities of pieces after some inputs, which pass through the model once. They are
-    the end of a text, of which memories may know more. The first `context` of them are read again:
-    memories know them as an earlier part saw them."""
+    """Log-probabilities of pieces after some inputs, which are read once.
+
+    `inputs` are the end of `text`, and memories can know more of it. The first `context` inputs
+    were scored in an earlier part, which is where memories have them from.
+    """
 
     def __init__(self, engine: Engine, inputs: Ids, text: Ids, context: int = 0) -> None:
         words = torch.from_numpy(inputs).to(engine.device)
@@ -144,7 +147,8 @@ class _Pieces:
 
     @torch.inference_mode()
     def after(self, pieces: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Of all pieces, in falling order, and their ids; small, because thousands may be kept."""
+        """Log-probabilities of all pieces in descending order, and their ids (as int32, because
+        thousands of these can be kept)."""
         engine, hidden = self._engine, self._last
         if pieces:
             self._cache.restore(self._before)
@@ -157,6 +161,6 @@ class _Pieces:
             so_far = np.append(known, pieces).astype(np.int64)
             rows.join([(torch.cat([vectors, hidden[:-1]]), so_far)])
             log_probs = rows.look(hidden[-1:]).log_probs(log_probs)
-        log_probs = require_numbers(log_probs[0])
+        log_probs = require_no_nan(log_probs[0])
         values, ids = log_probs.sort(descending=True)
         return values.cpu().numpy(), ids.int().cpu().numpy()

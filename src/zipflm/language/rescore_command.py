@@ -1,4 +1,4 @@
-"""`zipflm rescore`: n-best lists and their scores from files, with given or tuned weights."""
+"""`zipflm rescore`: rescore files of n-best lists with given or tuned weights."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from zipflm.language.rescoring import (
     PrefixSharingScorer,
     Results,
     check_name,
+    format_weights,
     open_lists,
     rescore,
     write,
-    written_weights,
 )
 from zipflm.language.tuning import Development, check_names, read_development, tune_on
 
 
 @dataclass(frozen=True, kw_only=True)
 class RescoreOptions:
-    """What `zipflm rescore` was asked for."""
+    """Options of `zipflm rescore`."""
 
     format: str | None = None
     weights: Mapping[str, float]
     reference: str | None = None
     tune: Sequence[str] = ()
     scores: Mapping[str, str]
-    """Files of scores of the hypotheses, by name."""
+    """Files with a score per hypothesis, by name."""
     costs: Mapping[str, str]
-    """The same with the other sign."""
+    """Files with a cost per hypothesis, by name."""
     encoding: str
     name: str
-    """Of the run's score."""
+    """Name of the model's score."""
     results: Results
 
 
@@ -47,15 +47,14 @@ def rescore_file(
     *,
     say: Callable[[str], None],
 ) -> None:
-    """Add a run's score to n-best lists and sort them again.
+    """Add a model's score to n-best lists and sort them.
 
-    All that can be wrong without the model is found before `scorer` loads it. `say` takes lines for
-    people.
+    The input is checked before `scorer` loads the model. `say` is called with messages.
     """
-    lists = _opened(nbest, options)
+    lists = _open(nbest, options)
     model = scorer()
     if isinstance(lists, OpenLists):
-        say(f"{_scores_of(lists)}; weights {written_weights(lists.weights)}")
+        say(f"{_scores_of(lists)}; weights {format_weights(lists.weights)}")
         rescore(lists, model, options.results)
         return
     say(_scores_of(lists.lists))
@@ -72,16 +71,14 @@ def run_scorer(
     dtype: str,
     memory: Sequence[str] = (),
 ) -> HypothesisScorer:
-    """A run as rescoring needs it."""
     lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, memory=memory)
     return PrefixSharingScorer(lm.engine, lambda text: lm.reader.line(text).ids)
 
 
-def _opened(nbest: str, options: RescoreOptions) -> OpenLists | Development:
-    """The lists, with references in memory if weights are tuned."""
+def _open(nbest: str, options: RescoreOptions) -> OpenLists | Development:
     read = [nbest, options.reference, *options.scores.values(), *options.costs.values()]
     if read.count("-") > 1:
-        raise ValueError("standard input can be read once only; give files for the others")
+        raise ValueError("-: standard input can only be used once; use files for the others")
     source = NBest(
         nbest,
         options.format,
@@ -92,10 +89,10 @@ def _opened(nbest: str, options: RescoreOptions) -> OpenLists | Development:
     check_name(options.name)
     if options.tune:
         if options.reference is None:
-            raise ValueError("--tune: needs --reference with the words that were said")
+            raise ValueError("--tune: needs --reference with the transcripts")
         check_names(options.tune, options.weights)
     if options.results.scores_out is not None and source.format_name != "kaldi":
-        raise ValueError(f"--scores-out: a list of --format {source.format_name} holds its scores")
+        raise ValueError("--scores-out: only for --format kaldi; leave it out")
     check_destination("--out", options.results.out, read)
     check_destination("--scores-out", options.results.scores_out, read)
     if options.reference is None:
@@ -105,6 +102,5 @@ def _opened(nbest: str, options: RescoreOptions) -> OpenLists | Development:
 
 
 def _scores_of(lists: OpenLists) -> str:
-    """The names of a list's own scores, which may be in files of their own."""
     names = [name for name in lists.weights if name not in (lists.lm, WORDS)]
-    return f"scores of the list: {', '.join(names) or 'none'}"
+    return f"scores in the list: {', '.join(names) or 'none'}"

@@ -1,8 +1,7 @@
-"""`zipflm rescore`: score the hypotheses of n-best lists, weigh the scores and sort the lists.
+"""Rescoring of n-best lists.
 
-The words that all hypotheses of an utterance begin with pass the decoder once; each continues from
-there with its own words, padded on the right, where causality hides it. Utterances that share too
-little, and hypotheses longer than the block, are scored like any other texts.
+The common prefix of the hypotheses of an utterance is read once. Utterances with a short common
+prefix, and hypotheses longer than the block, are scored like other texts.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ from zipflm.data.vocabulary import END, PAD
 from zipflm.evaluation.scoring import named, tell
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.files import Writable, destination
-from zipflm.language.nbest import TOTAL, WORDS, Entry, NBest, written_number
+from zipflm.language.nbest import TOTAL, WORDS, Entry, NBest, format_score
 from zipflm.language.text import Ids
 from zipflm.messages import quoted, unquoted
 from zipflm.model.language_model import LanguageModel
 
-# Of the positions of an utterance. Below, it is cheaper to score it together with others.
-_WORTH_SHARING = 0.25
+# Minimum share of positions saved. Below, it is cheaper to batch an utterance with others.
+_MIN_SAVED = 0.25
 
 _NO_TARGET = -1
 
 
 @dataclass(frozen=True)
 class _Utterance:
-    """Hypotheses that begin alike and fit into a block."""
+    """The hypotheses of an utterance that fit into a block."""
 
     places: list[int]
-    """Among all hypotheses."""
+    """Indices among all hypotheses."""
     inputs: list[Ids]
-    """What the model reads: `</s>` and the ids of the words."""
+    """`</s>` and the ids of each hypothesis."""
     shared: int
-    """So many of the inputs are the same for all."""
+    """Length of the common prefix."""
 
     @property
     def longest(self) -> int:
@@ -55,18 +54,17 @@ class _Utterance:
     @property
     def is_worth_sharing(self) -> bool:
         saved = (len(self.inputs) - 1) * self.shared
-        return 0 < saved >= _WORTH_SHARING * sum(map(len, self.inputs))
+        return 0 < saved >= _MIN_SAVED * sum(map(len, self.inputs))
 
 
 class PrefixSharingScorer:
-    """log p of hypotheses, as `rescore` asks for it."""
+    """A `HypothesisScorer` that reads common prefixes once."""
 
     def __init__(self, engine: Engine, ids_of: Callable[[str], Ids]) -> None:
-        """`ids_of` gives the ids of a text, that of `</s>` at its end."""
+        """`ids_of` returns the ids of a text, including the final `</s>`."""
         self._engine, self._ids_of = engine, ids_of
 
     def log_probs_of(self, utterances: Sequence[Sequence[str]]) -> list[list[float]]:
-        """log p of every text, its end included, in nats, per utterance in the order given."""
         documents = [self._ids_of(text) for texts in utterances for text in texts]
         found = np.zeros(len(documents))
         alone = set(range(len(documents)))
@@ -75,7 +73,7 @@ class PrefixSharingScorer:
         for texts in utterances:
             utterance = self._utterance(documents, range(first, first + len(texts)))
             first += len(texts)
-            # A memory keeps the words of each text in order, so texts with one share nothing.
+            # Memories need all words of each text in order.
             if utterance.is_worth_sharing and self._engine.memories is None:
                 by_shared[utterance.shared].append(utterance)
                 alone -= set(utterance.places)
@@ -84,23 +82,20 @@ class PrefixSharingScorer:
                 places = [place for utterance in together for place in utterance.places]
                 found[places] = self._shared(documents, together)
         rest = sorted(alone)
-        # An empty list of documents is asked for where all share.
         for place, nll in zip(rest, self._engine.nll([documents[i] for i in rest]), strict=True):
             found[place] = -nll.sum(dtype=np.float64)
         values = iter(found.tolist())
         return [[next(values) for _ in texts] for texts in utterances]
 
     def _utterance(self, documents: Sequence[Ids], places: Sequence[int]) -> _Utterance:
-        """Those of an utterance's hypotheses that fit into a block."""
         fitting = [place for place in places if len(documents[place]) <= self._engine.blocks.block]
         inputs = [np.append(END, documents[place][:-1]) for place in fitting]
         return _Utterance(fitting, inputs, _common_length(inputs))
 
     def _batches(self, utterances: list[_Utterance]) -> Iterator[list[_Utterance]]:
-        """Utterances whose beginnings pass the decoder together."""
         batch: list[_Utterance] = []
         for utterance in sorted(utterances, key=lambda one: one.longest):
-            # The longest is the last: all get the memory that it needs.
+            # The last one is the longest, and sets the cache size of the batch.
             if batch and (len(batch) + 1) * utterance.longest > self._engine.batch_tokens:
                 yield batch
                 batch = []
@@ -110,14 +105,14 @@ class PrefixSharingScorer:
 
     @torch.inference_mode()
     def _shared(self, documents: Sequence[Ids], batch: list[_Utterance]) -> NDArray[np.float64]:
-        """log p of the hypotheses of utterances that share equally many inputs each."""
+        """log p of the hypotheses of utterances with equally long common prefixes."""
         model, device = self._engine.model, self._engine.device
         shared, longest = batch[0].shared, max(utterance.longest for utterance in batch)
         inputs_UP = torch.from_numpy(np.stack([one.inputs[0][:shared] for one in batch]))
         inputs_UP = inputs_UP.to(device)
         cache = model.new_cache(len(batch), longest)
         hidden_UPD = model(inputs_UP, cache)
-        # What the shared words themselves cost; the last of them predicts what comes next.
+        # The loss of the prefix itself; its last state predicts the first word after it.
         nll_U = _sums(model, hidden_UPD[:, :-1], inputs_UP[:, 1:])
         owners = np.repeat(np.arange(len(batch)), [len(one.inputs) for one in batch])
         places = [place for utterance in batch for place in utterance.places]
@@ -143,7 +138,7 @@ class PrefixSharingScorer:
 
 
 def _sums(model: LanguageModel, hidden_NWD: Tensor, targets_NW: Tensor) -> Tensor:
-    """-log p of the targets, [N], of those that are no padding, in float64."""
+    """-log p per row [N] of the targets that are not padding, in float64."""
     scored_NW = targets_NW != _NO_TARGET
     nll = model.output.nll(hidden_NWD[scored_NW], targets_NW[scored_NW])
     sums_N = torch.zeros(len(targets_NW), dtype=torch.float64, device=nll.device)
@@ -152,13 +147,12 @@ def _sums(model: LanguageModel, hidden_NWD: Tensor, targets_NW: Tensor) -> Tenso
 
 
 def _padded(rows: Sequence[Ids], padding: int) -> Tensor:
-    """Ids of different length as one table, padded on the right."""
     tensors = [torch.from_numpy(row) for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=padding)
 
 
 def _common_length(rows: Sequence[Ids]) -> int:
-    """Ids that all rows begin with."""
+    """Length of the common prefix."""
     if not rows:
         return 0
     length = min(map(len, rows))
@@ -167,36 +161,35 @@ def _common_length(rows: Sequence[Ids]) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-_HYPOTHESES_AT_ONCE = 1_024
-"""Enough to fill a device, and little enough to be held in memory with all their text."""
+_HYPOTHESES_PER_GROUP = 1_024
 
 
 class HypothesisScorer(Protocol):
-    """A language model, as rescoring sees it."""
+    """A language model for rescoring."""
 
     def log_probs_of(self, utterances: Sequence[Sequence[str]]) -> list[list[float]]:
-        """log p of every text, its end included, in nats, per utterance in the order given.
+        """log p in nats of every text of every utterance, including `</s>`.
 
-        The texts of an utterance are different, and the empty one may be among them.
+        The texts of an utterance are distinct, and can be empty.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredEntry:
-    """An entry with what the language model says of it."""
+    """An entry with the score of the language model."""
 
     entry: Entry
     lm: float
 
     def value(self, name: str, lm: str) -> float:
-        """One of the things that are weighted, by its name."""
+        """A score by name; `lm` is the name of the model's score."""
         if name == lm:
             return self.lm
         return float(len(self.entry.words)) if name == WORDS else self.entry.scores[name]
 
     def total(self, weights: Mapping[str, float], lm: str) -> float:
-        """The weighted sum, added up in the order of the weights, as tuning does it."""
+        """The weighted sum, in the order of the weights, as in tuning."""
         total = 0.0
         for name, weight in weights.items():
             if weight:
@@ -207,8 +200,7 @@ class ScoredEntry:
 def scored(
     utterances: Iterable[list[Entry]], scorer: HypothesisScorer, total: int | None = None
 ) -> Iterator[list[ScoredEntry]]:
-    """The same utterances with the language model's scores, so many at once as fit; `total` is the
-    number of all hypotheses, for those who watch."""
+    """Add the model's scores to utterances; `total` is the number of hypotheses for progress."""
     for group in _groups(utterances):
         yield from _scored_group(group, scorer)
         with named("rescoring"):
@@ -219,7 +211,7 @@ def _groups(utterances: Iterable[list[Entry]]) -> Iterator[list[list[Entry]]]:
     group: list[list[Entry]] = []
     for entries in utterances:
         group.append(entries)
-        if sum(map(len, group)) >= _HYPOTHESES_AT_ONCE:
+        if sum(map(len, group)) >= _HYPOTHESES_PER_GROUP:
             yield group
             group = []
     if group:
@@ -229,7 +221,7 @@ def _groups(utterances: Iterable[list[Entry]]) -> Iterator[list[list[Entry]]]:
 def _scored_group(
     group: list[list[Entry]], scorer: HypothesisScorer
 ) -> Iterator[list[ScoredEntry]]:
-    # Lists hold a text several times, in which only alignments or times differ.
+    # Score each text once: hypotheses can differ only in alignment or times.
     texts = [list(dict.fromkeys(" ".join(entry.words) for entry in entries)) for entries in group]
     found = scorer.log_probs_of(texts)
     for entries, known, log_probs in zip(group, texts, found, strict=True):
@@ -240,60 +232,58 @@ def _scored_group(
 def ranked(
     utterance: list[ScoredEntry], weights: Mapping[str, float], lm: str
 ) -> list[tuple[ScoredEntry, float]]:
-    """The hypotheses with their totals, best first; equal ones stay in the order of the list."""
+    """The hypotheses with their totals, best first; ties keep the order of the list."""
     totals = [(one, one.total(weights, lm)) for one in utterance]
     return sorted(totals, key=lambda pair: -pair[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Where a list goes that has been scored."""
+    """Output options."""
 
     out: str | None = None
-    """A file; standard output unless given."""
+    """Output file; stdout by default."""
     scores_out: str | None = None
-    """For Kaldi's lists, which have no place for them: `hypothesis lm total`, in the same order."""
+    """For Kaldi: a file of lines `hypothesis lm total`, in the order of the lists."""
     one_best: bool = False
-    """Only the best hypothesis of every utterance."""
+    """Write only the best hypothesis of every utterance."""
 
 
 @dataclass(frozen=True)
 class OpenLists:
-    """A list that has begun to be read, and is known to fit the weights."""
+    """An n-best file with a weight for every score."""
 
     nbest: NBest
     weights: Mapping[str, float]
-    """Of every score, of the model's and of the words."""
     lm: str
-    """What the model's score is called."""
+    """Name of the model's score."""
     utterances: Iterator[list[Entry]]
-    """All of them, once; ValueError, naming the line, for one without a score that counts."""
+    """Raises ValueError with the line number if an entry lacks a weighted score."""
 
 
 def open_lists(nbest: NBest, given: Mapping[str, float], lm: str = "lm") -> OpenLists:
-    """Read the first utterance, which tells what scores there are. `given` are those weights that
-    are not the usual ones."""
+    """Read the first utterance, and complete the `given` weights for its scores."""
     rest = nbest.utterances()
     first = next(rest)
     weights = complete_weights(given, first[0].scores, lm)
     needed = [name for name, weight in weights.items() if weight and name not in (lm, WORDS)]
-    utterances = (_checked(nbest, entries, needed) for entries in chain([first], rest))
+    utterances = (_check_scores(nbest, entries, needed) for entries in chain([first], rest))
     return OpenLists(nbest, weights, lm, utterances)
 
 
-def _checked(nbest: NBest, entries: list[Entry], needed: Sequence[str]) -> list[Entry]:
+def _check_scores(nbest: NBest, entries: list[Entry], needed: Sequence[str]) -> list[Entry]:
     for entry in entries:
         for name in needed:
             if name not in entry.scores:
                 raise ValueError(
-                    f"{shown(nbest.name)}: line {entry.line}: has no score {unquoted(name)}, which "
-                    "counts; give that the weight 0, or every line the score"
+                    f"{shown(nbest.name)}: line {entry.line}: has no score {unquoted(name)}; add "
+                    "it, or set its weight to 0"
                 )
     return entries
 
 
 def rescore(lists: OpenLists, scorer: HypothesisScorer, results: Results) -> int:
-    """Score and sort lists while they are read; how many utterances they had."""
+    """Score, sort and write lists; return the number of utterances."""
     utterances = scored(lists.utterances, scorer, lists.nbest.num_lines())
     return write(lists.nbest, utterances, lists.weights, lm=lists.lm, results=results)
 
@@ -306,7 +296,7 @@ def write(
     lm: str,
     results: Results,
 ) -> int:
-    """Write utterances as they come, best hypothesis first; how many there were."""
+    """Write utterances, best hypothesis first; return their number."""
     number = 0
     with ExitStack() as files:
         out = files.enter_context(destination(results.out))
@@ -325,16 +315,16 @@ def write(
                     out.write(f"{nbest.format.line(one.entry, {lm: one.lm, TOTAL: total})}\n")
             if scores_out is not None:
                 for one, total in order:
-                    numbers = f"{written_number(one.lm)} {written_number(total)}"
+                    numbers = f"{format_score(one.lm)} {format_score(total)}"
                     scores_out.write(f"{one.entry.source} {numbers}\n")
     return number
 
 
-# --- Weights: `lm=0.7,words=-0.2`. ---
+# --- Weights, e.g. lm=0.7,words=-0.2 ---
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """Weights by name, as given on a command line.
+    """Parse the value of `--weights`.
 
     >>> parse_weights("lm=0.7,words=-0.2")
     {'lm': 0.7, 'words': -0.2}
@@ -349,55 +339,54 @@ def parse_weights(text: str) -> dict[str, float]:
             value = math.nan
         if not (equals and name and math.isfinite(value)):
             raise ValueError(
-                f"--weights: {quoted(part)} is not a name, = and a number (lm=0.7,words=-0.2)"
+                f"--weights: {quoted(part)} is not NAME=NUMBER, e.g. lm=0.7,words=-0.2"
             )
         if name in weights:
-            raise ValueError(f"--weights: {unquoted(name)} is there twice")
+            raise ValueError(f"--weights: {unquoted(name)} is repeated; use it once")
         weights[name] = value
     return weights
 
 
-def written_weights(weights: Mapping[str, float]) -> str:
-    """What `parse_weights` reads.
+def format_weights(weights: Mapping[str, float]) -> str:
+    """The inverse of `parse_weights`.
 
-    >>> written_weights({"lm": 0.7, "words": -2.0})
+    >>> format_weights({"lm": 0.7, "words": -2.0})
     'lm=0.7,words=-2'
     """
     return ",".join(f"{name}={value:.12g}" for name, value in weights.items())
 
 
 def complete_weights(given: Mapping[str, float], names: Iterable[str], lm: str) -> dict[str, float]:
-    """A weight for every score of a list, for the model's score `lm` and for the words.
+    """Add default weights for the scores of a list, the model's score `lm` and the words.
 
-    Raises ValueError for names that are not there, and where it is unclear whether the total holds
-    a score already.
+    Raises ValueError for unknown names, and if the total could already include a weighted score.
     """
     names = list(names)
     if lm in names:
         raise ValueError(
-            f"the list already has a score {unquoted(lm)}; call the new one otherwise with --name"
+            f"--name {unquoted(lm)}: the list already has a score with this name; choose another"
         )
     known = [*names, lm, WORDS]
     for name in given:
         if name not in known:
             raise ValueError(
-                f"--weights, --tune: no score {unquoted(name)}; there are "
-                f"{', '.join(unquoted(known_name) for known_name in known)}"
+                f"--weights, --tune: no score {unquoted(name)}; choose from "
+                f"{', '.join(map(unquoted, known))}"
             )
-    doubted = [name for name in given if name in names and name != TOTAL]
-    if TOTAL in names and TOTAL not in given and doubted:
+    parts = [name for name in given if name in names and name != TOTAL]
+    if TOTAL in names and TOTAL not in given and parts:
         raise ValueError(
-            f"--weights: the list has a total, which may hold {unquoted(doubted[0])} already; give "
-            f"{TOTAL} a weight too, 0 to leave it out or 1 to add to it"
+            f"--weights: the total of the list can already include {unquoted(parts[0])}; also give "
+            f"{TOTAL} a weight, 0 to ignore it or 1 to add to it"
         )
-    usual = {name: float(TOTAL not in names or name == TOTAL) for name in names}
-    return usual | {lm: 1.0, WORDS: 0.0} | dict(given)
+    defaults = {name: float(TOTAL not in names or name == TOTAL) for name in names}
+    return defaults | {lm: 1.0, WORDS: 0.0} | dict(given)
 
 
 def check_name(lm: str) -> None:
-    """ValueError for what the model's score cannot be called."""
+    """Raise ValueError if the model's score cannot have this name."""
     if lm in (WORDS, TOTAL, "id", "text") or not lm.isidentifier():
         raise ValueError(
-            f"--name {unquoted(lm)}: must be letters, digits and _, and none of "
-            f"{WORDS}, {TOTAL}, id and text"
+            f"--name {unquoted(lm)}: must consist of letters, digits and _, and not be "
+            f"{WORDS}, {TOTAL}, id or text"
         )

@@ -1,6 +1,6 @@
-"""`zipflm score`: lines scored while they are read, in bounded memory, as rows of text.
+"""`zipflm score`: score lines as they are read, in bounded memory, and format rows.
 
-Lines that follow each other are cut as `evaluate` cuts them, so the numbers are the same.
+With `--lines running`, text is split as in `evaluate`, so the numbers are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zipflm.data.text import UTF_8, check_encoding, expand, line_groups, shown, 
 from zipflm.data.vocabulary import END
 from zipflm.evaluation.scoring import tell
 from zipflm.language.engine import ScoredDocument, scored_documents, scored_lines
-from zipflm.language.files import decoded
+from zipflm.language.files import decode_line
 from zipflm.language.model import TrainedModel
 from zipflm.language.next_words import LikelyWord, most_likely_instead, require_k
 from zipflm.language.score_table import RowFormat, header_line, rounded, row_line
@@ -33,23 +33,21 @@ Errors = Literal["strict", "replace"]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions:
-    """What `zipflm score` was asked for."""
+    """Options of `zipflm score`."""
 
     per: Per = "word"
     format: Format = "tsv"
     bits: bool = False
-    """-log2 p instead of the natural logarithm."""
+    """Write -log2 p instead of ln p."""
     log10: bool = False
-    """The logarithm to base 10 instead, as KenLM has it."""
+    """Write log10 p instead of ln p, as KenLM does."""
     ends: bool = True
-    """Line ends have rows of their own, and count."""
+    """Write rows for line ends, and include them in sums."""
     lines: Lines = "independent"
-    """Whether a line knows those before it."""
     prefix: str = ""
     top: int = 0
     errors: Errors = "strict"
     encoding: str = UTF_8
-    """Of the texts."""
 
     def __post_init__(self) -> None:
         for option, choices in (
@@ -63,27 +61,27 @@ class ScoreOptions:
                 raise ValueError(f"--{option} {value}: choose from {', '.join(get_args(choices))}")
         if self.log10 and (self.bits or self.format == "surprisal"):
             other = "--bits" if self.bits else "--format surprisal"
-            raise ValueError(f"--log10: {other} has another unit; leave out one")
+            raise ValueError(f"--log10: cannot be combined with {other}; use one of them")
         if self.format == "surprisal" and self.per != "word":
-            raise ValueError(f"--format surprisal: has a row per word, not --per {self.per}")
+            raise ValueError(f"--format surprisal: needs --per word, not {self.per}")
         check_encoding(self.encoding)
         if self.top < 0:
             raise ValueError(f"--top {self.top}: must be 0 (none) or more")
         if self.top and (self.per != "word" or self.format == "surprisal"):
-            raise ValueError("--top: belongs to the rows of words, in the formats tsv and jsonl")
+            raise ValueError("--top: needs --per word, and --format tsv or --json")
         if self.top and self.lines == "running":
-            raise ValueError("--top: of lines on their own; leave out --lines running")
+            raise ValueError("--top: cannot be combined with --lines running; leave out one")
 
     @property
     def score(self) -> str:
-        """The name of the column of scores, and of their unit."""
+        """Name of the score column and its unit."""
         return "bits" if self.bits else "log10" if self.log10 else "logprob"
 
 
 def score_files(
     lm: TrainedModel, patterns: Sequence[str], options: ScoreOptions
 ) -> Iterator[list[str]]:
-    """Rows, a group at a time: the header first, then those of every file in turn."""
+    """Yield groups of rows: the header, then the rows of every file."""
     names = expand(patterns)
     if options.top:
         require_k(options.top, lm.reader, "top")
@@ -116,24 +114,23 @@ def _protocol(lm: TrainedModel, options: ScoreOptions) -> dict[str, str | int]:
 
 
 class _File:
-    """One file, or standard input, on its way through the model."""
+    """Scores one file or standard input."""
 
     def __init__(
         self, lm: TrainedModel, name: str, options: ScoreOptions, total: int | None
     ) -> None:
-        """`total` is the stored size of all files, for those who watch."""
+        """`total` is the size of all files in bytes, for progress."""
         self._lm, self._name, self._options, self._total = lm, name, options, total
         self._prefix = lm.reader.prefix(options.prefix)
         self._searches = lm.engine.unit == "bpe"
 
     def scored(self) -> Iterator[list[ScoredLine]]:
-        """Lines as they are scored: each behind those before it, or behind the prefix alone."""
         lm, prefix, groups = self._lm, self._prefix, self._groups()
         if self._options.lines == "running":
             lines = chain.from_iterable(groups)
             found = scored_lines(lm.engine, lines, prefix, lm.running_blocks)
         else:
-            # What is there is given out before more is waited for.
+            # Yield the scores of available lines before waiting for more input.
             top = 0 if self._searches else self._options.top
             found = chain.from_iterable(
                 scored_documents(lm.engine, lines, prefix, top) for lines in groups
@@ -143,7 +140,7 @@ class _File:
             yield [self._line(next(number), document) for document in documents]
 
     def _groups(self) -> Iterator[Iterator[EncodedText]]:
-        """Lines, as many as are there, as words."""
+        """Yield groups of the lines that are available."""
         options, first = self._options, 1
         for lines, consumed in line_groups(
             self._name, encoding=options.encoding, errors=options.errors
@@ -152,7 +149,7 @@ class _File:
             first += len(lines)
 
     def _encoded(self, first: int, lines: list[bytes], consumed: int) -> Iterator[EncodedText]:
-        """One by one; `first` is the number of the first, and they took so many bytes."""
+        """`first` is the number of the first line, and `consumed` the size in bytes."""
         for place, line in enumerate(lines):
             yield self._lm.reader.line(self._text(first + place, line))
         tell(consumed, self._total)
@@ -160,10 +157,7 @@ class _File:
     def _text(self, number: int, line: bytes) -> str:
         if self._options.errors == "replace":
             return line.decode("utf-8", "replace").replace("\0", "\ufffd")
-        try:
-            return decoded(self._name, number, line)
-        except ValueError as error:
-            raise ValueError(f"{error}, or go on with --errors replace") from None
+        return decode_line(self._name, number, line, ", or use --errors replace")
 
     def _line(self, number: int, document: ScoredDocument) -> ScoredLine:
         nll = nll_per_word(document.text, document.nll)
@@ -171,7 +165,7 @@ class _File:
         return ScoredLine(shown(self._name), number, document.text, nll, top)
 
     def _top(self, document: ScoredDocument) -> list[list[LikelyWord]]:
-        """Per word, what the model would have put in its place."""
+        """The most likely alternatives for each word."""
         lm, text, skip = self._lm, document.text, len(self._prefix)
         if self._searches:
             ids, places = np.concatenate([self._prefix, text.ids]), skip + text.starts
@@ -182,22 +176,18 @@ class _File:
 
 @dataclass(frozen=True)
 class ScoredLine:
-    """One line of a file."""
-
     file: str
     number: int
-    """From 1 in its file."""
+    """From 1."""
     encoded: EncodedText
     nll: NDArray[np.float64]
     """Per word, in nats."""
     top: Sequence[Sequence[LikelyWord]] | None = None
-    """Per word, what the model thought most likely instead, where that was asked for."""
+    """The most likely alternatives for each word, if requested."""
 
 
 @dataclass
 class _Totals:
-    """Sums over lines."""
-
     lines: int = 0
     words: int = 0
     unknown: int = 0
@@ -211,10 +201,10 @@ class _Totals:
 
 
 class ScoreTable:
-    """Turns scored lines into rows of text, in their order."""
+    """Formats scored lines as rows of text."""
 
     def __init__(self, options: ScoreOptions, facts: WordFacts, *, names_files: bool) -> None:
-        """With `names_files` rows tell which file they are of."""
+        """`names_files` adds a column with the file name."""
         self._options, self._facts, self._names_files = options, facts, names_files
         self._document, self._all = _Totals(), _Totals()
         self._format: RowFormat = "jsonl" if options.format == "jsonl" else "tsv"
@@ -237,7 +227,6 @@ class ScoreTable:
         return header_line(self._format, columns, protocol)
 
     def line(self, line: ScoredLine) -> Iterator[str]:
-        """The rows that a line brings: one, one per word, or none."""
         if self._options.per == "word":
             yield from self._words(line)
             return
@@ -287,7 +276,7 @@ class ScoreTable:
             "words": totals.words,
             "unknown": totals.unknown,
             self._options.score: self._in_unit(-totals.nll),
-            # None, which is no number, where there is no word or it is beyond all numbers.
+            # None without words, or if it overflows.
             "perplexity": per_word if per_word < math.inf else None,
         }
 

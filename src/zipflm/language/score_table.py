@@ -1,8 +1,7 @@
-"""Files of scores, as `zipflm score --per word` writes them.
+"""Score files from `zipflm score --per word`, read and written in blocks of rows.
 
-They are read and written in blocks of rows, so any length fits in memory. A file is a table with
-tabs, whose header ends in `# key=value ...`, or JSON lines, of which the first has `columns` and
-`protocol`.
+A file is a tab-separated table whose header ends with `# key=value ...`, or JSON lines, where the
+first line has `columns` and `protocol`.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from numpy.typing import NDArray
 
 from zipflm.data.text import shown
 from zipflm.language.files import Writable, numbered_lines
-from zipflm.language.nbest import parsed_object
+from zipflm.language.nbest import parse_object
 from zipflm.messages import quoted
 from zipflm.units import NATS
 
-_ROWS = 16_384
-_LARGEST = 1e-6
-"""A log-probability of 0 may have been rounded to a little more."""
+_ROWS_PER_BLOCK = 16_384
+_MAX_LOGPROB = 1e-6
+"""Slightly above 0, for rounding."""
 
 RowFormat = Literal["tsv", "jsonl"]
 
 
 @dataclass(frozen=True)
 class ScoreRows:
-    """Some rows that follow each other."""
+    """Consecutive rows of a file."""
 
     first_line: int
-    """The line of the file that the first row is on."""
+    """Line number of the first row in the file."""
     keys: list[tuple[int, int, str]]
     """Line and position in the text, and the word."""
     logprob: NDArray[np.float64]
@@ -44,7 +43,7 @@ class ScoreRows:
 
 
 class ScoreFile:
-    """One file: its header is read at once, its rows when they are asked for, in one pass."""
+    """A file of scores. The header is read at once, the rows by `blocks`, in one pass."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,18 +61,18 @@ class ScoreFile:
         for column in ("line", "position", "word", self._score):
             if column not in self.columns:
                 raise ValueError(
-                    f"{shown(name)}: line 1: has no column {column}; give files that zipflm score "
-                    "--per word has written"
+                    f"{shown(name)}: line 1: has no column {column}; use files from zipflm score "
+                    "--per word"
                 )
 
     def blocks(self) -> Iterator[ScoreRows]:
-        """All rows. Raises ValueError, naming the line, for what is not a row."""
+        """Yield all rows; ValueError with the line number for an invalid one."""
         empty = True
-        while lines := list(islice(self._lines, _ROWS)):
+        while lines := list(islice(self._lines, _ROWS_PER_BLOCK)):
             empty = False
             yield self._rows(lines)
         if empty:
-            raise ValueError(f"{shown(self.name)}: has a header and no rows")
+            raise ValueError(f"{shown(self.name)}: has a header but no rows; score some text")
 
     def _rows(self, lines: list[tuple[int, str]]) -> ScoreRows:
         keys, values, unknown = [], [], []
@@ -85,22 +84,22 @@ class ScoreFile:
                 unknown.append(bool(int(row.get("unknown", 0))))
             except (KeyError, TypeError, ValueError):
                 raise ValueError(
-                    f"{shown(self.name)}: line {number}: {quoted(line)} is no row of "
+                    f"{shown(self.name)}: line {number}: {quoted(line)} is not a row of "
                     f"{', '.join(self.columns)}"
                 ) from None
         logprob = np.array(values, dtype=np.float64) * NATS[self._score]
-        is_log = np.isfinite(logprob) & (logprob <= _LARGEST)
+        is_log = np.isfinite(logprob) & (logprob <= _MAX_LOGPROB)
         if not is_log.all():
             place = int(np.argmin(is_log))
             raise ValueError(
                 f"{shown(self.name)}: line {lines[place][0]}: {self._score} {values[place]:g} is "
-                "not that of a probability"
+                "not the logarithm of a probability"
             )
         return ScoreRows(lines[0][0], keys, logprob, np.array(unknown, dtype=np.bool_))
 
     def _row(self, line: str) -> Mapping[str, Any]:
         if self.format == "jsonl":
-            return parsed_object(line)
+            return parse_object(line)
         return dict(zip(self.columns, line.split("\t"), strict=True))
 
 
@@ -109,12 +108,11 @@ def _table_header(line: str) -> tuple[list[str], dict[str, str]]:
     if not columns[-1].startswith("#"):
         return columns, {}
     pairs = (part.partition("=") for part in columns.pop().removeprefix("#").split())
-    # No value has a space in it.
     return columns, {key: unquote(value) for key, equals, value in pairs if equals}
 
 
 def _object_header(line: str) -> tuple[list[str], dict[str, str]]:
-    header = parsed_object(line)
+    header = parse_object(line)
     columns, protocol = header.get("columns"), header.get("protocol", {})
     if not isinstance(columns, list) or not isinstance(protocol, dict):
         raise ValueError('is not {"protocol": {...}, "columns": [...]}')
@@ -124,7 +122,7 @@ def _object_header(line: str) -> tuple[list[str], dict[str, str]]:
 def header_line(
     format: RowFormat, columns: Sequence[str], protocol: Mapping[str, str | int]
 ) -> str:
-    """The first line of a file: what its columns are, and how its numbers came about."""
+    """The first line of a file: its columns and the scoring protocol."""
     if format == "jsonl":
         return json.dumps({"protocol": protocol, "columns": columns}, ensure_ascii=False)
     pairs = " ".join(f"{key}={quote(str(value), '/:+,')}" for key, value in protocol.items())
@@ -132,7 +130,6 @@ def header_line(
 
 
 def row_line(format: RowFormat, row: Mapping[str, Any]) -> str:
-    """A row behind that header."""
     if format == "jsonl":
         return json.dumps(row, ensure_ascii=False, allow_nan=False)
     return "\t".join(map(_field, row.values()))
@@ -146,23 +143,22 @@ def _field(value: Any) -> str:
             return str(int(value))
         case float():
             return f"{value:.6f}"
-        case list():  # alternatives; no word holds a space
+        case list():  # alternatives; words have no spaces
             return " ".join(f"{word}={score:.6f}" for word, score in value)
         case _:
             return str(value)
 
 
 def rounded(number: float) -> float:
-    """As it is written everywhere. Plus 0, because certainty is not -0."""
+    """Round to 6 digits; adding 0.0 turns -0.0 into 0.0."""
     return round(number, 6) + 0.0
 
 
-_WRITTEN = ("line", "position", "word", "logprob", "unknown")
+_COLUMNS = ("line", "position", "word", "logprob", "unknown")
 
 
 def write_header(file: Writable, format: RowFormat, protocol: Mapping[str, str]) -> None:
-    """The first line of a file with line, position, word, logprob and unknown."""
-    file.write(f"{header_line(format, _WRITTEN, protocol)}\n")
+    file.write(f"{header_line(format, _COLUMNS, protocol)}\n")
 
 
 def write_rows(
@@ -172,7 +168,6 @@ def write_rows(
     logprob: NDArray[np.float64],
     unknown: NDArray[np.bool_],
 ) -> None:
-    """Rows behind that header."""
     for key, score, is_unknown in zip(keys, logprob.tolist(), unknown.tolist(), strict=True):
         values = (*key, rounded(score), int(is_unknown))
-        file.write(f"{row_line(format, dict(zip(_WRITTEN, values, strict=True)))}\n")
+        file.write(f"{row_line(format, dict(zip(_COLUMNS, values, strict=True)))}\n")

@@ -1,4 +1,4 @@
-"""Raw text as ids with the position of every word, and scored text."""
+"""Raw text as ids with word positions, and scored text."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ from zipflm.units import bits, perplexity
 Ids = NDArray[np.int64]
 
 _Line = tuple[int, str, int]
-"""Where a line begins, what is in it, and where its line end ends."""
+"""Start of a line, its text, and the end of its line end."""
 
-# As `prepare` reads lines: three kinds of line ends, and no others that Unicode knows.
+# The line ends that `prepare` knows, and no other Unicode line breaks.
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
 
 @dataclass(frozen=True)
 class EncodedText:
-    """The words of a text in order; every line, the last one too, ends in `</s>`."""
+    """The words of a text, with `</s>` at the end of every line."""
 
     text: str
     words: Sequence[str]
     ids: NDArray[np.int64]
     starts: NDArray[np.int64]
-    """Where the ids of each word begin."""
+    """Index of the first id of each word."""
     find_spans: Callable[[], Sequence[tuple[int, int]]]
     num_predicted: int
-    """Ids from this one on are predicted as `<unk>`."""
+    """Ids from this one are predicted as `<unk>`."""
 
     @cached_property
     def spans(self) -> Sequence[tuple[int, int]]:
-        """Where each word stands in the text."""
+        """Start and end of each word in the text."""
         return self.find_spans()
 
     @cached_property
     def line_ends(self) -> NDArray[np.int64]:
-        """Positions among the words of those that end a line."""
+        """Indices of the words that end a line."""
         return np.flatnonzero(self.ids[self.starts] == END)
 
     @cached_property
     def is_unknown(self) -> NDArray[np.bool_]:
-        """Per word, whether it is predicted as `<unk>`, or a piece of it is."""
+        """Per word: True if it, or a piece of it, is predicted as `<unk>`."""
         is_unknown = (self.ids == UNKNOWN) | (self.ids >= self.num_predicted)
         return np.logical_or.reduceat(is_unknown, self.starts)
 
 
 class TextReader:
-    """Encodes raw text as the training text of one run was encoded."""
+    """Encodes raw text like the training text of a run."""
 
     def __init__(self, encoder: TextEncoder, unit: Unit, num_predicted: int | None = None) -> None:
-        """`num_predicted` is the number of ids that the model predicts, all by default."""
+        """`num_predicted` is the number of ids that the model predicts (default: all)."""
         self.encoder: TextEncoder = encoder
         self.vocabulary: Vocabulary = encoder.vocabulary
         self.num_predicted: int = len(self.vocabulary) if num_predicted is None else num_predicted
@@ -71,50 +71,50 @@ class TextReader:
             if unit == "bpe"
             else np.ones(len(self.vocabulary), dtype=np.bool_)
         )
-        """Per id, False for a piece that the next one continues."""
-        # A model of sub-words that came without codes reads text that is in pieces already.
+        """Per id: False for a piece that does not end a word."""
+        # A sub-word model without codes reads text that is already split into pieces.
         self._takes_pieces = unit == "bpe" and encoder.codes is None
 
     def text(self, text: str, *, ends: bool = True) -> EncodedText:
-        """The words of a text, one line or many; ValueError if it is empty or no text.
+        """Encode a text of one or more lines; ValueError if it is empty or invalid.
 
-        Without `ends` the last line has no end: something is to follow it.
+        `ends=False` leaves the last line open, if it has no line end.
         """
         if not text:
             raise ValueError("text='': empty; give at least one word or line")
         if (nul := text.find("\0")) >= 0:
-            raise ValueError(f"text: a NUL at character {nul}; give text, not bytes of other kinds")
+            raise ValueError(f"text: NUL at character {nul}; pass text, not binary data")
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # half of a pair that UTF-16 has
-            raise ValueError(f"text: character {error.start} is no character of a text") from None
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text: lone surrogate at character {error.start}; fix it") from None
         lines = [*_lines(text)]
         has_end = [ends or end > begin + len(line) for begin, line, end in lines]
-        return self._encoded(text, lines, has_end)
+        return self._encode(text, lines, has_end)
 
     def line(self, line: str) -> EncodedText:
-        """The words of one line, which has no line end in it, and its end."""
-        return self._encoded(line, [(0, line, len(line))], [True])
+        """Encode one line, given without its line end."""
+        return self._encode(line, [(0, line, len(line))], [True])
 
     def prefix(self, prefix: str) -> Ids:
-        """The ids of a text, which may be empty, that something follows."""
+        """Ids of a text, possibly empty, that another text continues."""
         return self.text(prefix, ends=False).ids if prefix else np.zeros(0, dtype=np.int64)
 
     def is_spelt(self, word: str, ids: tuple[int, ...]) -> bool:
-        """Whether a word would be read as these pieces, of the many that it may be spelt in."""
+        """True if these ids are how this word is encoded."""
         return self._takes_pieces or self.encoder.ids([word])[0] == ids
 
     @property
     def _is_plain(self) -> bool:
-        """Whether words are what stands between white space, which Python itself finds faster."""
+        """True if `str.split` finds the words, which is faster."""
         return self.encoder.splitter.splitting.is_plain and not self._takes_pieces
 
-    def _encoded(self, text: str, lines: list[_Line], has_end: list[bool]) -> EncodedText:
+    def _encode(self, text: str, lines: list[_Line], has_end: list[bool]) -> EncodedText:
         if not self._is_plain:
             encoded = self._with_spans(lines, has_end)
             spans = [word.span for word in encoded]
             words, ids = [word.word for word in encoded], [word.ids for word in encoded]
-            return _assembled(text, words, ids, lambda: spans, self.num_predicted)
+            return _assemble(text, words, ids, lambda: spans, self.num_predicted)
         words, ids = [], []
         for (_, line, _), is_ended in zip(lines, has_end, strict=True):
             found = line.split()
@@ -123,7 +123,7 @@ class TextReader:
             if is_ended:
                 words.append(SPECIALS[END])
                 ids.append((END,))
-        return _assembled(
+        return _assemble(
             text,
             words,
             ids,
@@ -136,12 +136,12 @@ class TextReader:
         for (begin, line, end), is_ended in zip(lines, has_end, strict=True):
             words += self._words(line, begin)
             if is_ended:
-                words.append(_line_end(begin + len(line), end))
-        return self._joined(words) if self._takes_pieces else words
+                words.append(EncodedWord(SPECIALS[END], (begin + len(line), end), (END,)))
+        return self._join(words) if self._takes_pieces else words
 
-    def _joined(self, pieces: list[EncodedWord]) -> list[EncodedWord]:
-        """The words that pieces make up, counted as by `evaluate` and fairseq: an unknown piece
-        ends a word even if it has the mark, and `</s>` completes a word open at a line end."""
+    def _join(self, pieces: list[EncodedWord]) -> list[EncodedWord]:
+        """Join pieces to words as `evaluate` and fairseq count them: an unknown piece ends a word
+        even with the continuation mark, and `</s>` completes an open word."""
         words: list[EncodedWord] = []
         is_open = False
         for piece in pieces:
@@ -164,11 +164,7 @@ class TextReader:
         return words
 
 
-def _line_end(start: int, end: int) -> EncodedWord:
-    return EncodedWord(SPECIALS[END], (start, end), (END,))
-
-
-def _assembled(
+def _assemble(
     text: str,
     words: list[str],
     ids: list[tuple[int, ...]],
@@ -184,29 +180,29 @@ def _assembled(
 def _lines(text: str) -> Iterator[_Line]:
     start = 1 if text.startswith("\ufeff") else 0
     for match in _LINE.finditer(text, start):
-        # Nothing behind the last line end is no line, unless there is nothing else.
+        # An empty match after the last line end is only a line if the text is empty.
         if match.end() > match.start() or match.start() == start:
             yield match.start(), match[1], match.end()
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredWord:
-    """One word of a text, or the end of one of its lines."""
+    """A word of a text, or a line end."""
 
     word: str
-    """As the vocabulary spells it; `</s>` for the end of a line."""
+    """As in the vocabulary; `</s>` for a line end."""
     logprob: float
-    """Natural logarithm of p(word | everything before it)."""
+    """ln p(word | all words before it)."""
     band: int
-    """Of the output layer, 0 for the head; of a word in pieces, the rarest piece's."""
+    """Band of the output layer, 0 for the head; for several pieces, that of the rarest."""
     count: int
-    """In the training text; of a word in pieces, the rarest piece's."""
+    """Count in the training text; for several pieces, that of the rarest."""
     is_unknown: bool
-    """Scored as `<unk>`, or a piece of it is."""
+    """True if the word, or a piece of it, is scored as `<unk>`."""
     is_end: bool
-    """The end of a line."""
+    """True for a line end."""
     span: tuple[int, int]
-    """Where it stands: `text[start:end]`; empty for an end that the text does not spell."""
+    """Position in the text, `text[start:end]`; empty for an implicit line end."""
 
     @property
     def surprisal(self) -> float:
@@ -216,7 +212,7 @@ class ScoredWord:
 
 @dataclass(frozen=True)
 class WordFacts:
-    """What is known of every id, whatever text it stands in."""
+    """Band and count of every id."""
 
     bands: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -225,22 +221,20 @@ class WordFacts:
     def of(
         cls, vocabulary: Vocabulary, cutoffs: tuple[int, ...], num_predicted: int | None = None
     ) -> WordFacts:
-        """`cutoffs` are the first ids of the output layer's tails; it predicts `num_predicted` ids,
-        all by default."""
+        """`cutoffs` are the first ids of the tails of the output layer."""
         ids = predicted_ids(np.arange(len(vocabulary)), num_predicted or len(vocabulary))
         return cls(np.searchsorted(cutoffs, ids, side="right"), np.asarray(vocabulary.counts))
 
 
 @dataclass(frozen=True, repr=False)
 class ScoredText:
-    """The words of a text with their scores, line ends included; totals are over all of them."""
+    """A text with the scores of its words, line ends included."""
 
     encoded: EncodedText
     nll: NDArray[np.float64]
-    """-log p of every word, in nats; the pieces of a word added up."""
+    """-log p of every word, in nats."""
     facts: WordFacts
     protocol: ScoringProtocol
-    """How the numbers came about, to be quoted with them."""
 
     @property
     def text(self) -> str:
@@ -248,7 +242,7 @@ class ScoredText:
 
     @property
     def logprob(self) -> float:
-        """Of the whole text, in nats."""
+        """Log-probability of the whole text in nats."""
         return -float(self.nll.sum())
 
     @property
@@ -258,7 +252,7 @@ class ScoredText:
 
     @property
     def surprisal(self) -> float:
-        """Of the whole text, in bits."""
+        """Surprisal of the whole text in bits."""
         return -bits(self.logprob)
 
     @cached_property
@@ -266,9 +260,9 @@ class ScoredText:
         return tuple(scored_words(self.encoded, self.nll, self.facts))
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with one row per word; ImportError if pandas is not installed.
+        """Convert to a pandas DataFrame with a row per word.
 
-        The columns are the attributes of `ScoredWord`, with `start` and `end` for its span.
+        The columns are the attributes of `ScoredWord`, with `start` and `end` for the span.
         """
         try:
             import pandas
@@ -292,7 +286,7 @@ class ScoredText:
 def scored_words(
     encoded: EncodedText, nll: NDArray[np.float64], facts: WordFacts
 ) -> Iterator[ScoredWord]:
-    """The words of a text one by one; `nll` is per word."""
+    """Yield the words of a text with their scores; `nll` is per word."""
     ids = np.where(encoded.ids < len(facts.counts), encoded.ids, UNKNOWN)
     columns = zip(
         encoded.words,
@@ -309,5 +303,5 @@ def scored_words(
 
 
 def nll_per_word(encoded: EncodedText, nll: NDArray[np.float32]) -> NDArray[np.float64]:
-    """That of a word's pieces, added up."""
+    """Sum the losses of the pieces of each word."""
     return np.add.reduceat(nll.astype(np.float64), encoded.starts)
