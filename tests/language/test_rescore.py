@@ -3,7 +3,7 @@ import json
 import pytest
 from language.toy_models import Bigrams
 
-from zipflm.evaluation.scoring import watched_by
+from zipflm.evaluation.progress import on_progress
 from zipflm.language import rescoring as module
 from zipflm.language.nbest import NBest
 from zipflm.language.rescoring import Results, open_lists, rescore
@@ -52,7 +52,7 @@ def test_scores_are_added_and_the_best_comes_first(lists, tmp_path):
 
 def test_whoever_watches_hears_of_the_hypotheses(lists, tmp_path):
     heard = []
-    with watched_by(lambda *news: heard.append(news)):
+    with on_progress(lambda *news: heard.append(news)):
         run(lists(), tmp_path)
     assert heard == [("rescoring", 5, 6)]  # of so many lines, the header among them
 

@@ -108,7 +108,7 @@ def test_a_chosen_checkpoint_is_the_one_that_is_scored(
 ) -> None:
     found = analyse([run], data, tmp_path, checkpoint=3, options=ON_CPU)
     assert found.rows[0].first.checkpoint == "update-00000003"
-    with pytest.raises(ValueError, match="--checkpoint 2: .* has those of the updates 3"):
+    with pytest.raises(ValueError, match="--checkpoint 2: .* has 3"):
         analyse([run], data, tmp_path, checkpoint=2)
 
 

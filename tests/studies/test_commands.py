@@ -141,7 +141,7 @@ def test_a_dry_run_shows_members_with_sizes_and_times_and_writes_nothing(
         overrides=SHORT,
     )
     for plan, line in zip(plans_for(request), said.splitlines()[1:], strict=False):
-        operations = throughput.work(plan.config, plan.data.vocabulary.counts)
+        operations = throughput.flops_left(plan.config, plan.data.vocabulary.counts)
         name = plan.label if plan.seed == 1 else f"{plan.label} seed {plan.seed}"
         params = f"{plan.config.num_params():,}"
         assert line.split() == [

@@ -256,12 +256,12 @@ def showing_progress() -> Iterator[None]:
     """A bar, on a terminal, of the text that is scored inside; of several processes the first one
     shows its own."""
     from zipflm.data.prepare import progress_bar
-    from zipflm.evaluation.scoring import watched_by
+    from zipflm.evaluation.progress import on_progress
 
     if not is_first_process():
         yield
         return
-    with progress_bar("tokens") as report, watched_by(report):
+    with progress_bar("tokens") as report, on_progress(report):
         yield
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from zipflm.data.text import UTF_8, check_encoding, expand, line_groups, shown, stored_size
 from zipflm.data.vocabulary import END
-from zipflm.evaluation.scoring import tell
+from zipflm.evaluation.progress import report_progress
 from zipflm.language.engine import ScoredDocument, scored_documents, scored_lines
 from zipflm.language.files import decoded
 from zipflm.language.model import TrainedModel
@@ -155,7 +155,7 @@ class _File:
         """One by one; `first` is the number of the first, and they took so many bytes."""
         for place, line in enumerate(lines):
             yield self._lm.reader.line(self._text(first + place, line))
-        tell(consumed, self._total)
+        report_progress(consumed, self._total)
 
     def _text(self, number: int, line: bytes) -> str:
         if self._options.errors == "replace":
