@@ -4,12 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from started_together import run_together
-from training_runs import SMALL, assert_same, environment, weights
+from training_runs import SMALL, assert_same, environment, wait_for, weights
 
 from zipflm.runs.folder import RunFolder
 
@@ -56,13 +55,6 @@ def slurm(tmp_path):
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_NNODES": "2",
     }
-
-
-def wait_for(condition, process, seconds=100):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None and time.monotonic() < end, "the job ended or hangs"
-        time.sleep(0.05)
 
 
 def train(data, out, updates):

@@ -1,10 +1,13 @@
 """Short runs for tests, in this process, in child processes or as a command."""
 
+import itertools
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.presets.recipes import resolve
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Validation
+from zipflm.training import step
 from zipflm.training.trainer import train
 
 SMALL = [
@@ -89,6 +93,40 @@ def call(arguments, **options):
     return subprocess.run(
         arguments, env=environment(), capture_output=True, text=True, timeout=120, **options
     )
+
+
+class Killed(BaseException):
+    pass
+
+
+def disturb(monkeypatch, *, bad=(), stop=None, kill=None, interrupt=None):
+    """Make updates bad, request a stop in one, kill the run before one, or send SIGINT in one.
+    Updates are counted from 1 since the start or resumption."""
+    original, calls = step.update, itertools.count(1)
+
+    def disturbed(learner, batches, _=False):
+        number = next(calls)
+        if number == kill:
+            raise Killed
+        if number == interrupt:
+            signal.raise_signal(signal.SIGINT)
+        if number not in bad:
+            return original(learner, batches, number == stop)
+        weight = learner.model.decoder.layers[0].ffn_in.weight
+        hook = weight.register_hook(lambda grad: grad * float("nan"))
+        result = original(learner, batches, number == stop)
+        hook.remove()
+        return result
+
+    monkeypatch.setattr(step, "update", disturbed)
+
+
+def wait_for(condition, process, seconds=100):
+    """Wait for a condition while a process runs."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end, "the process ended or hangs"
+        time.sleep(0.02)
 
 
 def child(path, out, overrides):

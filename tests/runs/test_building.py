@@ -38,15 +38,6 @@ def test_builds_a_model_with_given_weights(config, word_data):
     assert torch.equal(built.nll(words, words), trained.nll(words, words))
 
 
-def test_rejects_weights_that_do_not_fit(config, word_data):
-    weights = untrained_model(config, word_data.vocabulary).state_dict()
-    del weights["decoder.layers.0.query.weight"]
-    message = "weights do not fit the config: .*Missing key.*decoder.layers.0.query.weight"
-    with pytest.raises(ValueError, match=message) as error:
-        model_with(weights, config, word_data.vocabulary)
-    assert "\n" not in str(error.value)
-
-
 def test_character_models_use_the_spelling_of_words(word_data):
     base = [line for line in SMALL if not line.startswith("input.")]
     config = config_of(word_data, "input.max_bytes=8", preset="tiny/CNN", base=base)

@@ -32,10 +32,7 @@ def test_loads_an_imported_run(imported_run):
 @pytest.mark.parametrize(
     ("preset", "options"),
     [
-        (
-            "tiny/ADP-T",
-            ["output.tail_dropout=0.1,0.2", "output.head_projection=true"],
-        ),
+        ("tiny/ADP-T", ["output.tail_dropout=0.1,0.2", "output.head_projection=true"]),
         ("tiny/CNN", ["input.markers=true", "decoder.norm_position=after"]),
     ],
 )
@@ -64,25 +61,16 @@ def test_chooses_a_checkpoint(copy):
         load_run(old, "newest")
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "vocabulary.txt"])
-def test_rejects_damaged_or_missing_files(copy, name):
-    path = copy / "checkpoints" / "update-00000060" / name
+def test_rejects_damaged_or_missing_weights(copy):
+    path = copy / "checkpoints" / "update-00000060" / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=f"{name}: damaged"):
+    with pytest.raises(ValueError, match="weights.safetensors: damaged"):
         load_run(copy)
-    if name == "weights.safetensors":
-        update_checksum(path)
-        with pytest.raises(ValueError, match=f"{name}: cut short or damaged"):
-            load_run(copy)
+    update_checksum(path)
+    with pytest.raises(ValueError, match="weights.safetensors: cut short or damaged"):
+        load_run(copy)
     path.unlink()
-    with pytest.raises(ValueError, match=f"{name}: missing"):
-        load_run(copy)
-
-
-def test_rejects_incomplete_checksums(copy):
-    path = copy / "checkpoints" / "update-00000060" / "checksums.json"
-    path.write_text("{}")
-    with pytest.raises(ValueError, match="checksums.json: "):
+    with pytest.raises(ValueError, match="weights.safetensors: missing"):
         load_run(copy)
 
 
@@ -98,8 +86,9 @@ def test_rejects_weights_of_another_model(copy):
     weights["decoder.layers.0.ffn_in.bias"] = torch.zeros(3)
     save_file(weights, folder / "weights.safetensors")
     update_checksum(folder / "weights.safetensors")
-    with pytest.raises(ValueError, match="weights do not fit the config: .*ffn_in.bias"):
+    with pytest.raises(ValueError, match="weights do not fit the config: .*ffn_in.bias") as error:
         load_run(copy)
+    assert "\n" not in str(error.value)
 
 
 def test_rejects_a_vocabulary_of_another_size(copy):

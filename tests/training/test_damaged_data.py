@@ -1,10 +1,9 @@
 import os
 import shutil
 import subprocess
-import time
 
 import pytest
-from training_runs import environment, reports, run, train_command
+from training_runs import environment, reports, run, train_command, wait_for
 
 from zipflm.data.folder import DataFolder
 from zipflm.runs.folder import RunFolder
@@ -45,10 +44,7 @@ def test_names_a_file_truncated_during_training(data, tmp_path):
         text=True,
     )
     with process:
-        end = time.monotonic() + 100
-        while not RunFolder(out).checkpoints() or not reports(out):
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.02)
+        wait_for(lambda: RunFolder(out).checkpoints() and reports(out), process)
         os.truncate(data.path / "train.tokens", 0)
         error = process.communicate(timeout=60)[1]
     assert process.returncode == 2, error

@@ -11,30 +11,25 @@ from training_runs import (
     assert_same,
     call,
     child,
+    disturb,
     environment,
     reports,
     run,
     train_command,
     validations,
+    wait_for,
     weights,
 )
 
 from zipflm.evaluation.progress import report_progress
 from zipflm.runs.folder import RunFolder
-from zipflm.training import step, validation
+from zipflm.training import validation
 
 LONG = ["training.max_updates=100000", "training.checkpoint_every=20", "training.report_every=10"]
 
 
 def start(arguments, log):
     return subprocess.Popen(arguments, env=environment(), stdout=log, stderr=subprocess.STDOUT)
-
-
-def wait_for(condition, process, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None and time.monotonic() < end, "the run ended or hangs"
-        time.sleep(0.02)
 
 
 def names(out):
@@ -106,16 +101,7 @@ def test_one_signal_ends_a_run_with_nothing_new_to_save(word_data, tmp_path):
 
 
 def test_stops_after_the_current_update(word_data, tmp_path, monkeypatch):
-    plain, asked_in = step.update, 3
-
-    def update(learner, batches, stop=False):
-        nonlocal asked_in
-        asked_in -= 1
-        if asked_in == 0:
-            signal.raise_signal(signal.SIGINT)
-        return plain(learner, batches, stop)
-
-    monkeypatch.setattr(step, "update", update)
+    disturb(monkeypatch, interrupt=3)
     assert not run(word_data, tmp_path / "run", "training.max_updates=50")
     assert names(tmp_path / "run") == {"update-00000003"}
 

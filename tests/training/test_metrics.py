@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from studies.study_runs import report, validation
-from training_runs import reports, run
+from training_runs import Killed, disturb, reports, run
 
 from zipflm.runs.folder import RunFolder
-from zipflm.training import step
 from zipflm.training.metrics import Log, Tally, as_text
 from zipflm.training.step import UpdateResult
 
@@ -178,30 +177,6 @@ def lines(out):
                                 if f.name not in MEASURED))
         for line in RunFolder(out).log()
     ]  # fmt: skip
-
-
-class Killed(BaseException):
-    pass
-
-
-def disturb(monkeypatch, *, bad=(), stop=None, kill=None):
-    """Make updates bad, request a stop in one of them, or kill the run before one. Updates are
-    counted from the start or resumption."""
-    true_update, calls = step.update, iter(range(1, 10**6))
-
-    def disturbed(learner, batches, _=False):
-        number = next(calls)
-        if number == kill:
-            raise Killed
-        if number not in bad:
-            return true_update(learner, batches, number == stop)
-        weight = learner.model.decoder.layers[0].ffn_in.weight
-        hook = weight.register_hook(lambda grad: grad * float("nan"))
-        result = true_update(learner, batches, number == stop)
-        hook.remove()
-        return result
-
-    monkeypatch.setattr(step, "update", disturbed)
 
 
 @pytest.fixture(scope="module")

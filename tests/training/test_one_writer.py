@@ -1,7 +1,6 @@
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 from training_runs import (
@@ -10,6 +9,7 @@ from training_runs import (
     reports,
     run,
     train_command,
+    wait_for,
     weights,
 )
 
@@ -17,13 +17,6 @@ from zipflm.runs.folder import RunFolder
 
 SHORT = ["training.max_updates=2"]
 LONG = ["training.max_updates=100000", "training.checkpoint_every=20", "training.report_every=10"]
-
-
-def wait_for(condition, process, seconds=100):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None and time.monotonic() < end, "the run ended or hangs"
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

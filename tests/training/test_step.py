@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from training_runs import SMALL, config_of, reports, run
+from training_runs import SMALL, config_of, disturb, reports, run
 from waiting import no_waiting
 
 from zipflm.config import AdamW, Blocks, Muon, Nesterov
@@ -153,27 +153,11 @@ def test_counts_words_of_sub_word_models(bpe_data):
     assert 0 < result.words < result.tokens
 
 
-def poison(monkeypatch, updates):
-    """Make the gradients of these updates (counted from 0) NaN."""
-    true_update, calls = step.update, iter(range(10**6))
-
-    def update(learner, batches, stop=False):
-        if next(calls) in updates:
-            weight = learner.model.decoder.layers[0].ffn_in.weight
-            hook = weight.register_hook(lambda grad: grad * float("nan"))
-            result = true_update(learner, batches, stop)
-            hook.remove()
-            return result
-        return true_update(learner, batches, stop)
-
-    monkeypatch.setattr(step, "update", update)
-
-
 def test_a_skipped_update_counts_as_an_attempt(word_data, tmp_path, monkeypatch):
     """It uses up its batches and a step of the schedule."""
     every = ["training.report_every=1", "training.max_updates=8"]
     run(word_data, tmp_path / "plain", *every)
-    poison(monkeypatch, {2, 3})
+    disturb(monkeypatch, bad={3, 4})
     run(word_data, tmp_path / "poisoned", *every)
     plain, poisoned = (reports(tmp_path / name) for name in ("plain", "poisoned"))
     assert poisoned[-1].skipped == 2

@@ -1,6 +1,5 @@
 import json
 import shutil
-import signal
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ from training_runs import (
     SMALL,
     assert_same,
     config_of,
+    disturb,
     reports,
     run,
     run_together,
@@ -248,16 +248,7 @@ def test_does_not_stop_early_while_improving(word_data, tmp_path):
 
 def test_early_stopping_survives_an_interruption(word_data, tmp_path, monkeypatch):
     run(word_data, tmp_path / "whole", *NOTHING_LEARNED)
-    plain, asked_in = step.update, 5
-
-    def update(learner, batches, stop=False):
-        nonlocal asked_in
-        asked_in -= 1
-        if asked_in == 0:
-            signal.raise_signal(signal.SIGINT)
-        return plain(learner, batches, stop)
-
-    monkeypatch.setattr(step, "update", update)
+    disturb(monkeypatch, interrupt=5)
     out = tmp_path / "parts"
     assert not run(word_data, out, *NOTHING_LEARNED)
     assert run(word_data, out, *NOTHING_LEARNED, resume=True)

@@ -188,21 +188,15 @@ class Log:
 def as_text(line: LogLine, max_updates: int) -> str:
     """A log line as readable text."""
     start = f"update {line.update}/{max_updates}"
-    match line:
-        case Report():
-            return "  ".join([start, *_report_parts(line)])
-        case Validation():
-            blocks = line.blocks
-            return (
-                f"{start}  valid loss {_number(line.nats_per_word, 4)} per word  "
-                f"perplexity {_number(line.perplexity)} ({_covered(line)}, "
-                f"{blocks.break_mode} blocks of {blocks.block}, context {blocks.context})"
-            )
-
-
-def _covered(line: Validation) -> str:
-    words = f"{line.words:,} words"
-    return words if line.share == 1 else f"{words}, {line.share:.0%} of the set"
+    if isinstance(line, Report):
+        return "  ".join([start, *_report_parts(line)])
+    blocks = line.blocks
+    share = "" if line.share == 1 else f", {line.share:.0%} of the set"
+    return (
+        f"{start}  valid loss {_number(line.nats_per_word, 4)} per word  "
+        f"perplexity {_number(line.perplexity)} ({line.words:,} words{share}, "
+        f"{blocks.break_mode} blocks of {blocks.block}, context {blocks.context})"
+    )
 
 
 def _report_parts(line: Report) -> list[str]:
