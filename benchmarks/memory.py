@@ -1,13 +1,13 @@
-"""The price of memories: scoring with a cache against scoring without, and exact search.
+"""Cost of memories: scoring with and without a cache, and exact search.
 
     python benchmarks/memory.py [--preset wikitext-2/ADP-T] [--window 2000]
     python benchmarks/memory.py --device cuda --preset wikitext-103/ADP-T --window 10000 \
         --keys 80000000
 
-The weights, the text and the keys of the store are random, which does not affect the time. Rates
-with and without the cache are measured in turn in one process. The claims: a cache of 2,000 costs
-at most 30 % of the rate on a CPU, one of 10,000 at most half of it on a GPU; exact search among 80
-million keys takes at most 10 ms per query on a GPU, for 8,192 queries at once.
+Weights, text and keys are random, which does not affect the time. Scoring with and without the
+cache alternates in one process. Claims: a cache of 2,000 costs at most 30 % of the speed on a CPU,
+one of 10,000 at most half of it on a GPU; exact search among 80 million keys takes at most 10 ms
+per query on a GPU, for 8,192 queries at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zipflm.settings import override
 
 
 def random_text(vocab_size: int, number: int) -> TokenArray:
-    """Ids drawn by a power law."""
+    """Ids with a Zipf distribution."""
     ids = np.random.default_rng(0).zipf(1.3, number) % vocab_size
     return TokenArray(ids.astype(np.int64), np.array([0, number]))
 
@@ -46,7 +46,7 @@ def rate(
     precision: Precision,
     memories: Memories | None,
 ) -> float:
-    """Tokens per second that `score` scores."""
+    """Tokens per second of `score`."""
     ends_word = np.ones(model.config.vocab_size, dtype=np.bool_)
     start = time.perf_counter()
     scores = score(
@@ -61,7 +61,7 @@ def rate(
 
 
 def search_milliseconds(number: int, dim: int, queries: int, k: int, device: str) -> float:
-    """Per query; keys beyond what fits the device are counted by repeating those that do."""
+    """Time per query. If the keys do not fit on the device, a part is searched repeatedly."""
     generator = torch.Generator(device).manual_seed(0)
     fits = number
     if device == "cuda":
@@ -72,7 +72,7 @@ def search_milliseconds(number: int, dim: int, queries: int, k: int, device: str
         block = torch.randn(size, dim, generator=generator, device=device)
         keys[first : first + size] = unit_vectors(block).half()
     vectors = unit_vectors(torch.randn(queries, dim, generator=generator, device=device))
-    exact_search(keys[: 1 << 20], vectors, min(k, fits))  # warm
+    exact_search(keys[: 1 << 20], vectors, min(k, fits))  # warm-up
     _wait(device)
     start, done = time.perf_counter(), 0
     while done < number:
@@ -97,8 +97,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--window", type=int, default=2000)
     parser.add_argument("--tokens", type=int, default=None, help="length of the text")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--keys", type=int, default=200_000, help="of the store; 0: no search")
-    parser.add_argument("--queries", type=int, default=None, help="8,192 on a GPU, else 256")
+    parser.add_argument("--keys", type=int, default=200_000, help="number of keys; 0: no search")
+    parser.add_argument("--queries", type=int, help="default: 8,192 on a GPU, else 256")
     parser.add_argument("--neighbours", type=int, default=1024)
     parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=2")
     options = parser.parse_args(arguments)

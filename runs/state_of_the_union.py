@@ -1,10 +1,10 @@
-"""Make the model that comes with the package: `zipflm.load("state-of-the-union")`.
+"""Train the bundled model: `zipflm.load("state-of-the-union")`.
 
     python runs/state_of_the_union.py WORK
 
-Prepares the embedded corpus, trains ADP-T on it (minutes on a GPU), packs its weights as float16
-into src/zipflm/models/state-of-the-union and writes the model's card with what it measured. WORK
-keeps the data folder and the run; started again, it goes on where it was.
+Prepares the embedded corpus, trains ADP-T on it (minutes on a GPU), writes its weights as float16
+to src/zipflm/models/state-of-the-union, and writes the model card with the measured perplexity. The
+data folder and the run are kept in WORK; run the script again to continue.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(work: Path) -> None:
 
 
 def pack(run: Path, out: Path) -> None:
-    """The newest checkpoint without its optimizer, in half precision."""
+    """Write the newest checkpoint without its optimizer, in half precision."""
     contents = RunFolder(run).choose("newest").read()
     weights = {name: tensor.half() for name, tensor in contents.weights.items()}
     shutil.rmtree(out, ignore_errors=True)

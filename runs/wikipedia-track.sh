@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# ADP-T in about three minutes on one GPU: text to perplexity, top to bottom.
+# ADP-T in about three minutes on one GPU, from text to perplexity.
 #
 #   runs/wikipedia-track.sh TEXT_FOLDER OUT [key=value ...]
 #
-# TEXT_FOLDER holds the training text (*.tokens, one paragraph a line, WikiText's tokenisation),
-# WikiText-103's wiki.valid.tokens and wiki.test.tokens, and its dictionary as dict.txt.
+# TEXT_FOLDER contains the training text (*.tokens, one paragraph per line, tokenised like WikiText),
+# wiki.valid.tokens and wiki.test.tokens of WikiText-103, and its dictionary as dict.txt.
 set -euo pipefail
 text=$1 out=$2
 shift 2

@@ -1,4 +1,4 @@
-"""Python code in a process of its own, which dies when the test wants it to."""
+"""Python code in a child process that a test can kill."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def say(what):
 
 
 def start(code, *arguments, **options):
-    """A child that runs `code`, which finds `arguments` in `sys.argv` from 1 on."""
+    """Run `code` in a child with `arguments` in `sys.argv[1:]`."""
     source = str(Path(zipflm.__file__).parents[1])
     return subprocess.Popen(
         [sys.executable, "-c", _START + textwrap.dedent(code), *map(str, arguments)],
@@ -45,7 +45,7 @@ def killed(code, *arguments):
 
 @contextmanager
 def waiting(code, *arguments):
-    """A child that runs `code`, has said "ready" and waits; it is killed in the end."""
+    """Run `code` in a child, wait until it prints "ready", and kill it at the end."""
     with start(code, *arguments) as child:
         try:
             assert child.stdout.readline() == "ready\n"

@@ -42,7 +42,7 @@ ALLOWED = {
     "studies": {"training", "evaluation", "memory.specs", "runs", "data", "config", "presets"}
     | {"messages", "settings", "storage", "units"},
     "studies.paper": set(),
-    "serving": {"language", "evaluation.scoring", "runs.records", "data"} | {"messages", "units"},
+    "serving": {"language", "evaluation.documents", "runs.records", "data"} | {"messages", "units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe", "messages"},
     "interop.huggingface": {"runs", "model", "config", "data", "presets"}
     | {"messages", "settings", "storage"},

@@ -1,73 +1,64 @@
-"""runs/slurm-train.sh with commands that pretend to be Slurm's: two "machines" on this one."""
+"""runs/slurm-train.sh with fake Slurm commands: two "machines" on this one."""
 
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from started_together import run_together
-from training_runs import SMALL, assert_same, environment, weights
+from training_runs import SMALL, assert_same, environment, wait_for, weights
 
 from zipflm.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
-UPDATES = 200
-"""So many that none of what happens to the run comes after its end."""
+UPDATES = 200  # long enough for all interruptions
 SETTINGS = [*SMALL, f"training.max_updates={UPDATES}", "training.checkpoint_every=10"]
 
 SRUN = """#!/usr/bin/env bash
-# Two tasks, as on two machines; their process numbers are left in a file.
+# Two tasks, as on two machines; their process ids are written to a file.
 while [[ $1 == --* ]]; do shift; done
 for node in 0 1; do
     SLURM_NODEID=$node "$@" &
-    echo $! >> "$PRETENDED/tasks"
+    echo $! >> "$FAKE_SLURM/tasks"
 done
 status=0
-for task in $(cat "$PRETENDED/tasks"); do wait "$task" || status=$?; done
+for task in $(cat "$FAKE_SLURM/tasks"); do wait "$task" || status=$?; done
 exit $status
 """
 SCONTROL = """#!/usr/bin/env bash
 case $1 in
     show) printf '127.0.0.1\\n127.0.0.2\\n' ;;
-    requeue) echo "$2" >> "$PRETENDED/requeued" ;;
+    requeue) echo "$2" >> "$FAKE_SLURM/requeued" ;;
 esac
 """
 SCANCEL = """#!/usr/bin/env bash
-[ "$1 $2" = "--signal=TERM $SLURM_JOB_ID" ] && kill -TERM $(cat "$PRETENDED/tasks")
+[ "$1 $2" = "--signal=TERM $SLURM_JOB_ID" ] && kill -TERM $(cat "$FAKE_SLURM/tasks")
 """
 
 
 @pytest.fixture
 def slurm(tmp_path):
-    """An environment with such commands."""
-    place = tmp_path / "pretended"
-    place.mkdir()
+    """An environment with these commands."""
+    folder = tmp_path / "fake"
+    folder.mkdir()
     for name, text in {"srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL}.items():
-        (place / name).write_text(text)
-        (place / name).chmod(0o755)
-    path = f"{place}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return environment() | {
         "PATH": path,
-        "PRETENDED": str(place),
+        "FAKE_SLURM": str(folder),
         "PROCESSES_PER_NODE": "1",
-        "SLURM_JOB_ID": str(os.getpid()),  # of which the script makes the port
+        "SLURM_JOB_ID": str(os.getpid()),  # determines the port
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_NNODES": "2",
     }
 
 
-def wait_for(condition, process, seconds=100):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None and time.monotonic() < end, "it ended or hangs"
-        time.sleep(0.05)
-
-
 def train(data, out, updates):
-    """The same run, for fewer updates, in processes that nobody interrupts."""
+    """The same run without interruptions, for fewer updates."""
     import zipflm.cli
 
     options = ["--data", data, "--out", out, "--device", "cpu", "--resume-if-any"]
@@ -82,9 +73,9 @@ def train(data, out, updates):
     not (Path(sys.executable).parent / "torchrun").exists(), reason="torchrun is not installed"
 )
 def test_two_machines_survive_a_killed_process_and_the_time_limit(word_data, tmp_path, slurm):
-    """kill -9 of a process: torchrun starts all again, on both machines, from the newest
-    checkpoint. Slurm's signal: they save, and the job goes back into the queue. After some more
-    updates the weights are those of a run that nobody interrupted, bit for bit."""
+    """After kill -9 of a process torchrun restarts all of them from the newest checkpoint. After
+    the signal of Slurm they save, and the job is requeued. In the end the weights are those of an
+    uninterrupted run, bit for bit."""
     out, log = tmp_path / "run", tmp_path / "log"
     script = ["bash", ROOT / "runs" / "slurm-train.sh", "tiny/ADP-T", word_data.path, out]
     with log.open("w") as file:
@@ -93,7 +84,7 @@ def test_two_machines_survive_a_killed_process_and_the_time_limit(word_data, tmp
         )
         try:
             wait_for(lambda: RunFolder(out).checkpoints(), job)
-            tasks = [int(pid) for pid in (tmp_path / "pretended" / "tasks").read_text().split()]
+            tasks = [int(pid) for pid in (tmp_path / "fake" / "tasks").read_text().split()]
             (worker,) = Path(f"/proc/{tasks[1]}/task/{tasks[1]}/children").read_text().split()
             os.kill(int(worker), signal.SIGKILL)
             wait_for(lambda: "resuming after update" in log.read_text(), job)
@@ -104,10 +95,10 @@ def test_two_machines_survive_a_killed_process_and_the_time_limit(word_data, tmp
         finally:
             subprocess.run(["scancel", "--signal=TERM", slurm["SLURM_JOB_ID"]], env=slurm)
             job.kill()
-    said = log.read_text()
-    assert (tmp_path / "pretended" / "requeued").read_text() == f"{slurm['SLURM_JOB_ID']}\n", said
-    assert said.count(" tokens per update = 2 device(s)") == 2, "it took more than one restart"
-    assert "stopped after update" in said and "back into the queue" in said
+    output = log.read_text()
+    assert (tmp_path / "fake" / "requeued").read_text() == f"{slurm['SLURM_JOB_ID']}\n", output
+    assert output.count(" tokens per update = 2 device(s)") == 2, "more than one restart"
+    assert "stopped after update" in output and "requeueing the job" in output
     reached = RunFolder(out).checkpoints()[0].update
     assert reached < UPDATES
 

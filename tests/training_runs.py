@@ -1,10 +1,13 @@
-"""Short runs for the tests: in this process, or as the command a user gives."""
+"""Short runs for tests, in this process, in child processes or as a command."""
 
+import itertools
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.presets.recipes import resolve
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Validation
+from zipflm.training import step
 from zipflm.training.trainer import train
 
 SMALL = [
@@ -31,7 +35,7 @@ SMALL = [
     "training.schedule.warmup_updates=4",
     "training.report_every=5",
 ]
-"""A model that makes an update in a few milliseconds, of two accumulated batches."""
+"""Settings of a model whose updates (two accumulated batches) take a few milliseconds."""
 
 
 def config_of(data, *overrides, preset="tiny/ADP-T", recipe="paper", base=SMALL):
@@ -69,7 +73,6 @@ def assert_close(ours, theirs, **tolerance):
 
 
 def command(*arguments, processes=1):
-    """The command line of `zipflm`, under torchrun for several processes."""
     start = [sys.executable, "-m"]
     if processes > 1:
         start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
@@ -77,7 +80,6 @@ def command(*arguments, processes=1):
 
 
 def environment():
-    """So that a child finds this package, and keeps to its core."""
     source = str(Path(zipflm.__file__).parents[1])
     return os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
 
@@ -93,37 +95,70 @@ def call(arguments, **options):
     )
 
 
+class Killed(BaseException):
+    pass
+
+
+def disturb(monkeypatch, *, bad=(), stop=None, kill=None, interrupt=None):
+    """Make updates bad, request a stop in one, kill the run before one, or send SIGINT in one.
+    Updates are counted from 1 since the start or resumption."""
+    original, calls = step.update, itertools.count(1)
+
+    def disturbed(learner, batches, _=False):
+        number = next(calls)
+        if number == kill:
+            raise Killed
+        if number == interrupt:
+            signal.raise_signal(signal.SIGINT)
+        if number not in bad:
+            return original(learner, batches, number == stop)
+        weight = learner.model.decoder.layers[0].ffn_in.weight
+        hook = weight.register_hook(lambda grad: grad * float("nan"))
+        result = original(learner, batches, number == stop)
+        hook.remove()
+        return result
+
+    monkeypatch.setattr(step, "update", disturbed)
+
+
+def wait_for(condition, process, seconds=100):
+    """Wait for a condition while a process runs."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end, "the process ended or hangs"
+        time.sleep(0.02)
+
+
 def child(path, out, overrides):
     """A process that resumes a run."""
     return forked(_run_quietly, path, out, overrides)
 
 
 def forked(target, *arguments):
-    """A process for a function of a module. Importing torch takes seconds, so it is forked from
-    one that has done so."""
+    """A process that calls a function of a module, forked from one that has imported torch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["zipflm.studies.compare", "zipflm.cli", "torch._dynamo"])
     return context.Process(target=target, args=arguments)
 
 
 def _run_quietly(path, out, overrides):
-    torch.set_num_threads(1)  # as in the tests' own process: another number rounds differently
+    torch.set_num_threads(1)  # rounds as in the test process
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         try:
             run(DataFolder.open(path), out, *overrides, resume=True)
-        except ValueError as error:  # as the command line has it, for the parent to read
+        except ValueError as error:  # for the parent to read
             out.with_name(f"{out.name}.error").write_text(str(error))
             sys.exit(2)
 
 
 def run_together(data, out, *overrides, processes=2):
-    """A run in several processes that talk through gloo."""
+    """A run in several processes, over gloo."""
     codes = run_apart(data, [out] * processes, *overrides)
     assert codes == [0] * processes
 
 
 def run_apart(data, outs, *overrides):
-    """The same with a run folder for each process; their exit statuses."""
+    """The same with one run folder per process; returns the exit codes."""
     return in_processes(len(outs), _run_into, data.path, outs, overrides)
 
 
@@ -132,15 +167,14 @@ def _run_into(path, outs, overrides):
 
 
 def in_processes(count, target, *arguments):
-    """Call a function of a module in several processes, with the environment that torchrun gives
-    them; their exit statuses."""
+    """Call a function in several processes with the environment of torchrun; returns exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    variables = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     children = [
-        forked(_in_place, place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, target, arguments)
-        for rank in range(count)
+        forked(_call_with, variables | {"RANK": rank, "LOCAL_RANK": rank}, target, arguments)
+        for rank in map(str, range(count))
     ]
     for process in children:
         process.start()
@@ -151,6 +185,6 @@ def in_processes(count, target, *arguments):
     return [process.exitcode for process in children]
 
 
-def _in_place(place, target, arguments):
-    os.environ.update(place)
+def _call_with(variables, target, arguments):
+    os.environ.update(variables)
     target(*arguments)

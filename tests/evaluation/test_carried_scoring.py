@@ -1,4 +1,4 @@
-"""Break mode `stream`: recurrent decoders carry their state over a text that is cut into blocks."""
+"""Break mode `stream`: recurrent decoders carry their state from block to block."""
 
 import numpy as np
 import pytest
@@ -22,15 +22,15 @@ def nll(model, break_mode, block, max_tokens):
 
 
 @pytest.mark.parametrize("name", ["gcnn", "lstm", "qrnn"])
-def test_blocks_of_a_stream_are_scored_as_one_long_text(name):
+def test_scores_a_stream_like_one_long_text(name):
     model = LanguageModel(with_decoder(preset("tiny", "ADP-T"), name))
     whole = nll(model, "none", 50, 50)
     np.testing.assert_allclose(nll(model, "stream", 8, 8), whole, rtol=1e-4)
     assert not np.allclose(nll(model, "none", 8, 8), whole, rtol=1e-4)
-    halves = nll(model, "stream", 5, 10)  # two stretches, each with a state of its own
+    halves = nll(model, "stream", 5, 10)  # two rows, each with its own state
     np.testing.assert_allclose(halves[:25], whole[:25], rtol=1e-4)
 
 
-def test_a_transformer_starts_every_block_anew():
+def test_transformers_start_every_block_without_context():
     model = LanguageModel(preset("tiny", "ADP-T"))
     assert np.array_equal(nll(model, "stream", 8, 8), nll(model, "none", 8, 8))

@@ -21,7 +21,7 @@ def invoke(*arguments):
     return CliRunner().invoke(zipflm.cli.app, [*map(str, arguments)], catch_exceptions=False)
 
 
-def refused(*arguments):
+def error_of(*arguments):
     with pytest.raises((ValueError, OSError)) as error:
         invoke(*arguments)
     return str(error.value)
@@ -47,13 +47,13 @@ def test_import_and_evaluate_from_the_command_line(data, tmp_path):
     assert report["checkpoint"] == "update-00000060"
 
 
-def test_bytes_are_those_of_the_text_with_single_spaces(data):
+def test_counts_bytes_of_the_normalised_text(data):
     text = (TEXTS / "valid.txt").read_text(encoding="utf-8")
     plain = "".join(" ".join(line.split()) + "\n" for line in text.splitlines())
     assert DataFolder.open(data).split("valid").bytes == len(plain.encode())
 
 
-def test_without_json_the_protocol_is_printed(run, data):
+def test_prints_the_protocol(run, data):
     result = CliRunner().invoke(
         zipflm.cli.app, ["evaluate", str(run), "--data", str(data), "--device", "cpu"]
     )
@@ -62,7 +62,7 @@ def test_without_json_the_protocol_is_printed(run, data):
         assert part in result.stdout
 
 
-def test_bits_per_byte_are_those_of_a_text_that_is_spelt_out(run, tmp_path):
+def test_bits_per_byte_need_known_words(run, tmp_path):
     known = [line.split(" ")[0] for line in DICT.read_text(encoding="utf-8").splitlines()[:40]]
     (tmp_path / "known.txt").write_text(" ".join([*known, "<unk>"]) + "\n", encoding="utf-8")
     (tmp_path / "unknown.txt").write_text(" ".join([*known, "qqqqqq"]) + "\n", encoding="utf-8")
@@ -72,37 +72,35 @@ def test_bits_per_byte_are_those_of_a_text_that_is_spelt_out(run, tmp_path):
     assert f"bits/byte   {good.bits_per_byte:.4f}" in good.as_text()
     bad = evaluate(run, text=tmp_path / "unknown.txt")
     assert bad.bits_per_byte is None and json.loads(bad.as_json())["out_of_vocabulary"] == 1
-    assert "not defined: 1 words are unknown" in bad.as_text()
+    assert "not defined: 1 unknown words" in bad.as_text()
 
 
-def test_the_checkpoint_that_was_scored_is_named(run, data, tmp_path):
+def test_reports_the_checkpoint(run, data, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy") / "checkpoints"
     shutil.copytree(copy / "update-00000060", copy / "update-00000200")
     common = ["evaluate", str(copy.parent), "--data", str(data), "--device", "cpu"]
     for more, name in (([], "update-00000200"), (["--checkpoint", "60"], "update-00000060")):
         result = CliRunner().invoke(zipflm.cli.app, [*common, *more], catch_exceptions=False)
         assert f"checkpoint  {name} of {copy.parent}" in result.stdout
-    assert "--checkpoint 7: " in refused(*common, "--checkpoint", 7)
-    assert "--checkpoint last: choose newest, best" in refused(*common, "--checkpoint", "last")
+    assert "--checkpoint 7: " in error_of(*common, "--checkpoint", 7)
+    assert "--checkpoint last: choose newest, best" in error_of(*common, "--checkpoint", "last")
 
 
-def test_a_run_that_goes_on_training_is_reported_under_the_checkpoint_that_was_read(
-    run, data, tmp_path, monkeypatch
-):
+def test_reports_the_checkpoint_it_read_while_training_continues(run, data, tmp_path, monkeypatch):
     copy = shutil.copytree(run, tmp_path / "copy") / "checkpoints"
     old, new = copy / "update-00000060", copy / "update-00000200"
     verify = DataFolder.verify
 
-    def save_meanwhile(self, *splits):
+    def save_and_verify(self, *splits):
         shutil.copytree(old, new)
         shutil.rmtree(old)
         verify(self, *splits)
 
-    monkeypatch.setattr(DataFolder, "verify", save_meanwhile)
+    monkeypatch.setattr(DataFolder, "verify", save_and_verify)
     assert evaluate(copy.parent, data=data).checkpoint == old.name
 
 
-def test_a_text_is_scored_like_the_split_made_from_it(run, data):
+def test_scores_a_text_like_the_split_made_from_it(run, data):
     of_text = evaluate(run, text=TEXTS / "valid.txt")
     of_split = evaluate(run, data=data, split="valid")
     np.testing.assert_array_equal(of_text.scores.nll, of_split.scores.nll)
@@ -119,7 +117,7 @@ def split_run(tmp_path_factory):
     return out
 
 
-def test_a_text_is_split_as_the_run_says(run, split_run, tmp_path):
+def test_splits_text_into_words_like_the_run(run, split_run, tmp_path):
     known = [line.split(" ")[0] for line in DICT.read_text(encoding="utf-8").splitlines()[:40]]
     known = [word for word in known if word.isalpha() and word.islower()]
     (tmp_path / "split.txt").write_text(" , ".join(known) + " .\n")
@@ -132,7 +130,7 @@ def test_a_text_is_split_as_the_run_says(run, split_run, tmp_path):
     assert of_raw.report()["splitting"] == {"rule": "words", "lowercase": True}
 
 
-def test_bits_per_byte_are_not_defined_where_words_do_not_tell_the_text(split_run, tmp_path):
+def test_bits_per_byte_need_plain_splitting(split_run, tmp_path):
     (tmp_path / "x.txt").write_text("<unk> <unk>\n")
     found = evaluate(split_run, text=tmp_path / "x.txt")
     assert found.out_of_vocabulary == 0 and found.bits_per_byte is None
@@ -140,14 +138,14 @@ def test_bits_per_byte_are_not_defined_where_words_do_not_tell_the_text(split_ru
     assert found.report()["bits_per_byte"] is None
 
 
-def test_a_folder_that_was_split_otherwise_is_refused_with_both_rules(run, split_run, data):
-    message = refused("evaluate", split_run, "--data", data)
+def test_rejects_data_with_another_splitting(run, split_run, data):
+    message = error_of("evaluate", split_run, "--data", data)
     assert "--words words --lowercase, but" in message and "with --words whitespace;" in message
     assert "vocabulary.txt --words words --lowercase" in message
     options = Options(vocabulary=DICT, splitting=Splitting("words", lowercase=True))
     other = prepare(split_run.parent / "d", {"test": [TEXTS / "test.txt"]}, options)
     evaluate(split_run, data=other)
-    assert "--words whitespace, but" in refused("evaluate", run, "--data", other.path)
+    assert "--words whitespace, but" in error_of("evaluate", run, "--data", other.path)
 
 
 @pytest.fixture(scope="module")
@@ -202,65 +200,65 @@ def test_score_counts_words_as_evaluate_does(pieces, tmp_path, line):
     assert len(scored) == scored.protocol.words == report["words"]
 
 
-def test_whole_words_are_refused_for_a_sub_word_model_without_codes(pieces, tmp_path):
+def test_rejects_whole_words_for_a_sub_word_model_without_codes(pieces, tmp_path):
     lines = (pieces / "dict.txt").read_text(encoding="utf-8").splitlines()
     words = [line.split(" ")[0].removesuffix("@@") for line in lines]
     (tmp_path / "words.txt").write_text(" ".join(words[:40]) + "\n", encoding="utf-8")
-    message = refused("evaluate", pieces / "run", "--text", tmp_path / "words.txt")
+    message = error_of("evaluate", pieces / "run", "--text", tmp_path / "words.txt")
     assert "no piece of the text ends in @@" in message
 
 
-def test_pieces_are_refused_for_a_run_that_splits_words_itself(pieces, tmp_path):
+def test_rejects_pieces_for_a_run_with_codes(pieces, tmp_path):
     (tmp_path / "codes").write_text("#version: 0.2\nt h\n", encoding="utf-8")
     imported = ("import", NEWEST, tmp_path / "run", "--dict", pieces / "dict.txt")
     codes = ("--bpe-codes", tmp_path / "codes")
     CliRunner().invoke(zipflm.cli.app, [*map(str, imported + codes)], catch_exceptions=False)
-    message = refused("evaluate", tmp_path / "run", "--text", pieces / "text.txt")
-    assert "words of the text end in @@: it was split before" in message
+    message = error_of("evaluate", tmp_path / "run", "--text", pieces / "text.txt")
+    assert "words of the text end in @@: it is already split" in message
     evaluate(tmp_path / "run", text=TEXTS / "test.txt")
 
 
-def test_context_must_leave_room(run, data):
+def test_rejects_context_as_long_as_the_block(run, data):
     for context in (64, 65, -1):
-        message = refused("evaluate", run, "--data", data, "--block", 64, "--context", context)
+        message = error_of("evaluate", run, "--data", data, "--block", 64, "--context", context)
         assert f"--context={context}: must leave room for scored tokens in block=64" in message
 
 
-def test_another_vocabulary_is_refused_with_both_hashes(run, tmp_path):
+def test_rejects_another_vocabulary(run, tmp_path):
     other = prepare(tmp_path / "other", {"train": [TEXTS / "train.txt"]}, Options(min_count=2))
-    message = refused("evaluate", run, "--data", other.path, "--split", "train")
+    message = error_of("evaluate", run, "--data", other.path, "--split", "train")
     assert other.vocabulary.hash in message
     assert evaluate(run, text=TEXTS / "test.txt").vocabulary in message
 
 
-def test_a_changed_split_is_refused(run, data, tmp_path):
+def test_rejects_a_damaged_split(run, data, tmp_path):
     shutil.copytree(data, tmp_path / "d")
     path = tmp_path / "d" / "test.tokens"
     whole = bytearray(path.read_bytes())
     whole[200] ^= 1
     path.write_bytes(whole)
-    assert "test.tokens: damaged" in refused("evaluate", run, "--data", tmp_path / "d")
+    assert "test.tokens: damaged" in error_of("evaluate", run, "--data", tmp_path / "d")
     evaluate(run, data=tmp_path / "d", split="valid")
 
 
-def test_a_full_temporary_disk_is_named(run, monkeypatch):
+def test_explains_a_full_temporary_disk(run, monkeypatch):
     def write(self, ids, ends):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("zipflm.data.token_file.TokenWriter.write", write)
-    message = refused("evaluate", run, "--text", TEXTS / "test.txt")
+    message = error_of("evaluate", run, "--text", TEXTS / "test.txt")
     assert "No space left on device" in message and "TMPDIR" in message and "--out" not in message
 
 
-def test_a_split_that_is_not_there_is_refused(run, data):
-    assert "no split 'train'" in refused("evaluate", run, "--data", data, "--split", "train")
+def test_rejects_a_missing_split(run, data):
+    assert "no split 'train'" in error_of("evaluate", run, "--data", data, "--split", "train")
 
 
-def test_a_text_without_words_is_refused(run, tmp_path):
+def test_rejects_a_text_without_words(run, tmp_path):
     (tmp_path / "blank.txt").write_text("\n\n")
-    assert "no word" in refused("evaluate", run, "--text", tmp_path / "blank.txt")
+    assert "no word" in error_of("evaluate", run, "--text", tmp_path / "blank.txt")
     (tmp_path / "empty.txt").touch()
-    assert "empty" in refused("evaluate", run, "--text", tmp_path / "empty.txt")
+    assert "empty" in error_of("evaluate", run, "--text", tmp_path / "empty.txt")
 
 
 @pytest.mark.parametrize(
@@ -273,17 +271,17 @@ def test_a_text_without_words_is_refused(run, tmp_path):
         (("--text", "x", "--batch-tokens", "0"), "--batch-tokens 0: must be at least 1"),
         (("--text", "x", "--batch-tokens", "10"), "--batch-tokens 10: must hold at least one"),
         (("--text", "x", "--block", "0"), "--block=0: must be at least 1"),
-        (("--text", "x", "--split", "test"), "--split test: of a data folder"),
+        (("--text", "x", "--split", "test"), "--split test: only applies to --data"),
         (("--data", "x", "--split", "nope"), "--split nope: choose from train, valid, test"),
         (("--text", "x", "--device", "abacus"), "--device abacus: choose cpu, cuda"),
         (("--text", "absent.txt"), "absent.txt: no such file"),
     ],
 )
-def test_bad_options_are_refused(run, arguments, message):
-    assert message in refused("evaluate", run, *arguments)
+def test_rejects_bad_options(run, arguments, message):
+    assert message in error_of("evaluate", run, *arguments)
 
 
-def test_bad_input_is_one_line_and_status_2(data, tmp_path, monkeypatch, capsys):
+def test_bad_input_gives_one_line_and_status_2(data, tmp_path, monkeypatch, capsys):
     whole = contents()
     save_args(
         tmp_path / "gelu.pt", whole["cfg"]["model"] | {"activation_fn": "gelu"}, whole["model"]
@@ -300,7 +298,7 @@ def test_bad_input_is_one_line_and_status_2(data, tmp_path, monkeypatch, capsys)
         monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit:
             zipflm.cli.main()
-        said = capsys.readouterr()
-        assert (exit.value.code, said.out) == (2, "")
-        assert message in said.err and len(said.err.splitlines()) == 1
+        out, err = capsys.readouterr()
+        assert (exit.value.code, out) == (2, "")
+        assert message in err and len(err.splitlines()) == 1
         assert not (tmp_path / "run").exists()

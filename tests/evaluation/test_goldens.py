@@ -1,4 +1,4 @@
-"""Through import and evaluation, the published evaluator's number for every token."""
+"""Imported checkpoints get the log-probabilities of the authors' code."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ BREAKS = {"none": "none", "complete": "complete", "eos": "sentence"}
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda path: path.stem)
-def test_every_token_has_the_published_log_probability(checkpoint, data, tmp_path):
+def test_log_probabilities_equal_the_authors(checkpoint, data, tmp_path):
     run = import_run(checkpoint, tmp_path / "run")
     model = checkpoint.name.split(".")[0]
     with np.load(GOLDEN / "eval_logprobs.npz") as golden:

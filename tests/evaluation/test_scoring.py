@@ -18,7 +18,8 @@ from zipflm.config import (
 )
 from zipflm.data.batches import Batch, Batches
 from zipflm.data.token_file import TokenArray
-from zipflm.evaluation.scoring import named, score, score_sums, watched_by
+from zipflm.evaluation.progress import on_progress, progress_label
+from zipflm.evaluation.scoring import score, score_sums
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.records import Sums
 
@@ -55,8 +56,7 @@ def scored(model, tokens, **options):
     return score(model, cut(tokens, **options), device="cpu", ends_word=ALL_WORDS)
 
 
-def one_by_one(model, tokens):
-    """nll of every token after all that came before it."""
+def nll_in_one_pass(model, tokens):
     ids = torch.from_numpy(tokens.ids)
     words = torch.cat([torch.tensor([2]), ids[:-1]])
     with torch.no_grad():
@@ -67,12 +67,7 @@ def test_one_block_is_one_pass(model):
     tokens = text([5, 0, 9])
     scores = scored(model, tokens, block=64)
     np.testing.assert_array_equal(scores.targets, tokens.ids)
-    np.testing.assert_allclose(scores.nll, one_by_one(model, tokens), atol=1e-5)
-
-
-def test_context_0_equals_plain_blocks(model):
-    tokens = text([7] * 9)
-    np.testing.assert_array_equal(scored(model, tokens, context=0).nll, scored(model, tokens).nll)
+    np.testing.assert_allclose(scores.nll, nll_in_one_pass(model, tokens), atol=1e-5)
 
 
 def test_a_window_sees_exactly_its_context(model):
@@ -94,9 +89,7 @@ def test_a_window_sees_exactly_its_context(model):
     block=st.integers(1, 24),
     data=st.data(),
 )
-def test_every_target_is_scored_once_in_the_order_of_the_text(
-    model, lengths, break_mode, block, data
-):
+def test_scores_every_target_once_in_text_order(model, lengths, break_mode, block, data):
     context = data.draw(st.integers(0, block - 1))
     tokens = text(lengths)
     batches = cut(tokens, break_mode=break_mode, block=block, context=context)
@@ -124,7 +117,7 @@ def test_sub_words_merge_across_blocks(model):
     assert merged.words().sum() == pytest.approx(plain.nll_sum)
 
 
-def test_only_what_is_scored_reaches_the_output_layer(model, monkeypatch):
+def test_only_scored_tokens_reach_the_output_layer(model, monkeypatch):
     rows = []
     nll = model.output.nll
 
@@ -141,7 +134,7 @@ def test_only_what_is_scored_reaches_the_output_layer(model, monkeypatch):
     assert len(rows) < len(tokens) / 4 / 3
 
 
-def test_no_table_of_tokens_by_words_is_built_and_memory_is_bounded_by_the_batch(model):
+def test_memory_is_bounded_by_the_batch(model):
     largest = []
     for num_lines in (100, 300):
         with LargestTensor() as watch:
@@ -151,38 +144,38 @@ def test_no_table_of_tokens_by_words_is_built_and_memory_is_bounded_by_the_batch
     assert 0 < largest[0] < 300 * SMALL.vocab_size
 
 
-def test_a_token_costs_little_more_than_its_score(model):
+def test_memory_per_token_is_little_more_than_its_score(model):
     tokens = text([15] * 6000)
-    score(model, cut(text([15])), device="cpu", ends_word=ALL_WORDS)  # what is made once only
+    score(model, cut(text([15])), device="cpu", ends_word=ALL_WORDS)  # one-time allocations
     plain, merged = ALL_WORDS, ALL_WORDS.copy()
     merged[7] = False
     for ends_word, cost in ((plain, 4), (merged, 5)):
         tracemalloc.start()
-        # Python is slow while it is watched: few batches, though small ones.
+        # Few batches, because tracing slows Python down.
         batches = cut(tokens, max_tokens=256)
         scores = score(model, batches, device="cpu", ends_word=ends_word)
         held, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert np.shares_memory(scores.targets, tokens.ids)
-        # Small change that does not grow with the text is allowed for.
+        # With a margin for allocations that do not grow with the text.
         assert held < (cost + 2) * len(tokens)
         assert peak < (cost + 4) * len(tokens)
 
 
-def test_a_diverged_model_is_refused():
+def test_rejects_a_diverged_model():
     model = LanguageModel(SMALL)
     model.decoder.layers[0].ffn_out.bias.data.fill_(float("nan"))
     with pytest.raises(ValueError, match="6 of 6 tokens no finite log-probability"):
         scored(model, text([5]))
 
 
-def test_a_share_of_the_batches_is_refused(model):
+def test_rejects_a_part_of_the_batches(model):
     batches = cut(text([9] * 20), rank=0, world_size=2)
     with pytest.raises(ValueError, match="do not hold every token once"):
         score(model, batches, device="cpu", ends_word=ALL_WORDS)
 
 
-def test_low_precision_is_close_and_named(model):
+def test_low_precision_is_close(model):
     tokens = text([9] * 5)
     low = score(model, cut(tokens), device="cpu", ends_word=ALL_WORDS, precision="bfloat16")
     assert low.protocol.dtype == "bfloat16"
@@ -223,13 +216,13 @@ def test_a_gpu_gives_the_same_numbers():
     np.testing.assert_allclose(cpu.nll, gpu.nll, atol=1e-3)
 
 
-def test_whoever_watches_hears_of_every_token_once(model):
-    tokens, heard = text([5, 0, 9, 30]), []
-    with watched_by(lambda *news: heard.append(news)), named("scoring x"):
+def test_reports_progress_for_every_token_once(model):
+    tokens, events = text([5, 0, 9, 30]), []
+    with on_progress(lambda *event: events.append(event)), progress_label("scoring x"):
         scored(model, tokens, block=8, context=3)
-    assert {(what, total) for what, _, total in heard} == {("scoring x", len(tokens.ids))}
-    assert sum(done for _, done, _ in heard) == len(tokens.ids)
-    heard.clear()
-    with watched_by(lambda *news: heard.append(news)):
+    assert {(label, total) for label, _, total in events} == {("scoring x", len(tokens.ids))}
+    assert sum(done for _, done, _ in events) == len(tokens.ids)
+    events.clear()
+    with on_progress(lambda *event: events.append(event)):
         score_sums(model.nll, cut(tokens, block=8).epoch(0), "cpu")
-    assert sum(done for _, done, _ in heard) >= len(tokens.ids)
+    assert sum(done for _, done, _ in events) >= len(tokens.ids)

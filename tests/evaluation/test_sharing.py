@@ -1,4 +1,4 @@
-"""Several processes score one text: each a share of it, one result, equal to that of one."""
+"""Several processes that share the scoring of one text."""
 
 import json
 import os
@@ -10,9 +10,8 @@ import torch
 from started_together import run_together
 from training_runs import in_processes, run
 
-from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
-from zipflm.evaluation.scoring import ALONE
+from zipflm.evaluation.sharing import ALONE
 from zipflm.training.distributed import started
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 CUTS = {
     "blocks": ScoringOptions(block=16, context=4, break_mode="none", batch_tokens=32),
     "lines": ScoringOptions(block=16, break_mode="complete", batch_tokens=48),
-    # Fewer batches than processes: some have nothing to do.
+    # Fewer batches than processes.
     "one batch": ScoringOptions(break_mode="sentence", batch_tokens=100_000),
 }
 
@@ -33,7 +32,7 @@ def trained(word_data, tmp_path_factory):
 
 
 def score_all(trained, data, place):
-    """What this process gets for every cut, in a file of its own."""
+    """Write the results of this process to files."""
     torch.set_num_threads(1)
     with started("cpu") as process:
         for name, options in CUTS.items():
@@ -47,8 +46,8 @@ def score_all(trained, data, place):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_every_nll_is_that_of_one_process_in_all_of_them(trained, word_data, tmp_path, count):
-    """Bit for bit: the batches are the same, whoever scores them."""
+def test_every_process_gets_the_nll_of_a_single_one(trained, word_data, tmp_path, count):
+    """Bit for bit, because the batches are the same."""
     assert in_processes(count, score_all, trained, word_data.path, tmp_path) == [0] * count
     torch.set_num_threads(1)
     for name, options in CUTS.items():
@@ -66,17 +65,17 @@ def test_every_nll_is_that_of_one_process_in_all_of_them(trained, word_data, tmp
 
 
 def command(*arguments):
-    """`zipflm` with what this process is given, where that differs: {RANK} is its number."""
+    """Run `zipflm`, with {RANK} in the arguments replaced by the rank."""
     import zipflm.cli
     import zipflm.studies.report
 
-    zipflm.studies.report.save_figures = lambda *_: []  # which take longer than all the rest
+    zipflm.studies.report.save_figures = lambda *_: []  # slow
     rank = os.environ.get("RANK", "0")
     sys.argv = ["zipflm", *(each.replace("{RANK}", rank) for each in arguments)]
     zipflm.cli.main()
 
 
-def test_the_command_prints_one_result(trained, word_data, tmp_path):
+def test_command_prints_one_result(trained, word_data, tmp_path):
     options = ["--data", str(word_data.path), "--split", "valid", "--device", "cpu", "--json"]
     ended = run_together(tmp_path / "two", 2, command, "evaluate", str(trained), *options)
     assert [each.status for each in ended] == [0, 0], ended
@@ -89,7 +88,7 @@ def test_the_command_prints_one_result(trained, word_data, tmp_path):
     assert found["nll_sum"] == alone.report()["nll_sum"]
 
 
-def test_a_text_is_scored_together_too(trained, tmp_path):
+def test_scores_a_text_together(trained, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("ba be bila boro bu\n" * 40)
     options = ["--text", str(text), "--device", "cpu", "--json"]
@@ -99,36 +98,34 @@ def test_a_text_is_scored_together_too(trained, tmp_path):
     assert json.loads(ended[0].stdout)["nll_sum"] == alone.report()["nll_sum"]
 
 
-def refused(place, *arguments):
+def error_of(place, *arguments):
     ended = run_together(place, 2, command, *map(str, arguments), "--device", "cpu")
     assert [each.status for each in ended] == [2, 2], ended
-    said = "".join(each.stderr for each in ended)
-    assert said.count("\n") == 1
-    return said
+    printed = "".join(each.stderr for each in ended)
+    assert printed.count("\n") == 1
+    return printed
 
 
-def test_what_one_process_cannot_see_all_refuse(trained, word_data, other_data, tmp_path):
-    """Said once, by the first."""
+def test_an_error_in_one_process_is_printed_once(trained, word_data, tmp_path):
     for rank, path in enumerate((word_data.path, tmp_path / "nowhere")):
         (tmp_path / f"data-{rank}").symlink_to(path)
-    said = refused(tmp_path / "a", "evaluate", trained, "--data", tmp_path / "data-{RANK}")
-    assert "zipflm: process 1: " in said and "data-1" in said
-    said = refused(tmp_path / "b", "evaluate", trained, "--text", "-")
-    assert "--text -: several processes cannot read it" in said
+    error = error_of(tmp_path / "a", "evaluate", trained, "--data", tmp_path / "data-{RANK}")
+    assert "zipflm: process 1: " in error and "data-1" in error
+    error = error_of(tmp_path / "b", "evaluate", trained, "--text", "-")
+    assert "--text -: several processes cannot share standard input" in error
 
 
-def test_other_weights_in_one_process_are_refused(trained, word_data, tmp_path):
+def test_rejects_different_weights(trained, word_data, tmp_path):
     other = tmp_path / "other"
     run(word_data, other, "training.max_updates=1", "training.seed=2")
     for rank, path in enumerate((trained, other)):
         (tmp_path / f"run-{rank}").symlink_to(path)
     options = ["--data", word_data.path, "--split", "valid"]
-    said = refused(tmp_path / "said", "evaluate", tmp_path / "run-{RANK}", *options)
-    assert "is not the same in all processes" in said
+    error = error_of(tmp_path / "two", "evaluate", tmp_path / "run-{RANK}", *options)
+    assert "is not the same in all processes" in error
 
 
-def test_a_report_of_two_processes_is_that_of_one(trained, word_data, tmp_path):
-    """`report` scores without keeping; the first process alone writes and prints."""
+def test_report_of_two_processes_equals_that_of_one(trained, word_data, tmp_path):
     options = ["--data", str(word_data.path), "--context-sizes", "0,4", "--device", "cpu"]
     together, alone = tmp_path / "together", tmp_path / "alone"
     ended = run_together(
@@ -142,11 +139,3 @@ def test_a_report_of_two_processes_is_that_of_one(trained, word_data, tmp_path):
     assert [each.status for each in ended] == [0], ended
     assert (together / "table.json").read_text() == (alone / "table.json").read_text()
     assert not (trained / "scores").exists()
-
-
-def test_data_is_opened_as_it_is():
-    """A share of one process alone changes nothing."""
-    assert ALONE.done_by_all(lambda: 3) == 3 and ALONE.all_values("a") == ["a"]
-    assert torch.equal(ALONE.add_up(torch.ones(2)), torch.ones(2))
-    with pytest.raises(ValueError, match="nowhere"):
-        ALONE.done_by_all(lambda: DataFolder.open("nowhere"))

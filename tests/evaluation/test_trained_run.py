@@ -1,4 +1,4 @@
-"""A run that was trained here, sub-words included: evaluation agrees with its own validation."""
+"""Evaluation of trained runs, with words and with sub-words."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def trained(request, tmp_path_factory):
     return folder
 
 
-def test_evaluation_agrees_with_the_validation_of_the_run(trained):
+def test_agrees_with_validation_during_training(trained):
     report = evaluate(trained / "run", data=trained / "data", split="valid").report()
     state = (trained / "run/checkpoints/update-00000002/state.json").read_text()
     valid = json.loads(state)["valid"]
@@ -40,14 +40,14 @@ def test_evaluation_agrees_with_the_validation_of_the_run(trained):
     assert report["words"] == valid["words"]
 
 
-def test_raw_text_is_split_as_the_data_was(trained):
+def test_splits_raw_text_like_the_data(trained):
     of_text = evaluate(trained / "run", text=TEXTS / "valid.txt").report()
     of_split = evaluate(trained / "run", data=trained / "data", split="valid").report()
     same = ("nll_sum", "tokens", "words", "bytes", "token_unit", "unk")
     assert {name: of_text[name] for name in same} == {name: of_split[name] for name in same}
 
 
-def test_text_that_was_not_split_like_the_runs_is_refused(trained, tmp_path):
+def test_rejects_text_with_other_pieces(trained, tmp_path):
     checkpoint = trained / "run/checkpoints/update-00000002"
     if not (checkpoint / "bpe.codes").exists():
         pytest.skip("words are not split")
@@ -69,7 +69,7 @@ def test_text_that_was_not_split_like_the_runs_is_refused(trained, tmp_path):
     assert evaluate(trained / "run", data=right.path).report()["token_unit"] == "bpe"
 
 
-def test_the_advice_for_another_vocabulary_leads_to_the_same_pieces(trained, tmp_path):
+def test_error_for_another_vocabulary_lists_the_options_to_use(trained, tmp_path):
     other = prepare(tmp_path / "other", {"train": [TEXTS / "test.txt"]}, Options(min_count=1))
     with pytest.raises(ValueError, match="prepare the text with --vocabulary") as error:
         evaluate(trained / "run", data=other.path, split="train")
@@ -77,7 +77,7 @@ def test_the_advice_for_another_vocabulary_leads_to_the_same_pieces(trained, tmp
     assert ("--bpe-codes" in str(error.value)) == has_codes
 
 
-def test_words_are_the_same_in_number_for_words_and_sub_words(trained):
+def test_word_count_is_the_same_for_words_and_sub_words(trained):
     options = ScoringOptions(block=32, context=16, break_mode="none")
     report = evaluate(trained / "run", text=TEXTS / "valid.txt", options=options).report()
     assert report["words"] == 1545

@@ -6,7 +6,7 @@ import torch
 from loaded_models import loaded
 
 from zipflm.data.vocabulary import END
-from zipflm.evaluation.scoring import Document
+from zipflm.evaluation.documents import Document
 
 
 @pytest.fixture(scope="module")

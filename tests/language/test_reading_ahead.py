@@ -7,7 +7,7 @@ import pytest
 import torch
 from loaded_models import loaded
 
-from zipflm.evaluation.scoring import Document
+from zipflm.evaluation.documents import Document
 from zipflm.language.engine import scored_documents
 
 

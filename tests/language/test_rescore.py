@@ -3,7 +3,7 @@ import json
 import pytest
 from language.toy_models import Bigrams
 
-from zipflm.evaluation.scoring import watched_by
+from zipflm.evaluation.progress import on_progress
 from zipflm.language import rescoring as module
 from zipflm.language.nbest import NBest
 from zipflm.language.rescoring import Results, open_lists, rescore
@@ -52,7 +52,7 @@ def test_adds_scores_and_sorts(lists, tmp_path):
 
 def test_reports_progress(lists, tmp_path):
     reports = []
-    with watched_by(lambda *args: reports.append(args)):
+    with on_progress(lambda *args: reports.append(args)):
         run(lists(), tmp_path)
     assert reports == [("rescoring", 5, 6)]  # the total includes the header
 

@@ -1,5 +1,3 @@
-"""The cache on vectors: equal to its definition, whatever the batches."""
-
 import numpy as np
 import pytest
 import torch
@@ -50,7 +48,7 @@ def test_equals_the_definition_in_batches_of_any_size(window, sizes):
 
 
 @given(st.integers(0, 59), st.integers(4, V - 1), st.integers(0, 5), st.sampled_from([None, 3]))
-def test_sees_neither_the_word_it_predicts_nor_a_later_one(place, word, seed, window):
+def test_does_not_see_the_predicted_or_later_words(place, word, seed, window):
     hidden, words, probs = text(60, seed)
     changed_hidden, changed = hidden.copy(), words.copy()
     changed[place] = word
@@ -63,8 +61,8 @@ def test_sees_neither_the_word_it_predicts_nor_a_later_one(place, word, seed, wi
 
 
 @pytest.mark.parametrize("window", [None, 1, 5])
-def test_rows_side_by_side_equal_the_stream(window):
-    """Rows join and leave; each has the distributions that its own text would have."""
+def test_parallel_rows_equal_the_stream(window):
+    """While rows join and leave."""
     lengths, prompts = (30, 20, 25, 12), (4, 0, 9, 2)
     texts = [text(length, seed) for seed, length in enumerate(lengths)]
     cache = Cache(CacheSettings(window=window, weight=0.4, temperature=0.3))
@@ -108,12 +106,11 @@ def test_resets_after_lines_blank_lines_and_headings():
     assert begins("line") == [1, 4, 5, 9, 13]
     assert begins("blank") == [1, 5]
     assert begins("heading") == [9]
-    with pytest.raises(ValueError, match="no = for headings"):
+    with pytest.raises(ValueError, match="the vocabulary has no ="):
         Cache(CacheSettings(reset="heading"))
 
 
-def test_a_line_may_be_read_in_two_pieces():
-    """A heading that one call begins and the next one ends."""
+def test_a_heading_can_be_read_in_two_calls():
     cache = Cache(CacheSettings(reset="heading"), 5)
     recall = Recall([cache]).open(np.array([7, 2, 5, 8])).open(np.array([8, 2, 9, 9]))
     assert recall._begins[0].tolist() == [False, False, True, False]

@@ -1,4 +1,4 @@
-"""The memory commands, and the memory of a comparison."""
+"""The memory commands, and memories in comparisons."""
 
 import json
 
@@ -11,15 +11,14 @@ from zipflm.studies.analyse import redraw
 
 
 def zipflm_command(monkeypatch, capsys, *arguments):
-    """Status and standard output."""
+    """Exit status, stdout and stderr."""
     monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])
     status = 0
     try:
         zipflm.cli.main()
     except SystemExit as ended:
         status = ended.code or 0
-    told = capsys.readouterr()
-    return status, told.out, told.err
+    return status, *capsys.readouterr()
 
 
 @pytest.fixture(scope="module")
@@ -51,37 +50,37 @@ def test_builds_tunes_and_evaluates(run, data, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ["evaluate", "--split", "valid", "--memory", "cache:x"],
             "--memory cache:x: window='x': expected",
         ),
         (["evaluate", "--split", "valid", "--memory", "nowhere"], "--memory nowhere: not a store"),
-        (["memory", "tune", "--split", "test"], "--split test: tune on valid"),
-        (["memory", "tune", "--figure", "x.txt"], "x.txt: cannot draw into this kind of file"),
+        (["memory", "tune", "--split", "test"], "--split test: tuning on test"),
+        (["memory", "tune", "--figure", "x.txt"], "x.txt: unsupported figure format"),
         (
             ["memory", "tune", "--memory", "cache:9", "--figure", "x.svg"],
-            "--figure: draws the windows of a cache",
+            "--figure: needs a cache without a window",
         ),
         (["memory", "build", "--out", "x", "--max-keys", "0"], "--max-keys 0: must be at least 1"),
         (["memory", "build", "--out", "x", "--dtype", "int8"], "--dtype 'int8': choose from"),
         (["memory", "bild"], "zipflm memory bild: no such command; did you mean zipflm memory"),
     ],
 )
-def test_mistakes_are_one_line(run, data, tmp_path, monkeypatch, capsys, arguments, said):
+def test_errors_are_one_line(run, data, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     if "bild" not in arguments:
         arguments = [*arguments, run, "--data", data.path]
     status, out, error = zipflm_command(monkeypatch, capsys, *arguments)
     assert status == 2 and not out
-    assert error.startswith(f"zipflm: {said}") and error.count("\n") == 1
+    assert error.startswith(f"zipflm: {message}") and error.count("\n") == 1
 
 
-def test_compare_scores_every_member_with_a_cache_as_well(data, tmp_path):
+def test_compare_scores_members_with_and_without_a_cache(data, tmp_path):
     changes = [*SMALL, "training.max_updates=4"]
     request = {"data": data, "preset": "tiny", "factorizations": ["ADP-T"], "device": "cpu"}
-    with pytest.raises(ValueError, match="--memory store: name a cache here"):
+    with pytest.raises(ValueError, match="--memory store: only a cache"):
         zipflm.compare(changes, **request, out=tmp_path / "none", memory=["store"])
     out = tmp_path / "study"
     study = zipflm.compare(changes, **request, out=out, memory=["cache:30"]).study

@@ -1,5 +1,3 @@
-"""A split with memories: the same numbers for any batches, and those of the definition."""
-
 from pathlib import Path
 
 import numpy as np
@@ -51,23 +49,19 @@ def test_equals_the_definition_for_every_kind_of_model(tmp_path, label):
     expected = reference(run, data, scores.protocol.blocks, **settings)
     np.testing.assert_allclose(scores.nll, expected, rtol=1e-6, atol=2e-6)
     assert scores.protocol.memory == ("cache:30,weight=0.2,temperature=0.1,reset=none",)
-    assert scores.protocol.words == count(data)
-
-
-def count(data):
-    return data.split("valid").words
+    assert scores.protocol.words == data.split("valid").words
 
 
 @pytest.mark.parametrize("break_mode", ["none", "complete", "sentence"])
 @pytest.mark.parametrize("context", [0, 6])
-def test_batches_of_any_size_give_the_same_numbers(lm, data, break_mode, context):
+def test_does_not_depend_on_the_batch_size(lm, data, break_mode, context):
     options = {"break_mode": break_mode, "block": 16, "context": context}
     one, many = (scored(lm.run, data, NAMES, batch_tokens=n, **options) for n in (16, 200))
     np.testing.assert_allclose(one.nll, many.nll, rtol=1e-6, atol=2e-6)
     assert one.perplexity != scored(lm.run, data, [], **options).perplexity
 
 
-def test_report_names_memories_that_can_be_given_again(lm, data):
+def test_reported_memories_are_valid_options(lm, data):
     evaluation = evaluate(lm.run, data=data, split="valid", options=ScoringOptions(memory=NAMES))
     names = evaluation.report()["memory"]
     assert names[0] == "cache:30,weight=0.2,temperature=0.1,reset=none"
@@ -90,7 +84,7 @@ def run(lm, tmp_path):
     return load_run(on_disk(lm, tmp_path / "run"))
 
 
-def test_tuned_settings_are_used_by_name(run, data, tmp_path):
+def test_uses_tuned_settings(run, data, tmp_path):
     store = str(tmp_path / "store")
     build(run, data, tmp_path / "store", max_keys=800)
     result = tune(run, data, [f"{store},k=64", "cache"], options=ScoringOptions(device="cpu"))
@@ -101,7 +95,7 @@ def test_tuned_settings_are_used_by_name(run, data, tmp_path):
     both = scored(run, data, [store, "cache"])
     assert both.perplexity == pytest.approx(cache.perplexity)
     assert both.protocol.memory == (neighbours.name, cache.name)
-    assert "cache: tuned on top of those before it; alone, tune it again" in result.notes
+    assert "cache: tuned on top of the others; to use it alone, tune it again" in result.notes
     edges = {"smallest": min, "largest": max}
     windows = [trial.window for trial in result.trials if trial.window]
     for word, edge in edges.items():
@@ -112,7 +106,7 @@ def test_tuned_settings_are_used_by_name(run, data, tmp_path):
     assert (tmp_path / "windows.svg").stat().st_size > 1000
 
 
-def test_a_cache_tuned_for_other_weights_is_not_used(run, data, lm, tmp_path):
+def test_ignores_settings_tuned_for_other_weights(run, data, lm, tmp_path):
     (chosen,) = tune(run, data, ["cache:50"], options=ScoringOptions(device="cpu")).chosen
     assert open_memories([chosen.name], run, "cpu").names == (chosen.name,)
     other = load_run(on_disk(loaded(data, overrides=["training.seed=5"]), tmp_path / "other"))
@@ -121,14 +115,14 @@ def test_a_cache_tuned_for_other_weights_is_not_used(run, data, lm, tmp_path):
     assert open_memories(["cache"], other, "cpu").names[0].startswith("cache:2000,weight=0.15")
 
 
-def test_never_tunes_on_test_or_on_the_text_of_the_store(run, data, tmp_path):
-    with pytest.raises(ValueError, match="--split test: tune on valid"):
+def test_does_not_tune_on_test_or_on_the_text_of_the_store(run, data, tmp_path):
+    with pytest.raises(ValueError, match="--split test: tuning on test"):
         tune(run, data, ["cache"], split="test")
     build(run, data, tmp_path / "store", max_keys=100)
     with pytest.raises(ValueError, match="--split train: .* was built from this text"):
         tune(run, data, [str(tmp_path / "store")], split="train")
     for twice in (["cache:50", "cache"], [str(tmp_path / "store"), f"{tmp_path}/store/,k=5"]):
-        with pytest.raises(ValueError, match="once; its settings have one place"):
+        with pytest.raises(ValueError, match="is given twice"):
             tune(run, data, twice)
 
 

@@ -1,4 +1,4 @@
-"""A loaded model with memories: score, generate, advance and next words agree with each other."""
+"""Loaded models with memories: score, generate, advance and next words agree."""
 
 import weakref
 from dataclasses import replace
@@ -27,7 +27,7 @@ TEXT = "\n".join(sentences(3, 30)) + "\n"
 
 @pytest.fixture(scope="module", params=["ADP-T", "BPE", "CNN"])
 def models(request, tmp_path_factory):
-    """A run on disk and its store, and the model with both memories."""
+    """A run, its memories, and the loaded model."""
     root = tmp_path_factory.mktemp(request.param)
     data = make_folder(root, "data", **({"bpe": 40} if request.param == "BPE" else {}))
     path = on_disk(loaded(data, request.param), root / "run")
@@ -38,7 +38,7 @@ def models(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adp(tmp_path_factory):
-    """A model of words with any memories."""
+    """Loads a word model with the given memories."""
     root = tmp_path_factory.mktemp("adp")
     path = on_disk(loaded(make_folder(root, "data")), root / "run")
     return lambda memory: zipflm.load(path, device="cpu", memory=memory)
@@ -55,7 +55,7 @@ def test_score_equals_evaluate(models, tmp_path):
     assert scored.perplexity != zipflm.load(path, device="cpu", block=400).perplexity(TEXT)
 
 
-def test_documents_do_not_see_each_other_whatever_their_number(models):
+def test_documents_do_not_see_each_other(models):
     _, _, lm = models
     texts = [*TEXT.splitlines(), TEXT, TEXT * 3]
     alone = [lm.score(text).logprob for text in texts]
@@ -79,13 +79,13 @@ def test_a_prefix_is_remembered(models):
 
 
 @pytest.mark.parametrize("block", [400, 16])
-def test_generated_words_have_the_scores_that_score_gives(models, block):
+def test_generated_words_have_the_scores_of_score(models, block):
     path, memory, _ = models
     lm = zipflm.load(path, device="cpu", memory=memory, block=block)
     prompt, options = TEXT.splitlines()[0], SamplingOptions(max_words=20, lines=3, seed=4)
     writer, before = Writer(lm.engine, lm.reader, prompt, options, 3), lm.reader.prefix(prompt)
     for text, row in zip(writer.all(), writer._rows, strict=True):
-        # As ids: a word in pieces may be written in others than it is read in.
+        # As ids, because a generated word can have other pieces than the encoded one.
         ((logprob, _),) = advance(lm.engine, [lm.start(prompt)], [row.ids])
         assert text.logprob == pytest.approx(logprob, rel=1e-4)
         if block == 400:
@@ -102,7 +102,7 @@ def test_hypotheses_have_the_scores_of_their_texts(models):
     assert found == pytest.approx([each.logprob for each in lm.score(texts)], rel=1e-5)
 
 
-def test_log_probs_of_all_words_sum_to_one_and_hold_the_next_words(models):
+def test_log_probs_sum_to_one_and_agree_with_next_words(models):
     _, _, lm = models
     prefixes = ["", *TEXT.splitlines()[:3]]
     log_probs = lm.log_probs(prefixes)
@@ -115,7 +115,7 @@ def test_log_probs_of_all_words_sum_to_one_and_hold_the_next_words(models):
                 assert scored.logprob == pytest.approx(word.logprob, abs=1e-4)
 
 
-def test_lines_that_follow_each_other_share_a_cache(models):
+def test_consecutive_lines_share_a_cache(models):
     _, _, lm = models
     lines = [lm.reader.line(line) for line in TEXT.splitlines()]
     blocks = replace(lm.engine.blocks, context=8)
@@ -128,8 +128,7 @@ def test_lines_that_follow_each_other_share_a_cache(models):
 
 @pytest.mark.parametrize("break_mode", ["none", "complete", "sentence"])
 @pytest.mark.parametrize("reset", ["none", "line", "blank"])
-def test_running_lines_have_the_same_scores_in_groups_of_any_size(adp, break_mode, reset):
-    """Documents may end where a group does."""
+def test_running_lines_do_not_depend_on_the_batch_size(adp, break_mode, reset):
     lm = adp([f"cache,weight=0.3,reset={reset}"])
     lines = [lm.reader.line(line) for line in TEXT.replace("ba", "\n").splitlines()]
     blocks = replace(lm.engine.blocks, break_mode=break_mode, block=16)
@@ -142,7 +141,7 @@ def test_running_lines_have_the_same_scores_in_groups_of_any_size(adp, break_mod
     np.testing.assert_allclose(found[1], found[2], rtol=1e-5, atol=1e-5)
 
 
-def test_the_prefix_of_running_lines_does_not_move_their_blocks(adp):
+def test_a_prefix_does_not_shift_the_blocks_of_running_lines(adp):
     nll = []
     for memory in ([], ["cache:50,weight=0"]):
         lm = adp(memory)
@@ -159,13 +158,12 @@ def test_a_prompt_longer_than_the_block_is_remembered(models):
     prefix = "ba ba ba ba\n" + "de ka bila\n" * 12
     logprob, _ = lm.advance(lm.start(prefix), "ba")
     assert dict(lm.next_words(prefix, 40))["ba"] == pytest.approx(logprob, abs=1e-3)
-    # Words of the last block, but one, saw less before them than where texts are scored.
+    # The context of earlier words is shorter than in `score`.
     expected = lm.score("ba", prefix=prefix).words[0].logprob
     assert logprob == pytest.approx(expected, abs=0.3)
 
 
-def test_states_keep_only_what_caches_reach(adp):
-    """An earlier state is let go, with its keys and values."""
+def test_states_keep_only_the_window_of_the_cache(adp):
     lm = adp(["cache:20"])
     state, states = lm.start(), []
     for word in ["ba", "de", "ka"] * 30:
@@ -175,7 +173,7 @@ def test_states_keep_only_what_caches_reach(adp):
     assert state._past.size <= 41 and len(state._past.last(20)[1]) >= 20
 
 
-def test_a_word_in_pieces_is_as_likely_among_its_alternatives(tmp_path):
+def test_alternatives_agree_with_scores_of_words_in_pieces(tmp_path):
     data = make_folder(tmp_path, "data", bpe=40)
     path = on_disk(loaded(data, "BPE"), tmp_path / "run")
     lm = zipflm.load(path, device="cpu", memory="cache,weight=0.5", block=16, context=8)
@@ -183,7 +181,7 @@ def test_a_word_in_pieces_is_as_likely_among_its_alternatives(tmp_path):
     (nll,) = lm.engine.nll([text])
     ends = np.flatnonzero(lm.reader.ends_word[text]) + 1
     begins = np.append(0, ends[:-1])
-    whole = begins // 8 == (ends - 1) // 8  # in one part
+    whole = begins // 8 == (ends - 1) // 8  # within one block
     begins, ends = begins[whole], ends[whole]
     found = most_likely_instead(lm.engine, lm.reader, text, begins, 60)
     logprobs = {}

@@ -1,4 +1,4 @@
-"""A served model with memories: a cache for each request, and where a probability came from."""
+"""Served models with memories."""
 
 import math
 

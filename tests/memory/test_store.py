@@ -1,10 +1,9 @@
-"""Stores: exact search, resuming a killed build, and stores that are refused."""
-
 import errno
 import json
 import os
 import shutil
 from contextlib import suppress
+from itertools import count
 
 import loaded_models
 import numpy as np
@@ -44,12 +43,12 @@ def copied(store, tmp_path):
     return shutil.copytree(store, tmp_path / "copy")
 
 
-def test_exact_search_finds_the_nearest_in_blocks_of_any_size(monkeypatch):
+def test_exact_search_does_not_depend_on_the_block_size(monkeypatch):
     draw = np.random.default_rng(0)
     keys, queries = unit(draw.normal(size=(6400, 8))), unit(draw.normal(size=(30, 8)))
     expected = -np.sort(-(queries @ keys.T))[:, :7]
     for most in (1 << 26, 600):  # the first in one block, by groups
-        monkeypatch.setitem(neighbours._MOST_NUMBERS, "cpu", most)
+        monkeypatch.setitem(neighbours._MAX_ELEMENTS, "cpu", most)
         cosines, rows = exact_search(keys.astype(np.float32), torch.from_numpy(queries).float(), 7)
         np.testing.assert_allclose(cosines, expected, atol=1e-6)
         np.testing.assert_allclose((queries[:, None] * keys[rows]).sum(2), expected, atol=1e-6)
@@ -72,7 +71,7 @@ def test_mixture_with_neighbours_equals_the_definition(run, store):
     draw = np.random.default_rng(1)
     found = Store.open(store, run.weights_hash)
     hidden = draw.normal(size=(20, found.plan.dim)).astype(np.float32)
-    found.keys = unit(draw.normal(size=found.keys.shape)).astype(np.float32)  # no two are equal
+    found.keys = unit(draw.normal(size=found.keys.shape)).astype(np.float32)  # without duplicates
     probs = draw.dirichlet(np.ones(80), 20)
     settings = NeighbourSettings(k=50, weight=0.4, temperature=0.1)
     memory = Neighbours(found, settings, "cpu")
@@ -85,12 +84,11 @@ def test_mixture_with_neighbours_equals_the_definition(run, store):
     np.testing.assert_allclose(mixed.sum(1), 1, atol=1e-6)
 
 
-def test_keys_are_the_vectors_before_the_words(run, data, store):
-    """With all weight on it a store is certain of its own text."""
+def test_a_store_predicts_its_own_text(run, data, store):
     found = Store.open(store, run.weights_hash)
     assert found.words.tolist() == data.tokens("train").ids.tolist()
     lengths = np.linalg.norm(found.keys, axis=1)
-    assert lengths[0] == 0  # of which the model saw nothing before
+    assert lengths[0] == 0  # without context
     np.testing.assert_allclose(lengths[1:], 1, atol=1e-5)
     name = f"{store},k=1,weight=0.99"
     options = ScoringOptions(memory=[name], context=found.plan.blocks.context)
@@ -99,8 +97,8 @@ def test_keys_are_the_vectors_before_the_words(run, data, store):
     assert evaluation.scores.protocol.memory == (f"{name},temperature=0.02,search=auto",)
 
 
-def test_keys_do_not_tie_where_blocks_begin(run, data, store):
-    """Which of equal keys are nearest would depend on the batches."""
+def test_keys_at_block_starts_are_not_equal(run, data, store):
+    """Otherwise the nearest would depend on the batches."""
     found, hidden = Store.open(store, run.weights_hash), torch.randn(5, 64)
     assert found.plan.blocks.context == 4
     memory = Neighbours(found, NeighbourSettings(k=len(found)), "cpu")
@@ -120,17 +118,16 @@ def test_keys_do_not_tie_where_blocks_begin(run, data, store):
 
 
 def interrupted(monkeypatch, *arguments, **options):
-    """A build that is stopped after a few batches."""
+    """Interrupt a build after a few batches."""
     monkeypatch.setattr(building, "_SAVE_SECONDS", 0)
-    told = []
+    calls = count(1)
 
     def stop(done, total):
-        told.append(done)
-        if len(told) == 6:
+        if next(calls) == 6:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(building, "tell", stop)
+        patch.setattr(building, "report_progress", stop)
         build(*arguments, **options)
 
 
@@ -141,27 +138,27 @@ def test_a_killed_build_continues_with_the_same_bytes(run, data, tmp_path, monke
     interrupted(monkeypatch, run, data, tmp_path / "killed", **options)
     with pytest.raises(ValueError, match="unfinished; run the same"):
         Store.open(tmp_path / "killed", run.weights_hash)
-    with pytest.raises(ValueError, match="begun with keys 700"):
+    with pytest.raises(ValueError, match="started with keys 700"):
         build(run, data, tmp_path / "killed", **(options | {"max_keys": 600}))
-    said = []
+    messages = []
     same = DataFolder.open(os.path.relpath(data.path))
-    build(run, same, tmp_path / "killed", **options, say=said.append)
-    assert said[0].startswith("continuing after")
+    build(run, same, tmp_path / "killed", **options, say=messages.append)
+    assert messages[0].startswith("continuing after")
     for name in (KEYS_FILE, VALUES_FILE):
         whole, killed = (tmp_path / each / name for each in ("whole", "killed"))
         assert whole.read_bytes() == killed.read_bytes()
 
 
-def test_a_build_whose_files_were_cut_is_not_continued(run, data, tmp_path, monkeypatch):
+def test_does_not_continue_with_truncated_files(run, data, tmp_path, monkeypatch):
     options = {"max_keys": 700, "options": CPU}
     interrupted(monkeypatch, run, data, tmp_path / "store", **options)
     with (tmp_path / "store" / KEYS_FILE).open("r+b") as file:
         file.truncate(1000)
-    with pytest.raises(ValueError, match=r"keys.bin: cut short; building.json promises \d+ keys"):
+    with pytest.raises(ValueError, match=r"keys.bin: shorter than the \d+ keys in building.json"):
         build(run, data, tmp_path / "store", **options)
 
 
-def test_a_recurrent_model_carries_its_state_also_over_a_killed_build(data, tmp_path, monkeypatch):
+def test_a_killed_build_continues_the_state_of_a_recurrent_model(data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(
             loaded_models, "config_of", lambda *a, **k: with_decoder(config_of(*a, **k), "lstm")
@@ -177,28 +174,28 @@ def test_a_recurrent_model_carries_its_state_also_over_a_killed_build(data, tmp_
     np.testing.assert_allclose(one.keys, parts.keys, atol=1e-5)
 
 
-def test_a_full_disk_loses_nothing(run, data, tmp_path, monkeypatch):
+def test_continues_after_a_full_disk(run, data, tmp_path, monkeypatch):
     monkeypatch.setattr(building, "_SAVE_SECONDS", 0)
 
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, "tell", lambda done, total: full() if done else None)
+        patch.setattr(building, "report_progress", lambda done, total: full() if done else None)
         with pytest.raises(OSError, match="run the same command again: it continues"):
             build(run, data, tmp_path / "store", max_keys=300, options=CPU)
     build(run, data, tmp_path / "store", max_keys=300, options=CPU)
     assert len(Store.open(tmp_path / "store", run.weights_hash)) == 300
 
 
-def test_refuses_stores_that_are_not_whole_or_not_for_this_model(run, data, store, tmp_path):
+def test_rejects_damaged_stores_and_other_models(run, data, store, tmp_path):
     with pytest.raises(ValueError, match="other weights"):
         Store.open(store, "0" * 64)
-    with pytest.raises(FileExistsError, match="a finished store"):
+    with pytest.raises(FileExistsError, match="already a finished store"):
         build(run, data, store, options=CPU)
     with pytest.raises(ValueError, match="not a store"):
         open_memories([str(tmp_path)], run, "cpu")
-    with pytest.raises(ValueError, match=r"k=9999: .* has \d+ keys"):
+    with pytest.raises(ValueError, match=r"k=9999: .* has only \d+ keys"):
         open_memories([f"{store},k=9999"], run, "cpu")
     copy = copied(store, tmp_path)
     values = (copy / VALUES_FILE).read_bytes()
@@ -206,7 +203,7 @@ def test_refuses_stores_that_are_not_whole_or_not_for_this_model(run, data, stor
     with pytest.raises(ValueError, match="cut short or damaged; build the store again"):
         open_memories([str(copy)], run, "cpu")
     (copy / VALUES_FILE).write_bytes(values[:-4] + b"\1\0\0\0")
-    with pytest.raises(ValueError, match=r"values.bin: missing or damaged: .* memory.json"):
+    with pytest.raises(ValueError, match=r"values.bin: missing or damaged .*memory.json"):
         open_memories([str(copy)], run, "cpu")
     (copy / "memory.json").write_text(json.dumps({"format": 1}))
     with pytest.raises(ValueError, match=r"memory.json: damaged or of another release"):
@@ -214,36 +211,36 @@ def test_refuses_stores_that_are_not_whole_or_not_for_this_model(run, data, stor
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("cache:x", "window='x'"),
         ("cache:0", "window=0: must be"),
-        ("cache:10,window=20", "two windows; give one"),
+        ("cache:10,window=20", "the window is given twice"),
         ("cache,weight=1", "weight=1"),
         ("cache,weight", "'weight': write key=value, e.g. weight=0.2"),
         ("cache,wieght=0.1", "wieght"),
         ("cache,temperature=1e-40", "temperature=1e-40: must be"),
     ],
 )
-def test_refuses_settings_by_name(run, spec, said):
-    with pytest.raises(ValueError, match=f"--memory {spec}: .*{said}"):
+def test_rejects_bad_settings(run, spec, message):
+    with pytest.raises(ValueError, match=f"--memory {spec}: .*{message}"):
         open_memories([spec], run, "cpu")
-    with pytest.raises(ValueError, match="--memory '': name a memory"):
+    with pytest.raises(ValueError, match="--memory '': use cache:2000"):
         open_memories([""], run, "cpu")
 
 
-def test_the_lowest_temperature_gives_finite_numbers(run, data, store):
+def test_low_temperatures_give_finite_numbers(run, data, store):
     memory = [f"{store},temperature=1e-4", "cache,temperature=1e-4"]
     options = ScoringOptions(memory=memory, device="cpu")
     assert np.isfinite(evaluate(run, data=data, split="valid", options=options).scores.nll).all()
 
 
-def test_an_index_names_candidates_that_are_compared_exactly(run, data, tmp_path):
+def test_an_index_finds_candidates_with_exact_cosines(run, data, tmp_path):
     pytest.importorskip("faiss")
-    said = []
-    build(run, data, tmp_path / "store", index=True, options=CPU, say=said.append)
+    messages = []
+    build(run, data, tmp_path / "store", index=True, options=CPU, say=messages.append)
     found = Store.open(tmp_path / "store", run.weights_hash)
-    assert said == [f"recall of the index: {found.facts.recall:.1%} of the 1,024 nearest keys"]
+    assert messages == [f"recall of the index: {found.facts.recall:.1%} of the 1,024 nearest keys"]
     assert found.facts.recall > 0.5
     queries = torch.randn(20, found.plan.dim, generator=torch.Generator().manual_seed(0))
     by_index, rows = Neighbours(found, NeighbourSettings(k=10), "cpu").search(queries)

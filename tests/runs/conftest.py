@@ -22,5 +22,5 @@ def trained(word_data, tmp_path_factory):
 
 @pytest.fixture
 def copy(trained, tmp_path):
-    """Of this run, to spoil."""
+    """A copy of this run that a test can damage."""
     return RunFolder(shutil.copytree(trained, tmp_path / "copy"))

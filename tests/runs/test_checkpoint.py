@@ -1,5 +1,3 @@
-"""A checkpoint gives back what was saved, or names what is wrong with it."""
-
 import json
 import os
 import stat
@@ -17,7 +15,7 @@ def newest(copy):
     return copy.choose("newest")
 
 
-def test_what_is_read_is_what_was_saved(newest, tmp_path):
+def test_save_and_read(newest, tmp_path):
     contents = newest.read()
     again = save(tmp_path / "again", contents).read()
     assert again.weights.keys() == contents.weights.keys() and len(again.optimizer) > 0
@@ -28,7 +26,7 @@ def test_what_is_read_is_what_was_saved(newest, tmp_path):
     assert again.vocabulary.counts.tolist() == contents.vocabulary.counts.tolist()
 
 
-def test_the_umask_decides_who_can_read_weights(newest, tmp_path, mask=0o027):
+def test_files_respect_the_umask(newest, tmp_path, mask=0o027):
     before = os.umask(mask)
     try:
         saved = save(tmp_path / "again", newest.read())
@@ -37,7 +35,7 @@ def test_the_umask_decides_who_can_read_weights(newest, tmp_path, mask=0o027):
     assert {stat.S_IMODE(p.stat().st_mode) for p in saved.path.iterdir()} == {0o666 & ~mask}
 
 
-def test_codes_and_a_splitting_that_is_not_the_plain_one_are_kept(newest, bpe_data, tmp_path):
+def test_saves_codes_and_splitting(newest, bpe_data, tmp_path):
     splitting = Splitting(lowercase=True)
     assert newest.splitting() == PLAIN and not (newest.path / "splitting.json").exists()
     saved = save(tmp_path, replace(newest.read(), splitting=splitting, codes=bpe_data.codes))
@@ -52,20 +50,20 @@ NAMES = ("weights.safetensors", "optimizer.safetensors", "state.json", "config.j
 
 
 @pytest.mark.parametrize("name", [*NAMES, "vocabulary.txt"])
-@pytest.mark.parametrize("change", ["a bit", "cut", "gone"])
-def test_every_change_of_a_file_is_noticed_and_named(newest, name, change):
+@pytest.mark.parametrize("change", ["flip", "truncate", "remove"])
+def test_rejects_damaged_files(newest, name, change):
     path = newest.path / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    if change == "gone":
+    if change == "remove":
         path.unlink()
     else:
-        path.write_bytes(content[:-1] if change == "cut" else content)
+        path.write_bytes(content[:-1] if change == "truncate" else content)
     with pytest.raises(ValueError, match=f"{name}: (damaged|missing)"):
         newest.read()
 
 
-def test_a_file_that_no_checksum_covers_makes_a_checkpoint_not_whole(newest):
+def test_rejects_files_without_a_checksum(newest):
     path = newest.path / "checksums.json"
     sums = json.loads(path.read_text())
     del sums["vocabulary.txt"]
@@ -74,7 +72,7 @@ def test_a_file_that_no_checksum_covers_makes_a_checkpoint_not_whole(newest):
         Checkpoint(newest.path).verify()
 
 
-def test_the_optimizer_may_be_left_unread(newest):
+def test_can_skip_the_optimizer_state(newest):
     (newest.path / "optimizer.safetensors").unlink()
     newest.verify(optimizer=False)
     with pytest.raises(ValueError, match="optimizer.safetensors: missing"):
@@ -90,14 +88,14 @@ def test_the_optimizer_may_be_left_unread(newest):
         ('{"update": 2, "place": {}}', "of another release: kind=None"),
     ],
 )
-def test_a_state_that_is_none_is_refused_with_file_and_field(newest, content, message):
+def test_rejects_bad_states(newest, content, message):
     (newest.path / "state.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match="state.json: ") as error:
         newest.state()
     assert message in str(error.value)
 
 
-def test_a_failed_save_leaves_nothing_behind(newest, tmp_path, monkeypatch):
+def test_a_failed_save_leaves_no_files(newest, tmp_path, monkeypatch):
     def fail(self, path):
         raise OSError(28, "No space left on device")
 

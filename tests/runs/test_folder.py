@@ -1,5 +1,3 @@
-"""A run folder knows its checkpoints and writes what identifies the run."""
-
 import shutil
 
 import pytest
@@ -9,19 +7,19 @@ from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import append_line, locate, parse_choice, read_lines, trim
 
 
-def test_checkpoints_come_newest_first_and_others_are_not_seen(copy):
+def test_lists_complete_checkpoints_newest_first(copy):
     for name in (".update-00000009", "update-9", "update-00000009x", ".damaged-update-00000008"):
         (copy.checkpoints_path / name).mkdir()
     assert [checkpoint.update for checkpoint in copy.checkpoints()] == [6, 4, 2]
 
 
-def test_the_best_is_the_one_with_the_lowest_validation_loss(copy):
+def test_best_has_the_lowest_validation_loss(copy):
     losses = {c.update: c.state().valid.nats_per_word for c in copy.checkpoints()}
     assert copy.choose("best").update == min(losses, key=losses.get)
     assert (copy.choose("newest").update, copy.choose(4).update) == (6, 4)
 
 
-def test_a_damaged_checkpoint_is_not_the_best(copy):
+def test_best_ignores_damaged_checkpoints(copy):
     first = copy.best()
     path = first.path / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
@@ -31,20 +29,20 @@ def test_a_damaged_checkpoint_is_not_the_best(copy):
     assert copy.best().update not in (first.update, second.update)
 
 
-def test_a_path_means_a_run_or_one_checkpoint(copy):
+def test_locates_runs_and_checkpoints(copy):
     run, checkpoint = locate(copy.path, None)
     assert (run.path, checkpoint.update) == (copy.path, 6)
     run, checkpoint = locate(copy.choose(2).path, None)
     assert (run.path, checkpoint.update) == (copy.path, 2)
 
 
-def test_a_choice_is_a_word_or_a_number():
+def test_parses_checkpoint_choices():
     assert [parse_choice(text) for text in (None, "best", "0012")] == [None, "best", 12]
     with pytest.raises(ValueError, match="choose newest, best or a number"):
         parse_choice("-1")
 
 
-def test_a_run_says_what_it_was_made_with(copy, word_data):
+def test_records_versions_and_resumptions(copy, word_data):
     versions = copy.versions()
     assert versions.text == word_data.split("train").sha256
     assert versions.vocabulary == word_data.vocabulary.hash
@@ -56,26 +54,24 @@ def test_a_run_says_what_it_was_made_with(copy, word_data):
 
 
 @pytest.mark.parametrize("name", ["config.json", "versions.json"])
-def test_a_damaged_file_is_refused_by_name(copy, name):
+def test_rejects_damaged_records(copy, name):
     (copy.path / name).write_bytes(b"{")
     with pytest.raises(ValueError, match=f"{name}: damaged or of another release"):
         copy.config() if name == "config.json" else copy.versions()
 
 
-def test_a_checkpoint_under_another_name_is_refused(copy):
+def test_rejects_a_renamed_checkpoint(copy):
     moved = copy.checkpoints_path / "update-00000099"
     copy.choose(6).path.rename(moved)
-    with pytest.raises(ValueError, match="was saved after update 6, as its state.json says"):
+    with pytest.raises(ValueError, match="state.json says it was saved after update 6"):
         Checkpoint(moved).read()
 
 
-def test_a_checkpoint_that_was_copied_out_of_its_run_stands_alone(copy, tmp_path):
+def test_locates_a_checkpoint_outside_a_run(copy, tmp_path):
     alone = shutil.copytree(copy.choose(6).path, tmp_path / "mine")
     run, checkpoint = locate(alone, None)
     assert run.path == checkpoint.path == alone and run.log() == []
 
-
-# --- The log. ---
 
 LINES = [report(1, 1.0, 5.0), report(2, 2.0, 4.5), validation(2, 2.0, 80.0), report(3, 3.0, 4.0)]
 
@@ -87,20 +83,20 @@ def path(tmp_path):
     return tmp_path / "log.jsonl"
 
 
-def test_lines_come_back_as_they_were(path):
+def test_reads_log_lines(path):
     assert read_lines(path) == LINES
     assert read_lines(path.with_name("absent")) == []
 
 
-def test_what_came_after_an_update_is_dropped(path):
+def test_trims_the_log(path):
     with path.open("ab") as file:
-        file.write(b'{"kind"')  # a line that was cut short
+        file.write(b'{"kind"')  # incomplete
     assert read_lines(path) == LINES
     trim(path, 2)
     assert read_lines(path) == LINES[:3]
 
 
-def test_a_damaged_line_is_named_by_its_number(path):
+def test_rejects_damaged_log_lines(path):
     content = path.read_bytes().split(b"\n")
     content[1] = b'{"kind": "Report"}'
     path.write_bytes(b"\n".join(content))

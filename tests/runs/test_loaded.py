@@ -15,11 +15,11 @@ from zipflm.training.trainer import train
 
 @pytest.fixture
 def copy(imported_run, tmp_path):
-    """A run to spoil."""
+    """A copy that a test can damage."""
     return shutil.copytree(imported_run, tmp_path / "copy")
 
 
-def test_a_run_holds_everything_needed_to_score_text(imported_run):
+def test_loads_an_imported_run(imported_run):
     loaded = load_run(imported_run)
     model = loaded.model
     assert loaded.config.name == "fairseq/transformer_lm_wiki103"
@@ -32,14 +32,11 @@ def test_a_run_holds_everything_needed_to_score_text(imported_run):
 @pytest.mark.parametrize(
     ("preset", "options"),
     [
-        (
-            "tiny/ADP-T",
-            ["output.tail_dropout=0.1,0.2", "output.head_projection=true"],
-        ),
+        ("tiny/ADP-T", ["output.tail_dropout=0.1,0.2", "output.head_projection=true"]),
         ("tiny/CNN", ["input.markers=true", "decoder.norm_position=after"]),
     ],
 )
-def test_options_of_a_model_come_back_from_its_run(preset, options, word_data, tmp_path):
+def test_loads_all_model_options(preset, options, word_data, tmp_path):
     updates = ["training.max_updates=1", "training.schedule.warmup_updates=1"]
     config = config_of(word_data, *options, *updates, preset=preset, base=[])
     assert config != config_of(word_data, *updates, preset=preset, base=[])
@@ -49,70 +46,61 @@ def test_options_of_a_model_come_back_from_its_run(preset, options, word_data, t
     assert config.num_params() == sum(p.numel() for p in loaded.model.parameters())
 
 
-def test_the_newest_complete_checkpoint_is_taken_or_the_one_named(copy):
+def test_chooses_a_checkpoint(copy):
     old = copy / "checkpoints" / "update-00000060"
     shutil.copytree(old, copy / "checkpoints" / "update-00000200")
     shutil.copytree(old, copy / "checkpoints" / ".update-00000300.17")
     assert load_run(copy).checkpoint.name == "update-00000200"
     assert load_run(copy, 60).checkpoint.name == load_run(old).checkpoint.name == old.name
     assert load_run(old).folder.path == load_run(copy).folder.path == copy
-    with pytest.raises(ValueError, match="--checkpoint 70: .* has those of the updates 200, 60"):
+    with pytest.raises(ValueError, match="--checkpoint 70: .* has 200, 60"):
         load_run(copy, 70)
     with pytest.raises(ValueError, match="no checkpoint of .* was scored on a valid set"):
         load_run(copy, "best")
-    with pytest.raises(ValueError, match="is one checkpoint already"):
+    with pytest.raises(ValueError, match="is already a checkpoint"):
         load_run(old, "newest")
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "vocabulary.txt"])
-def test_a_damaged_or_missing_file_is_named(copy, name):
-    path = copy / "checkpoints" / "update-00000060" / name
+def test_rejects_damaged_or_missing_weights(copy):
+    path = copy / "checkpoints" / "update-00000060" / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=f"{name}: damaged"):
+    with pytest.raises(ValueError, match="weights.safetensors: damaged"):
         load_run(copy)
-    if name == "weights.safetensors":
-        certify(path)
-        with pytest.raises(ValueError, match=f"{name}: cut short or damaged"):
-            load_run(copy)
+    update_checksum(path)
+    with pytest.raises(ValueError, match="weights.safetensors: cut short or damaged"):
+        load_run(copy)
     path.unlink()
-    with pytest.raises(ValueError, match=f"{name}: missing"):
+    with pytest.raises(ValueError, match="weights.safetensors: missing"):
         load_run(copy)
 
 
-def test_checksums_that_say_too_little_are_refused(copy):
-    path = copy / "checkpoints" / "update-00000060" / "checksums.json"
-    path.write_text("{}")
-    with pytest.raises(ValueError, match="checksums.json: "):
-        load_run(copy)
-
-
-def certify(path):
-    """Make a changed file pass for the one that was saved."""
+def update_checksum(path):
     sums = json.loads((path.parent / "checksums.json").read_text())
     sums[path.name] = file_hash(path)
     (path.parent / "checksums.json").write_text(json.dumps(sums))
 
 
-def test_weights_of_another_model_are_refused(copy):
+def test_rejects_weights_of_another_model(copy):
     folder = copy / "checkpoints" / "update-00000060"
     weights = load_file(folder / "weights.safetensors")
     weights["decoder.layers.0.ffn_in.bias"] = torch.zeros(3)
     save_file(weights, folder / "weights.safetensors")
-    certify(folder / "weights.safetensors")
-    with pytest.raises(ValueError, match="weights do not fit the config: .*ffn_in.bias"):
+    update_checksum(folder / "weights.safetensors")
+    with pytest.raises(ValueError, match="weights do not fit the config: .*ffn_in.bias") as error:
         load_run(copy)
+    assert "\n" not in str(error.value)
 
 
-def test_a_vocabulary_of_another_size_is_refused(copy):
+def test_rejects_a_vocabulary_of_another_size(copy):
     folder = copy / "checkpoints" / "update-00000060"
     lines = (folder / "vocabulary.txt").read_text().splitlines()[:-1]
     (folder / "vocabulary.txt").write_text("\n".join(lines) + "\n")
-    certify(folder / "vocabulary.txt")
-    with pytest.raises(ValueError, match="495 words, its config vocab_size=496"):
+    update_checksum(folder / "vocabulary.txt")
+    with pytest.raises(ValueError, match="495 words, but the config has vocab_size=496"):
         load_run(copy)
 
 
-def test_what_is_no_run_is_refused(tmp_path):
+def test_rejects_folders_that_are_not_runs(tmp_path):
     with pytest.raises(ValueError, match="no run with a checkpoint"):
         load_run(tmp_path)
     with pytest.raises(ValueError, match="no run with a checkpoint"):

@@ -1,5 +1,3 @@
-"""The commit is that of this project's own checkout, or none."""
-
 import shutil
 import subprocess
 from pathlib import Path
@@ -33,7 +31,7 @@ def test_a_checkout_has_a_commit(project):
 
 
 @pytest.mark.parametrize("place", ["venv/lib/site-packages/zipflm", "src/zipflm/copy/src/zipflm"])
-def test_an_installed_package_has_none_in_whatever_repository_it_lies(project, place):
+def test_an_installed_package_has_no_commit(project, place):
     installed = project / place
     installed.mkdir(parents=True)
     (installed / "__init__.py").touch()
@@ -43,18 +41,18 @@ def test_an_installed_package_has_none_in_whatever_repository_it_lies(project, p
     assert commit(installed / "__init__.py") is None
 
 
-def test_a_file_that_is_not_tracked_has_none(project):
+def test_an_untracked_file_has_no_commit(project):
     git(project, "rm", "-q", "--cached", "src/zipflm/__init__.py")
     git(project, "commit", "-q", "-m", "y")
     assert commit(project / "src" / "zipflm" / "__init__.py") is None
 
 
-def test_without_git_there_is_none(project, monkeypatch):
+def test_no_commit_without_git(project, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert commit(project / "src" / "zipflm" / "__init__.py") is None
 
 
-def test_provenance_names_packages_vocabulary_and_text(word_data):
+def test_provenance_lists_packages_vocabulary_and_text(word_data):
     found = provenance(word_data)
     assert found.packages["zipflm"] == zipflm.__version__
     assert (found.text, found.vocabulary) == (

@@ -1,5 +1,3 @@
-"""Sums and what they mean, states and versions as a run keeps them."""
-
 import json
 import math
 from dataclasses import replace
@@ -23,8 +21,7 @@ from zipflm.settings import as_json, load_object, parse
 
 
 @pytest.mark.parametrize("sums", [Sums(0.0, 0, 0), Sums(3.0, 2, 0)])
-def test_without_words_there_is_no_perplexity(sums):
-    """Neither 1, which would be perfect, nor an error."""
+def test_perplexity_without_words_is_nan(sums):
     assert math.isnan(sums.nats_per_word) and math.isnan(sums.perplexity)
     assert math.isnan(sums.nats_per_token) == (sums.tokens == 0)
 
@@ -33,13 +30,13 @@ def through_json(record, hint):
     return parse(hint, load_object(as_json(record, hint)), "")
 
 
-def test_a_line_whose_numbers_are_not_finite_has_none_of_them():
+def test_non_finite_numbers_are_stored_as_null():
     line = replace(report(5, 1.0, math.inf), nats_per_word=math.nan, grad_norm=math.nan)
     read = through_json(line, LogLine)
     assert (read.loss, read.nats_per_word, read.perplexity, read.grad_norm) == (None,) * 4
 
 
-def test_states_survive_json_and_are_told_apart():
+def test_states_survive_json():
     state = TrainingState(
         update=7,
         place=Place(2, 5, 9),
@@ -60,7 +57,7 @@ def test_states_survive_json_and_are_told_apart():
         assert json.loads(as_json(one, SavedState))["kind"] == type(one).__name__
 
 
-def test_the_latest_is_the_last_resumption_or_the_start():
+def test_latest_version_is_the_last_resumption():
     facts = {"python": "3", "packages": {"torch": "2"}, "commit": None, "vocabulary": "v"}
     facts["splitting"] = Splitting("words", lowercase=True)
     started = Versions(**facts, text="first", data="a")

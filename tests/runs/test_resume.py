@@ -1,5 +1,3 @@
-"""What may be continued in a run folder: the same model, on the same text unless told otherwise."""
-
 import shutil
 
 import pytest
@@ -28,7 +26,7 @@ def same_words(word_data, tmp_path_factory):
     return prepare(root / "words", texts, options)
 
 
-def test_another_training_text_of_the_same_vocabulary_is_refused(copy, word_data, same_words):
+def test_rejects_another_training_text(copy, word_data, same_words):
     config = config_of(word_data)
     check(copy, config, word_data, resume=True)
     with pytest.raises(ValueError) as error:
@@ -38,7 +36,7 @@ def test_another_training_text_of_the_same_vocabulary_is_refused(copy, word_data
     assert "--other-text" in str(error.value)
 
 
-def test_going_on_with_another_text_on_purpose_is_recorded(word_data, same_words, tmp_path):
+def test_records_another_training_text(word_data, same_words, tmp_path):
     out = tmp_path / "run"
     train_run(word_data, out, SHORT)
     with pytest.raises(ValueError, match="--other-text"):
@@ -47,13 +45,13 @@ def test_going_on_with_another_text_on_purpose_is_recorded(word_data, same_words
     versions = RunFolder(out).versions()
     assert versions.text == word_data.split("train").sha256
     assert [resumed.text for resumed in versions.resumed] == [same_words.split("train").sha256]
-    # From now on that is the run's text.
+    # From now on this is the text of the run.
     train_run(same_words, out, "training.max_updates=4", resume=True)
     with pytest.raises(ValueError, match="was trained on the text"):
         train_run(word_data, out, "training.max_updates=5", resume=True)
 
 
-def test_another_vocabulary_is_refused_with_both_hashes(copy, word_data, other_data):
+def test_rejects_another_vocabulary(copy, word_data, other_data):
     with pytest.raises(ValueError, match="was trained with the vocabulary") as error:
         check(copy, config_of(word_data), other_data, resume=True, other_text=True)
     for data in (word_data, other_data):
@@ -63,24 +61,24 @@ def test_another_vocabulary_is_refused_with_both_hashes(copy, word_data, other_d
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("decoder.num_layers=2", "decoder.num_layers=1, not the 2 asked for"),
-        ("output.tail_dropout=0.5", "output.tail_dropout=0.1, not the 0.5 asked for"),
-        ("training.optimizer=AdamW", "optimizer=Nesterov, not the AdamW asked for"),
-        ("name=mine", "name=tiny/ADP-T, not the mine asked for"),
-        ("training.seed=7", "seed=1, not the 7 asked for"),
+        ("decoder.num_layers=2", "decoder.num_layers=1, not the 2 requested"),
+        ("output.tail_dropout=0.5", "output.tail_dropout=0.1, not the 0.5 requested"),
+        ("training.optimizer=AdamW", "optimizer=Nesterov, not the AdamW requested"),
+        ("name=mine", "name=tiny/ADP-T, not the mine requested"),
+        ("training.seed=7", "seed=1, not the 7 requested"),
     ],
 )
-def test_the_model_and_the_optimizer_of_a_run_cannot_change(copy, word_data, override, message):
+def test_rejects_another_model_or_optimizer(copy, word_data, override, message):
     with pytest.raises(ValueError, match=f"holds a run of tiny/ADP-T with {message}"):
         check(copy, config_of(word_data, override), word_data, resume=True)
 
 
-def test_its_length_batches_and_precision_may(copy, word_data):
+def test_length_batches_and_precision_can_change(copy, word_data):
     others = ["training.max_updates=99", "batches.tokens=128", "training.dtype=bfloat16"]
     check(copy, config_of(word_data, *others), word_data, resume=True)
 
 
-def test_a_run_is_not_overwritten_but_where_it_never_began(copy, word_data):
+def test_does_not_overwrite_a_run_that_has_started(copy, word_data):
     config = config_of(word_data)
     with pytest.raises(
         ValueError, match="already holds a run of tiny/ADP-T.*update-00000006.*--res"
@@ -93,23 +91,23 @@ def test_a_run_is_not_overwritten_but_where_it_never_began(copy, word_data):
     check(copy, config, word_data, resume=False)
 
 
-def test_a_folder_that_moved_is_the_same_text(copy, word_data, tmp_path):
+def test_accepts_a_moved_data_folder(copy, word_data, tmp_path):
     moved = DataFolder.open(shutil.copytree(word_data.path, tmp_path / "moved"))
     check(copy, config_of(word_data), moved, resume=True)
 
 
-def test_a_model_from_elsewhere_cannot_be_resumed(imported_run, word_data):
-    with pytest.raises(ValueError, match="was trained elsewhere and cannot be resumed"):
+def test_rejects_imported_models(imported_run, word_data):
+    with pytest.raises(ValueError, match="an imported model cannot be resumed"):
         check(RunFolder(imported_run), config_of(word_data), word_data, resume=True)
 
 
-def test_checkpoints_without_a_config_are_refused(copy, word_data):
+def test_rejects_checkpoints_without_a_config(copy, word_data):
     (copy.path / "config.json").unlink()
     with pytest.raises(ValueError, match="has checkpoints but no config.json"):
         check(copy, config_of(word_data), word_data, resume=True)
 
 
-def test_text_that_was_split_otherwise_is_refused_even_on_purpose(copy, word_data, tmp_path):
+def test_rejects_another_splitting(copy, word_data, tmp_path):
     texts = {"train": [tmp_path / "train.txt"]}
     texts["train"][0].write_text("ba ba\n")
     options = Options(vocabulary=word_data.vocabulary, splitting=Splitting("words", lowercase=True))
@@ -118,7 +116,7 @@ def test_text_that_was_split_otherwise_is_refused_even_on_purpose(copy, word_dat
         check(copy, config_of(word_data), other, resume=True, other_text=True)
 
 
-def test_a_run_and_its_checkpoints_know_how_text_was_split(tmp_path):
+def test_runs_and_checkpoints_store_the_splitting(tmp_path):
     splitting = Splitting("words", lowercase=True)
     data = make_folder(tmp_path, "words", splitting=splitting)
     train_run(data, tmp_path / "run", SHORT)

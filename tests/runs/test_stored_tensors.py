@@ -1,5 +1,3 @@
-"""Tensors in one file or in shards read alike."""
-
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -11,11 +9,11 @@ from zipflm.runs.sharded import StoredTensors
 TENSORS = {
     "table": torch.arange(20.0).view(5, 4),
     "step": torch.tensor(3.0),
-    "clusters": torch.empty(0, 4),  # of a softmax without tails
+    "clusters": torch.empty(0, 4),  # a softmax without tails
 }
 
 
-def test_reads_whole_tensors_in_memory_of_their_own(tmp_path):
+def test_reads_tensors_into_new_memory(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file(TENSORS, path)
     stored = StoredTensors([path])
@@ -25,7 +23,7 @@ def test_reads_whole_tensors_in_memory_of_their_own(tmp_path):
     assert all(torch.equal(read[name], TENSORS[name]) for name in TENSORS)
 
 
-def test_shards_hold_what_one_file_holds(trained, copy):
+def test_shards_equal_a_single_file(trained, copy):
     whole, sharded = RunFolder(trained).choose("newest"), in_shards(copy.choose("newest"))
     assert sharded.is_sharded and not whole.is_sharded
     ours, theirs = sharded.read(), whole.read()
@@ -34,7 +32,7 @@ def test_shards_hold_what_one_file_holds(trained, copy):
         assert all(torch.equal(mine[name], other[name]) for name in other)
 
 
-def test_files_that_are_not_named_are_not_read(tmp_path):
+def test_reads_only_the_given_files(tmp_path):
     save_file(TENSORS, tmp_path / "a.safetensors")
     (tmp_path / "b.safetensors").write_bytes(b"damaged")
     assert StoredTensors([tmp_path / "a.safetensors"]).read().keys() == TENSORS.keys()

@@ -8,7 +8,7 @@ import pytest
 from loaded_models import loaded
 from serving.services import Running
 
-from zipflm.evaluation.scoring import DocumentScores
+from zipflm.evaluation.documents import DocumentScores
 from zipflm.language.engine import Engine
 from zipflm.serving.models import served
 

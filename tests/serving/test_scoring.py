@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from zipflm.evaluation.scoring import Document
+from zipflm.evaluation.documents import Document
 
 TEXTS = ["ba be", "bila boro bu ban", "ka\nke ki", "ba " * 40]
 

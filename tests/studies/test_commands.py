@@ -125,7 +125,7 @@ def test_dry_run_shows_sizes_and_times(data, tmp_path, monkeypatch):
     )
     plans = plans_for(data, factorizations=("SM", "ADP-T"), seeds=2, overrides=SHORT)
     for plan, line in zip(plans, output.splitlines()[1:], strict=False):
-        operations = throughput.work(plan.config, plan.data.vocabulary.counts)
+        operations = throughput.flops_left(plan.config, plan.data.vocabulary.counts)
         name = plan.label if plan.seed == 1 else f"{plan.label} seed {plan.seed}"
         params = f"{plan.config.num_params():,}"
         assert line.split() == [

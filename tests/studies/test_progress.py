@@ -9,10 +9,10 @@ from rich.console import Console
 from studies.example_study import study as example_study
 from studies.study_runs import FakeTrainer, plans_for
 
-from zipflm.evaluation.scoring import named, tell
+from zipflm.evaluation.progress import progress_label, report_progress
 from zipflm.studies.progress import Display, print_table
 from zipflm.studies.tables import number
-from zipflm.training.throughput import in_words
+from zipflm.training.throughput import format_duration
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_time_left_follows_from_finished_members(plans):
     display.enter(plans[0], "done")
     members = list(display.members.values())
     expected = 2.0 * sum(member.work for member in members[1:]) / members[0].work
-    assert display.left() == in_words(expected)
+    assert display.left() == format_duration(expected)
     for member in members[1:]:
         member.stage = "failed"
     assert display.left() is None
@@ -56,12 +56,12 @@ def test_terminal_shows_scoring_progress(plans):
     display.console = Console(file=stream, force_terminal=True, width=100)
     with display.shown():
         display.enter(plans[0], "scoring")
-        with named("scoring valid"):
-            tell(30, 40)
+        with progress_label("scoring valid"):
+            report_progress(30, 40)
             assert "SM: scoring valid 75%" in display.line(display.members[plans[0].run.path])
-            tell(10, 40)
-        with named("scoring test"):
-            tell(1, 100)
+            report_progress(10, 40)
+        with progress_label("scoring test"):
+            report_progress(1, 100)
             assert "SM: scoring test 1%" in display.line(display.members[plans[0].run.path])
         display.enter(plans[0], "done")
     assert "[1/8] SM: done, update 200/200" in stream.getvalue()

@@ -1,9 +1,7 @@
-"""`zipflm` with a fault in one of several processes, for tests that start it in processes of their
-own.
+"""`zipflm` with a fault in one of several processes.
 
-`place` is `train`, in the third update, `read`, before it, `score`, of the first member, or `save`.
-`fault` is `error` (of the input), `bug` (of the program), `kill` (the process is gone), `hang` or
-`slow` (for some seconds).
+`place` is `train` (third update), `read` (before it), `score` (first member) or `save`. `fault` is
+`error` (bad input), `bug`, `kill`, `hang` or `slow` (a few seconds).
 """
 
 import os
@@ -13,17 +11,16 @@ import time
 from itertools import count
 from pkgutil import resolve_name
 
-SLOW = 4.0
-"""Seconds."""
+SLOW = 4.0  # seconds
 
 
 def run(rank, place, fault, *arguments):
-    """The command line of `zipflm` with these arguments, under the environment of torchrun."""
+    """Run `zipflm` with these arguments in the environment of torchrun."""
     import zipflm.cli
     from zipflm.studies import report
     from zipflm.training import distributed
 
-    # For the sake of time: shorter patience, and no figures, which take longer than the rest.
+    # Save time: shorter timeouts, and no figures.
     distributed._PATIENCE, distributed._SLOW_FOLDER = 1.5, 1.0
     report.save_figures = lambda *_: []
     if os.environ["RANK"] == rank:
@@ -33,7 +30,7 @@ def run(rank, place, fault, *arguments):
 
 
 def run_each(arguments):
-    """The same without a fault, each process with its own arguments."""
+    """The same without a fault, with separate arguments for each process."""
     run("none", "", "", *arguments[int(os.environ["RANK"])])
 
 
@@ -43,20 +40,20 @@ _PLACES = {
     "score": ("zipflm.evaluation.scoring", "start_scoring", 0),
     "save": ("zipflm.runs.sharded.ShardWriter", "finish", 0),
 }
-"""What is replaced, and in which of its calls it fails."""
+"""Owner, function, and the call that fails."""
 
 
 def _break(place, fault):
     where, name, fails_in = _PLACES[place]
     owner, calls = resolve_name(where), count()
-    true = getattr(owner, name)
+    original = getattr(owner, name)
 
     def faulty(*arguments, **options):
         if next(calls) == fails_in:
             _fail(fault)
-        return true(*arguments, **options)
+        return original(*arguments, **options)
 
-    faulty.__code__ = faulty.__code__.replace(co_name=f"faulty_{name}")  # as tracebacks show it
+    faulty.__code__ = faulty.__code__.replace(co_name=f"faulty_{name}")  # for tracebacks
     setattr(owner, name, faulty)
 
 

@@ -1,5 +1,3 @@
-"""Truncated back-propagation with a state that is carried from update to update."""
-
 import shutil
 
 import pytest
@@ -30,8 +28,8 @@ def base_of(name, *others):
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_a_run_resumes_bit_for_bit(word_data, tmp_path, name):
-    """The second checkpoint lies in the middle of an epoch; the block changes later on."""
+def test_resumes_bit_for_bit(word_data, tmp_path, name):
+    """With a checkpoint in the middle of an epoch, and a change of block length after it."""
     others = "training.max_updates=12", "training.checkpoint_every=5", "training.stages=0.8:2"
     base = base_of(name, *others)
     run(word_data, tmp_path / "whole", base=base, keep=0)
@@ -44,8 +42,8 @@ def test_a_run_resumes_bit_for_bit(word_data, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_updates_continue_where_those_before_ended(word_data, name):
-    """With learning rate 0 the losses of an epoch are those of one long pass over each stretch."""
+def test_updates_continue_the_state(word_data, name):
+    """With learning rate 0 the losses equal those of one long pass over each row."""
     base = base_of(name, *NO_DROPOUT, "training.tokens_per_update=16")
     config = config_of(word_data, base=base)
     model = untrained_model(config, word_data.vocabulary)
@@ -61,8 +59,7 @@ def test_updates_continue_where_those_before_ended(word_data, name):
     torch.testing.assert_close(torch.tensor(sums), whole, rtol=1e-4, atol=0)
 
 
-def test_a_run_with_other_updates_starts_them_with_the_first_rows(word_data, tmp_path, monkeypatch):
-    """And with a state of zero: what it had was that of other rows."""
+def test_a_change_of_tokens_per_update_resets_rows_and_state(word_data, tmp_path, monkeypatch):
     base = base_of("lstm", "training.checkpoint_every=0")
     run(word_data, tmp_path, "training.max_updates=3", base=base)
     config = config_of(word_data, "training.tokens_per_update=64", base=base)
@@ -71,11 +68,11 @@ def test_a_run_with_other_updates_starts_them_with_the_first_rows(word_data, tmp
     firsts = [batch.words for batch in list(plan.epoch(0))[::4]]
     seen, update = [], step.update
 
-    def watched(learner, batches, stop=False):
+    def record(learner, batches, stop=False):
         seen.append((batches[0].words, learner.carried.states[0][0].clone()))
         return update(learner, batches, stop)
 
-    monkeypatch.setattr(step, "update", watched)
+    monkeypatch.setattr(step, "update", record)
     others = "training.max_updates=4", "training.tokens_per_update=64"
     run(word_data, tmp_path, *others, base=base, resume=True)
     words, state = seen[0]
@@ -96,7 +93,7 @@ def test_two_processes_make_the_same_updates(word_data, tmp_path):
     assert_close(weights(tmp_path / "together"), weights(tmp_path / "alone"), rtol=1e-4, atol=1e-5)
 
 
-def test_a_bad_update_does_not_spoil_the_state(word_data):
+def test_a_bad_update_leaves_a_finite_state(word_data):
     config = config_of(word_data, base=base_of("qrnn"))
     model = untrained_model(config, word_data.vocabulary)
     carried = build_learner(config, model, Process(0, 1, torch.device("cpu"))).carried

@@ -1,5 +1,3 @@
-"""Every run is compiled, however many a process trains; what is not compiled is known."""
-
 import multiprocessing
 
 import pytest
@@ -20,7 +18,7 @@ CPU = Process(0, 1, torch.device("cpu"))
 
 
 class CountingBackend:
-    """Runs graphs as they are and counts: graphs that were compiled, and calls of them."""
+    """Runs graphs uncompiled and counts graphs and calls."""
 
     def __init__(self):
         self.num_graphs = self.num_calls = 0
@@ -43,7 +41,7 @@ def backend(monkeypatch):
 
 
 class Squares(torch.nn.Module):
-    """A module that is compiled in an instant."""
+    """A module that compiles fast."""
 
     def __init__(self, width=3):
         super().__init__()
@@ -58,7 +56,7 @@ def batch_of(rows, block):
     return Batch(words, words, torch.ones_like(words, dtype=torch.bool))
 
 
-def test_ten_models_of_two_block_lengths_are_all_compiled(backend):
+def test_compiles_ten_models_with_two_block_lengths(backend):
     for number in range(10):
         module = Squares(width=2 + number)
         state = Compilation([module], one_shape=True)
@@ -71,15 +69,15 @@ def test_ten_models_of_two_block_lengths_are_all_compiled(backend):
     assert backend.num_graphs == 20
 
 
-def test_a_whole_run_compiles_once_for_each_block_length(word_data, tmp_path, backend):
-    """Some 18 batches an epoch, the last of them shorter; validation is not compiled."""
+def test_a_run_compiles_once_per_block_length(word_data, tmp_path, backend):
+    """Even though the last batch of an epoch is shorter. Validation is not compiled."""
     more = ["training.stages=0.5:8", "training.validate_every=5", "training.max_updates=20"]
     assert run(word_data, tmp_path / "run", "training.compile=true", *more)
     assert backend.num_graphs == 2
     assert backend.num_calls == 20 * 2
 
 
-def test_nothing_is_compiled_without_gradients(backend):
+def test_does_not_compile_without_gradients(backend):
     module = Squares()
     state = Compilation([module], one_shape=True)
     with torch.no_grad():
@@ -93,7 +91,7 @@ def test_nothing_is_compiled_without_gradients(backend):
 
 
 @pytest.mark.parametrize("one_shape", [True, False])
-def test_a_compiler_that_is_switched_off_is_noticed(word_data, backend, one_shape):
+def test_detects_a_disabled_compiler(word_data, backend, one_shape):
     mode = [] if one_shape else ["batches.break_mode=complete"]
     config = config_of(word_data, "training.compile=true", *mode)
     learner = build_learner(config, untrained_model(config, word_data.vocabulary), CPU)
@@ -105,11 +103,10 @@ def test_a_compiler_that_is_switched_off_is_noticed(word_data, backend, one_shap
     assert learner.compilation.num_uncompiled == 3
 
 
-def test_beyond_torchs_limit_a_run_goes_on_and_counts(backend):
-    """Shapes for which there is a version stay compiled."""
+def test_beyond_the_recompile_limit_new_versions_run_uncompiled(backend):
     module, limit = Squares(), 2
     state = Compilation([module], one_shape=False)
-    # Three types of input need a version each, whatever their shape.
+    # Each dtype needs its own version.
     kinds = [torch.float64, torch.float32, torch.bfloat16]
     for kind in kinds:
         module.to(kind)
@@ -124,7 +121,7 @@ def test_beyond_torchs_limit_a_run_goes_on_and_counts(backend):
     assert (backend.num_calls, state.num_uncompiled) == (7, 3)
 
 
-def test_a_forward_that_would_be_compiled_in_parts_is_an_error(backend):
+def test_rejects_graph_breaks(backend):
     class Broken(Squares):
         def forward(self, hidden):
             torch._dynamo.graph_break()
@@ -136,7 +133,7 @@ def test_a_forward_that_would_be_compiled_in_parts_is_an_error(backend):
         module(torch.randn(4, 3))
 
 
-def test_compiled_updates_equal_plain_ones(word_data, monkeypatch):
+def test_compiled_updates_equal_uncompiled_ones(word_data, monkeypatch):
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
     results = []
     for compile in ("false", "true"):
@@ -148,9 +145,8 @@ def test_compiled_updates_equal_plain_ones(word_data, monkeypatch):
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=0)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch itself, on the way in
-def test_sparse_gradients_leave_the_layers_compiled(word_data, monkeypatch):
-    """The usual compiler cannot return a sparse tensor: the scorer as a whole is not compiled."""
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised by torch
+def test_with_sparse_gradients_only_the_layers_are_compiled(word_data, monkeypatch):
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
     results = []
     for compile in ("false", "true"):
@@ -164,9 +160,6 @@ def test_sparse_gradients_leave_the_layers_compiled(word_data, monkeypatch):
     assert "forward" not in vars(learner.scorer)
     assert "forward" in vars(learner.model.decoder.layers[0])
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=0)
-
-
-# --- Two processes. ---
 
 
 def _train_together(rank, folder, config: Config, parallel, answers):
@@ -186,7 +179,7 @@ def _train_together(rank, folder, config: Config, parallel, answers):
             before = backend.num_calls
             step.update(learner, [batch_of(2, block)])
             calls.append(backend.num_calls - before)
-        with torch.no_grad():  # as validation does, with shapes that training does not have
+        with torch.no_grad():  # as in validation, with other shapes
             for length in range(1, 13):
                 batch = batch_of(3, length)
                 learner.scorer(batch.words, batch.targets, batch.scored)
@@ -197,8 +190,7 @@ def _train_together(rank, folder, config: Config, parallel, answers):
 @pytest.mark.multi_process
 @pytest.mark.parametrize(("parallel", "calls"), [("ddp", 1), ("fsdp", 3), ("tables", 3)])
 def test_validation_leaves_training_compiled_in_two_processes(word_data, tmp_path, parallel, calls):
-    """With FSDP and with sharded tables it is the layers that are compiled, and all three share a
-    version for each length."""
+    """FSDP and sharded tables compile the layers; all three share a version per length."""
     config = config_of(word_data, "decoder.num_layers=3", "training.compile=true")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["zipflm.training.trainer", "torch._dynamo"])

@@ -1,4 +1,4 @@
-"""Several processes, watched over as torchrun does it: they start, fail and stop together."""
+"""Several processes start, fail and stop together."""
 
 import json
 import signal
@@ -31,11 +31,11 @@ def compare(data, out, *settings):
 
 
 def run(place, rank, where, fault, arguments):
-    """What became of two processes, of which this one may fail."""
+    """Run two processes with a fault in the process `rank`."""
     return run_together(place, 2, failing_run.run, rank, where, fault, *arguments)
 
 
-def complaints(ended):
+def errors(ended):
     lines = [line for each in ended for line in each.stderr.splitlines()]
     return [line for line in lines if line.startswith("zipflm: ")]
 
@@ -44,7 +44,7 @@ def statuses(ended):
     return [each.status for each in ended]
 
 
-def test_one_process_needs_no_group():
+def test_single_process():
     with started("cpu") as process:
         assert process == Process(0, 1, torch.device("cpu"))
         assert process.add_up(torch.tensor(3)) == 3
@@ -59,18 +59,15 @@ def test_one_process_needs_no_group():
         (KeyError(), "KeyError"),
     ],
 )
-def test_an_error_is_described_on_one_line(error, text):
+def test_describes_errors_on_one_line(error, text):
     assert described(error).startswith(text) and "\n" not in described(error)
-
-
-# --- A failure in one process ends all, with one line that names it. ---
 
 
 @multi_process
 @pytest.mark.parametrize(
-    ("where", "fault", "status", "said"),
+    ("where", "fault", "status", "message"),
     [
-        ("train", "kill", 1, "process 1 has ended without a message"),
+        ("train", "kill", 1, "process 1 ended without a message"),
         pytest.param(
             *("train", "error", 2, "process 1: a fault in process 1"), marks=pytest.mark.slow
         ),
@@ -82,30 +79,30 @@ def test_an_error_is_described_on_one_line(error, text):
     ],
 )
 def test_a_failing_process_ends_all_and_the_run_can_be_resumed(
-    word_data, tmp_path, where, fault, status, said
+    word_data, tmp_path, where, fault, status, message
 ):
     arguments = train(word_data.path, tmp_path / "run", "--stall-seconds=3", *SHORT)
-    begun = time.monotonic()
+    start = time.monotonic()
     ended = run(tmp_path / "first", "1", where, fault, arguments)
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - start < 60
     assert ended[0].status == status and ended[1].status, ended
-    (complaint,) = complaints(ended)
-    assert complaint.startswith(f"zipflm: {said}")
+    (error,) = errors(ended)
+    assert error.startswith(f"zipflm: {message}")
     assert ("Traceback" in ended[1].stderr) == (fault == "bug")
     assert "Traceback" not in ended[0].stderr
     again = run(tmp_path / "again", "none", where, fault, arguments)
     assert statuses(again) == [0, 0], again
-    # A process that was killed may not have finished the checkpoint of update 2.
+    # A killed process can leave the checkpoint of update 2 unfinished.
     assert fault == "kill" or "resuming after update 2" in again[0].stdout
 
 
 @multi_process
 @pytest.mark.slow
-def test_a_study_ends_if_a_process_fails_and_the_same_command_continues(word_data, tmp_path):
+def test_a_study_ends_if_a_process_fails_and_can_be_continued(word_data, tmp_path):
     arguments = compare(word_data.path, tmp_path / "study")
     ended = run(tmp_path / "first", "1", "train", "error", arguments)
-    assert all(statuses(ended)) and complaints(ended) == ["zipflm: process 1: a fault in process 1"]
-    assert "[2/2]" not in ended[0].stdout  # nothing is carried over to the next member
+    assert all(statuses(ended)) and errors(ended) == ["zipflm: process 1: a fault in process 1"]
+    assert "[2/2]" not in ended[0].stdout  # it does not continue with the next member
     again = run(tmp_path / "again", "none", "train", "error", arguments)
     assert statuses(again) == [0, 0], again
     rows = json.loads((tmp_path / "study" / "table.json").read_text())["rows"]
@@ -114,7 +111,7 @@ def test_a_study_ends_if_a_process_fails_and_the_same_command_continues(word_dat
 
 @multi_process
 @pytest.mark.slow
-def test_a_failure_in_scoring_is_the_members_and_the_study_continues(word_data, tmp_path):
+def test_a_study_continues_after_a_failure_in_scoring(word_data, tmp_path):
     arguments = compare(word_data.path, tmp_path / "study")
     ended = run(tmp_path / "first", "0", "score", "error", arguments)
     assert statuses(ended) == [1, 1]
@@ -125,24 +122,23 @@ def test_a_failure_in_scoring_is_the_members_and_the_study_continues(word_data, 
 
 @multi_process
 @pytest.mark.slow
-def test_a_run_that_diverges_is_the_same_problem_in_all_processes(word_data, tmp_path):
-    """Weights of 1e18 squared have no finite loss; the study continues with the next member."""
+def test_divergence_is_the_same_error_in_all_processes(word_data, tmp_path):
     hot = [f"training.{n}=1e18" for n in ("schedule.max_lr", "optimizer.weight_decay")]
     hot += ["training.schedule.warmup_from=1e18", "training.max_bad_updates=1"]
     arguments = compare(word_data.path, tmp_path / "study", *hot)
     ended = run(tmp_path / "first", "none", "train", "", arguments)
     assert statuses(ended) == [1, 1]
     assert "[1/2] ADP: failed" in ended[0].stdout and "[2/2] ADP-T: failed" in ended[0].stdout
-    (said,) = complaints(ended)
-    assert "ADP: training.max_bad_updates=1" in said and "bad-batch-*.safetensors" in said
+    (error,) = errors(ended)
+    assert "ADP: training.max_bad_updates=1" in error and "bad-batch-*.safetensors" in error
 
 
 @multi_process
 def test_sigterm_to_one_process_saves_and_stops_all(word_data, tmp_path):
-    """torchrun passes on what it gets itself, so all of them get another one while they save."""
+    """torchrun forwards the signal, so all processes get another one while they save."""
     out = tmp_path / "run"
     command = train(word_data.path, out, *ENDLESS)
-    with together(tmp_path / "said", 2, failing_run.run, "0", "save", "slow", *command) as running:
+    with together(tmp_path / "out", 2, failing_run.run, "0", "save", "slow", *command) as running:
         running.wait_for(lambda: "update 3/" in running.stdout())
         running.signal(1, signal.SIGTERM)
         time.sleep(0.7)
@@ -152,9 +148,6 @@ def test_sigterm_to_one_process_saves_and_stops_all(word_data, tmp_path):
     assert statuses(ended) == [130, 130], ended
     assert "stopped after update" in ended[0].stdout
     assert len(RunFolder(out).checkpoints()) == 1
-
-
-# --- The start: processes that see different things, or that never come, are refused. ---
 
 
 def other_text(data, folder):
@@ -170,38 +163,39 @@ def other_text(data, folder):
     "differs",
     ["settings", *(pytest.param(each, marks=pytest.mark.slow) for each in ("text", "data", "out"))],
 )
-def test_processes_that_see_different_things_are_refused(word_data, tmp_path, differs):
+def test_rejects_processes_with_different_inputs(word_data, tmp_path, differs):
     outs = [tmp_path / "a"] * 2
-    paths, settings, said = [word_data.path] * 2, [[], []], ""
+    paths, settings = [word_data.path] * 2, [[], []]
     if differs == "settings":
-        settings, said = [[], ["training.max_updates=7"]], "training.max_updates is "
+        settings, message = [[], ["training.max_updates=7"]], "training.max_updates is "
     elif differs == "text":
-        paths, said = [word_data.path, other_text(word_data, tmp_path)], "the train text is "
+        paths, message = [word_data.path, other_text(word_data, tmp_path)], "the train text is "
     elif differs == "data":
-        paths, said = [word_data.path, tmp_path / "nowhere"], f"process 1: {tmp_path / 'nowhere'}"
+        paths[1] = tmp_path / "nowhere"
+        message = f"process 1: {paths[1]}"
     else:
-        outs, said = [tmp_path / "a", tmp_path / "b"], f"process 1: {tmp_path / 'b'} does not have"
+        outs[1] = tmp_path / "b"
+        message = f"process 1: {outs[1]}: files of process 0"
     commands = [
         train(path, out, *SHORT, *own) for path, out, own in zip(paths, outs, settings, strict=True)
     ]
-    ended = run_together(tmp_path / "said", 2, failing_run.run_each, commands)
+    ended = run_together(tmp_path / "output", 2, failing_run.run_each, commands)
     assert statuses(ended) == [2, 2], ended
-    (complaint,) = complaints(ended)
-    assert complaint.startswith(f"zipflm: {said}")
+    (error,) = errors(ended)
+    assert error.startswith(f"zipflm: {message}")
     assert not any(out.exists() for out in outs)
 
 
 @multi_process
-def test_a_process_that_never_starts_is_named(word_data, tmp_path, monkeypatch):
+def test_reports_a_process_that_does_not_start(word_data, tmp_path, monkeypatch):
     monkeypatch.setattr("started_together.forked", only_first(monkeypatch))
     command = train(word_data.path, tmp_path / "run", "--stall-seconds=2", *SHORT)
-    (ended,) = run_together(tmp_path / "said", 1, failing_run.run, "none", "", "", *command)
+    (ended,) = run_together(tmp_path / "output", 1, failing_run.run, "none", "", "", *command)
     assert ended.status == 2
     assert ended.stderr == "zipflm: process 1 did not start within 2 s\n"
 
 
 def only_first(monkeypatch):
-    """The first of two processes, of which the other is never started."""
     from started_together import forked
 
     def start(target, place, *arguments):
@@ -212,7 +206,7 @@ def only_first(monkeypatch):
 
 @multi_process
 @pytest.mark.slow
-def test_torchrun_trains_and_the_first_process_alone_speaks(word_data, tmp_path):
+def test_trains_under_torchrun(word_data, tmp_path):
     out = tmp_path / "run"
     done = call(train_command(word_data, out, "training.max_updates=2", processes=2))
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Sharded first, filled afterwards: the same first weights however many share them."""
+"""Initialisation after sharding gives the same weights for any number of processes."""
 
 import os
 import re
@@ -22,12 +22,12 @@ MODELS = {
     "untied": {"preset": "tiny/ADP"},
     "characters": {"preset": "tiny/CNN", "base": [*CNN, "input.max_bytes=8"]},
 }
-# Sizes that no number of processes divides.
+# Sizes that are not divisible by the number of processes.
 ODD = ["decoder.ffn_dim=19", "training.tokens_per_update=384"]
 
 
 def learner_of(path, process, model="tied", overrides=()):
-    torch.set_num_threads(1)  # for the processes that call this
+    torch.set_num_threads(1)  # called in child processes
     data = DataFolder.open(path)
     config = config_of(data, *ODD, *overrides, **MODELS[model])
     empty = empty_model(config, data.vocabulary)
@@ -52,9 +52,7 @@ def _save_first_weights(path, out, parallel):
 @pytest.mark.slow
 @pytest.mark.multi_process
 @pytest.mark.parametrize(("parallel", "processes"), [("fsdp", 3), ("ddp", 3)])
-def test_first_weights_are_those_of_one_process_bit_for_bit(
-    word_data, tmp_path, parallel, processes
-):
+def test_initial_weights_equal_those_of_one_process(word_data, tmp_path, parallel, processes):
     assert (
         in_processes(processes, _save_first_weights, word_data.path, tmp_path, parallel)
         == [0] * processes
@@ -65,13 +63,13 @@ def test_first_weights_are_those_of_one_process_bit_for_bit(
         assert_same(load_file(tmp_path / f"{name}.safetensors"), expected)
 
 
-def test_one_process_fills_what_was_not_there_and_keeps_what_was(word_data):
+def test_fills_parameters_and_keeps_buffers(word_data):
     config = config_of(word_data, **MODELS["characters"])
     model = empty_model(config, word_data.vocabulary)
-    spelt = model.input.spellings_VC.clone()
+    spellings = model.input.spellings_VC.clone()
     parallel.allocate(model, torch.device("cpu"))
     parallel.fill(model, first_values(model, config.training.seed))
-    assert torch.equal(model.input.spellings_VC, spelt) and spelt.any()
+    assert torch.equal(model.input.spellings_VC, spellings) and spellings.any()
     assert_same(model.state_dict(), untrained_model(config, word_data.vocabulary).state_dict())
 
 
@@ -81,9 +79,9 @@ LARGE += ["input.dim=512", "output.dim=512", "training.parallel=fsdp"]
 
 
 def _peak_growth(path, out):
-    """By how much memory grew at most while a model was made, in MB."""
+    """Write the peak growth of memory while a model is built, in MB."""
     with distributed.started("cpu") as process:
-        learner_of(path, process, overrides=["training.parallel=fsdp"])  # loads what torch needs
+        learner_of(path, process, overrides=["training.parallel=fsdp"])  # imports of torch
         Path("/proc/self/clear_refs").write_text("5")
         before = _memory("VmRSS")
         learner = learner_of(path, process, overrides=LARGE)
@@ -99,7 +97,7 @@ def _memory(which):
 @pytest.mark.slow
 @pytest.mark.multi_process
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc")
-def test_no_process_ever_holds_more_than_its_shards_and_a_bit(word_data, tmp_path):
+def test_peak_memory_is_little_more_than_the_shards(word_data, tmp_path):
     assert in_processes(3, _peak_growth, word_data.path, tmp_path) == [0] * 3
     for rank in range(3):
         grown, whole = map(float, (tmp_path / str(rank)).read_text().split())
@@ -107,19 +105,19 @@ def test_no_process_ever_holds_more_than_its_shards_and_a_bit(word_data, tmp_pat
         assert grown < whole / 3 + 25, f"{grown:.0f} MB for a third of {whole:.0f} MB"
 
 
-def _see_types(path, out):
-    """What types the weights have for a layer in its forward, for the tables, and at rest."""
+def _check_types(path, out):
+    """Check the types of weights during the forward pass and after it."""
     with distributed.started("cpu") as process:
         overrides = ["training.parallel=fsdp", "training.dtype=bfloat16"]
         learner = learner_of(path, process, overrides=overrides)
         seen = []
 
-        def see(module, inputs):
+        def record(module, inputs):
             seen.append(next(module.parameters()).dtype)
 
         model = learner.model
         for module in (model.input, model.decoder.layers[0].ffn_in):
-            module.register_forward_pre_hook(see)
+            module.register_forward_pre_hook(record)
         words = torch.full((1, 16), 5)
         with autocast("bfloat16", "cpu"):
             nll = learner.scorer(words, words, torch.ones_like(words, dtype=torch.bool))
@@ -131,11 +129,11 @@ def _see_types(path, out):
 
 @pytest.mark.slow
 @pytest.mark.multi_process
-def test_bfloat16_travels_and_float32_stays(word_data, tmp_path):
-    assert in_processes(2, _see_types, word_data.path, tmp_path) == [0, 0]
+def test_fsdp_sends_bfloat16_and_keeps_float32(word_data, tmp_path):
+    assert in_processes(2, _check_types, word_data.path, tmp_path) == [0, 0]
 
 
-def test_gradients_that_are_accumulated_are_not_accumulated_in_bfloat16():
+def test_does_not_accumulate_gradients_in_bfloat16():
     for precision, accumulates, params, reduces in (
         ("float32", False, None, None),
         ("float16", False, None, None),

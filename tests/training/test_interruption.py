@@ -1,4 +1,4 @@
-"""Whatever moment a run is killed, stopped or cannot write: nothing that was saved is lost."""
+"""Runs that are killed, stopped or cannot write keep their checkpoints."""
 
 import random
 import resource
@@ -11,17 +11,19 @@ from training_runs import (
     assert_same,
     call,
     child,
+    disturb,
     environment,
     reports,
     run,
     train_command,
     validations,
+    wait_for,
     weights,
 )
 
-from zipflm.evaluation.scoring import tell
+from zipflm.evaluation.progress import report_progress
 from zipflm.runs.folder import RunFolder
-from zipflm.training import step, validation
+from zipflm.training import validation
 
 LONG = ["training.max_updates=100000", "training.checkpoint_every=20", "training.report_every=10"]
 
@@ -30,28 +32,21 @@ def start(arguments, log):
     return subprocess.Popen(arguments, env=environment(), stdout=log, stderr=subprocess.STDOUT)
 
 
-def wait_for(condition, process, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None and time.monotonic() < end, "it ended or hangs"
-        time.sleep(0.02)
-
-
 def names(out):
     return {checkpoint.name for checkpoint in RunFolder(out).checkpoints()}
 
 
 @pytest.mark.slow
-def test_killed_at_ten_moments_it_ends_with_the_same_weights(word_data, tmp_path):
-    """One run, killed ten times: before its first checkpoint, amid updates, amid saving."""
+def test_a_run_killed_ten_times_ends_with_the_same_weights(word_data, tmp_path):
+    """Killed before its first checkpoint, during updates and during saving."""
     length = ["training.max_updates=150", "training.checkpoint_every=3", "training.report_every=50"]
     run(word_data, tmp_path / "whole", *length)
     out, draw, reached = tmp_path / "killed", random.Random(7), set()
     for kill in range(10):
         process = child(word_data.path, out, length)
         process.start()
-        # The first two in their first moments, the others a moment after they saved anew: on a
-        # busy machine a fixed delay would come before the first update.
+        # Two early on, the others shortly after a new checkpoint: on a busy machine a fixed delay
+        # would end before the first update.
         while kill > 1 and process.is_alive() and names(out) <= reached:
             time.sleep(0.005)
         time.sleep(draw.uniform(0.0, 0.3))
@@ -60,34 +55,34 @@ def test_killed_at_ten_moments_it_ends_with_the_same_weights(word_data, tmp_path
         for checkpoint in RunFolder(out).checkpoints():
             checkpoint.verify()
             reached.add(checkpoint.name)
-    assert reached, "all ten came before the first checkpoint"
+    assert reached, "no checkpoint was reached"
     run(word_data, out, *length, resume=True)
     assert_same(weights(out), weights(tmp_path / "whole"))
     logged = [report.update for report in reports(out)]
     assert logged == sorted(set(logged)) and logged[-1] == 150
-    assert not list(out.rglob(".*")), "something is left of those that were killed"
+    assert not list(out.rglob(".*")), "temporary files are left"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
-def test_a_signal_saves_and_says_how_to_go_on(word_data, tmp_path, number):
+def test_a_signal_saves_and_explains_how_to_resume(word_data, tmp_path, number):
     out = tmp_path / "run"
     with (tmp_path / "log").open("w") as log:
         process = start(train_command(word_data, out, *LONG), log)
         wait_for(lambda: reports(out), process)
         process.send_signal(number)
         assert process.wait(30) == 130
-    said = (tmp_path / "log").read_text()
-    assert "--resume" in said.splitlines()[-1]
-    assert "Traceback" not in said
+    output = (tmp_path / "log").read_text()
+    assert "--resume" in output.splitlines()[-1]
+    assert "Traceback" not in output
     saved = RunFolder(out).choose("newest").read().state.update
     length = ["training.max_updates=" + str(saved + 2)]
     assert run(word_data, out, *length, resume=True)
 
 
 @pytest.mark.slow
-def test_one_signal_ends_a_run_that_has_nothing_new_to_save(word_data, tmp_path):
-    """An update of minutes, so that nothing but the signal can end the run in time."""
+def test_one_signal_ends_a_run_with_nothing_new_to_save(word_data, tmp_path):
+    """During an update that takes minutes."""
     out, log = tmp_path / "run", tmp_path / "log"
     run(word_data, out, "training.max_updates=4")
     endless = ["training.max_updates=100", "training.tokens_per_update=128000000"]
@@ -97,7 +92,7 @@ def test_one_signal_ends_a_run_that_has_nothing_new_to_save(word_data, tmp_path)
             wait_for(lambda: "resuming after update 4" in log.read_text(), process)
             time.sleep(0.5)
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == -signal.SIGINT  # which a shell calls 130
+            assert process.wait(20) == -signal.SIGINT  # 130 in a shell
         finally:
             process.kill()
     (checkpoint,) = RunFolder(out).checkpoints()
@@ -105,31 +100,20 @@ def test_one_signal_ends_a_run_that_has_nothing_new_to_save(word_data, tmp_path)
     assert checkpoint.update == 4
 
 
-def test_a_request_is_obeyed_after_the_update_in_which_it_came(word_data, tmp_path, monkeypatch):
-    plain, asked_in = step.update, 3
-
-    def update(learner, batches, stop=False):
-        nonlocal asked_in
-        asked_in -= 1
-        if asked_in == 0:
-            signal.raise_signal(signal.SIGINT)
-        return plain(learner, batches, stop)
-
-    monkeypatch.setattr(step, "update", update)
+def test_stops_after_the_current_update(word_data, tmp_path, monkeypatch):
+    disturb(monkeypatch, interrupt=3)
     assert not run(word_data, tmp_path / "run", "training.max_updates=50")
     assert names(tmp_path / "run") == {"update-00000003"}
 
 
-def test_a_request_ends_a_pass_over_the_valid_set(word_data, tmp_path, monkeypatch):
-    """The valid set of a long run takes minutes, for which nobody who wants to leave waits."""
-
-    def ask_amid_scoring(*_):
-        tell(1, None)
+def test_a_signal_cancels_validation(word_data, tmp_path, monkeypatch):
+    def interrupt_scoring(*_):
+        report_progress(1, None)
         signal.raise_signal(signal.SIGINT)
-        tell(1, None)
-        raise AssertionError("it went on")
+        report_progress(1, None)
+        raise AssertionError("validation continued")
 
-    monkeypatch.setattr(validation, "score_sums", ask_amid_scoring)
+    monkeypatch.setattr(validation, "score_sums", interrupt_scoring)
     short = ["training.max_updates=50", "training.validate_every=2"]
     assert not run(word_data, tmp_path / "run", *short)
     assert names(tmp_path / "run") == {"update-00000002"}
@@ -137,8 +121,8 @@ def test_a_request_ends_a_pass_over_the_valid_set(word_data, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_full_disk_keeps_the_last_good_checkpoint_and_says_so(word_data, tmp_path):
-    """A limit on the size of files stands in for the disk: the weights no longer fit."""
+def test_a_full_disk_keeps_the_last_good_checkpoint(word_data, tmp_path):
+    """A limit on the size of files simulates the full disk."""
     out = tmp_path / "run"
     run(word_data, out, "training.max_updates=4")
     good = weights(out)
@@ -150,7 +134,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint_and_says_so(word_data, tmp_p
     length = ["training.max_updates=8", "training.checkpoint_every=2"]
     done = call([*train_command(word_data, out, *length), "--resume"], preexec_fn=limit)
     assert done.returncode == 2
-    assert "could not save update 6" in done.stdout and "goes on" in done.stdout
+    assert "could not save update 6" in done.stdout and "training continues" in done.stdout
     assert "could not save update 8" in done.stderr
     assert str(out / "checkpoints" / "update-00000004") in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""What a run counts and tells: sums between two reports, lines for people, objects in the log."""
+"""Counters, log lines and the progress bar of a run."""
 
 import io
 import math
@@ -10,14 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from studies.study_runs import report, validation
-from training_runs import reports, run
+from training_runs import Killed, disturb, reports, run
 
 from zipflm.runs.folder import RunFolder
-from zipflm.training import step
 from zipflm.training.metrics import Log, Tally, as_text
 from zipflm.training.step import UpdateResult
-
-# --- Sums. ---
 
 
 def result(nll=10.0, tokens=4.0, words=2.0, norm=1.0, bad=0.0, stop=0.0):
@@ -28,11 +25,11 @@ BAD = result(nll=math.nan, norm=math.inf, bad=1.0)
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=4), max_size=6))
-def test_updates_that_were_skipped_are_counted_and_not_summed(groups):
+def test_skipped_updates_are_counted_but_not_summed(groups):
     """True is a good update; a report is made after every group."""
     tally, in_a_row, skipped = Tally(skipped=2), 0, 2
     for group in groups:
-        tally.see([result() if good else BAD for good in group])
+        tally.add([result() if good else BAD for good in group])
         for good in group:
             in_a_row = 0 if good else in_a_row + 1
             skipped += not good
@@ -44,17 +41,16 @@ def test_updates_that_were_skipped_are_counted_and_not_summed(groups):
         assert (tally.skipped_in_a_row, tally.skipped) == (in_a_row, skipped)
 
 
-def test_a_request_to_stop_is_kept_also_from_an_update_that_was_skipped():
+def test_keeps_a_request_to_stop():
     tally = Tally()
-    tally.see([result()])
+    tally.add([result()])
     assert not tally.stop
-    tally.see([BAD._replace(stop=1.0), result()])
+    tally.add([BAD._replace(stop=1.0), result()])
     tally.take()
     assert tally.stop
 
 
-def test_time_counts_neither_what_is_between_updates_nor_twice(monkeypatch):
-    """CPU time without compilation, which counts apart."""
+def test_counts_training_time_compilation_and_cpu_time(monkeypatch):
     learner, now = SimpleNamespace(num_versions=0), [100.0]
     for name in ("thread_time", "perf_counter"):
         monkeypatch.setattr(f"zipflm.training.metrics.time.{name}", lambda: now[0])
@@ -66,15 +62,13 @@ def test_time_counts_neither_what_is_between_updates_nor_twice(monkeypatch):
     tally.pause()
     uncounted.pause()
     now[0] += 50.0  # validating
-    tally.go_on()
+    tally.resume()
     now[0] += 1.0
     tally.pause()
     assert (tally.seconds, tally.compile_seconds, tally.cpu_seconds) == (83.0, 35.0, 8.0)
     assert uncounted.cpu_seconds is None
     assert tally.take().seconds == 33.0 and tally.take().seconds == 0.0
 
-
-# --- Lines. ---
 
 REPORT = replace(
     report(5, 9.0, 2.0, speed=1234.5, memory=2**31),
@@ -86,7 +80,7 @@ REPORT = replace(
 )
 
 
-def test_a_line_shows_what_a_report_holds():
+def test_formats_log_lines():
     line = as_text(REPORT, 10)
     for part in ("update 5/10", "epoch 1.50", "loss 2.0000 ", "perplexity 7.39", "lr 0.5"):
         assert part in line
@@ -108,8 +102,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_whole_lines_and_a_bar_that_says_what_is_done(tmp_path, monkeypatch):
-    """80 columns are fewer than a line has."""
+def test_a_terminal_shows_a_bar_and_whole_lines(tmp_path, monkeypatch):
+    """Lines are longer than the 80 columns of the terminal."""
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
     for name, value in {"COLUMNS": "80", "LINES": "25", "TERM": "xterm"}.items():
@@ -118,8 +112,8 @@ def test_a_terminal_shows_whole_lines_and_a_bar_that_says_what_is_done(tmp_path,
     log = Log(RunFolder(tmp_path), max_updates=30)
     log.begin(20)
     began = len(terminal.getvalue())
-    with log.doing("compiling", "only without a bar"):
-        log.say("meanwhile")
+    with log.status("compiling", "only without a bar"):
+        log.info("meanwhile")
     log.advance(22)
     log.report(line)
     log.close()
@@ -129,33 +123,33 @@ def test_a_terminal_shows_whole_lines_and_a_bar_that_says_what_is_done(tmp_path,
     assert "compiling ..." in shown and "only without" not in shown
 
 
-def test_what_is_said_is_what_the_log_holds(tmp_path, capsys):
+def test_prints_every_log_line(tmp_path, capsys):
     log = Log(RunFolder(tmp_path), max_updates=10)
     log.begin(0)
-    with log.doing("compiling", "this may take minutes"), log.doing("saving"):
+    with log.status("compiling", "this can take minutes"), log.status("saving"):
         log.report(REPORT)
     log.report(validation(5, 1.0, 80.0))
     assert RunFolder(tmp_path).log() == [REPORT, validation(5, 1.0, 80.0)]
     first, second, third = capsys.readouterr().out.splitlines()
-    assert first == "this may take minutes" and second == as_text(REPORT, 10)
+    assert first == "this can take minutes" and second == as_text(REPORT, 10)
     assert "valid loss" in third
 
 
-def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
+def test_a_full_disk_does_not_end_the_run(tmp_path, capsys):
     (tmp_path / "log.jsonl").symlink_to("/dev/full")
     Log(RunFolder(tmp_path), max_updates=10).report(validation(1, 1.0, 2.7))
-    said = capsys.readouterr().out
-    assert "No space left" in said and "valid loss 0.9933" in said
+    output = capsys.readouterr().out
+    assert "No space left" in output and "valid loss 0.9933" in output
 
 
 def test_a_silent_log_writes_nothing(tmp_path, capsys):
     log = Log(RunFolder(tmp_path), max_updates=10, is_silent=True)
     log.report(REPORT)
-    log.say("nothing")
+    log.info("nothing")
     assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
 
 
-def test_tensorboard_gets_every_number_of_a_line(tmp_path):
+def test_writes_tensorboard_events(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -167,8 +161,6 @@ def test_tensorboard_gets_every_number_of_a_line(tmp_path):
     assert {"train/perplexity", "valid/perplexity", "valid/nats_per_word"} <= {*names}
 
 
-# --- The log of a run that was interrupted is that of a run that was not. ---
-
 MEASURED = {"seconds", "cpu_seconds", "seconds_left", "tokens_per_second", "data_share", "memory"}
 LENGTH = [
     "training.max_updates=17",
@@ -179,7 +171,7 @@ LENGTH = [
 
 
 def lines(out):
-    """All that a log says, except what measures time or memory."""
+    """The log without measurements of time and memory."""
     return [
         (type(line).__name__, *((f.name, getattr(line, f.name)) for f in fields(line)
                                 if f.name not in MEASURED))
@@ -187,34 +179,10 @@ def lines(out):
     ]  # fmt: skip
 
 
-class Killed(BaseException):
-    """Not an error that anybody would handle."""
-
-
-def disturb(monkeypatch, *, bad=(), stop=None, kill=None):
-    """Updates, counted within the session, without a finite gradient, in which a signal arrives, or
-    before which the process dies."""
-    true_update, calls = step.update, iter(range(1, 10**6))
-
-    def disturbed(learner, batches, _=False):
-        number = next(calls)
-        if number == kill:
-            raise Killed
-        if number not in bad:
-            return true_update(learner, batches, number == stop)
-        weight = learner.model.decoder.layers[0].ffn_in.weight
-        hook = weight.register_hook(lambda grad: grad * float("nan"))
-        result = true_update(learner, batches, number == stop)
-        hook.remove()
-        return result
-
-    monkeypatch.setattr(step, "update", disturbed)
-
-
 @pytest.fixture(scope="module")
 def whole(word_data, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "run"
-    torch.set_num_threads(1)  # as in every test: another number rounds differently
+    torch.set_num_threads(1)  # rounds as in the tests
     run(word_data, out, *LENGTH)
     return out
 
@@ -225,9 +193,7 @@ def tokens_of_second_report(out):
 
 
 @pytest.mark.parametrize("stops", [(3,), (2, 1, 4), (13, 2)])
-def test_a_run_that_was_stopped_reports_what_a_whole_one_does(
-    word_data, tmp_path, monkeypatch, whole, stops
-):
+def test_a_stopped_run_has_the_same_log(word_data, tmp_path, monkeypatch, whole, stops):
     out = tmp_path / "run"
     for update in stops:
         with monkeypatch.context() as patch:
@@ -235,14 +201,12 @@ def test_a_run_that_was_stopped_reports_what_a_whole_one_does(
             assert not run(word_data, out, *LENGTH, resume=True)
     assert run(word_data, out, *LENGTH, resume=True)
     assert lines(out) == lines(whole)
-    # Its speed is that of all updates since the last report.
+    # The speed covers all updates since the last report.
     expected = tokens_of_second_report(whole)
     assert tokens_of_second_report(out) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_run_that_was_killed_reports_what_a_whole_one_does(
-    word_data, tmp_path, monkeypatch, whole
-):
+def test_a_killed_run_has_the_same_log(word_data, tmp_path, monkeypatch, whole):
     out = tmp_path / "run"
     for update in (9, 2, 6):
         with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -252,9 +216,8 @@ def test_a_run_that_was_killed_reports_what_a_whole_one_does(
     assert lines(out) == lines(whole)
 
 
-def test_skipped_updates_are_reported_alike(word_data, tmp_path, monkeypatch):
-    """An update without a finite gradient on either side of the interruption. It counts as an
-    attempt: it uses up its batches and its step of the schedule."""
+def test_a_stopped_run_reports_the_same_skipped_updates(word_data, tmp_path, monkeypatch):
+    """With a skipped update before and after the interruption."""
     with monkeypatch.context() as patch:
         disturb(patch, bad={6, 9})
         run(word_data, tmp_path / "whole", *LENGTH)

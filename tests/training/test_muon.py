@@ -13,7 +13,7 @@ OPTIONS = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "adjust_lr_fn": "ma
 
 def train(make, skip=(), place=lambda tensor: tensor):
     torch.manual_seed(0)
-    # Rows that two processes can share evenly, rows that they cannot, and a single one.
+    # Even and odd numbers of rows for two processes, and a single row.
     shapes = [(24, 16), (16, 16), (24, 16), (17, 40), (16, 16), (1, 8)]
     params = [torch.nn.Parameter(place(torch.randn(shape))) for shape in shapes]
     optimizer = make(params, **OPTIONS)
@@ -32,7 +32,7 @@ def train(make, skip=(), place=lambda tensor: tensor):
 
 
 @pytest.mark.parametrize("skip", [(), (0,), (1, 2)])
-def test_equals_torchs_muon_and_skips_what_it_is_told_to(skip):
+def test_equals_torch_and_skips_bad_updates(skip):
     for ours, theirs in zip(train(StackedMuon, skip), train(torch.optim.Muon, skip), strict=True):
         for mine, expected in zip(ours, theirs, strict=True):
             # The iteration runs in bfloat16, and stacked products round in another order.
@@ -50,7 +50,7 @@ def train_sharded(skip):
 
 
 @pytest.mark.multi_process
-def test_shards_of_matrices_are_updated_as_the_whole():
+def test_sharded_matrices_get_the_same_update():
     assert in_processes(2, train_sharded, (1, 2)) == [0, 0]
 
 

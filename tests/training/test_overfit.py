@@ -1,5 +1,3 @@
-"""Every factorization can learn 200 sentences by heart."""
-
 import pytest
 from training_runs import reports
 
@@ -18,12 +16,11 @@ OVERRIDES = [
     "batches.tokens=2048",
     "training.tokens_per_update=2048",
 ]
-LONGER = "training.max_updates=100"
-"""For those that share tables or have few parameters, and take longer to learn by heart."""
+LONGER = "training.max_updates=100"  # for models with few parameters
 EXTRA = {
     "BPE-T": [LONGER],
     **{name: ["output.tail_dropout=0"] for name in ("ASM", "ADP")},
-    # Its words are short: wider windows hold padding only, and cost as much.
+    # The words are short; wider windows would only contain padding.
     "CNN": [LONGER, "output.tail_dropout=0", "input.max_bytes=8"],
     "ADP-T": [LONGER, "output.tail_dropout=0"],
 }
@@ -31,7 +28,7 @@ EXTRA = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("factorization", FACTORIZATIONS)
-def test_a_tiny_model_overfits_200_sentences(factorization, word_data, bpe_data, tmp_path):
+def test_overfits_200_sentences(factorization, word_data, bpe_data, tmp_path):
     data = bpe_data if factorization.startswith("BPE") else word_data
     overrides = OVERRIDES + EXTRA.get(factorization, [])
     config = resolve(f"tiny/{factorization}", "modern", overrides, len(data.vocabulary))

@@ -1,4 +1,4 @@
-"""Two processes do what one does, through gloo on the CPU."""
+"""Several processes get the results of one."""
 
 import os
 from contextlib import redirect_stdout
@@ -29,13 +29,13 @@ from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 
-# Sums in another order: float32 rounding, amplified by some updates.
+# For float32 rounding in another order, amplified by several updates.
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
 
-# Without dropout, which draws differently in each process.
+# Without dropout, which differs between processes.
 SAME = ["decoder.dropout=0", "output.tail_dropout=0", "training.max_updates=6"]
-# AdamW divides by the gradient's size: the gradient of a key's bias is 0 but for rounding, and
-# would become a step of full length.
+# The gradient of the bias of a key is 0 except for rounding, and AdamW would turn it into a step of
+# full length.
 ADAMW = ["training.clip_norm=1", "training.optimizer.eps=1e-3"]
 CASES = {
     "ddp": [],
@@ -46,7 +46,7 @@ CASES = {
         *ADAMW,
     ],
     "fsdp": ["training.parallel=fsdp"],
-    # A softmax without tails has no classes for them: a weight without a number.
+    # A softmax without tails has an empty weight for its clusters.
     "fsdp, one band": ["training.parallel=fsdp", "input.cutoffs=", "output.cutoffs="],
     "fsdp, recompute": ["training.parallel=fsdp", "training.recompute=layer"],
     "fsdp, Muon": ["training.parallel=fsdp", "training.optimizer=Muon", *ADAMW],
@@ -56,7 +56,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_equal_one(word_data, tmp_path, case):
-    """One process accumulates four batches an update, two accumulate two each."""
+    """One process accumulates four batches per update, two accumulate two each."""
     overrides = [*SAME, "training.tokens_per_update=256", *CASES[case]]
     run(word_data, tmp_path / "one", *overrides)
     run_together(word_data, tmp_path / "two", *overrides)
@@ -66,8 +66,7 @@ def test_two_processes_equal_one(word_data, tmp_path, case):
     assert ours.nats_per_word == pytest.approx(theirs.nats_per_word, rel=1e-5)
 
 
-def test_bfloat16_sharded_is_as_good_as_bfloat16_alone(word_data, tmp_path):
-    """FSDP sends bfloat16, and one process computes with it: no worse by more than rounding."""
+def test_fsdp_in_bfloat16_is_as_good_as_one_process(word_data, tmp_path):
     overrides = [*SAME, "training.dtype=bfloat16", "training.tokens_per_update=256"]
     run(word_data, tmp_path / "one", *overrides)
     run_together(word_data, tmp_path / "two", *overrides, "training.parallel=fsdp")
@@ -77,8 +76,7 @@ def test_bfloat16_sharded_is_as_good_as_bfloat16_alone(word_data, tmp_path):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_run_goes_on_with_another_number_of_processes(word_data, tmp_path, parallel):
-    """The same batches make up the same updates, so the result is that of one process."""
+def test_the_number_of_processes_can_change(word_data, tmp_path, parallel):
     long, short = [*SAME, "training.max_updates=9"], [*SAME, "training.max_updates=3"]
     middle = [*SAME, "training.max_updates=6", f"training.parallel={parallel}"]
     run(word_data, tmp_path / "one", *long)
@@ -89,16 +87,15 @@ def test_a_run_goes_on_with_another_number_of_processes(word_data, tmp_path, par
 
 
 TABLES = "training.tables=sharded"
-# One process accumulates six batches an update.
+# One process accumulates six batches per update.
 SIX = ["decoder.dropout=0", "training.max_updates=6", "training.tokens_per_update=384"]
-# Words that are spelt have no table to look them up in.
-WIDE, SPELT, TAILS = "input.dim=16", "input.max_bytes=8", "output.tail_dropout=0"
+WIDE, CHARACTERS, TAILS = "input.dim=16", "input.max_bytes=8", "output.tail_dropout=0"
 ADAMW_ALONE = ["training.optimizer=AdamW", *ADAMW]
 SHARDED = {
     "ddp": ("tiny/ADP-T", [WIDE, TAILS]),
     "ddp, AdamW": ("tiny/ADP", [WIDE, TAILS, *ADAMW_ALONE]),
-    "ddp, spelt words": ("tiny/CNN", [SPELT, TAILS, *ADAMW_ALONE]),
-    # Whose batches have other sizes in each process.
+    "ddp, characters": ("tiny/CNN", [CHARACTERS, TAILS, *ADAMW_ALONE]),
+    # With batches of different sizes in each process.
     "ddp, sentences": ("tiny/SM-T", [WIDE, "batches.break_mode=sentence"]),
     "fsdp": ("tiny/ADP-T", [WIDE, TAILS, "training.parallel=fsdp"]),
     "fsdp, one table": ("tiny/SM", [WIDE, "training.parallel=fsdp"]),
@@ -106,7 +103,6 @@ SHARDED = {
 
 
 def run_sharded_cases(path, root, names, *overrides):
-    """Some of these runs, one after the other."""
     torch.set_num_threads(1)
     data = DataFolder.open(path)
     base = [line for line in SMALL if line != WIDE]
@@ -120,7 +116,7 @@ def run_sharded_cases(path, root, names, *overrides):
 @pytest.mark.parametrize(
     ("processes", "names"), [(2, ["ddp", "fsdp"]), (3, list(SHARDED))], ids=["two", "three"]
 )
-def test_sharded_tables_change_nothing(word_data, tmp_path, processes, names):
+def test_sharded_tables_give_the_same_results(word_data, tmp_path, processes, names):
     one, many = tmp_path / "one", tmp_path / "many"
     run_sharded_cases(word_data.path, one, names)
     codes = in_processes(processes, run_sharded_cases, word_data.path, many, names, TABLES)
@@ -134,7 +130,7 @@ def test_sharded_tables_change_nothing(word_data, tmp_path, processes, names):
         assert ours.nats_per_word == pytest.approx(theirs.nats_per_word, rel=1e-5)
 
 
-def test_tables_may_be_sharded_for_a_part_of_a_run(word_data, tmp_path):
+def test_tables_can_be_sharded_for_part_of_a_run(word_data, tmp_path):
     updates = "training.max_updates={}".format
     settings = [*SAME, "training.tokens_per_update=384"]
     run(word_data, tmp_path / "one", *settings, updates(9))
@@ -145,8 +141,8 @@ def test_tables_may_be_sharded_for_a_part_of_a_run(word_data, tmp_path):
     assert_close(weights(tmp_path / "mixed"), weights(tmp_path / "one"), **TOLERANCE)
 
 
-def hold_own_rows(path):
-    """Train for one update, and assert that nothing in it is larger than this process's rows."""
+def check_own_rows(path):
+    """Run one update and check that all tensors have at most the rows of this process."""
     data = DataFolder.open(path)
     config = config_of(
         data, TABLES, "training.optimizer=AdamW", "training.tokens_per_update=192", *SAME
@@ -174,5 +170,5 @@ def hold_own_rows(path):
             assert process.add_up(number).tolist() == [p.numel()] * len(tensors)
 
 
-def test_a_process_holds_its_own_rows_their_gradients_and_their_state_alone(word_data):
-    assert in_processes(3, hold_own_rows, word_data.path) == [0] * 3
+def test_a_process_holds_only_its_own_rows(word_data):
+    assert in_processes(3, check_own_rows, word_data.path) == [0] * 3

@@ -1,4 +1,4 @@
-"""Updates that are started as a whole: the same numbers, whatever changes between them."""
+"""Updates recorded as CUDA graphs give the same results."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def batches_on(device, data, config, block=None):
 
 
 def train(update, learner, batches, number=8):
-    """Two micro-batches an update, another learning rate each time."""
+    """Two micro-batches per update, and a different learning rate each time."""
     results = []
     for index in range(number):
         optimizers.set_rates(learner.optimizers, 0.5 ** (1 + index % 3))
@@ -42,7 +42,7 @@ def train(update, learner, batches, number=8):
     return results
 
 
-def test_nothing_is_recorded_on_a_cpu(word_data):
+def test_does_not_record_on_a_cpu(word_data):
     learner, config = learner_on("cpu", word_data, Nesterov())
     updates = Updates(learner, config)
     results = train(updates, learner, batches_on("cpu", word_data, config))
@@ -60,7 +60,7 @@ def test_nothing_is_recorded_on_a_cpu(word_data):
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-def test_a_recorded_update_gives_the_numbers_of_a_plain_one(word_data, optimizer, precision):
+def test_recorded_updates_equal_plain_ones(word_data, optimizer, precision):
     overrides = [f"training.dtype={precision}", "training.compile=true"]
     dropouts = ["decoder.dropout=0.1", "decoder.relu_dropout=0.1", "decoder.attention_dropout=0.1"]
     learner, config = learner_on("cuda", word_data, optimizer, *overrides, *dropouts)
@@ -80,8 +80,8 @@ def test_a_recorded_update_gives_the_numbers_of_a_plain_one(word_data, optimizer
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
 @pytest.mark.parametrize("mode", ["attention", "layer"])
-def test_what_is_computed_again_is_recorded_too(word_data, mode):
-    """Also the masks of dropout: with others, the numbers would differ at once."""
+def test_records_recomputation(word_data, mode):
+    """Including the dropout masks, or the results would differ."""
     dropouts = ["decoder.dropout=0.1", "decoder.relu_dropout=0.1", "decoder.attention_dropout=0.1"]
     overrides = ["training.dtype=bfloat16", "training.compile=true", *dropouts]
     results = []
@@ -97,7 +97,7 @@ def test_what_is_computed_again_is_recorded_too(word_data, mode):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
-def test_another_shape_is_rehearsed_and_recorded_anew(word_data):
+def test_records_again_for_another_shape(word_data):
     learner, config = learner_on("cuda", word_data, Nesterov(), "training.compile=true")
     batches = batches_on("cuda", word_data, config)
     updates = Updates(learner, config)

@@ -1,5 +1,3 @@
-"""Checkpoints: a run that diverges keeps one from before, and a resumed one loses nothing."""
-
 import shutil
 
 import pytest
@@ -16,48 +14,47 @@ EVERY = ["training.checkpoint_every=2", "training.report_every=1", "training.max
 NEVER_SCORED = ["training.validate_every=0"]
 
 
-def spoil(monkeypatch, update):
-    """Let the update of this number, counted from 1, be fine and leave weights that are not."""
+def break_weights(monkeypatch, update):
+    """Fill weights with NaN after this update, counted from 1."""
     true_update, calls = step.update, iter(range(1, 10**6))
 
-    def spoiling(learner, batches, stop=False):
+    def breaking(learner, batches, stop=False):
         result = true_update(learner, batches, stop)
         if next(calls) == update:
             with torch.no_grad():
                 next(learner.model.parameters()).fill_(float("nan"))
         return result
 
-    monkeypatch.setattr(step, "update", spoiling)
+    monkeypatch.setattr(step, "update", breaking)
 
 
 def updates(out):
     return [checkpoint.update for checkpoint in RunFolder(out).checkpoints()]
 
 
-def is_sound(out, update):
+def is_finite(out, update):
     weights = RunFolder(out).choose(update).read().weights
     return all(bool(value.isfinite().all()) for value in weights.values())
 
 
 @pytest.mark.parametrize("at", [4, 5], ids=["right before a save", "between two saves"])
-def test_a_run_that_diverges_has_a_checkpoint_from_before(word_data, tmp_path, monkeypatch, at):
+def test_a_diverging_run_keeps_a_good_checkpoint(word_data, tmp_path, monkeypatch, at):
     out = tmp_path / "run"
-    spoil(monkeypatch, at)
+    break_weights(monkeypatch, at)
     with pytest.raises(ValueError, match="training.max_bad_updates=6") as error:
         run(word_data, out, *EVERY, *NEVER_SCORED, "training.max_updates=30", keep=1)
-    # One that may be sound is not called spoilt.
-    assert ("update-00000004 may be spoilt already: remove it" in str(error.value)) == (at == 4)
+    assert ("update-00000004 may be bad as well: remove it" in str(error.value)) == (at == 4)
     saved = load_file(out / "bad-batch-0.safetensors")
     assert saved["0/words"].shape == (4, 16) and "1/scored" in saved
-    sound = [update for update in updates(out) if is_sound(out, update)]
-    assert sound, f"all of {updates(out)} are spoilt"
+    sound = [update for update in updates(out) if is_finite(out, update)]
+    assert sound, f"all of {updates(out)} are bad"
     assert max(sound) == (2 if at == 4 else 4)
-    # Nothing was saved while updates were being skipped.
+    # Nothing is saved while updates are skipped.
     assert max(updates(out)) == 4
 
 
 class SlowSaving:
-    """Saves at once, and does not say so before it is waited for, as a slow disk of one process."""
+    """Reports that it is done only after `wait`, like a slow disk."""
 
     is_done = False
 
@@ -71,8 +68,8 @@ class SlowSaving:
         pass
 
 
-def test_nor_by_a_process_that_did_not_know_yet_that_it_was_saved(word_data, tmp_path, monkeypatch):
-    """All processes say the same, or a study takes it for different failures."""
+def test_the_error_does_not_depend_on_the_speed_of_saving(word_data, tmp_path, monkeypatch):
+    """It must be the same in all processes."""
     true_init = checkpointing.Saver.__init__
 
     def slow(self, run, keep):
@@ -80,76 +77,72 @@ def test_nor_by_a_process_that_did_not_know_yet_that_it_was_saved(word_data, tmp
         self._background = SlowSaving()
 
     monkeypatch.setattr(checkpointing.Saver, "__init__", slow)
-    spoil(monkeypatch, 5)
+    break_weights(monkeypatch, 5)
     with pytest.raises(ValueError, match="training.max_bad_updates") as error:
         run(word_data, tmp_path / "run", *EVERY, *NEVER_SCORED, "training.max_updates=30")
-    assert "spoilt" not in str(error.value)
+    assert "may be bad" not in str(error.value)
 
 
-def test_a_signal_saves_even_while_updates_are_skipped(word_data, tmp_path, monkeypatch):
+def test_a_signal_saves_even_if_updates_are_skipped(word_data, tmp_path, monkeypatch):
     out, true_update = tmp_path / "run", step.update
-    spoil(monkeypatch, 4)
-    spoiling, calls = step.update, iter(range(1, 10**6))
+    break_weights(monkeypatch, 4)
+    breaking, calls = step.update, iter(range(1, 10**6))
     monkeypatch.setattr(
         step,
         "update",
-        lambda learner, batches, stop=False: spoiling(learner, batches, next(calls) == 7),
+        lambda learner, batches, stop=False: breaking(learner, batches, next(calls) == 7),
     )
     assert not run(word_data, out, *EVERY, *NEVER_SCORED, "training.max_updates=30", keep=1)
     assert max(updates(out)) > 6 and 2 in updates(out)
     state = RunFolder(out).choose("newest").state()
     assert state.skipped_in_a_row == state.skipped == state.update - 4
     monkeypatch.setattr(step, "update", true_update)
-    # The count goes on, as it would have in the run that was not interrupted.
+    # The resumed run continues to count.
     with pytest.raises(ValueError, match="training.max_bad_updates=6.*up to update 1[01];"):
         run(word_data, out, *EVERY, *NEVER_SCORED, "training.max_updates=30", keep=1, resume=True)
     assert 2 in updates(out)
 
 
-def test_old_checkpoints_go_once_an_update_has_proven_the_new_one(word_data, tmp_path, monkeypatch):
+def test_removes_old_checkpoints_after_a_good_update(word_data, tmp_path, monkeypatch):
     seen, true_update, out = [], step.update, tmp_path / "run"
 
-    def looking(learner, batches, stop=False):
+    def record(learner, batches, stop=False):
         seen.append(updates(out))
         return true_update(learner, batches, stop)
 
-    monkeypatch.setattr(step, "update", looking)
+    monkeypatch.setattr(step, "update", record)
     run(word_data, out, *EVERY, *NEVER_SCORED, "training.max_updates=7", keep=1)
-    # When update 5 begins, the checkpoint of update 4 is new; update 5 proves it.
+    # Update 5 proves the checkpoint of update 4.
     assert seen[2:] == [[2], [2], [4, 2], [4], [6, 4]]
 
 
-def test_a_validation_that_is_not_finite_proves_nothing(word_data, tmp_path, monkeypatch):
+def test_a_non_finite_validation_keeps_old_checkpoints(word_data, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    spoil(monkeypatch, 4)
+    break_weights(monkeypatch, 4)
     with pytest.raises(ValueError, match="training.max_bad_updates=6"):
         run(word_data, out, *EVERY, "training.validate_every=4", "training.max_updates=30", keep=1)
-    assert updates(out) == [4, 2] and is_sound(out, 2)
+    assert updates(out) == [4, 2] and is_finite(out, 2)
 
 
-def test_the_last_checkpoint_is_saved_whatever_the_last_update_was(
-    word_data, tmp_path, monkeypatch
-):
+def test_saves_the_last_checkpoint_even_if_updates_are_skipped(word_data, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    spoil(monkeypatch, 4)
+    break_weights(monkeypatch, 4)
     assert run(word_data, out, *EVERY, "training.max_updates=7", keep=1)
-    assert updates(out) == [7, 4, 2] and is_sound(out, 2)
+    assert updates(out) == [7, 4, 2] and is_finite(out, 2)
 
 
-def test_a_resumed_run_prunes_what_a_killed_one_left(word_data, tmp_path, monkeypatch):
+def test_a_resumed_run_removes_old_checkpoints(word_data, tmp_path, monkeypatch):
     out, length = tmp_path / "run", "training.max_updates=6"
     run(word_data, out, *EVERY, length, keep=0)
     assert updates(out) == [6, 4, 2]
     with pytest.raises(ValueError, match="max_bad_updates"):
-        spoil(monkeypatch, 1)
+        break_weights(monkeypatch, 1)
         run(word_data, out, *EVERY, "training.max_updates=30", keep=1, resume=True)
     assert updates(out) == [6]
 
 
 @pytest.mark.parametrize("unit", ["word", "bpe"])
-def test_checkpoints_are_whole_though_the_data_folder_lost_its_files(
-    word_data, bpe_data, tmp_path, unit
-):
+def test_checkpoints_do_not_need_the_data_folder(word_data, bpe_data, tmp_path, unit):
     source = word_data if unit == "word" else bpe_data
     shutil.copytree(source.path, tmp_path / "data")
     data = DataFolder.open(tmp_path / "data")

@@ -1,5 +1,3 @@
-"""Learning rates against the authors' code, and the shape of our own schedule."""
-
 import json
 from pathlib import Path
 
@@ -29,7 +27,7 @@ def test_cosine_cycles_equal_the_authors(name):
     schedule = schedule_of(golden)
     for update, expected in zip(golden["num_updates"], golden["lr_values"], strict=True):
         ours = learning_rate(schedule, update, golden["max_update"])
-        # Late in a cycle two numbers near 1 cancel; their rounding is all that remains.
+        # Late in a cycle two numbers near 1 cancel, and only rounding errors remain.
         assert ours == pytest.approx(expected, rel=1e-12, abs=2e-16), update
 
 
@@ -44,7 +42,7 @@ def test_sum_over_the_whole_run_equals_the_authors():
 @pytest.mark.parametrize(
     ("dataset", "golden"), [("wikitext-103", "wikitext103"), ("billion-word", "billion_word")]
 )
-def test_presets_hold_the_papers_schedules(dataset, golden):
+def test_presets_have_the_schedules_of_the_paper(dataset, golden):
     training = preset(dataset).training
     assert training.schedule == schedule_of(GOLDEN[golden])
     assert training.max_updates == GOLDEN[golden]["max_update"]

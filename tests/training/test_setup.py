@@ -1,5 +1,3 @@
-"""What is checked, counted and found before the first update."""
-
 import re
 import shutil
 from dataclasses import replace
@@ -42,7 +40,7 @@ def configs(draw):
 
 
 @given(configs(), st.integers(1, 4))
-def test_updates_are_whole_or_the_number_it_suggests_makes_them_so(config, world_size):
+def test_suggests_tokens_per_update_that_fit(config, world_size):
     process = processes(world_size)
     try:
         accumulation(config, process)
@@ -56,7 +54,7 @@ def test_updates_are_whole_or_the_number_it_suggests_makes_them_so(config, world
         assert number * tokens * world_size == config.training.tokens_per_update
 
 
-def test_a_config_for_another_vocabulary_is_refused(word_data, other_data):
+def test_rejects_another_vocabulary(word_data, other_data):
     check_data(config_of(word_data), word_data)
     sizes = len(word_data.vocabulary), len(other_data.vocabulary)
     assert sizes[0] != sizes[1]
@@ -64,31 +62,28 @@ def test_a_config_for_another_vocabulary_is_refused(word_data, other_data):
         check_data(config_of(word_data), other_data)
 
 
-def test_the_parts_in_the_overview_add_up_to_the_model(word_data):
+def test_overview_adds_up_to_the_model(word_data):
     config = config_of(word_data, "training.stages=0.5:8")
     first, *rest = overview(config, processes(2))
     total = int(re.search(r"([\d,]+) parameters", first)[1].replace(",", ""))
     parts = [line for line in rest if line.startswith("  ")]
     assert sum(int(line.split()[-1].replace(",", "")) for line in parts) == total
-    # Both block lengths fill 64 tokens, so one line speaks for both.
+    # Both block lengths fill 64 tokens, so there is one line.
     assert rest[len(parts) :] == ["128 tokens per update = 2 device(s) x 64 tokens x 1 accumulated"]
 
 
-def test_a_text_of_pieces_does_not_pass_for_words(tmp_path):
+def test_rejects_a_text_of_pieces(tmp_path):
     (tmp_path / "train.txt").write_text("th@@ e c@@ at s@@ at\n" * 20)
     data = prepare(tmp_path / "d", {"train": [tmp_path / "train.txt"]})
-    with pytest.raises(ValueError, match=r"60 of the 140 words .* end in @@: it was split"):
+    with pytest.raises(ValueError, match=r"60 of the 140 words .* end in @@: it is already split"):
         check_data(config_of(data), data)
 
 
 def test_sparse_gradients_need_one_process_or_gloo(word_data):
     config = config_of(word_data, "tie=none", "input.sparse=true")
     check_processes(config, word_data, Process(0, 1, torch.device("cuda")))
-    with pytest.raises(ValueError, match="input.sparse=True: 2 processes exchange sparse gradi"):
+    with pytest.raises(ValueError, match="input.sparse=True: sparse gradients need gloo"):
         check_processes(config, word_data, Process(0, 2, torch.device("cuda")))
-
-
-# --- Where a run begins: processes that look at its checkpoints together find the same one. ---
 
 
 @pytest.fixture(scope="module")
@@ -110,27 +105,27 @@ def damage(folder, name, update=4):
     path.write_bytes(content)
 
 
-def _look(path, out):
+def _find_newest(path, out):
     torch.set_num_threads(1)
-    said = []
+    messages = []
     with distributed.started("cpu") as process:
-        found = newest_good(RunFolder(path), process, said.append)
-        (out / str(process.rank)).write_text(f"{found.update} {' '.join(said)}")
+        found = newest_good(RunFolder(path), process, messages.append)
+        (out / str(process.rank)).write_text(f"{found.update} {' '.join(messages)}")
 
 
 @pytest.mark.slow
 @pytest.mark.multi_process
-def test_damage_that_one_process_finds_all_of_them_know(copy, tmp_path):
-    """Each verifies another part of the files."""
+def test_all_processes_learn_of_a_damaged_checkpoint(copy, tmp_path):
+    """Each verifies a different part of the files."""
     damage(copy, "weights.safetensors")
-    assert in_processes(3, _look, copy.path, tmp_path) == [0] * 3
+    assert in_processes(3, _find_newest, copy.path, tmp_path) == [0] * 3
     (text,) = {(tmp_path / str(rank)).read_text() for rank in range(3)}
     assert text.startswith("2 ") and "weights.safetensors" in text and "falling back" in text
 
 
-def test_one_process_verifies_everything(copy, monkeypatch):
-    said, check = [], Checkpoint.check
-    assert newest_good(copy, processes(1), said.append).update == 4 and not said
+def test_finds_the_newest_good_checkpoint(copy, monkeypatch):
+    messages, check = [], Checkpoint.check
+    assert newest_good(copy, processes(1), messages.append).update == 4 and not messages
     with monkeypatch.context() as patch:
 
         def fail_once(self, share):
@@ -139,20 +134,20 @@ def test_one_process_verifies_everything(copy, monkeypatch):
             return check(self, share)
 
         patch.setattr(Checkpoint, "check", fail_once)
-        assert newest_good(copy, processes(1), said.append).update == 2
-        assert "Input/output error" in said.pop()
+        assert newest_good(copy, processes(1), messages.append).update == 2
+        assert "Input/output error" in messages.pop()
     damage(copy, "vocabulary.txt")
-    assert newest_good(copy, processes(1), said.append).update == 2 and len(said) == 1
+    assert newest_good(copy, processes(1), messages.append).update == 2 and len(messages) == 1
     damage(copy, "optimizer.safetensors", 2)
     with pytest.raises(ValueError, match="none of its 2 checkpoints can be read; restore one"):
-        newest_good(copy, processes(1), said.append)
+        newest_good(copy, processes(1), messages.append)
 
 
-def test_weights_of_another_model_are_refused_with_their_name(word_data, copy):
+def test_rejects_weights_of_another_model(word_data, copy):
     path = copy.choose(4).path
     tensors = load_file(path / "weights.safetensors")
     tensors["decoder.layers.0.ffn_in.weight"] = torch.zeros(7, 16)
     save_file(tensors, path / "weights.safetensors")
     seal(path)
-    with pytest.raises(ValueError, match=r"ffn_in.weight is \(7, 16\), and the model's \(32, 16\)"):
+    with pytest.raises(ValueError, match=r"ffn_in.weight is \(7, 16\), but the model needs"):
         run(word_data, copy.path, "training.max_updates=5", resume=True)

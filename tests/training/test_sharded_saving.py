@@ -1,4 +1,4 @@
-"""Checkpoints of several processes: whole or absent, of any number, and without a pickle."""
+"""Checkpoints of several processes."""
 
 import os
 import pickle
@@ -37,7 +37,7 @@ from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi_process]
 
-# For three processes and for two, without dropout, which draws differently in each of them.
+# For two and three processes, without dropout, which differs between processes.
 SAME = ["training.tokens_per_update=384", "decoder.dropout=0", "output.tail_dropout=0"]
 SAME += ["decoder.ffn_dim=19", "training.optimizer=AdamW", "training.optimizer.eps=1e-3"]
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
@@ -61,8 +61,8 @@ def copy(of_three, tmp_path):
     return RunFolder(shutil.copytree(of_three, tmp_path / "copy"))
 
 
-def test_three_two_one_and_two_again(word_data, of_three, tmp_path):
-    """Each goes on where the others were, and ends where one process would have."""
+def test_the_number_of_processes_can_change(word_data, of_three, tmp_path):
+    """From three to two, one and two again, with the results of one process."""
     out = Path(shutil.copytree(of_three, tmp_path / "mixed"))
     run_together(word_data, out, *SAME, updates(6), "training.parallel=ddp", processes=2)
     run(word_data, out, *SAME, updates(8), resume=True)
@@ -74,12 +74,11 @@ def test_three_two_one_and_two_again(word_data, of_three, tmp_path):
     assert RunFolder(out).choose(9).state().world_size == 2
 
 
-def test_each_process_has_its_part_of_everything(copy):
+def test_each_process_saves_its_part(copy):
     checkpoint = copy.choose(4)
     assert checkpoint.is_sharded and len(checkpoint.weights_files) == 3
     sizes = [(checkpoint.path / name).stat().st_size for name in checkpoint.weights_files]
     assert max(sizes) < 1.5 * min(sizes)
-    # Every number is there once.
     count = sum(
         tensor.numel()
         for name in checkpoint.weights_files
@@ -88,8 +87,8 @@ def test_each_process_has_its_part_of_everything(copy):
     assert count == load_run(copy.path).config.num_params()
 
 
-def _count_what_is_read(path, out, overrides):
-    """Resume, and note how many numbers of the checkpoint this process has read."""
+def _count_reads(path, out, overrides):
+    """Resume, and count the numbers that this process reads from the checkpoint."""
     torch.set_num_threads(1)
     true_read, counts = HuggingFaceStorageReader._process_read_request, []
 
@@ -108,16 +107,16 @@ def test_a_process_reads_only_its_shards(word_data, copy):
     tensors = [*contents.weights.values(), *contents.optimizer.values()]
     whole = sum(tensor.numel() for tensor in tensors)
     overrides = [*SAME, updates(5), "training.parallel=fsdp"]
-    assert in_processes(3, _count_what_is_read, word_data.path, copy.path, overrides) == [0] * 3
+    assert in_processes(3, _count_reads, word_data.path, copy.path, overrides) == [0] * 3
     read = [int(copy.path.with_name(f"read-{rank}").read_text()) for rank in range(3)]
-    assert sum(read) <= whole + 3 * len(tensors)  # small ones, such as counts, are for everybody
+    assert sum(read) <= whole + 3 * len(tensors)  # all processes read scalars
     assert max(read) < 0.45 * whole
 
 
-def test_nothing_of_it_is_a_pickle(word_data, copy, tmp_path, monkeypatch):
+def test_uses_no_pickle(word_data, copy, tmp_path, monkeypatch):
     for path in copy.choose(4).path.iterdir():
         assert not zipfile.is_zipfile(path)
-        with pytest.raises(Exception):  # noqa: B017  (whatever it says of what is none)
+        with pytest.raises(Exception):  # noqa: B017
             pickle.loads(path.read_bytes())
 
     def fail(*arguments, **options):
@@ -131,7 +130,7 @@ def test_nothing_of_it_is_a_pickle(word_data, copy, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["1", "2"])
-def test_a_missing_shard_is_named_with_a_remedy(word_data, copy, capsys, kind):
+def test_reports_a_missing_shard(word_data, copy, capsys, kind):
     newest = copy.choose(4)
     lost = newest.path / f"shard-00002-model-0000{kind}-of-00002.safetensors"
     lost.unlink()
@@ -143,13 +142,13 @@ def test_a_missing_shard_is_named_with_a_remedy(word_data, copy, capsys, kind):
         assert load_run(copy.path, 2).checkpoint.update == 2
     else:
         load_run(copy.path)  # needs no optimizer
-    # Training goes on from the one before.
+    # Training continues from the previous checkpoint.
     run(word_data, copy.path, *SAME, updates(3), resume=True)
     assert f"{lost.name}: missing" in capsys.readouterr().out
     assert [checkpoint.update for checkpoint in copy.checkpoints()] == [3, 2]
 
 
-def test_a_damaged_shard_is_found_by_processes_that_share_the_work(word_data, copy):
+def test_finds_a_damaged_shard(word_data, copy):
     path = copy.choose(4).path / "shard-00003-model-00002-of-00002.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -160,8 +159,7 @@ def test_a_damaged_shard_is_found_by_processes_that_share_the_work(word_data, co
 
 
 def _train_slowly(path, out, overrides, wait, dies):
-    """As `train`, but the second process takes its time over writing update 4; or all die in it,
-    the second one before it has written anything."""
+    """Train, but the second process writes update 4 slowly, or all die while saving it."""
     torch.set_num_threads(1)
     true_write = ShardWriter.write_data
 
@@ -189,13 +187,13 @@ def _train_slowly(path, out, overrides, wait, dies):
 EVERY = [*SAME, "training.checkpoint_every=2", "training.report_every=1"]
 
 
-def test_training_goes_on_while_a_checkpoint_is_being_saved(word_data, tmp_path):
+def test_training_continues_while_a_checkpoint_is_saved(word_data, tmp_path):
     out = tmp_path / "run"
     overrides = [*EVERY, updates(7), "training.parallel=fsdp", "training.validate_every=0"]
     seen = threading.Event()
 
     def look():
-        """Updates after 4 are reported while 4 is not there yet."""
+        """Check that updates after 4 are logged before its checkpoint exists."""
         for _ in range(600):
             log = (out / "log.jsonl").read_text() if (out / "log.jsonl").exists() else ""
             there = (out / "checkpoints" / "update-00000004").exists()
@@ -212,11 +210,11 @@ def test_training_goes_on_while_a_checkpoint_is_being_saved(word_data, tmp_path)
     assert seen.is_set()
     assert [c.update for c in RunFolder(out).checkpoints()] == [7, 6, 4, 2]
     run(word_data, tmp_path / "one", *EVERY, updates(4), "training.validate_every=0")
-    # What was saved is what it was when it was to be saved.
+    # The checkpoint has the weights of update 4.
     assert_close(weights(out, 4), weights(tmp_path / "one", 4), **TOLERANCE)
 
 
-def test_killed_while_saving_leaves_the_checkpoint_before_and_a_run_to_resume(word_data, tmp_path):
+def test_can_be_killed_while_saving(word_data, tmp_path):
     out = tmp_path / "run"
     overrides = [*EVERY, updates(6), "training.parallel=fsdp"]
     codes = in_processes(2, _train_slowly, word_data.path, out, overrides, 0.5, True)
@@ -233,7 +231,7 @@ def test_killed_while_saving_leaves_the_checkpoint_before_and_a_run_to_resume(wo
 
 
 def _fail_to_save(path, out, overrides, at):
-    """One process finds the disk full at these updates."""
+    """Simulate a full disk in one process at these updates."""
     torch.set_num_threads(1)
     true_write = HuggingFaceStorageWriter.write_data
 
@@ -245,7 +243,7 @@ def _fail_to_save(path, out, overrides, at):
 
     HuggingFaceStorageWriter.write_data = write
     rank = os.environ["RANK"]
-    with open(out.with_name(f"said-{rank}"), "w") as said, redirect_stdout(said):
+    with open(out.with_name(f"output-{rank}"), "w") as output, redirect_stdout(output):
         try:
             run(DataFolder.open(path), out, *overrides, resume=True)
         except OSError as error:
@@ -253,19 +251,19 @@ def _fail_to_save(path, out, overrides, at):
             raise SystemExit(2) from None
 
 
-def test_a_save_that_fails_is_reported_and_tried_again(word_data, tmp_path):
+def test_reports_a_failed_save_and_tries_again(word_data, tmp_path):
     out, overrides = tmp_path / "run", [*EVERY, updates(6), "training.parallel=fsdp"]
     assert in_processes(2, _fail_to_save, word_data.path, out, overrides, [4]) == [0, 0]
     folder = RunFolder(out)
     assert [checkpoint.update for checkpoint in folder.checkpoints()] == [6, 2]
     assert not list(folder.checkpoints_path.glob(".*"))
-    said = (tmp_path / "said-0").read_text()
+    output = (tmp_path / "output-0").read_text()
     reason = f"{folder.checkpoints_path / 'update-00000004'}: No space left on device"
-    assert f"could not save update 4 ({reason}" in said
-    assert f"the last good checkpoint is {folder.choose(2).path}; make room there" in said
+    assert f"could not save update 4 ({reason}" in output
+    assert f"the last good checkpoint is {folder.choose(2).path}; free some space" in output
 
 
-def test_the_last_save_must_not_fail(word_data, tmp_path):
+def test_a_failure_of_the_last_save_is_an_error(word_data, tmp_path):
     out, overrides = tmp_path / "run", [*EVERY, updates(6), "training.parallel=ddp"]
     assert in_processes(2, _fail_to_save, word_data.path, out, overrides, [6]) == [2, 2]
     assert [checkpoint.update for checkpoint in RunFolder(out).checkpoints()] == [4, 2]
@@ -282,13 +280,13 @@ def result(name):
     return WriteResult(MetadataIndex(name), 1, "0" * 64)
 
 
-def test_a_file_that_another_machine_keeps_for_itself_is_named(writer):
-    with pytest.raises(OSError, match="shard-1: another process wrote it.*all machines share"):
+def test_rejects_a_file_that_is_not_on_a_shared_disk(writer):
+    with pytest.raises(OSError, match="shard-1: written by another process.*all machines share"):
         writer.finish(Metadata({}), [[result("shard-1")]])
 
 
-def test_files_that_killed_processes_left_do_not_get_into_the_checkpoint(writer):
-    """Three saved the same update and were killed, and two continue, on a disk without locks."""
+def test_ignores_shards_of_killed_processes(writer):
+    """Three processes were killed while saving the same update; two continue."""
     names = [f"shard-0000{rank}-model-00001-of-00002.safetensors" for rank in (1, 2, 3)]
     for name in names:
         (writer.unfinished / name).write_bytes(b"")
@@ -298,7 +296,7 @@ def test_files_that_killed_processes_left_do_not_get_into_the_checkpoint(writer)
     assert not (checkpoint.path / names[2]).exists()
 
 
-def test_plain_tensors_are_spread_over_the_processes():
+def test_distributes_replicated_tensors():
     tensors = {str(size): torch.zeros(size) for size in (7, 5, 4, 3, 1)}
     parts = [own_part(tensors, Process(rank, 3, torch.device("cpu"))) for rank in range(3)]
     assert sorted(name for part in parts for name in part) == sorted(tensors)

@@ -1,5 +1,3 @@
-"""A signal is a request; the handlers that were there before come back."""
-
 import signal
 import subprocess
 import sys
@@ -16,7 +14,7 @@ BOTH = (signal.SIGTERM, signal.SIGINT)
 
 @pytest.fixture
 def seen():
-    """Handlers of somebody else, who notes what arrives."""
+    """Custom handlers that record signals."""
     arrived = []
     before = {
         number: signal.signal(number, lambda n, _: arrived.append(signal.Signals(n)))
@@ -28,7 +26,7 @@ def seen():
 
 
 @pytest.mark.parametrize("number", BOTH)
-def test_the_first_signal_is_a_request_and_the_second_is_not_held_back(seen, number):
+def test_handles_the_first_signal_and_passes_on_the_second(seen, number):
     with StopSignal() as stop:
         stop.arm()
         assert not stop.is_requested
@@ -39,7 +37,7 @@ def test_the_first_signal_is_a_request_and_the_second_is_not_held_back(seen, num
     assert seen == [*BOTH]
 
 
-def test_the_handlers_come_back_also_after_an_error(seen):
+def test_restores_handlers_after_an_error(seen):
     before = [signal.getsignal(number) for number in BOTH]
     with pytest.raises(KeyError), StopSignal() as stop:
         stop.arm()
@@ -48,8 +46,7 @@ def test_the_handlers_come_back_also_after_an_error(seen):
     assert [signal.getsignal(number) for number in BOTH] == before
 
 
-def test_outside_the_main_thread_it_leaves_signals_alone(seen):
-    """A study may train in a thread, where Python allows no handler to be set."""
+def test_does_nothing_outside_the_main_thread(seen):
     before, requests = [signal.getsignal(number) for number in BOTH], []
 
     def work():
@@ -63,13 +60,13 @@ def test_outside_the_main_thread_it_leaves_signals_alone(seen):
     assert requests == [False]
 
 
-def test_a_request_is_answered_at_once_and_once(seen, capfd):
+def test_prints_one_message(seen, capfd):
     with StopSignal() as stop:
         stop.arm()
         signal.raise_signal(signal.SIGINT)
-        said = capfd.readouterr().err
-        assert stop.is_requested and said.count("\n") == 1
-        assert "stopping after this update" in said and "again leaves at once" in said
+        message = capfd.readouterr().err
+        assert stop.is_requested and message.count("\n") == 1
+        assert "stopping after this update" in message
         signal.raise_signal(signal.SIGINT)
     with StopSignal(is_alone=False) as stop:
         stop.arm()
@@ -77,20 +74,20 @@ def test_a_request_is_answered_at_once_and_once(seen, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_of_several_processes_none_takes_an_echo_for_a_second_request(seen, monkeypatch):
-    """torchrun passes on what all of them got already; a Ctrl-C that comes later is meant."""
-    left = []
-    monkeypatch.setattr(signals, "_leave", lambda number, frame: left.append(number))
+def test_ignores_signals_forwarded_by_torchrun(seen, monkeypatch):
+    """Only a later Ctrl-C ends the process."""
+    exits = []
+    monkeypatch.setattr(signals, "_exit_now", lambda number, frame: exits.append(number))
     with StopSignal(is_alone=False) as stop:
         signal.raise_signal(signal.SIGTERM)
         for number in (*BOTH, *BOTH):
             signal.raise_signal(number)
-        assert stop.is_requested and left == [] and seen == []
+        assert stop.is_requested and exits == [] and seen == []
         monkeypatch.setattr(signals, "_ECHO", 0.0)
         signal.raise_signal(signal.SIGTERM)
-        assert left == []
+        assert exits == []
         signal.raise_signal(signal.SIGINT)
-        assert left == [signal.SIGINT] and seen == []
+        assert exits == [signal.SIGINT] and seen == []
     signal.raise_signal(signal.SIGTERM)
     assert seen == [signal.SIGTERM]
 
@@ -104,7 +101,7 @@ with StopSignal() as stop:
     if {armed}:
         stop.arm()
     print("ready", flush=True)
-    sum(repeat(1, {steps}))  # one call that runs no handler of Python before it returns
+    sum(repeat(1, {steps}))  # Python handlers cannot run during this call
     print(stop.is_requested)
 """
 
@@ -121,7 +118,7 @@ def started(armed=True, before="", steps=10**13):
 
 
 @pytest.mark.parametrize("number", BOTH)
-def test_a_second_signal_ends_the_program_amid_a_kernel(number):
+def test_a_second_signal_ends_the_program_during_a_kernel(number):
     with started() as process:
         process.send_signal(number)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -132,13 +129,13 @@ def test_a_second_signal_ends_the_program_amid_a_kernel(number):
 
 @pytest.mark.parametrize("number", BOTH)
 @pytest.mark.parametrize("before", ["", "signal.signal(signal.SIGINT, signal.SIG_IGN)"])
-def test_the_first_signal_ends_the_program_where_nothing_can_be_saved(number, before):
+def test_the_first_signal_ends_the_program_before_arm(number, before):
     with started(armed=False, before=before) as process:
         process.send_signal(number)
         assert process.wait(20) == -number
 
 
-def test_an_interactive_session_outlives_two_signals():
+def test_an_interactive_session_survives_two_signals():
     before = "sys.ps1 = '>>> '; signal.signal(signal.SIGINT, lambda *_: None)"
     with started(before=before, steps=10**8) as process:
         process.send_signal(signal.SIGINT)

@@ -1,10 +1,8 @@
-"""One update: what the gradients are divided by, and what is skipped without waiting."""
-
 import json
 
 import pytest
 import torch
-from training_runs import SMALL, config_of, reports, run
+from training_runs import SMALL, config_of, disturb, reports, run
 from waiting import no_waiting
 
 from zipflm.config import AdamW, Blocks, Muon, Nesterov
@@ -54,7 +52,7 @@ def snapshot(learner):
 
 
 def test_accumulating_equals_one_large_batch(word_data):
-    """Also when the micro-batches score different numbers of tokens."""
+    """Even if micro-batches have different numbers of scored tokens."""
     batches = some_batches(word_data)
     batches[1].scored[2:] = False
     apart, together = make_learner(word_data), make_learner(word_data)
@@ -66,7 +64,7 @@ def test_accumulating_equals_one_large_batch(word_data):
         torch.testing.assert_close(value, snapshot(together)[name], rtol=1e-4, atol=1e-6)
 
 
-def test_the_norm_is_that_of_the_mean_and_clipping_bounds_the_step(word_data):
+def test_clips_the_gradient_of_the_mean(word_data):
     learner = make_learner(word_data, "training.clip_norm=0.1", "training.optimizer.momentum=0")
     before = snapshot(learner)
     model = untrained_model(config_of(word_data), word_data.vocabulary).eval()
@@ -84,7 +82,7 @@ def test_the_norm_is_that_of_the_mean_and_clipping_bounds_the_step(word_data):
 @pytest.mark.parametrize(
     "optimizer", [*OPTIMIZERS, "sparse"], ids=lambda o: o if o == "sparse" else type(o).__name__
 )
-def test_a_bad_gradient_changes_nothing_at_all(word_data, optimizer):
+def test_a_bad_gradient_changes_nothing(word_data, optimizer):
     learner = make_learner(word_data, *(SPARSE if optimizer == "sparse" else []))
     weight = learner.model.input.embeddings[0]
     if optimizer != "sparse":
@@ -103,7 +101,7 @@ def test_a_bad_gradient_changes_nothing_at_all(word_data, optimizer):
     assert all(torch.isfinite(value).all() for value in snapshot(learner).values())
 
 
-def test_loss_scale_halves_on_overflow_and_doubles_after_long():
+def test_loss_scale_halves_on_overflow_and_doubles_later():
     scale = step.LossScale(True, torch.device("cpu"))
     start = scale.value.item()
     scale.adapt(torch.tensor(True))
@@ -113,9 +111,8 @@ def test_loss_scale_halves_on_overflow_and_doubles_after_long():
     assert scale.value.item() == start
 
 
-def test_a_loss_scale_survives_a_checkpoint():
-    """1 is a scale like any other, seven overflows below the first one."""
-    value = 1.0
+def test_saves_the_loss_scale():
+    value = 1.0  # also the value if scaling is off
     scale, resumed = (step.LossScale(True, torch.device("cpu")) for _ in range(2))
     scale.value.fill_(value)
     scale.num_good.fill_(1999)
@@ -143,7 +140,7 @@ def test_results_arrive_one_update_later():
     assert reader.drain() == []
 
 
-def test_words_are_the_scored_tokens_that_end_one(bpe_data):
+def test_counts_words_of_sub_word_models(bpe_data):
     ends_word = torch.from_numpy(bpe_data.ends_word)
     overrides = ["input.dim=16", "output.dim=16"]
     base = [line for line in SMALL if not line.startswith(("input", "output"))]
@@ -156,27 +153,11 @@ def test_words_are_the_scored_tokens_that_end_one(bpe_data):
     assert 0 < result.words < result.tokens
 
 
-def poison(monkeypatch, updates):
-    """Make the loss of these updates (counted from 0) not a number."""
-    true_update, calls = step.update, iter(range(10**6))
-
-    def update(learner, batches, stop=False):
-        if next(calls) in updates:
-            weight = learner.model.decoder.layers[0].ffn_in.weight
-            hook = weight.register_hook(lambda grad: grad * float("nan"))
-            result = true_update(learner, batches, stop)
-            hook.remove()
-            return result
-        return true_update(learner, batches, stop)
-
-    monkeypatch.setattr(step, "update", update)
-
-
 def test_a_skipped_update_counts_as_an_attempt(word_data, tmp_path, monkeypatch):
-    """It uses up its batches and its step of the schedule, as no wait can tell the host of it."""
+    """It uses up its batches and a step of the schedule."""
     every = ["training.report_every=1", "training.max_updates=8"]
     run(word_data, tmp_path / "plain", *every)
-    poison(monkeypatch, {2, 3})
+    disturb(monkeypatch, bad={3, 4})
     run(word_data, tmp_path / "poisoned", *every)
     plain, poisoned = (reports(tmp_path / name) for name in ("plain", "poisoned"))
     assert poisoned[-1].skipped == 2
@@ -188,7 +169,7 @@ def test_a_skipped_update_counts_as_an_attempt(word_data, tmp_path, monkeypatch)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_an_update_on_a_gpu_never_waits(word_data, optimizer, precision):
-    """With sub-words counted, a loss scale, clipping and a request to stop."""
+    """With sub-words, a loss scale, clipping and a request to stop."""
     config = config_of(word_data, f"training.dtype={precision}")
     process = Process(0, 1, torch.device("cuda"))
     ends_word = torch.arange(len(word_data.vocabulary)) % 2 == 0
@@ -199,7 +180,7 @@ def test_an_update_on_a_gpu_never_waits(word_data, optimizer, precision):
     optimizers.set_rates(learner.optimizers, 0.1)
     batches = [batch.to(process.device) for batch in some_batches(word_data)]
     for _ in range(2):
-        step.update(learner, batches)  # allocates, and compiles kernels
+        step.update(learner, batches)  # warm-up
     with no_waiting():
         vector = step.update(learner, batches, stop=True)
     result = step.UpdateResult(*vector.tolist())
@@ -207,13 +188,13 @@ def test_an_update_on_a_gpu_never_waits(word_data, optimizer, precision):
 
 
 @pytest.mark.parametrize("mode", ["attention", "layer"])
-def test_an_update_with_recomputation_is_the_same_to_the_bit(word_data, mode):
+def test_recomputation_gives_the_same_update(word_data, mode):
     """With two micro-batches, dropout and several updates."""
     dropouts = [f"decoder.{name}=0.2" for name in ("dropout", "relu_dropout", "attention_dropout")]
     results = []
-    for what in ("none", mode):
-        learner = make_learner(word_data, *dropouts, f"training.recompute={what}")
-        assert learner.model.decoder.layers[0].recompute == what
+    for recompute in ("none", mode):
+        learner = make_learner(word_data, *dropouts, f"training.recompute={recompute}")
+        assert learner.model.decoder.layers[0].recompute == recompute
         torch.manual_seed(3)
         losses = [learn(learner, some_batches(word_data)[start : start + 2]) for start in (0, 2)]
         results.append((losses, snapshot(learner)))
@@ -222,16 +203,13 @@ def test_an_update_with_recomputation_is_the_same_to_the_bit(word_data, mode):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-# --- Sparse gradients. ---
-
-
 @pytest.fixture
 def sparse_learner(word_data):
     return make_learner(word_data, *SPARSE)
 
 
-def test_a_first_update_with_sparse_gradients_is_the_dense_one(word_data, sparse_learner):
-    """Its norm and its clipping too; over two micro-batches that share words."""
+def test_the_first_update_with_sparse_gradients_equals_the_dense_one(word_data, sparse_learner):
+    """Including norm and clipping, with two micro-batches that share words."""
     dense = make_learner(word_data, *SPARSE, "input.sparse=false")
     batches = some_batches(word_data)[:2]
     ours, theirs = learn(sparse_learner, batches), learn(dense, batches)
@@ -243,7 +221,7 @@ def test_a_first_update_with_sparse_gradients_is_the_dense_one(word_data, sparse
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
 
 
-def test_words_that_are_not_in_an_update_do_not_move(word_data, sparse_learner):
+def test_sparse_updates_leave_other_words_unchanged(word_data, sparse_learner):
     batches = some_batches(word_data)
     learn(sparse_learner, batches)
     before = snapshot(sparse_learner)
@@ -254,9 +232,10 @@ def test_words_that_are_not_in_an_update_do_not_move(word_data, sparse_learner):
         for name in (name for name in before if f"input.embeddings.{band}" in name):
             if before[name].ndim == 2:
                 moved = (before[name] != after[name]).any(1).nonzero().flatten() + first
-                assert len(set(moved.tolist()) - inside) <= 1, name  # one stands in for the others
+                # One row stands for words of other bands.
+                assert len(set(moved.tolist()) - inside) <= 1, name
 
 
-def test_nesterov_has_no_sparse_form(word_data):
+def test_nesterov_rejects_sparse_gradients(word_data):
     with pytest.raises(ValueError, match="input.sparse=True: .*AdamW or Muon"):
         make_learner(word_data, "tie=none", "input.sparse=true")

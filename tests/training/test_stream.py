@@ -1,5 +1,3 @@
-"""One sequence of batches for any number of processes, and places in it that survive a resume."""
-
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from itertools import cycle, islice
@@ -25,7 +23,6 @@ def make_config(*, break_mode="none", tokens=32, **training):
 
 
 def stream(config, place=None, block=16, rank=0, world_size=1):
-    """Closed at the end of a `with`, for it runs a thread until then."""
     process = Process(rank, world_size, torch.device("cpu"))
     return closing(Stream(config, TOKENS, process, place or Place(), block))
 
@@ -40,8 +37,8 @@ STEPS = st.lists(st.tuples(st.sampled_from([4, 7, 16]), st.integers(0, 25)), max
 
 @settings(max_examples=40)
 @given(STEPS, st.sampled_from([4, 7, 16]), st.sampled_from([1, 2, 3]))
-def test_a_place_leads_to_the_batch_that_would_have_come(steps, block, world_size):
-    """Also after changes of the block length, across epochs, and with another one to follow."""
+def test_resumes_from_a_saved_place(steps, block, world_size):
+    """Across epochs and changes of the block length."""
     config = make_config()
     with stream(config, world_size=world_size, rank=world_size - 1) as going:
         for length, number in steps:
@@ -59,7 +56,7 @@ def test_a_place_leads_to_the_batch_that_would_have_come(steps, block, world_siz
 
 @settings(max_examples=12)
 @given(st.integers(1, 4), st.sampled_from(["none", "complete", "sentence"]))
-def test_processes_take_turns_in_one_sequence(world_size, break_mode):
+def test_processes_share_one_sequence(world_size, break_mode):
     config = make_config(break_mode=break_mode)
     number = 20 // world_size * world_size
     with stream(config) as alone:
@@ -75,7 +72,7 @@ def test_processes_take_turns_in_one_sequence(world_size, break_mode):
         assert all(each.place == place for each in streams)
 
 
-def test_an_epoch_holds_every_token_once():
+def test_an_epoch_has_every_token_once():
     with stream(make_config()) as batches:
         seen = []
         while batches.epochs < 1:
@@ -85,8 +82,8 @@ def test_an_epoch_holds_every_token_once():
     assert sorted(seen) == list(range(4, 304))
 
 
-def test_a_compiled_model_meets_one_shape(block=7):
-    """300 tokens are no whole number of batches; what fills them up is not scored."""
+def test_pads_batches_for_compiled_models(block=7):
+    """300 tokens are not a whole number of batches. Padding is not scored."""
     config = make_config()
     compiled = make_config(compile=True)
     with stream(config, block=block) as plain, stream(compiled, block=block) as full:
@@ -98,14 +95,14 @@ def test_a_compiled_model_meets_one_shape(block=7):
 
 
 @given(st.lists(st.integers(1, 20), max_size=3, unique=True), st.booleans(), st.integers(1, 60))
-def test_stages_follow_each_other_and_end_in_the_block(ends, is_throughout, max_updates):
+def test_stages_follow_each_other(ends, is_throughout, max_updates):
     fractions = [end / 20 for end in sorted(ends)]
     if is_throughout and fractions:
         fractions[-1] = 1.0
     stages = tuple(zip(fractions, islice((4, 8, 12), len(fractions)), strict=True))
     config = make_config(stages=stages, max_updates=max_updates)
     lengths = [block_at(config, update) for update in range(max_updates)]
-    assert lengths == sorted(lengths)  # these stages grow
+    assert lengths == sorted(lengths)
     assert set(lengths) <= set(blocks_of(config))
     for end, length in stages:
         assert lengths[round(end * max_updates) :].count(length) == 0

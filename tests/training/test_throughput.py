@@ -1,5 +1,3 @@
-"""Operations per token, counted by hand for a small model; memory that was used; hours."""
-
 import platform
 
 import numpy as np
@@ -8,10 +6,15 @@ import torch
 
 from zipflm.presets import preset
 from zipflm.training import throughput
-from zipflm.training.throughput import flops_per_token, peak_memory, reset_peak_memory, slowness
+from zipflm.training.throughput import (
+    flops_per_token,
+    peak_memory,
+    reset_peak_memory,
+    slow_cpu_warning,
+)
 
 
-def test_a_token_meets_its_own_band_only():
+def test_flops_count_only_the_band_of_a_token():
     config = preset("tiny", "ADP-T")
     counts = np.zeros(4000, dtype=np.int64)
     counts[0] = 3  # three in four tokens in the head
@@ -23,13 +26,13 @@ def test_a_token_meets_its_own_band_only():
     assert flops_per_token(config, counts, block=32) == pytest.approx(6 * weights + attention)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives memory back")
-def test_memory_that_was_freed_does_not_count_for_what_comes_next():
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_freed_memory_does_not_count():
     cpu = torch.device("cpu")
     reset_peak_memory(cpu)
     before = peak_memory(cpu)
     blocks = [bytearray(b"x" * 100_000) for _ in range(3_000)]
-    last = bytearray(b"x" * 100_000)  # above the others, so that these stay where they are
+    last = bytearray(b"x" * 100_000)  # allocated after the others
     del blocks
     assert peak_memory(cpu) > before + 250 * 2**20
     reset_peak_memory(cpu)
@@ -37,12 +40,12 @@ def test_memory_that_was_freed_does_not_count_for_what_comes_next():
     assert last
 
 
-def test_without_a_gpu_a_long_run_is_told_its_hours(monkeypatch):
+def test_warns_about_long_runs_on_a_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(throughput, "cpu_speed", lambda: 4e9)
-    said = slowness(113 * 3600 * 1e9, "wikitext-2/ADP-T")
-    assert said.startswith("no GPU: wikitext-2/ADP-T needs about 110 hours here")
-    assert "tiny, demo or small" in said
-    assert slowness(1800 * 1e9, "x") is None
+    warning = slow_cpu_warning(113 * 3600 * 1e9, "wikitext-2/ADP-T")
+    assert warning.startswith("no GPU: wikitext-2/ADP-T needs about 110 hours here")
+    assert "tiny, demo or small" in warning
+    assert slow_cpu_warning(1800 * 1e9, "x") is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert slowness(1e30, "x") is None
+    assert slow_cpu_warning(1e30, "x") is None

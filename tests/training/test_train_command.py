@@ -1,4 +1,4 @@
-"""`zipflm train` and `zipflm report --curves` as a user meets them, bad input included."""
+"""The commands `zipflm train` and `zipflm report --curves`."""
 
 import json
 import math
@@ -24,14 +24,14 @@ def train(data, out, *more, preset="tiny/ADP-T"):
 
 
 def main(monkeypatch, capsys, *arguments):
-    """Exit status and what stands on stderr, through the entry point."""
+    """Exit status and stderr of the entry point."""
     monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit:
         cli.main()
     return exit.value.code, capsys.readouterr().err
 
 
-def test_a_run_leaves_what_identifies_it_and_what_it_learned(word_data, tmp_path):
+def test_trains_and_writes_all_files(word_data, tmp_path):
     out = tmp_path / "run"
     result = train(word_data, out, "training.max_updates=10", "training.validate_every=5")
     assert result.exit_code == 0, result.output
@@ -56,8 +56,8 @@ def test_a_run_leaves_what_identifies_it_and_what_it_learned(word_data, tmp_path
     }
 
 
-def test_a_run_whose_output_is_not_read_any_more_is_saved(word_data, tmp_path, monkeypatch):
-    """As Ctrl-C ends `tee` before the training that it reads from."""
+def test_saves_if_the_reader_of_its_output_exits(word_data, tmp_path, monkeypatch):
+    """With `| tee`, Ctrl-C ends tee first."""
 
     class Closed:
         def isatty(self):
@@ -76,7 +76,7 @@ def test_a_run_whose_output_is_not_read_any_more_is_saved(word_data, tmp_path, m
     assert [found.update for found in RunFolder(tmp_path / "run").checkpoints()] == [3]
 
 
-def test_tokens_per_update_are_those_of_whole_blocks(word_data, tmp_path):
+def test_tokens_per_update_count_whole_blocks(word_data, tmp_path):
     """Two blocks of 25 fit into 64 tokens, or one of 40."""
     blocks = ["batches.block=40", "training.stages=0.5:25", "batches.tokens=64"]
     more = [*blocks, "training.tokens_per_update=200", "training.max_updates=2"]
@@ -90,7 +90,7 @@ def test_tokens_per_update_are_those_of_whole_blocks(word_data, tmp_path):
     assert seen == pytest.approx(200, rel=0.01)
 
 
-def test_sentences_are_at_most_so_many_tokens(word_data, tmp_path):
+def test_prints_the_maximum_tokens_of_sentences(word_data, tmp_path):
     mode = ["batches.break_mode=complete", "training.max_updates=1"]
     result = train(word_data, tmp_path / "run", *mode)
     assert "at most 128 tokens per update, padding included, = 1 device" in result.output
@@ -116,7 +116,7 @@ BAD = {
     "batches.tokens=96": "use training.tokens_per_update=96",
     "batches.block=24": "whole blocks of 24 in batches.tokens=64",
     "batches.block=56": "use training.tokens_per_update=112",
-    "training.stages=0.5:12": "use training.tokens_per_update=960",  # of 60 and of 64
+    "training.stages=0.5:12": "use training.tokens_per_update=960",  # multiple of 60 and 64
     "training.stages=0.5:128": "does not fit into batches.tokens=64",
     "training.max_updates=0": "must be at least 1",
     "training.stages=0.9:8,0.5:16": "fractions that rise",
@@ -132,29 +132,27 @@ def test_bad_overrides_exit_with_status_2(word_data, tmp_path, monkeypatch, caps
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_of_another_unit_is_refused(word_data, tmp_path, monkeypatch, capsys):
+def test_rejects_data_with_another_unit(word_data, tmp_path, monkeypatch, capsys):
     arguments = ["train", "tiny/BPE", "--data", word_data.path, "--out", tmp_path / "run"]
     code, error = main(monkeypatch, capsys, *arguments)
     assert code == 2 and "prepare a folder with --bpe" in error
 
 
-def test_a_vocabulary_too_small_for_the_papers_bands_is_refused(
-    word_data, tmp_path, monkeypatch, capsys
-):
+def test_rejects_a_vocabulary_too_small_for_the_bands(word_data, tmp_path, monkeypatch, capsys):
     arguments = ["wikitext-103/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
     code, error = main(monkeypatch, capsys, "train", *arguments)
     assert code == 2
     assert f"only {len(word_data.vocabulary)} ids" in error and "input.cutoffs" in error
 
 
-def test_no_gpu_where_one_is_asked_for_is_said(word_data, tmp_path, monkeypatch, capsys):
+def test_rejects_a_missing_gpu(word_data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = ["tiny/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
     code, error = main(monkeypatch, capsys, "train", *arguments, "--device", "cuda")
     assert code == 2 and "--device cpu" in error
 
 
-def test_another_run_in_the_folder_is_named(word_data, tmp_path, monkeypatch, capsys):
+def test_rejects_a_folder_with_another_run(word_data, tmp_path, monkeypatch, capsys):
     run(word_data, tmp_path / "run", "training.max_updates=1")
     arguments = ["tiny/ADP", "--data", word_data.path, "--out", tmp_path / "run"]
     code, error = main(monkeypatch, capsys, "train", *arguments)
@@ -163,7 +161,7 @@ def test_another_run_in_the_folder_is_named(word_data, tmp_path, monkeypatch, ca
     assert code == 2 and "tiny/ADP-T" in error
 
 
-def test_report_draws_several_runs_into_one_picture(word_data, tmp_path):
+def test_report_draws_several_runs_into_one_figure(word_data, tmp_path):
     run(word_data, tmp_path / "a", "training.max_updates=6", "training.validate_every=3")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     picture = tmp_path / "curves.svg"
@@ -173,9 +171,9 @@ def test_report_draws_several_runs_into_one_picture(word_data, tmp_path):
     assert "<svg" in picture.read_text()
 
 
-@pytest.mark.parametrize(("asked", "expected"), [([], "float32"), (["bfloat16"], "bfloat16")])
-def test_on_a_cpu_the_default_precision_is_float32(word_data, tmp_path, asked, expected):
-    more = [f"training.dtype={each}" for each in asked]
+@pytest.mark.parametrize(("requested", "expected"), [([], "float32"), (["bfloat16"], "bfloat16")])
+def test_default_precision_on_a_cpu_is_float32(word_data, tmp_path, requested, expected):
+    more = [f"training.dtype={each}" for each in requested]
     small = ["training.compile=false", "training.max_updates=1", "training.schedule=CosineCycles"]
     result = train(word_data, tmp_path, *small, *more, preset="wikitext-2/ADP-T")
     assert result.exit_code == 0, result.output

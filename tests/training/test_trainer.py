@@ -1,11 +1,5 @@
-"""A run from top to bottom: what it reports and saves when, and that it ends where it would have.
-
-However often it is watched, interrupted and resumed.
-"""
-
 import json
 import shutil
-import signal
 import sys
 
 import pytest
@@ -14,6 +8,7 @@ from training_runs import (
     SMALL,
     assert_same,
     config_of,
+    disturb,
     reports,
     run,
     run_together,
@@ -26,11 +21,9 @@ from zipflm.runs import provenance
 from zipflm.runs.folder import RunFolder
 from zipflm.training import parallel, step
 
-# --- Watched. ---
-
 
 @pytest.mark.parametrize(("every", "updates"), [(0, [7]), (3, [3, 6, 7])])
-def test_reports_validations_and_checkpoints_come_at_the_last_and_every_so_many_updates(
+def test_reports_validates_and_saves_every_n_updates_and_at_the_end(
     word_data, tmp_path, every, updates
 ):
     options = [f"training.{name}_every={every}" for name in ("validate", "checkpoint")]
@@ -40,13 +33,11 @@ def test_reports_validations_and_checkpoints_come_at_the_last_and_every_so_many_
     assert [line.update for line in validations(tmp_path)] == updates
     checkpoints = RunFolder(tmp_path).checkpoints()
     assert [checkpoint.update for checkpoint in reversed(checkpoints)] == updates
-    # Each of them knows how the weights that it holds were scored.
     scored = [checkpoint.state().valid for checkpoint in reversed(checkpoints)]
     assert scored == validations(tmp_path)
 
 
-def test_watching_a_run_does_not_change_it(word_data, tmp_path):
-    """Validation draws no random number, and leaves the model training."""
+def test_reporting_and_validating_do_not_change_the_result(word_data, tmp_path):
     length = "training.max_updates=6"
     run(word_data, tmp_path / "alone", length)
     names = ("report", "validate", "checkpoint")
@@ -54,7 +45,7 @@ def test_watching_a_run_does_not_change_it(word_data, tmp_path):
     assert_same(weights(tmp_path / "watched"), weights(tmp_path / "alone"))
 
 
-def test_without_a_valid_set_nothing_is_validated(word_data, tmp_path, monkeypatch):
+def test_trains_without_a_valid_set(word_data, tmp_path, monkeypatch):
     splits = {"train": word_data.facts.splits["train"]}
     monkeypatch.setattr(type(word_data), "splits", tuple(splits))
     run(word_data, tmp_path, "training.max_updates=2", "training.validate_every=1")
@@ -62,9 +53,7 @@ def test_without_a_valid_set_nothing_is_validated(word_data, tmp_path, monkeypat
     assert RunFolder(tmp_path).choose("newest").state().valid is None
 
 
-def test_a_checkpoint_that_cannot_be_saved_ends_no_run_but_at_its_end(
-    word_data, tmp_path, monkeypatch, capsys
-):
+def test_a_failed_save_ends_the_run_only_at_its_end(word_data, tmp_path, monkeypatch, capsys):
     save, fails = RunFolder.save, {4, 8}
 
     def full(self, contents):
@@ -74,7 +63,7 @@ def test_a_checkpoint_that_cannot_be_saved_ends_no_run_but_at_its_end(
 
     monkeypatch.setattr(RunFolder, "save", full)
     options = ["training.max_updates=8", "training.checkpoint_every=2"]
-    with pytest.raises(OSError, match=r"could not save update 8 .*update-00000006; make room"):
+    with pytest.raises(OSError, match=r"could not save update 8 .*update-00000006; free"):
         run(word_data, tmp_path / "run", *options, keep=0)
     assert "could not save update 4" in capsys.readouterr().out
     assert [c.update for c in RunFolder(tmp_path / "run").checkpoints()] == [6, 2]
@@ -84,15 +73,12 @@ def test_a_checkpoint_that_cannot_be_saved_ends_no_run_but_at_its_end(
     assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
 
 
-# --- Resumed. ---
-
-
 @pytest.mark.parametrize(
     ("recipe", "more"),
     [("paper", []), ("paper", ["training.dtype=float16"]), ("modern", [])],
     ids=["paper", "float16", "modern"],
 )
-def test_five_and_five_updates_are_ten_bit_for_bit(word_data, tmp_path, recipe, more):
+def test_resumes_bit_for_bit(word_data, tmp_path, recipe, more):
     # Without decay the modern schedule does not depend on the length of the run.
     modern = ["training.schedule.decay=0", "training.schedule.warmup=0", *SMALL[:-2]]
     options = {"recipe": recipe, "base": SMALL if recipe == "paper" else modern}
@@ -102,8 +88,8 @@ def test_five_and_five_updates_are_ten_bit_for_bit(word_data, tmp_path, recipe, 
     assert_same(weights(tmp_path / "halves"), weights(tmp_path / "whole"))
 
 
-def test_resuming_goes_through_epochs_and_stages(word_data, tmp_path):
-    """Some 18 batches an epoch: 13 updates of two end amid the second, after a change of block."""
+def test_resumes_bit_for_bit_across_epochs_and_stages(word_data, tmp_path):
+    """After 13 updates, in the middle of the second epoch and after a change of block."""
     stages = "training.stages=0.3:8,0.6:4"
     common = ["training.max_updates=20", "training.checkpoint_every=13", stages]
     run(word_data, tmp_path / "whole", *common, keep=0)
@@ -120,7 +106,7 @@ def state_of(out, update):
     return json.loads(path.read_text())
 
 
-def test_resuming_a_finished_run_says_so_and_writes_nothing(word_data, tmp_path, capsys):
+def test_resuming_a_finished_run_writes_nothing(word_data, tmp_path, capsys):
     run(word_data, tmp_path / "run", "training.max_updates=4")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     options = ["training.max_updates=2", "training.report_every=7"]
@@ -129,7 +115,7 @@ def test_resuming_a_finished_run_says_so_and_writes_nothing(word_data, tmp_path,
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
 
-def test_every_session_of_a_run_is_recorded(word_data, tmp_path, monkeypatch):
+def test_records_every_resumption(word_data, tmp_path, monkeypatch):
     for update, commit in ((2, "first"), (4, "second"), (6, "third")):
         monkeypatch.setattr(provenance, "commit", lambda package, commit=commit: commit)
         run(word_data, tmp_path / "run", f"training.max_updates={update}", resume=True)
@@ -139,8 +125,8 @@ def test_every_session_of_a_run_is_recorded(word_data, tmp_path, monkeypatch):
     assert sessions == [(2, "second"), (4, "third")]
 
 
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(word_data, tmp_path, capsys):
-    """It is newer than all that the resumed run saves, and must not count among them."""
+def test_falls_back_from_a_damaged_checkpoint(word_data, tmp_path, capsys):
+    """The damaged one is newer than all that the resumed run saves, and must not count."""
     out, every = tmp_path / "run", "training.checkpoint_every=2"
     run(word_data, out, every, "training.max_updates=6", keep=2)
     path = out / "checkpoints" / "update-00000006" / "weights.safetensors"
@@ -148,16 +134,16 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(word_data, tm
     content[-1] ^= 1
     path.write_bytes(content)
     run(word_data, out, every, "training.max_updates=5", resume=True, keep=1)
-    aside, said = out / "checkpoints" / ".damaged-update-00000006", capsys.readouterr().out
-    assert aside.is_dir() and all(each in said for each in (str(aside), str(path)))
-    assert "resuming after update 4" in said
+    moved, output = out / "checkpoints" / ".damaged-update-00000006", capsys.readouterr().out
+    assert moved.is_dir() and all(each in output for each in (str(moved), str(path)))
+    assert "resuming after update 4" in output
     assert [checkpoint.update for checkpoint in RunFolder(out).checkpoints()] == [5]
     run(word_data, tmp_path / "whole", every, "training.max_updates=5")
     assert_same(weights(out), weights(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("keep", [1, 0])
-def test_the_newest_and_the_best_are_kept(word_data, tmp_path, keep):
+def test_keeps_the_newest_and_the_best(word_data, tmp_path, keep):
     every = ["training.checkpoint_every=2", "training.validate_every=2", "training.max_updates=6"]
     run(word_data, tmp_path / "run", *every, keep=keep)
     folder = RunFolder(tmp_path / "run")
@@ -165,35 +151,32 @@ def test_the_newest_and_the_best_are_kept(word_data, tmp_path, keep):
     assert {checkpoint.update for checkpoint in folder.checkpoints()} == {*newest, best}
 
 
-# --- With less than it needs. ---
-
-
-FULL = {
+OUT_OF_MEMORY = {
     "device": torch.OutOfMemoryError("CUDA out of memory"),
     "host": RuntimeError("DefaultCPUAllocator: not enough memory"),
 }
 
 
-@pytest.mark.parametrize("where", FULL)
-def test_no_room_names_the_setting_and_half_of_it(word_data, tmp_path, monkeypatch, where):
+@pytest.mark.parametrize("where", OUT_OF_MEMORY)
+def test_explains_out_of_memory_in_an_update(word_data, tmp_path, monkeypatch, where):
     def forward(learner, batch):
-        raise FULL[where]
+        raise OUT_OF_MEMORY[where]
 
     monkeypatch.setattr(step, "forward", forward)
-    with pytest.raises(ValueError, match="batches.tokens=64: no room.*to 32.*recompute=layer"):
+    with pytest.raises(ValueError, match="tokens=64: not enough memory.*to 32.*recompute=layer"):
         run(word_data, tmp_path / "run", "training.max_updates=1")
 
 
-def test_no_room_for_the_model_itself_is_said(word_data, tmp_path, monkeypatch):
+def test_explains_out_of_memory_for_the_model(word_data, tmp_path, monkeypatch):
     def fail(model, device):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(parallel, "allocate", fail)
-    with pytest.raises(ValueError, match="no room for its 2,864 parameters .*lower decoder"):
+    with pytest.raises(ValueError, match="not enough memory for 2,864 parameters .*lower decoder"):
         run(word_data, tmp_path / "run", "training.max_updates=1")
 
 
-def test_other_errors_are_not_mistaken_for_lack_of_memory(word_data, tmp_path, monkeypatch):
+def test_other_errors_are_not_reported_as_out_of_memory(word_data, tmp_path, monkeypatch):
     def fail(learner, batch):
         raise RuntimeError("shapes differ")
 
@@ -202,20 +185,17 @@ def test_other_errors_are_not_mistaken_for_lack_of_memory(word_data, tmp_path, m
         run(word_data, tmp_path / "run", "training.max_updates=1")
 
 
-def test_without_tensorboard_it_says_what_to_install(word_data, tmp_path, monkeypatch):
+def test_tensorboard_must_be_installed(word_data, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match="pip install tensorboard"):
         run(word_data, tmp_path / "run", "training.tensorboard=true")
-
-
-# --- As long as it should be. ---
 
 
 @pytest.mark.parametrize(
     ("epochs", "more"),
     [(0.5, []), (2, ["training.stages=0.5:8"]), (2, ["batches.break_mode=complete"])],
 )
-def test_a_run_is_as_many_passes_over_the_text_as_asked_for(word_data, tmp_path, epochs, more):
+def test_trains_for_the_requested_epochs(word_data, tmp_path, epochs, more):
     quick = ["training.tokens_per_update=256", "training.report_every=1000", *more]
     run(word_data, tmp_path, f"training.epochs={epochs}", *quick)
     training = RunFolder(tmp_path).config().training
@@ -225,16 +205,16 @@ def test_a_run_is_as_many_passes_over_the_text_as_asked_for(word_data, tmp_path,
     assert epochs - 1e-6 <= last.epoch < epochs + 1.5 * per_update
 
 
-def test_a_schedule_is_as_long_as_the_passes(word_data, tmp_path):
-    asked = config_of(word_data, "training.epochs=1").training
+def test_stretches_the_schedule_to_the_epochs(word_data, tmp_path):
+    requested = config_of(word_data, "training.epochs=1").training
     run(word_data, tmp_path, "training.epochs=1")
     made = RunFolder(tmp_path).config().training
-    ratio = made.max_updates / asked.max_updates
+    ratio = made.max_updates / requested.max_updates
     assert ratio != 1
-    assert made.schedule.first_cycle == round(ratio * asked.schedule.first_cycle)
+    assert made.schedule.first_cycle == round(ratio * requested.schedule.first_cycle)
 
 
-def test_passes_and_updates_are_not_both_the_length(word_data):
+def test_rejects_epochs_with_max_updates(word_data):
     with pytest.raises(ValueError, match=r"training\.epochs"):
         config_of(word_data, "training.epochs=1", "training.max_updates=7")
 
@@ -244,7 +224,7 @@ NOTHING_LEARNED += ["max_updates=40", "validate_every=2", "patience=3"]
 NOTHING_LEARNED = [f"training.{each}" for each in NOTHING_LEARNED]
 
 
-def test_a_run_ends_when_its_patience_does(word_data, tmp_path, capsys):
+def test_stops_early(word_data, tmp_path, capsys):
     assert run(word_data, tmp_path, *NOTHING_LEARNED)
     assert [line.update for line in validations(tmp_path)] == [2, 4, 6, 8]
     assert reports(tmp_path)[-1].update == 8
@@ -252,32 +232,23 @@ def test_a_run_ends_when_its_patience_does(word_data, tmp_path, capsys):
     assert [checkpoint.update for checkpoint in folder.checkpoints()] == [8, 2]
     assert folder.choose("best").update in (2, 8)
     assert "stopped early after update 8" in capsys.readouterr().out
-    # It stays finished, until it is given more.
+    # It stays finished until patience is raised.
     assert run(word_data, tmp_path, *NOTHING_LEARNED, resume=True)
     assert "already finished" in capsys.readouterr().out
     assert run(word_data, tmp_path, *NOTHING_LEARNED, "training.patience=4", resume=True)
     assert folder.choose("newest").update == 10
 
 
-def test_a_run_that_improves_is_not_ended(word_data, tmp_path):
+def test_does_not_stop_early_while_improving(word_data, tmp_path):
     more = ["training.max_updates=12", "training.validate_every=2", "training.patience=1"]
     run(word_data, tmp_path, *more, keep=0)
     assert [line.update for line in validations(tmp_path)] == [2, 4, 6, 8, 10, 12]
     assert len(RunFolder(tmp_path).checkpoints()) == 6
 
 
-def test_patience_outlives_an_interruption(word_data, tmp_path, monkeypatch):
+def test_early_stopping_survives_an_interruption(word_data, tmp_path, monkeypatch):
     run(word_data, tmp_path / "whole", *NOTHING_LEARNED)
-    plain, asked_in = step.update, 5
-
-    def update(learner, batches, stop=False):
-        nonlocal asked_in
-        asked_in -= 1
-        if asked_in == 0:
-            signal.raise_signal(signal.SIGINT)
-        return plain(learner, batches, stop)
-
-    monkeypatch.setattr(step, "update", update)
+    disturb(monkeypatch, interrupt=5)
     out = tmp_path / "parts"
     assert not run(word_data, out, *NOTHING_LEARNED)
     assert run(word_data, out, *NOTHING_LEARNED, resume=True)
@@ -287,7 +258,7 @@ def test_patience_outlives_an_interruption(word_data, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.multi_process
-def test_processes_lose_patience_together(word_data, tmp_path):
+def test_all_processes_stop_early(word_data, tmp_path):
     run_together(word_data, tmp_path / "run", *NOTHING_LEARNED)
     assert RunFolder(tmp_path / "run").choose("newest").update == 8
 
@@ -298,5 +269,5 @@ def test_patience_needs_a_valid_set(word_data, tmp_path):
     text = tmp_path / "text"
     text.write_text("a b c\n" * 400)
     data = prepare(tmp_path / "data", {"train": [str(text)]}, Options())
-    with pytest.raises(ValueError, match=r"training\.patience=1: .*no valid set"):
+    with pytest.raises(ValueError, match=r"training\.patience=1: needs a valid set"):
         run(data, tmp_path / "run", "training.patience=1")

@@ -1,5 +1,3 @@
-"""Ten updates of the authors' trainer, reproduced weight by weight."""
-
 import json
 import math
 from pathlib import Path
@@ -30,9 +28,8 @@ SCHEDULE = CosineCycles(warmup_updates=4, first_cycle=4)
 
 
 class PublishedLoss(torch.nn.Module):
-    """The nll as the authors' training code sums it: a target that is word 1 of a tail band counts
-    with its class but not within its band, because the padding id 1 is ignored there as well. A
-    fault of that code, which the recorded numbers contain and this package does not repeat."""
+    """The nll as summed by the authors' training code, including a bug: for word 1 of a tail band
+    only the class counts, because the padding id 1 is ignored within the band as well."""
 
     def __init__(self, model):
         super().__init__()
@@ -119,7 +116,7 @@ def test_ten_updates_equal_the_authors(learner):
             torch.testing.assert_close(
                 weights[key], value, rtol=1e-4, atol=2e-6, msg=f"{name} {key}"
             )
-    # Their buffer is in units of the weights, ours in units of the gradient and downhill.
+    # Their buffer is in units of the weights, ours in units of the gradient.
     momenta = part(tensors, "momentum_after_10", toy_config())
     for key, param in learner.model.named_parameters():
         ours = -learner.optimizers[0].state[param]["momentum_buffer"] * rate

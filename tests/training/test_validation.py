@@ -1,5 +1,3 @@
-"""The valid set on the way: a fixed part often, and all of it where a checkpoint depends on it."""
-
 import json
 import os
 import time
@@ -19,7 +17,7 @@ PART = ["training.validate_share=0.5", "training.validate_every=2", "training.ma
 
 
 def numbered(lengths):
-    """Lines of so many tokens, each token the number of its line."""
+    """Lines of these lengths; every token is the number of its line."""
     return TokenArray.of([[number] * length for number, length in enumerate(lengths)])
 
 
@@ -27,7 +25,7 @@ def part(tokens, share):
     return part_of(tokens, share, np.ones(int(tokens.ids.max()) + 1, dtype=bool))
 
 
-def test_a_part_has_words_from_all_over_the_text():
+def test_a_part_is_spread_over_the_text():
     tokens = numbered([3] * 1600)
     chosen = part(tokens, 0.1)
     lines = np.unique(chosen.ids)
@@ -37,14 +35,14 @@ def test_a_part_has_words_from_all_over_the_text():
 
 
 @pytest.mark.parametrize("lengths", [[50_000, 49_999, 1], [7] * 20_000])
-def test_a_part_is_a_share_of_the_words_whatever_the_lines(lengths):
+def test_a_part_has_the_requested_share_of_words(lengths):
     tokens = numbered(lengths)
     chosen = part(tokens, 0.1)
     assert len(chosen.ids) == pytest.approx(0.1 * sum(lengths), rel=0.01)
     assert chosen.offsets[-1] == len(chosen.ids) and (np.diff(chosen.offsets) > 0).all()
 
 
-def test_a_part_is_the_same_words_whatever_they_are_made_of():
+def test_a_part_has_the_same_words_for_sub_words():
     """Even ids end words, odd ones are pieces before them."""
     words = TokenArray.of([range(0, 4_000, 2), range(4_000, 8_000, 2)])
     pieces = TokenArray.of([range(0, 4_000), range(4_000, 8_000)])
@@ -54,15 +52,13 @@ def test_a_part_is_the_same_words_whatever_they_are_made_of():
 
 
 @pytest.mark.parametrize(("lines", "share"), [(1600, 1.0), (3, 0.5), (40, 0.99)])
-def test_all_of_the_text_is_taken_where_no_part_can_be_chosen(lines, share):
+def test_uses_the_whole_text_if_it_is_short(lines, share):
     tokens = numbered([2] * lines)
     assert part(tokens, share) is tokens
 
 
-def test_a_pass_on_the_way_is_short_beside_the_training_between_two(
-    word_data, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("zipflm.training.validation._FEWEST_WORDS", 1)
+def test_validation_is_short_compared_with_training(word_data, tmp_path, monkeypatch):
+    monkeypatch.setattr("zipflm.training.validation._MIN_WORDS", 1)
     run(word_data, tmp_path, "training.validate_every=2", "training.max_updates=6")
     found = validations(tmp_path)
     assert [line.update for line in found] == [2, 4, 6, 6]
@@ -70,17 +66,17 @@ def test_a_pass_on_the_way_is_short_beside_the_training_between_two(
     assert found[-1].words == word_data.split("valid").words
 
 
-def test_the_time_left_counts_the_passes_to_come(word_data, tmp_path, monkeypatch):
+def test_time_left_includes_validation(word_data, tmp_path, monkeypatch):
     scored = validation._scored
     monkeypatch.setattr(validation, "_scored", lambda *args: time.sleep(0.5) or scored(*args))
     every = ["training.validate_every=2", "training.report_every=2", "training.max_updates=6"]
     run(word_data, tmp_path, *every)
     left = {report.update: report.seconds_left for report in reports(tmp_path)}
-    # Two passes are left of an update before its own, or the last one alone.
+    # Two validations are left after update 4, one after update 6.
     assert left[4] > 1.0 and 0.5 < left[6] < left[4]
 
 
-def test_the_last_validation_and_those_of_checkpoints_cover_everything(word_data, tmp_path, capsys):
+def test_scores_the_whole_set_at_checkpoints_and_at_the_end(word_data, tmp_path, capsys):
     run(word_data, tmp_path, *PART, "training.checkpoint_every=4", keep=0)
     found = validations(tmp_path)
     assert [(line.update, line.share) for line in found] == [
@@ -90,13 +86,13 @@ def test_the_last_validation_and_those_of_checkpoints_cover_everything(word_data
     assert all((line.words == words) == (line.share == 1) for line in found)
     for checkpoint in RunFolder(tmp_path).checkpoints():
         assert checkpoint.state().valid.words == words
-    said = capsys.readouterr().out
-    assert "50% of the set" in said and f"({words:,} words, complete" in said
+    output = capsys.readouterr().out
+    assert "50% of the set" in output and f"({words:,} words, complete" in output
 
 
 def train_sharded(path, out):
-    """A sharded, compiled run that validates after every update; how many graphs were compiled by
-    the beginning and by the end of each pass over the valid set, and by the end of the run."""
+    """Train a sharded, compiled run; record the number of compiled graphs before and after each
+    validation and at the end."""
     torch.set_num_threads(1)
     seen, graphs, validate = [], [], trainer.validate
 
@@ -104,15 +100,15 @@ def train_sharded(path, out):
         graphs.append(graph)
         return graph
 
-    def watched(run, **options):
+    def record(run, **options):
         seen.append(len(graphs))
         result = validate(run, **options)
         seen.append(len(graphs))
         return result
 
-    compilation.BACKEND, trainer.validate = backend, watched
+    compilation.BACKEND, trainer.validate = backend, record
     settings = ["training.parallel=fsdp", "training.compile=true", "training.validate_every=1"]
-    # Whole lines: batches of all shapes.
+    # Whole lines give batches of various shapes.
     shapes = ["batches.eval_break_mode=complete", "batches.eval_block=24", "decoder.num_layers=2"]
     run(DataFolder.open(path), out, *settings, *shapes, "training.max_updates=3")
     total = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -121,8 +117,7 @@ def train_sharded(path, out):
 
 @pytest.mark.slow
 @pytest.mark.multi_process
-def test_a_sharded_model_is_not_compiled_for_the_shapes_of_the_valid_set(word_data, tmp_path):
-    """Nor once more for training after that."""
+def test_validation_does_not_compile_a_sharded_model(word_data, tmp_path):
     assert in_processes(2, train_sharded, word_data.path, tmp_path / "run") == [0, 0]
     for rank in range(2):
         seen = json.loads((tmp_path / f"seen-{rank}").read_text())

@@ -221,12 +221,12 @@ def is_first_process() -> bool:
 def show_progress() -> Iterator[None]:
     """Show a progress bar for scoring, if stderr is a terminal and this is the first process."""
     from zipflm.data.prepare import progress_bar
-    from zipflm.evaluation.scoring import watched_by
+    from zipflm.evaluation.progress import on_progress
 
     if not is_first_process():
         yield
         return
-    with progress_bar("tokens") as report, watched_by(report):
+    with progress_bar("tokens") as report, on_progress(report):
         yield
 
 

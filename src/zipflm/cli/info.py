@@ -191,10 +191,10 @@ def _show_paper(as_json: bool) -> None:
 
 
 def _show_bands(data: str, options: dict[str, Any], as_json: bool) -> None:
-    from zipflm.evaluation.scoring import usable_device
+    from zipflm.evaluation.device import resolve_device
     from zipflm.model.band_search import DEVICES, paper_bands, suggest, weigh
 
-    speeds = "cpu" if usable_device(options.pop("device", None)) == "cpu" else "h200"
+    speeds = "cpu" if resolve_device(options.pop("device", None)) == "cpu" else "h200"
     counts, costs = _counts(Path(data)), DEVICES[speeds]
     options = {"dim": 1024, "factor": 4, **options}
     suggested = suggest(counts, **options, costs=costs)

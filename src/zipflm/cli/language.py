@@ -88,7 +88,7 @@ def score(
     """
     from zipflm.data.prepare import progress_bar
     from zipflm.data.text import expand
-    from zipflm.evaluation.scoring import watched_by
+    from zipflm.evaluation.progress import on_progress
     from zipflm.language.model import load
     from zipflm.language.score_command import ScoreOptions, score_files
 
@@ -119,7 +119,7 @@ def score(
     )
     # A progress bar would overwrite rows on the same terminal.
     bar = nullcontext(lambda *_: None) if sys.stdout.isatty() else progress_bar()
-    with bar as report, watched_by(report):
+    with bar as report, on_progress(report):
         for rows in score_files(lm, names, options):
             _write_rows(rows)
 
@@ -277,7 +277,7 @@ def rescore(
     With --reference, the weights are tuned on these lists and printed on stderr.
     """
     from zipflm.data.prepare import progress_bar
-    from zipflm.evaluation.scoring import watched_by
+    from zipflm.evaluation.progress import on_progress
     from zipflm.language import rescore_command as library
     from zipflm.language.rescoring import Results, parse_weights
 
@@ -295,7 +295,7 @@ def rescore(
     )
     to_terminal = out in (None, "-") and sys.stdout.isatty()
     bar = nullcontext(lambda *_: None) if to_terminal else progress_bar("hypotheses")
-    with cleanup_on_sigterm(), bar as report, watched_by(report):
+    with cleanup_on_sigterm(), bar as report, on_progress(report):
         library.rescore_file(
             nbest,
             options,

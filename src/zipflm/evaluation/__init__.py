@@ -1,1 +1,1 @@
-"""Scores of texts under trained models: per-token nll, perplexity, run folders."""
+"""Scoring of texts with trained models: per-token nll and perplexity."""

@@ -1,8 +1,4 @@
-"""`zipflm evaluate`: the perplexity of a run on a split of a data folder, or on a text.
-
-Paths become a `LoadedRun` and a `DataFolder` here, once; `score_split` checks that the two belong
-together, lets `scoring` score and reports the numbers with their protocol.
-"""
+"""`zipflm evaluate`: the perplexity of a run on a split of a data folder, or on a text file."""
 
 from __future__ import annotations
 
@@ -27,8 +23,11 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.data.scan import Errors
 from zipflm.data.text import UTF_8, check_encoding
 from zipflm.data.vocabulary import CONTINUES
+from zipflm.evaluation.device import resolve_device
+from zipflm.evaluation.progress import progress_label
 from zipflm.evaluation.protocol import TokenScores
-from zipflm.evaluation.scoring import ALONE, Share, named, score, usable_device
+from zipflm.evaluation.scoring import score
+from zipflm.evaluation.sharing import ALONE, Share
 from zipflm.memory.specs import open_memories
 from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
@@ -37,17 +36,17 @@ from zipflm.storage import TEMPORARY_REMEDY, naming_full_disk
 
 Source = str | PathLike[str]
 
-# Tokens in one pass, enough to keep the device busy; on a CPU more would only cost memory.
+# Default batch sizes: enough to keep the device busy. On a CPU more would only cost memory.
 _CPU_TOKENS = 4_096
 _DEVICE_TOKENS = 32_768
 
-# In a text of pieces every few words have subword-nmt's mark, in a text of words next to none.
+# A text with more continuation marks (subword-nmt's @@) than this is already split into pieces.
 _SHARE_OF_CONTINUED_WORDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringOptions:
-    """How to cut and compute; None means the run's own, or what suits the device."""
+    """Options for scoring. None selects the setting of the run, or a default for the device."""
 
     block: int | None = None
     context: int | None = None
@@ -56,7 +55,7 @@ class ScoringOptions:
     device: str | None = None
     dtype: Precision = "float32"
     memory: tuple[str, ...] = ()
-    """Memories to mix with the model: `cache:2000`, the folder of a store."""
+    """Memories to mix with the model, such as `cache:2000` or the folder of a store."""
 
     def __post_init__(self) -> None:
         if self.break_mode is not None and self.break_mode not in get_args(BreakMode):
@@ -70,8 +69,8 @@ class ScoringOptions:
             raise ValueError(f"--batch-tokens {self.batch_tokens}: must be at least 1")
 
     def resolved(self, config: Config) -> ResolvedOptions:
-        """With nothing left open; ValueError for what is impossible."""
-        blocks, device = self.blocks(config), usable_device(self.device)
+        """Fill in the defaults; ValueError if the options conflict."""
+        blocks, device = self.blocks(config), resolve_device(self.device)
         room = _CPU_TOKENS if device == "cpu" else _DEVICE_TOKENS
         tokens = max(room, blocks.block) if self.batch_tokens is None else self.batch_tokens
         if tokens < blocks.block:
@@ -81,9 +80,9 @@ class ScoringOptions:
         return ResolvedOptions(blocks, tokens, device, self.dtype)
 
     def blocks(self, config: Config) -> Blocks:
-        """How a run's text is cut; ValueError if these options and the run's own do not fit."""
+        """The blocks to score; ValueError if these options conflict with those of the run."""
         own = config.batches.eval_blocks
-        # The run's own context belongs to its own block.
+        # The context of the run only makes sense with the block of the run.
         context = own.context if self.block is None else 0
         try:
             return Blocks(
@@ -91,13 +90,13 @@ class ScoringOptions:
                 block=own.block if self.block is None else self.block,
                 context=context if self.context is None else self.context,
             )
-        except ValueError as error:  # which begins with the name of the field
+        except ValueError as error:  # starts with the name of the field
             raise ValueError(f"--{error}") from None
 
 
 @dataclass(frozen=True)
 class ResolvedOptions:
-    """How to cut and compute, for one run on one machine."""
+    """`ScoringOptions` with all defaults filled in."""
 
     blocks: Blocks
     batch_tokens: int
@@ -107,25 +106,25 @@ class ResolvedOptions:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores, and what a report says beside them."""
+    """Scores with the details that a report includes."""
 
     scores: TokenScores
     seconds: float
     run: str
     checkpoint: str
-    """Name of the folder that was read."""
+    """Name of the checkpoint folder."""
     source: str
-    """The data folder or the text."""
+    """The data folder or the text file."""
     split: str | None
     vocabulary: str
-    """Its hash."""
+    """Hash of the vocabulary."""
     device: str
     num_bytes: int
-    """Of the text: of every word, plus one per space between two words and per line end."""
+    """Size of the normalised text: words joined by single spaces, one newline per line."""
     out_of_vocabulary: int
-    """Words that became `<unk>` although the text spells them otherwise."""
+    """Number of words replaced by `<unk>`."""
     splitting: Splitting
-    """How the text became words."""
+    """Rule that split the text into words."""
 
     @property
     def perplexity(self) -> float:
@@ -134,9 +133,8 @@ class Evaluation:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """None where the model does not encode the text, because it cannot be told from the words:
-        `<unk>` says nothing of how a word is spelt, and a rule that splits punctuation off or
-        lowercases leaves out where spaces and capitals were."""
+        """None if the text cannot be restored from the words: `<unk>` loses the spelling, and
+        splitting punctuation or lowercasing loses spaces and capitals."""
         is_encoded = self.splitting.is_plain and not self.out_of_vocabulary
         return self.scores.bits_per_byte(self.num_bytes) if is_encoded else None
 
@@ -177,7 +175,6 @@ class Evaluation:
         return json.dumps(self.report(), indent=1)
 
     def as_text(self) -> str:
-        """The same for people."""
         scores, protocol, blocks = self.scores, self.scores.protocol, self.scores.protocol.blocks
         return "\n".join(
             [
@@ -200,8 +197,8 @@ class Evaluation:
             return f"{value:.4f}"
         if not self.splitting.is_plain:
             lost = "capitals" if self.splitting.rule == "whitespace" else "where spaces were"
-            return f"not defined: words made with {self.splitting} do not tell {lost}"
-        return f"not defined: {self.out_of_vocabulary:,} words are unknown and would not be spelt"
+            return f"not defined: words made with {self.splitting} do not keep {lost}"
+        return f"not defined: {self.out_of_vocabulary:,} unknown words lose their spelling"
 
 
 def evaluate(
@@ -216,29 +213,30 @@ def evaluate(
     errors: Errors = "strict",
     share: Share = ALONE,
 ) -> Evaluation:
-    """Score a split of a data folder, or a text, with a run's newest or chosen checkpoint.
+    """Score a split of a data folder (default: test) or a text with a checkpoint of a run.
 
-    The split is `test` unless given; `encoding` is that of the text, and `errors="replace"` puts
-    U+FFFD in place of bytes that are not of it. Several processes that share
-    the work (`share`) all get the result.
+    `encoding` and `errors` apply to the text; `errors="replace"` replaces invalid bytes by U+FFFD.
+    If several processes share the work (`share`), all get the result.
     """
     if (data is None) == (text is None):
         raise ValueError("give either --data, a data folder, or --text, a file to score")
     if text is not None and split is not None:
-        raise ValueError(f"--split {split}: of a data folder; --text is scored as a whole")
+        raise ValueError(f"--split {split}: only applies to --data; --text is scored as a whole")
     if split is not None and split not in SPLITS:
         raise ValueError(f"--split {split}: choose from {', '.join(SPLITS)}")
     if check_encoding(encoding) != UTF_8 and text is None:
-        raise ValueError(f"--encoding {encoding}: of --text; a data folder is in UTF-8")
+        raise ValueError(
+            f"--encoding {encoding}: only applies to --text; data folders are in UTF-8"
+        )
     if errors != "strict" and text is None:
-        raise ValueError(f"--errors {errors}: of --text; a data folder is in UTF-8")
+        raise ValueError(f"--errors {errors}: only applies to --text; data folders are in UTF-8")
     if text is not None and str(text) == "-" and share.world_size > 1:
-        raise ValueError("--text -: several processes cannot read it; give a file that all see")
+        raise ValueError("--text -: several processes cannot share standard input; use a file")
     options = options or ScoringOptions()
 
     def load() -> LoadedRun:
         loaded = run if isinstance(run, LoadedRun) else load_run(run, checkpoint)
-        options.resolved(loaded.config)  # an error, if it is one, before a long text is prepared
+        options.resolved(loaded.config)  # reports errors before a long text is prepared
         return loaded
 
     loaded = share.done_by_all(load)
@@ -266,7 +264,7 @@ def score_split(
 ) -> Evaluation:
     """Score one split; ValueError if it was not prepared for this run, or is damaged.
 
-    `source` is the text of which the folder was made for this evaluation alone.
+    `source` is the text file if the data folder is a temporary one.
     """
     chosen = options.resolved(run.config)
     in_order = bool(options.memory)
@@ -276,7 +274,7 @@ def score_split(
         raise ValueError("--memory cache: needs the whole text; run one process, not several")
     _require_same_everywhere(run, folder, split, share)
     started = time.perf_counter()
-    with named(f"scoring {split if source is None else source}"):
+    with progress_label(f"scoring {split if source is None else source}"):
         scores = score(
             run.model,
             batches,
@@ -307,8 +305,10 @@ def score_split(
 def batches_of(
     run: LoadedRun, folder: DataFolder, split: str, options: ResolvedOptions, *, in_order: bool
 ) -> Batches:
-    """A split cut for a run; ValueError if it was not prepared for it, or is damaged. With
-    `in_order` its tokens come in the order of the text."""
+    """The batches of a split; ValueError if it was not prepared for this run, or is damaged.
+
+    With `in_order` the tokens come in the order of the text.
+    """
     _require_same_vocabulary(run, folder)
     _require_same_splitting(run, folder)
     _require_same_pieces(run, folder, split)
@@ -316,14 +316,13 @@ def batches_of(
     tokens = folder.tokens(split)
     if len(tokens) == 0:
         raise ValueError(f"{folder.path}: the split {split} has no tokens; prepare it again")
-    # A state is carried over the whole text: other numbers of stretches would give other numbers.
+    # The state is carried over the whole text. Cutting it into rows would change the result.
     is_stream = options.blocks.break_mode == "stream"
     size = options.blocks.block if is_stream else options.batch_tokens
     return Batches(tokens, options.blocks, max_tokens=size, shuffle=False, in_order=in_order)
 
 
 def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, share: Share) -> None:
-    """Processes that share the work must have the same model and text."""
     if len(set(share.all_values((run.weights_hash, folder.split(split).sha256)))) > 1:
         raise ValueError(
             f"{run} or the split {split} of {folder.path} is not the same in all processes; give "
@@ -335,8 +334,10 @@ def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, sha
 def _prepared(
     run: LoadedRun, text: Source, encoding: str, errors: Errors
 ) -> Iterator[tuple[LoadedRun, DataFolder]]:
-    """A passing data folder of a text, made as the run's own data was. A run that reads words by
-    their bytes is returned with those of the text added to its vocabulary."""
+    """A temporary data folder for a text, prepared like the training data of the run.
+
+    For a run that reads words by their bytes, the words of the text are added to its vocabulary.
+    """
     options = Options(
         vocabulary=run.vocabulary,
         bpe_codes=run.codes,
@@ -348,7 +349,7 @@ def _prepared(
         with naming_full_disk(Path(place), TEMPORARY_REMEDY):
             if run.config.num_predicted < run.config.vocab_size:
                 if str(text) == "-":
-                    raise ValueError("--text -: this run reads a text twice; give a file")
+                    raise ValueError("--text -: this run must read the text twice; use a file")
                 every_word = replace(options, vocabulary=None, min_count=1)
                 words = prepare(Path(place) / "words", {"train": [text]}, every_word)
                 run = with_words(run, words.vocabulary.words)
@@ -367,7 +368,6 @@ def _require_same_vocabulary(run: LoadedRun, folder: DataFolder) -> None:
 
 
 def _require_same_splitting(run: LoadedRun, folder: DataFolder) -> None:
-    """Raw text must have become words as the text did that the run was trained on."""
     if run.splitting != folder.splitting:
         raise ValueError(
             f"{run} takes text prepared with {run.splitting}, but {folder.path} was prepared with "
@@ -376,10 +376,9 @@ def _require_same_splitting(run: LoadedRun, folder: DataFolder) -> None:
 
 
 def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None:
-    """Words must have been split as those were that the run was trained on."""
     if run.codes is not None and folder.codes is None:
         raise ValueError(
-            f"{run} knows pieces of words, but {folder.path} was prepared without splitting words; "
+            f"{run} is a sub-word model, but {folder.path} was prepared without splitting words; "
             f"prepare the text with {_options_of(run)}"
         )
     if run.codes is not None and folder.codes is not None and folder.codes.hash != run.codes.hash:
@@ -391,20 +390,20 @@ def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None
     if folder.codes is not None and facts.continued > _SHARE_OF_CONTINUED_WORDS * facts.words:
         raise ValueError(
             f"{run} splits words itself, but {facts.continued} of the {facts.words} words of the "
-            f"text end in {CONTINUES}: it was split before; give the text of whole words"
+            f"text end in {CONTINUES}: it is already split; use the text of whole words"
         )
     if run.codes is None and run.config.batches.unit == "bpe" and folder.codes is None:
         ids = folder.tokens(split).ids
         if folder.vocabulary.ends_word[ids].all():
             raise ValueError(
-                f"{run} knows pieces of words and has no codes to split words with, but no piece "
-                f"of the text ends in {CONTINUES}; split the text as the run's training text was, "
-                "or import the run again with --bpe-codes"
+                f"{run} is a sub-word model without BPE codes, but no piece of the text ends in "
+                f"{CONTINUES}; split the text like the training text, or import the run again with "
+                "--bpe-codes"
             )
 
 
 def _options_of(run: LoadedRun) -> str:
-    """What to give `zipflm prepare` for text that the run can score."""
+    """Options of `zipflm prepare` for text that the run can score."""
     folder = run.checkpoint.path
     options = [f"--vocabulary {folder / VOCABULARY_FILE}"]
     if run.codes is not None:
@@ -413,14 +412,14 @@ def _options_of(run: LoadedRun) -> str:
 
 
 def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
-    """By the run's unit: a text of pieces may have been prepared as if they were words."""
+    # A text of pieces can have been prepared as if they were words.
     if folder.unit == "bpe" or config.batches.unit == "word":
         return folder.ends_word
     return folder.vocabulary.ends_word
 
 
 def _text_bytes(config: Config, folder: DataFolder, split: str) -> int:
-    """Bytes of the words: where a text came in pieces, without the marks and spaces in words."""
+    """Size of the text without the continuation marks and spaces inside words."""
     facts = folder.split(split)
     if folder.unit == "bpe" or config.batches.unit == "word":
         return facts.bytes

@@ -1,8 +1,4 @@
-"""The result of an evaluation: one nll per token in the order of the text, and how it was made.
-
-Perplexity, sub-word to word merging and frequency bins are reductions of it. NumPy only; knows
-neither models nor files.
-"""
+"""The result of an evaluation: one nll per token in the order of the text, with its protocol."""
 
 from __future__ import annotations
 
@@ -18,29 +14,29 @@ from zipflm.units import bits, perplexity
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringProtocol:
-    """What a perplexity must be quoted with. It is per word whatever `unit` the model has."""
+    """The settings and counts to quote with a perplexity, which is always per word."""
 
     unit: Unit
-    """What one id of the model stands for."""
+    """The kind of token that the model predicts."""
     blocks: Blocks
-    """How the text was cut, and how much of each block was context."""
+    """Block length, context and break mode."""
     tokens: int
-    """Tokens scored, each exactly once, `</s>` included."""
+    """Number of tokens scored, each exactly once, including `</s>`."""
     words: int
-    """Words they make up; `</s>` is one."""
+    """Number of words in them; `</s>` counts as a word."""
     unk: int
-    """How many of the tokens are `<unk>`, scored as a word like any other."""
+    """Number of `<unk>` tokens, scored like any other word."""
     eos: int
-    """How many of the tokens are `</s>`."""
+    """Number of `</s>` tokens."""
     positions: int
-    """Tokens that went through the model, context included, padding not."""
+    """Number of tokens that went through the model, with context but without padding."""
     dtype: str
-    """Of activations and matrix products; log-probabilities are float32."""
+    """Type of activations and matrix products; log-probabilities are float32."""
     memory: tuple[str, ...] = ()
-    """Memories that were mixed with the model, with their settings."""
+    """Memories mixed with the model, with their settings."""
 
     def by_name(self) -> dict[str, str | int]:
-        """All of it in one flat table, for people and files."""
+        """All fields in one flat dictionary."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         del own["blocks"], own["memory"]
         blocks = {f.name: getattr(self.blocks, f.name) for f in fields(self.blocks)}
@@ -50,14 +46,14 @@ class ScoringProtocol:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """One entry per scored token, in the order of the text."""
+    """One item per scored token, in the order of the text."""
 
     targets: NDArray[Any]
-    """Ids of the tokens, in the integer type they are stored in."""
+    """Token ids, in their stored integer type."""
     nll: NDArray[np.float32]
-    """-log p(token | what came before), in nats."""
+    """-log p(token | previous tokens), in nats."""
     ends_word: NDArray[np.bool_]
-    """False for a piece of a word that the next piece continues."""
+    """False for a piece that the next one continues."""
     protocol: ScoringProtocol
 
     @property
@@ -77,18 +73,14 @@ class TokenScores:
         return replace(self, protocol=replace(self.protocol, memory=names))
 
     def words(self) -> NDArray[np.float64]:
-        """nll per word: the pieces of a word added up, so that the total is the same.
-
-        Pieces of 1 and 2 nats that make up a word, and a word of 4, give [3, 4].
-        """
+        """nll per word: the sum over its pieces."""
         starts = np.flatnonzero(np.append(True, self.ends_word[:-1]))
         return np.add.reduceat(self.nll.astype(np.float64), starts)
 
     def bits_per_byte(self, num_bytes: int) -> float:
-        """Bits that the model needs per byte of a text of that length."""
         return bits(self.nll_sum) / num_bytes
 
 
 def count_words(ends_word: NDArray[np.bool_]) -> int:
-    """Words that tokens make up; pieces at the very end that nothing completes are one too."""
+    """Number of words in tokens; an unfinished word at the end counts as one."""
     return int(np.count_nonzero(ends_word)) + (not ends_word[-1])

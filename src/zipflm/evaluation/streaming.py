@@ -1,4 +1,4 @@
-"""Speed of reading a text word by word, as speech recognition and typing do: one row, on a CPU."""
+"""Speed of scoring one text word by word on a CPU, as in speech recognition."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from numpy.typing import NDArray
 
 from zipflm.model.language_model import LanguageModel
 
-_WARM_UP = 10
-"""Tokens before the clock starts."""
+_WARM_UP = 10  # tokens
 
 
 @torch.inference_mode()
 def streaming_speed(
     model: LanguageModel, ids: NDArray[Any], block: int, seconds: float = 1.0
 ) -> float:
-    """Tokens per second: each is scored, then passes the decoder, which keeps its state.
+    """Tokens per second when every token is scored and then fed to the decoder.
 
-    A Transformer reads a block of the text from its start again and again, so that it holds half a
-    block on average. The model is moved to the CPU, in float32.
+    One block is read repeatedly, so a Transformer attends to half a block on average. The model is
+    moved to the CPU and converted to float32.
     """
     model = model.to("cpu", torch.float32).eval()
     tokens = torch.tensor(ids[: block + 1], dtype=torch.int64)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from zipflm.data.bpe import join
 from zipflm.data.vocabulary import CONTINUES, END, FILLER, SPECIALS, UNKNOWN, Vocabulary
-from zipflm.evaluation.scoring import Likely
+from zipflm.evaluation.documents import Likely
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.next_words import MOST_PIECES
 from zipflm.language.text import EncodedText, Ids, TextReader

@@ -22,16 +22,9 @@ from zipflm.data.batches import batch_of
 from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import END, PAD, UNKNOWN
 from zipflm.data.windows import Windows, batched, cut, document_windows, group, with_context
+from zipflm.evaluation.documents import Document, DocumentScores, Likely, start_documents
 from zipflm.evaluation.protocol import ScoringProtocol
-from zipflm.evaluation.scoring import (
-    Document,
-    DocumentScores,
-    Likely,
-    predicted_ids,
-    predicting,
-    start_documents,
-    start_scoring,
-)
+from zipflm.evaluation.scoring import predicted_ids, predicting, start_scoring
 from zipflm.language.text import EncodedText, Ids
 from zipflm.memory.mixing import Mixture
 from zipflm.memory.specs import Memories

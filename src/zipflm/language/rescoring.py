@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from zipflm.data.text import shown
 from zipflm.data.vocabulary import END, PAD
-from zipflm.evaluation.scoring import named, tell
+from zipflm.evaluation.progress import progress_label, report_progress
 from zipflm.language.engine import Engine, diverged
 from zipflm.language.files import Writable, destination
 from zipflm.language.nbest import TOTAL, WORDS, Entry, NBest, format_score
@@ -203,8 +203,8 @@ def scored(
     """Add the model's scores to utterances; `total` is the number of hypotheses for progress."""
     for group in _groups(utterances):
         yield from _scored_group(group, scorer)
-        with named("rescoring"):
-            tell(sum(map(len, group)), total)
+        with progress_label("rescoring"):
+            report_progress(sum(map(len, group)), total)
 
 
 def _groups(utterances: Iterable[list[Entry]]) -> Iterator[list[list[Entry]]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from zipflm.data.text import UTF_8, check_encoding, expand, line_groups, shown, stored_size
 from zipflm.data.vocabulary import END
-from zipflm.evaluation.scoring import tell
+from zipflm.evaluation.progress import report_progress
 from zipflm.language.engine import ScoredDocument, scored_documents, scored_lines
 from zipflm.language.files import decode_line
 from zipflm.language.model import TrainedModel
@@ -152,7 +152,7 @@ class _File:
         """`first` is the number of the first line, and `consumed` the size in bytes."""
         for place, line in enumerate(lines):
             yield self._lm.reader.line(self._text(first + place, line))
-        tell(consumed, self._total)
+        report_progress(consumed, self._total)
 
     def _text(self, number: int, line: bytes) -> str:
         if self._options.errors == "replace":

@@ -1,7 +1,7 @@
-"""`zipflm memory build`: the vector before every word of a text, written to a store.
+"""`zipflm memory build`: write the hidden vector before every word of a text to a store.
 
-Batches are written in the order of the text. `building.json` says what is on the disk for certain,
-so a killed build continues there and ends with the same bytes.
+Batches are written in the order of the text. `building.json` records the number of keys safely on
+disk, so a killed build can continue and produces the same bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from zipflm.data.batches import Batches, batch_of
 from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.evaluate import ScoringOptions, batches_of
-from zipflm.evaluation.scoring import named, predicting, scored_places, tell
+from zipflm.evaluation.progress import progress_label, report_progress
+from zipflm.evaluation.scoring import predicting, scored_places
 from zipflm.memory.mixing import unit_vectors
 from zipflm.memory.neighbours import INDEXED_FROM, build_index, recall, require_faiss
 from zipflm.memory.store import (
@@ -48,7 +49,7 @@ _CONTEXT = 32
 class _Progress:
     plan: Plan
     keys: int
-    """That are on the disk."""
+    """Number of keys on disk."""
 
 
 def build(
@@ -63,10 +64,10 @@ def build(
     options: ScoringOptions | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> StoreFacts:
-    """Make a store of a split's first `max_keys` tokens, or of all; continue a killed build.
+    """Build a store from the first `max_keys` tokens of a split, or continue a killed build.
 
-    An index is built for stores of 2 million keys or more if faiss is installed, unless `index`
-    says otherwise. The text is cut as `evaluate` would cut it, with some context unless told.
+    By default, stores of 2 million keys or more get an index if faiss is installed. The text is cut
+    into blocks as for `evaluate`, by default with some context.
     """
     if max_keys is not None and max_keys < 1:
         raise ValueError(f"--max-keys {max_keys}: must be at least 1")
@@ -95,15 +96,15 @@ def build(
     remedy = "free some space and run the same command again: it continues where it stopped"
     with sole_writer(out), naming_full_disk(out, remedy):
         done = _begin(out, plan, say)
-        with named(f"keys of {split}"), _open(out / KEYS_FILE) as keys:
+        with progress_label(f"keys of {split}"), _open(out / KEYS_FILE) as keys:
             with _open(out / VALUES_FILE) as values:
                 _write(run, batches, plan, chosen.device, done, (keys, values), out)
         return _finish(out, plan, index, say)
 
 
 def _with_context(options: ScoringOptions, run: LoadedRun) -> ScoringOptions:
-    """Keys that saw a word or two alone are equal in many places, so that chance would choose which
-    of them are the nearest. With a context only those at the text's begin are such."""
+    """Without context, the first keys of many blocks would be equal, and the nearest of them would
+    be arbitrary."""
     blocks = options.blocks(run.config)
     if options.context is not None or blocks.break_mode not in ("none", "complete"):
         return options
@@ -111,20 +112,20 @@ def _with_context(options: ScoringOptions, run: LoadedRun) -> ScoringOptions:
 
 
 def _begin(out: Path, plan: Plan, say: Callable[[str], None]) -> int:
-    """The number of keys that are there already; other files of the folder are left alone."""
+    """Start or continue a build; return the number of keys on disk."""
     if (out / FACTS_FILE).exists():
-        raise FileExistsError(f"{out}: a finished store; choose another --out or remove it first")
+        raise FileExistsError(f"{out}: already a finished store; choose another --out")
     if not (out / _PROGRESS_FILE).is_file():
         if any(path.name != ".lock" for path in out.iterdir()):
             raise FileExistsError(f"{out}: not empty; choose another --out")
         write_record(out / _PROGRESS_FILE, _Progress(plan=plan, keys=0))
         return 0
     progress = read_record(_Progress, out / _PROGRESS_FILE)
-    # The same run and text may be named in other ways: their hashes count.
+    # Paths can differ if the hashes are the same.
     before, now = (to_dict(replace(each, run="", data="")) for each in (progress.plan, plan))
     if before != now:
         changed = ", ".join(f"{key} {before[key]}" for key in now if before[key] != now[key])
-        raise ValueError(f"{out}: begun with {changed}; build with that, or choose another --out")
+        raise ValueError(f"{out}: started with {changed}; use the same, or choose another --out")
     if progress.keys:
         say(f"continuing after {progress.keys:,} of {plan.keys:,} keys")
     return progress.keys
@@ -149,7 +150,7 @@ def _write(
     for file, width in zip(files, widths, strict=True):
         if os.fstat(file.fileno()).st_size < done * width:
             raise ValueError(
-                f"{file.name}: cut short; {_PROGRESS_FILE} promises {done:,} keys; remove {out} "
+                f"{file.name}: shorter than the {done:,} keys in {_PROGRESS_FILE}; remove {out} "
                 "and build again"
             )
         file.truncate(done * width)
@@ -157,7 +158,7 @@ def _write(
     model, saved = run.model.to(device).eval(), time.monotonic()
     carries = plan.blocks.break_mode == "stream" and model.config.decoder.has_constant_state
     states = model.decoder.new_state(1, 0) if carries else None
-    tell(done, plan.keys)
+    report_progress(done, plan.keys)
     for index in range(len(batches)):
         windows = batches.windows(0, index)
         places = scored_places(windows)
@@ -169,19 +170,19 @@ def _write(
             batch = batch_of(batches.tokens.ids, windows)
             hidden, targets = predicting(model, batch, device, states)  # type: ignore[arg-type]
         if places[-1] < done:
-            continue  # read again for the state after it
+            continue  # computed only for the state
         number = min(len(places), plan.keys - done)
         words = targets.where(targets < model.output.edges[-1], UNKNOWN)
         keys = unit_vectors(hidden[:number]).to(getattr(torch, plan.dtype))
-        # The model saw one token before these, e.g. before the text's first word. It would be
-        # the nearest to the begin of any text.
+        # Keys with a single token of context, as at the start of the text, are not recalled. They
+        # would be the nearest at the start of any text.
         is_bare = torch.zeros_like(batch.scored)
         is_bare[:, 0] = index == 0 or not carries
         keys[is_bare[batch.scored][:number].to(keys.device)] = 0
         files[0].write(keys.cpu().numpy().data)
         files[1].write(words[:number].int().cpu().numpy().data)
         done += number
-        tell(number, plan.keys)
+        report_progress(number, plan.keys)
         if time.monotonic() - saved > _SAVE_SECONDS or done == plan.keys:
             for file in files:
                 file.flush()
@@ -198,7 +199,7 @@ def _finish(out: Path, plan: Plan, index: bool | None, say: Callable[[str], None
             names.append(INDEX_FILE)
             say(f"recall of the index: {found:.1%} of the {_RECALL_AT:,} nearest keys")
         except ValueError as error:  # faiss is not installed
-            say(f"no index, so a search on a CPU compares all {plan.keys:,} keys; {error}")
+            say(f"no index: searching on a CPU will compare all {plan.keys:,} keys; {error}")
     sums = {name: file_hash(out / name) for name in names}
     facts = StoreFacts(format=FORMAT, plan=plan, sha256=sums, recall=found)
     write_record(out / FACTS_FILE, facts)

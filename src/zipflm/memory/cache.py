@@ -1,9 +1,8 @@
-"""The continuous cache (Grave, Joulin and Usunier, 2017): the last words of a text, recalled by the
-vectors that predicted them.
+"""The continuous cache (Grave, Joulin and Usunier, 2017): recalls the last words of a text by the
+hidden vectors that predicted them.
 
-Query i sees the pairs (vector, word) at places `lo <= j < i` of its document, at most `window` of
-them. It is attention over a band; chunks of queries are compared with the slice of keys that any of
-them sees.
+Query i sees the last `window` pairs (vector, word) before place i in its document. This is banded
+attention: chunks of queries are compared with the slice of keys that any of them sees.
 
 Shapes: N predictions, B rows, C capacity of a row, D model width, K keys.
 """
@@ -23,33 +22,33 @@ from zipflm.config.checks import Bound, Checked, Fraction
 from zipflm.data.vocabulary import END
 from zipflm.memory.mixing import Found, Recalled, Rows, Temperature, unit_vectors
 
-_MOST_NUMBERS = 1 << 24
-"""Cosines in memory at once, of long windows."""
+_MAX_ELEMENTS = 1 << 24
+"""Maximum number of cosines in memory at once."""
 
 Reset = Literal["none", "line", "blank", "heading"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings(Checked):
-    """A continuous cache: the last words of the text."""
+    """Settings of a continuous cache."""
 
     window: Annotated[int | None, Bound(lambda n: n is None or n >= 1, "must be at least 1")] = 2000
-    """Number of tokens that are remembered; all of them if none."""
+    """Number of tokens to remember (none: all)."""
     weight: Fraction = 0.15
-    """Share of the cache in every probability."""
+    """Weight of the cache in the mixture."""
     temperature: Temperature = 0.08
-    """Of the softmax over cosines: the lower, the fewer words count."""
+    """Temperature of the softmax over cosines."""
     reset: Reset = "none"
     """Empty the cache after every line, blank line, or heading (a line `= Title =`)."""
 
 
 class Cache:
-    """A cache for any number of texts, none of which sees another."""
+    """A continuous cache, for independent texts."""
 
     def __init__(self, settings: CacheSettings, equals_sign: int | None = None) -> None:
-        """`equals_sign` is the id of `=`, which headings begin with."""
+        """`equals_sign` is the id of `=`, which starts a heading."""
         if settings.reset == "heading" and equals_sign is None:
-            raise ValueError("reset=heading: the vocabulary has no = for headings to begin with")
+            raise ValueError("reset=heading: the vocabulary has no =, which starts a heading")
         self.settings: CacheSettings = settings
         self._equals_sign = equals_sign
 
@@ -63,7 +62,7 @@ class Cache:
         return CacheRows(self.settings.window)
 
     def begins(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which tokens follow a line that ends a document. Known from the words before each."""
+        """Mark the tokens that start a new document, given the words before them."""
         begins = np.zeros(len(ids), dtype=np.bool_)
         ends = np.flatnonzero(ids == END)
         if self.settings.reset == "none" or len(ends) == 0:
@@ -72,7 +71,7 @@ class Cache:
         if self.settings.reset == "blank":
             ends = ends[firsts == ends]
         elif self.settings.reset == "heading":
-            # `= Title =` begins an article of WikiText, `= = Title = =` a section.
+            # In WikiText `= Title =` starts an article, `= = Title = =` a section.
             is_sign = ids[firsts] == self._equals_sign
             second = np.minimum(firsts + 1, len(ids) - 1)
             ends = ends[is_sign & (ids[second] != self._equals_sign)]
@@ -81,7 +80,7 @@ class Cache:
 
 
 class CacheStream:
-    """The cache of one text, or of documents one after the other."""
+    """The cache of one text, or of consecutive documents."""
 
     def __init__(self, window: int | None) -> None:
         self._window = window
@@ -107,7 +106,7 @@ class CacheStream:
 
 
 class Band:
-    """Queries, each with the slice of keys that it may see."""
+    """Queries, each with the slice of keys that it can see."""
 
     def __init__(
         self, queries_ND: Tensor, keys_KD: Tensor, words_K: Tensor, first: NDArray[Any], end: Any
@@ -115,22 +114,22 @@ class Band:
         self._queries_ND, self._keys_KD, self._words_K = queries_ND, keys_KD, words_K
         self._first, self._end = first, end
         bounds = torch.from_numpy(np.stack([first, end]))
-        if queries_ND.is_cuda:  # from other memory a copy would wait for the device
+        if queries_ND.is_cuda:  # copies from pageable memory wait for the device
             bounds = bounds.pin_memory()
         self._first_N, self._end_N = bounds.to(queries_ND.device, non_blocking=True)
         self.has_N: Tensor = self._first_N < self._end_N
         self.places_NK: Tensor | None = None
 
     def parts(self) -> Iterator[slice]:
-        """Queries that see much the same keys."""
+        """Chunks of queries that see similar keys."""
         widest = int((self._end - self._first).max(initial=0))
-        size = max(min(widest // 8, _MOST_NUMBERS // max(widest, 1), 1024), 64)
+        size = max(min(widest // 8, _MAX_ELEMENTS // max(widest, 1), 1024), 64)
         for low in range(0, len(self._end), size):
             yield slice(low, low + size)
 
     def recalled(self, rows: Rows, temperature: float) -> Recalled:
         low, high = 0, len(self._words_K)
-        if isinstance(rows, slice):  # elsewhere the host would have to wait for the rows
+        if isinstance(rows, slice):  # a tensor would make the host wait
             low, high = int(self._first[rows].min()), int(self._end[rows].max())
             high = max(high, low + 1)
         first_N1, end_N1 = (bound[rows].unsqueeze(1) for bound in (self._first_N, self._end_N))
@@ -184,7 +183,7 @@ class CacheRows:
             self._counts[row] = 0
 
     def _resize(self, rows: int, like: Tensor) -> None:
-        """Room for so many rows and their words: twice as much as needed, up to the window."""
+        """Grow the buffers to twice the required capacity, up to the window."""
         old_rows, capacity = self._words_BC.shape
         if max(self._counts, default=0) > capacity and capacity != self._window:
             capacity = 2 * max(self._counts) + 64

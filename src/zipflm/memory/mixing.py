@@ -1,14 +1,13 @@
-"""Mixing the words that a memory recalls with those that a model predicts.
+"""Mix the probabilities of a model with those of memories.
 
-A memory compares the vector that predicts a word, scaled to unit length, with the vectors that
-predicted words before, and recalls those words:
+A memory compares the hidden vector that predicts a word, scaled to unit length, with the vectors
+that predicted earlier words, and recalls those words:
 
     p_memory(w) = sum of softmax(cosine / temperature) over the remembered places where w followed
     p(w)        = (1 - weight) p(w) + weight p_memory(w)
 
-Several memories are mixed one after the other. Where nothing is remembered yet the weight is 0, so
-probabilities always sum to one. On unit vectors a cosine is a squared distance up to a constant:
-temperature T here is 2 T for distances.
+Several memories are mixed one after the other. The weight is 0 if nothing is remembered, so
+probabilities always sum to one. Temperature T for cosines equals 2 T for squared distances.
 
 Shapes: N predictions, K remembered places, D model width, V words.
 """
@@ -40,24 +39,23 @@ Temperature = Annotated[
     float, Bound(lambda t: 1e-4 <= t < math.inf, "must be a finite number from 0.0001 on")
 ]
 NEAREST = 3
-"""Neighbours that are named as sources of a probability."""
+"""Number of neighbours listed as sources of a probability."""
 
 
 def unit_vectors(hidden_ND: Tensor) -> Tensor:
-    """The decoder's output as keys and queries: of length one, so that one temperature suits models
-    whatever the size of their vectors."""
+    """Keys and queries: decoder outputs of length one, so that one temperature suits all models."""
     return F.normalize(hidden_ND.float(), dim=-1)
 
 
 class Recalled(NamedTuple):
-    """The words of remembered places with their probabilities."""
+    """Recalled words with their probabilities."""
 
     probs_NK: Tensor
-    """Of rows in which nothing is remembered, anything."""
+    """Undefined in rows where nothing is remembered."""
     words_NK: Tensor
     """[N, K], or [K] if it is the same for all rows."""
     has_N: Tensor
-    """Whether anything is remembered."""
+    """True in rows where something is remembered."""
 
     def of(self, targets_N: Tensor) -> Tensor:
         """The probability of one word per row."""
@@ -73,7 +71,7 @@ class Recalled(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """Places that were compared already; those that do not count are at -inf."""
+    """Precomputed cosines; ignored places are -inf."""
 
     cosines_NK: Tensor
     words_NK: Tensor
@@ -89,12 +87,12 @@ class Found:
 
 
 def mixed(logprobs: Tensor, recalled: Tensor, weight: Tensor) -> Tensor:
-    """Log-probabilities of the mixture, from those of the model and recalled probabilities."""
+    """Log-probabilities of the mixture of a model and recalled probabilities."""
     return torch.logaddexp(torch.log1p(-weight) + logprobs, (weight * recalled).log())
 
 
 class Mixture:
-    """Everything that memories find for a batch of predictions."""
+    """The lookups of all memories for a batch of predictions."""
 
     def __init__(
         self, memories: Sequence[Cache | Neighbours], lookups: Sequence[Band | Found]
@@ -103,14 +101,14 @@ class Mixture:
         self._pairs = [(m.settings, lookup) for m, lookup in zip(memories, lookups, strict=True)]
 
     def nll(self, nll_N: Tensor, targets_N: Tensor) -> Tensor:
-        """The model's nll of these words, mixed."""
+        """Mix the nll of target words."""
         for settings, lookup in self._pairs:
             recalled_N = recalled_targets(lookup, targets_N, settings.temperature)
             nll_N = -mixed(-nll_N.float(), recalled_N, settings.weight * lookup.has_N.float())
         return nll_N
 
     def log_probs(self, log_probs_NV: Tensor, rows: Rows = slice(None)) -> Tensor:
-        """The model's log-probabilities of all words, in some rows, mixed."""
+        """Mix the log-probabilities of all words in some rows."""
         for settings, lookup in self._pairs:
             recalled = lookup.recalled(rows, settings.temperature)
             weight_N1 = settings.weight * recalled.has_N.float().unsqueeze(1)
@@ -121,8 +119,8 @@ class Mixture:
     def sources(
         self, nll_M: Tensor, targets_M: Tensor, places_M: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """The parts of each word's probability that come from the model and from every memory, in
-        some rows: [M, 1 + memories]; and the nearest places of each memory that has a store."""
+        """The parts of the probabilities that come from the model and each memory,
+        [M, 1 + memories], and the nearest places in each store."""
         parts, nearest = [(-nll_M.float()).exp()], []
         for settings, lookup in self._pairs:
             recalled = lookup.recalled(places_M, settings.temperature)
@@ -134,18 +132,18 @@ class Mixture:
         return torch.stack(parts, 1), nearest
 
     def mix(self, places_M: Tensor) -> Callable[[Tensor, slice], Tensor]:
-        """The same for these rows, slice by slice."""
+        """`log_probs` for slices of these rows."""
         return lambda log_probs_NV, rows: self.log_probs(log_probs_NV, places_M[rows])
 
 
 def recalled_targets(lookup: Band | Found, targets_N: Tensor, temperature: float) -> Tensor:
-    """The probability of one word per row, part by part in bounded memory."""
+    """The probability of one word per row, computed in chunks."""
     parts = [lookup.recalled(rows, temperature).of(targets_N[rows]) for rows in lookup.parts()]
     return torch.cat(parts) if parts else targets_N.float()
 
 
 class Recall:
-    """Memories over one stream of tokens, or over documents that know nothing of each other."""
+    """Memories of one stream of tokens, or of independent documents."""
 
     def __init__(self, memories: Sequence[Cache | Neighbours]) -> None:
         self.memories = memories
@@ -155,13 +153,13 @@ class Recall:
         self._is_next_begin = np.zeros(len(memories), dtype=np.bool_)
 
     def open(self, ids: NDArray[Any], begins: Ids | None = None, seen: int = 0) -> Recall:
-        """More tokens, whose places the next lookups name; the first `seen` were there before.
-        Documents begin at `begins`; without them the text continues."""
+        """Set the tokens for the next lookups; the first `seen` are not new. Documents start at
+        `begins`; by default the text continues."""
         ids = np.asarray(ids)
         line = len(self._line)
         joined = np.concatenate([self._line, ids[seen:]]) if line else ids[seen:]
         padding = np.zeros(seen, dtype=np.bool_)
-        # With one token more, of which it is known whether it begins a document.
+        # One token more, to know whether the next one starts a document.
         known = [memory.begins(np.append(joined, 0))[line:] for memory in self.memories]
         for each, is_begin in zip(known, self._is_next_begin, strict=True):
             each[0] |= is_begin
@@ -170,11 +168,11 @@ class Recall:
         if begins is not None:
             for each in self._begins:
                 each[begins] = True
-        self._line = joined[_last_line(joined) :].astype(np.int64)
+        self._line = joined[_last_line_start(joined) :].astype(np.int64)
         return self
 
     def look(self, hidden_ND: Tensor, words_N: Tensor, places: Ids) -> Mixture:
-        """Before these words, which follow those of the last call; they are remembered."""
+        """Look up and then remember these words, which follow those of the last call."""
         lookups = [
             stream.look(hidden_ND, words_N, begins[places])
             for stream, begins in zip(self._streams, self._begins, strict=True)
@@ -183,24 +181,24 @@ class Recall:
 
 
 class RecallRows:
-    """Memories over texts that grow side by side."""
+    """Memories of texts that are generated in parallel."""
 
     def __init__(self, memories: Sequence[Cache | Neighbours], num_words: int) -> None:
-        """Ids from `num_words` on are remembered as `<unk>`, which the model predicts."""
+        """Ids from `num_words` on are remembered as `<unk>`."""
         self._memories, self._num_words = memories, num_words
         self._rows = [memory.rows() for memory in memories]
         self._lines: list[list[int]] = []
-        """Ids of the line that each row is in."""
+        """Ids of the current line of each row."""
 
     def join(self, texts: Sequence[tuple[Tensor, Ids]]) -> None:
-        """More rows, which begin with words [T] that these vectors [T, D] predicted."""
+        """Add rows that start with these vectors [T, D] and the words [T] that they predicted."""
         for memory, rows in zip(self._memories, self._rows, strict=True):
             firsts = [_last_begin(memory, ids) for _, ids in texts]
             hidden = [vectors[first:] for (vectors, _), first in zip(texts, firsts, strict=True)]
             words = [ids[first:] for (_, ids), first in zip(texts, firsts, strict=True)]
             predicted = [np.where(ids < self._num_words, ids, UNKNOWN) for ids in words]
             rows.join(hidden, [torch.from_numpy(ids).to(hidden[0].device) for ids in predicted])
-        self._lines += [ids[_last_line(ids) :].tolist() for _, ids in texts]
+        self._lines += [ids[_last_line_start(ids) :].tolist() for _, ids in texts]
 
     def keep(self, places: Sequence[int], places_N: Tensor) -> None:
         self._lines = [self._lines[place] for place in places]
@@ -208,11 +206,10 @@ class RecallRows:
             rows.keep(places, places_N)
 
     def look(self, hidden_ND: Tensor) -> Mixture:
-        """Before the next word of each row."""
         return Mixture(self._memories, [rows.look(hidden_ND) for rows in self._rows])
 
     def add(self, hidden_ND: Tensor, words: Sequence[int], words_N: Tensor) -> None:
-        """The next word of each row, in two forms, and the vectors that predicted them."""
+        """Remember the next word of each row and the vectors that predicted them."""
         for rows in self._rows:
             rows.add(hidden_ND, words_N)
         for line, word in zip(self._lines, words, strict=True):
@@ -231,12 +228,11 @@ class RecallRows:
 
 
 def _last_begin(memory: Cache | Neighbours, ids: Ids) -> int:
-    """Where the document begins that continues after these ids."""
+    """The start of the document that continues after these ids."""
     begins = np.flatnonzero(memory.begins(np.append(ids, 0)))
     return int(begins[-1]) if len(begins) else 0
 
 
-def _last_line(ids: NDArray[Any]) -> int:
-    """Where the last line begins."""
+def _last_line_start(ids: NDArray[Any]) -> int:
     ends = np.flatnonzero(ids == END)
     return int(ends[-1]) + 1 if len(ends) else 0

@@ -1,9 +1,8 @@
-"""Nearest neighbours (kNN-LM, Khandelwal et al., 2020): words that followed the most similar places
-of a text, searched exactly or through an index.
+"""Nearest neighbours (kNN-LM, Khandelwal et al., 2020): recalls the words that followed the most
+similar places of a text.
 
-Exact search compares all queries of a batch with one block of keys after the other and keeps the
-best k. On a CPU a large store is searched through faiss (IVF-PQ): it names candidates, which are
-compared with the stored keys themselves.
+Exact search compares all queries of a batch with block after block of keys and keeps the best k. On
+a CPU, large stores use a faiss index (IVF-PQ) to find candidates, whose exact cosines are computed.
 
 Shapes: N queries, K neighbours, D model width, S keys of a block.
 """
@@ -25,39 +24,39 @@ from zipflm.memory.mixing import Found, Temperature, unit_vectors
 from zipflm.memory.store import INDEX_FILE, Store
 
 INDEXED_FROM = 2_000_000
-"""Keys from which a search on a CPU takes an index."""
+"""Stores with at least this many keys get an index by default."""
 _QUERIES = 8192
-"""Compared with a block of keys at once."""
-_MOST_NUMBERS = {"cpu": 1 << 26, "cuda": 1 << 30}
-"""Cosines, or numbers of keys, in memory at once."""
+"""Number of queries compared with a block of keys at once."""
+_MAX_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""Maximum number of cosines or key elements in memory at once."""
 _GROUP = 64
-"""Cosines of which first only the largest is looked at."""
+"""Group size for the first stage of top-k."""
 _PART_ON_DEVICE = 0.6
-"""Of a GPU's free memory, for keys that stay there."""
+"""Maximum fraction of free GPU memory for keys."""
 _PROBES = 32
-"""Cells of an index that are searched."""
+"""Number of cells of an index to search."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourSettings(Checked):
-    """Nearest neighbours in a store."""
+    """Settings of nearest neighbours in a store."""
 
     k: Positive = 1024
     """Number of neighbours."""
     weight: Fraction = 0.25
-    """Share of the neighbours in every probability."""
+    """Weight of the neighbours in the mixture."""
     temperature: Temperature = 0.02
-    """Of the softmax over cosines: the lower, the fewer neighbours count."""
+    """Temperature of the softmax over cosines."""
     search: Literal["auto", "exact"] = "auto"
-    """exact compares all keys even if the store has an index."""
+    """`exact` compares all keys even if the store has an index."""
 
 
 class Neighbours:
-    """A store that is searched on a device. It remembers nothing new."""
+    """Searches a store on a device. Texts do not change it."""
 
     def __init__(self, store: Store, settings: NeighbourSettings, device: str) -> None:
         if settings.k > len(store):
-            raise ValueError(f"k={settings.k}: {store.path} has {len(store)} keys; give fewer")
+            raise ValueError(f"k={settings.k}: {store.path} has only {len(store)} keys; lower k")
         self.settings: NeighbourSettings = settings
         self.store: Store = store
         self._words = torch.from_numpy(store.words.astype(np.int64)).to(device)
@@ -75,14 +74,13 @@ class Neighbours:
         return np.zeros(len(ids), dtype=np.bool_)
 
     def look(self, hidden_ND: Tensor, *text: object) -> Found:
-        """A text of any kind: what was seen of it before makes no difference."""
         cosines_NK, rows_NK = self.search(hidden_ND)
         cosines_NK = cosines_NK.masked_fill(cosines_NK == 0, -torch.inf)  # a key of zeros
-        has_N = cosines_NK.amax(1) > -torch.inf  # an index may find nothing
+        has_N = cosines_NK.amax(1) > -torch.inf  # an index can find nothing
         return Found(cosines_NK, self._words[rows_NK], has_N, rows_NK)
 
     def search(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines of the nearest keys, falling, and their rows in the store."""
+        """Cosines of the nearest keys in descending order, and their rows in the store."""
         queries_ND, k = unit_vectors(hidden_ND), self.settings.k
         if self._index is not None:
             return indexed_search(self._index, self.store.keys, queries_ND, k)
@@ -98,14 +96,14 @@ class Neighbours:
 
 
 def exact_search(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Cosines [N, K] of the nearest of all keys, falling, and their rows."""
+    """Cosines [N, K] of the nearest keys in descending order, and their rows."""
     parts = [_best(keys, part_ND, k) for part_ND in torch.split(queries_ND, _QUERIES)]
     cosines, rows = zip(*parts, strict=True)
     return torch.cat(cosines), torch.cat(rows)
 
 
 def _best(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    most = _MOST_NUMBERS.get(queries_ND.device.type, 1 << 26)
+    most = _MAX_ELEMENTS.get(queries_ND.device.type, 1 << 26)
     size = max(most // queries_ND.shape[1], k)
     parts = torch.split(queries_ND, max(most // size, 1))
     best: list[tuple[Tensor, Tensor] | None] = [None] * len(parts)
@@ -134,7 +132,7 @@ def _cosines(queries_ND: Tensor, keys_SD: Tensor) -> Tensor:
 
 
 def _top(cosines_NS: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As `topk`, faster for wide rows: the k largest lie in the k groups of the largest maxima."""
+    """`topk` in two stages: the k largest lie in the k groups with the largest maxima."""
     rows, width = cosines_NS.shape
     if width % _GROUP or width < 4 * _GROUP * k:
         found = cosines_NS.topk(k, dim=1)
@@ -150,7 +148,7 @@ def _top(cosines_NS: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _blocks(
     keys: NDArray[Any] | Tensor, size: int, device: torch.device
 ) -> Iterator[tuple[int, Tensor]]:
-    """Keys in turn, with the row of the first; the next block is read while one is in use."""
+    """Blocks of keys with the row of the first; reads one block ahead."""
     if isinstance(keys, Tensor):
         for first in range(0, len(keys), size):
             yield first, keys[first : first + size]
@@ -170,7 +168,7 @@ def _blocks(
 
 
 def _on_device(store: Store, device: str) -> NDArray[Any] | Tensor:
-    """The keys on a GPU that has room for them; else the file, read at every search."""
+    """The keys on a GPU if they fit; otherwise the file, which is read at every search."""
     if not device.startswith("cuda"):
         return store.keys
     free, _ = torch.cuda.mem_get_info(device)
@@ -185,10 +183,7 @@ def _on_device(store: Store, device: str) -> NDArray[Any] | Tensor:
 def indexed_search(
     index: Any, keys: NDArray[Any], queries_ND: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """The same from the candidates of an index, with their exact cosines.
-
-    Where an index finds fewer than k, the rest are at -inf.
-    """
+    """`exact_search` among the candidates of an index; -inf if it finds fewer than k."""
     queries = queries_ND.cpu().numpy()
     _, rows = index.search(queries, k)
     cosines = np.empty(rows.shape, dtype=np.float32)
@@ -200,7 +195,7 @@ def indexed_search(
 
 
 def build_index(keys: NDArray[Any]) -> Any:
-    """An IVF-PQ index over keys, which are read in blocks."""
+    """Build an IVF-PQ index, reading keys in blocks."""
     faiss = require_faiss()
     number, dim = keys.shape
     cells = int(min(4 * np.sqrt(number), number / 39, 65_536)) or 1
@@ -217,7 +212,7 @@ def build_index(keys: NDArray[Any]) -> Any:
 
 
 def recall(index: Any, keys: NDArray[Any], k: int, number: int = 256) -> float:
-    """The share of the k nearest keys that an index finds, for some of the keys as queries."""
+    """Fraction of the k nearest keys that an index finds, with some keys as queries."""
     chosen = np.random.default_rng(1).choice(len(keys), min(number, len(keys)), False)
     queries = unit_vectors(torch.from_numpy(keys[np.sort(chosen)].astype(np.float32)))
     _, exact = exact_search(keys, queries, k)
@@ -237,6 +232,6 @@ def require_faiss() -> Any:
         import faiss
     except ImportError:
         raise ValueError(
-            "an index needs faiss: pip install 'zipflm[knn]', or search=exact without it"
+            "an index needs faiss; pip install 'zipflm[knn]', or use search=exact"
         ) from None
     return faiss

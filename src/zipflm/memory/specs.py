@@ -1,5 +1,5 @@
-"""Memories by name, as options give them: `cache:2000` or the folder of a store, with settings
-after commas, e.g. `cache:2000,weight=0.2`."""
+"""Parse memory options: `cache:2000` or the folder of a store, with settings after commas, such as
+`cache:2000,weight=0.2`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zipflm.settings import override, read_record
 
 _CONTEXT = 8
 CACHE_FILE = "cache.json"
-"""In a run folder: the tuned settings of a cache."""
+"""Tuned settings of a cache, in the run folder."""
 
 Settings = Annotated[CacheSettings | NeighbourSettings, ByKind()]
 T = TypeVar("T", CacheSettings, NeighbourSettings)
@@ -27,29 +27,29 @@ T = TypeVar("T", CacheSettings, NeighbourSettings)
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """Settings that were chosen on a text, for the weights of one checkpoint."""
+    """Settings tuned on a text for the weights of one checkpoint."""
 
     settings: Settings
     weights: str
-    """Their hash."""
+    """Hash of the weights."""
     data: str
     split: str
     text: str
-    """SHA-256 of the split's token file."""
+    """SHA-256 of the token file of the split."""
     words: int
     perplexity_without: float
     perplexity: float
-    """Of the split with this memory, on top of `after`."""
+    """Perplexity with this memory, on top of `after`."""
     after: tuple[str, ...] = ()
-    """Memories that were mixed before this one."""
+    """Memories mixed before this one."""
 
 
 class Memories:
-    """The memories of one model, in the order in which they are mixed."""
+    """The memories of a model, in mixing order."""
 
     def __init__(self, names: Sequence[str], memories: Sequence[Cache | Neighbours]) -> None:
         self.names: tuple[str, ...] = tuple(names)
-        """With all settings, as `--memory` takes them."""
+        """`--memory` options with all settings."""
         self.memories: tuple[Cache | Neighbours, ...] = tuple(memories)
 
     @property
@@ -58,14 +58,14 @@ class Memories:
 
     @property
     def reach(self) -> int:
-        """Number of words that the largest cache remembers."""
+        """Window of the largest cache."""
         caches = [memory.settings for memory in self.memories if isinstance(memory, Cache)]
         return max((cache.window or sys.maxsize for cache in caches), default=0)
 
     def sources(
         self, parts: Sequence[float], nearest: Sequence[Sequence[int]]
     ) -> list[tuple[str, float, list[tuple[list[int], int]]]]:
-        """The parts of a probability by name, each with the nearest contexts and their words."""
+        """The parts of a probability by name, with the nearest contexts and their words."""
         stores, named = iter(nearest), [("model", parts[0], list[tuple[list[int], int]]())]
         for memory, part in zip(self.memories, parts[1:], strict=True):
             contexts = []
@@ -75,17 +75,17 @@ class Memories:
         return named
 
     def recall(self) -> Recall:
-        """For a new text, or several that know nothing of each other."""
+        """Start a new text, or several independent ones."""
         return Recall(self.memories)
 
     def rows(self, num_words: int) -> RecallRows:
-        """For texts that grow side by side, of a model that predicts `num_words` words."""
+        """Start texts that are generated in parallel by a model with `num_words` words."""
         return RecallRows(self.memories, num_words)
 
 
 def open_memories(specs: Sequence[str], run: LoadedRun, device: str) -> Memories | None:
-    """The memories that options name; None if there are none. ValueError for one that is not whole
-    or belongs to another model."""
+    """Open the memories given by options; None without options. ValueError if one is damaged or
+    belongs to another model."""
     pairs = [_open(spec, run, device) for spec in specs]
     return Memories(*zip(*pairs, strict=True)) if pairs else None
 
@@ -98,7 +98,7 @@ def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbou
         sign = run.vocabulary.words.index("=") if "=" in run.vocabulary else None
         return canonical("cache", cache), Cache(cache, sign)
     if not name:
-        raise ValueError(f"--memory {spec!r}: name a memory: cache:2000, or the folder of a store")
+        raise ValueError(f"--memory {spec!r}: use cache:2000 or the folder of a store")
     store = Store.open(name, run.weights_hash)
     default = NeighbourSettings(k=min(NeighbourSettings().k, len(store)))
     default = _tuned(default, store.path / TUNED_FILE, run)
@@ -107,13 +107,13 @@ def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbou
 
 
 def cache_settings(spec: str, default: CacheSettings = CacheSettings()) -> CacheSettings:  # noqa: B008
-    """The settings of a cache by its name; ValueError if it names another memory."""
+    """Parse the settings of a cache; ValueError for another memory."""
     name, *options = spec.split(",")
     kind, colon, window = name.partition(":")
     if kind != "cache":
-        raise ValueError(f"--memory {spec}: name a cache here, e.g. cache:2000")
+        raise ValueError(f"--memory {spec}: only a cache is supported here, e.g. cache:2000")
     if colon and any(option.startswith("window=") for option in options):
-        raise ValueError(f"--memory {spec}: two windows; give one")
+        raise ValueError(f"--memory {spec}: the window is given twice")
     return _changed(default, [*([f"window={window}"] if colon else []), *options], spec)
 
 
@@ -128,7 +128,7 @@ def _changed(settings: T, options: Sequence[str], spec: str) -> T:
 
 
 def _tuned(default: T, path: Path, run: LoadedRun) -> T:
-    """The settings that were tuned for the weights of a run, or the default."""
+    """The settings tuned for the weights of a run, or the default."""
     if not path.is_file():
         return default
     found = read_record(Tuned, path)
@@ -137,7 +137,7 @@ def _tuned(default: T, path: Path, run: LoadedRun) -> T:
 
 
 def canonical(name: str, settings: CacheSettings | NeighbourSettings) -> str:
-    """A memory with all its settings, as options name it."""
+    """The option for a memory, with all settings."""
     values = {f.name: getattr(settings, f.name) for f in fields(settings)}
     if isinstance(settings, CacheSettings):
         name = f"{name}:{values.pop('window') or 'none'}"

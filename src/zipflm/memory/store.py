@@ -1,8 +1,8 @@
-"""A store of keys on disk: the vector before every word of a text, and the word.
+"""Stores on disk: the hidden vector before every word of a text, and the word.
 
-`memory.json` describes it and is written last, so a folder without it is unfinished. `keys.bin`
-[N, D] and `values.bin` [N] are mapped into memory; `index.faiss` is there if one was built. A key
-of zeros stands for a word that is not recalled.
+`memory.json` is written last, so a folder without it is unfinished. `keys.bin` [N, D] and
+`values.bin` [N] are memory-mapped; `index.faiss` is optional. Words with a key of zeros are never
+recalled.
 """
 
 from __future__ import annotations
@@ -33,43 +33,43 @@ KeyType = Literal["float16", "float32"]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Checked):
-    """Everything that decides what a store holds."""
+    """Everything that determines the contents of a store."""
 
     run: str
     checkpoint: str
     weights: str
-    """Hash of the model's weights."""
+    """Hash of the weights of the model."""
     layer: str = "decoder output, unit length"
     dim: Positive
     dtype: KeyType
     keys: Positive
-    """Number of pairs: the first tokens of the split."""
+    """Number of keys, for the first tokens of the split."""
     data: str
     split: str
     text: str
-    """SHA-256 of the split's token file."""
+    """SHA-256 of the token file of the split."""
     vocabulary: str
-    """Its hash."""
+    """Hash of the vocabulary."""
     blocks: Blocks
-    """How the text was cut for the model."""
+    """Blocks into which the text was cut."""
     batch_tokens: int
     compute_dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFacts:
-    """All of `memory.json`."""
+    """Contents of `memory.json`."""
 
     format: int
     plan: Plan
     sha256: Mapping[str, str] = field(default_factory=dict)
     """Checksums of the other files."""
     recall: float | None = None
-    """Of the index: the share of the nearest keys that it finds; null without one."""
+    """Fraction of the nearest keys that the index finds; null without an index."""
 
 
 class Store:
-    """A finished store. Keys and words are read-only views of the files."""
+    """A finished store. Keys and words are memory-mapped."""
 
     def __init__(self, path: Path, facts: StoreFacts) -> None:
         self.path, self.facts, self.plan = path, facts, facts.plan
@@ -82,22 +82,22 @@ class Store:
 
     @classmethod
     def open(cls, path: str | PathLike[str], weights: str) -> Store:
-        """ValueError, saying what to do, unless it is a whole store made with these weights."""
+        """Open a store; ValueError if it is damaged or was built with other weights."""
         path = Path(path)
         if not (path / FACTS_FILE).is_file():
             if (path / KEYS_FILE).exists():
                 raise ValueError(f"{path}: unfinished; run the same zipflm memory build again")
             raise ValueError(
-                f"--memory {path}: not a store (no {FACTS_FILE}); make one with zipflm memory "
-                "build, or write cache:2000"
+                f"--memory {path}: not a store (no {FACTS_FILE}); build one with zipflm memory "
+                "build, or use cache:2000"
             )
         facts = read_record(StoreFacts, path / FACTS_FILE)
         if facts.format != FORMAT:
             raise ValueError(f"{path}: format {facts.format}, this release reads {FORMAT}")
         if facts.plan.weights != weights:
             raise ValueError(
-                f"{path}: made with other weights ({facts.plan.checkpoint} of {facts.plan.run}); "
-                "its keys mean nothing to this model; build a store for this checkpoint"
+                f"{path}: built with other weights ({facts.plan.checkpoint} of {facts.plan.run}); "
+                "build a store for this checkpoint"
             )
         store, verified = cls(path, facts), Verified(path)
         for name in facts.sha256:
@@ -105,8 +105,8 @@ class Store:
                 verified.require_unchanged(name, facts.sha256)
             except ValueError:
                 raise ValueError(
-                    f"{path / name}: missing or damaged: not the file that {FACTS_FILE} describes; "
-                    "build the store again"
+                    f"{path / name}: missing or damaged (does not match {FACTS_FILE}); build the "
+                    "store again"
                 ) from None
         return store
 
@@ -121,7 +121,7 @@ def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray
     found = path.stat().st_size if path.is_file() else 0
     if found != expected:
         raise ValueError(
-            f"{path}: {found} bytes where {FACTS_FILE} promises {expected}: cut short or damaged; "
-            "build the store again"
+            f"{path}: {found} bytes, but {FACTS_FILE} says {expected}: cut short or damaged; build "
+            "the store again"
         )
     return np.memmap(path, dtype, "r", shape=shape)

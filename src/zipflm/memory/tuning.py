@@ -1,8 +1,8 @@
-"""`zipflm memory tune`: weight, temperature and window of memories, chosen on a valid set.
+"""`zipflm memory tune`: choose weight, temperature and window of memories on a valid set.
 
-The likelihood of a mixture is concave in the weight, so the best weight for any other settings
-follows from two probabilities per word: the model's and the memory's. All temperatures are tried in
-one pass over the text, all windows of a cache in another.
+The likelihood of a mixture is concave in the weight, so the best weight for given settings follows
+from two probabilities per word, of the model and of the memory. One pass over the text tries all
+temperatures, another all windows of a cache.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ResolvedOptions, ScoringOptions, batches_of
+from zipflm.evaluation.progress import progress_label
 from zipflm.evaluation.protocol import count_words
-from zipflm.evaluation.scoring import named, planned, start_scoring
+from zipflm.evaluation.scoring import planned, start_scoring
 from zipflm.memory.cache import Cache, CacheSettings
 from zipflm.memory.mixing import Ids, Mixture, Recall, recalled_targets
 from zipflm.memory.neighbours import Neighbours, NeighbourSettings
@@ -39,13 +40,13 @@ _TEMPERATURES = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of a memory, with its best weight."""
+    """Settings of a memory with their best weight."""
 
     name: str
-    """As `--memory` takes it."""
+    """The `--memory` option."""
     settings: CacheSettings | NeighbourSettings
     perplexity: float
-    """Per word, on top of the memories before it."""
+    """Perplexity per word, on top of the memories before it."""
 
     @property
     def window(self) -> int | None:
@@ -54,18 +55,18 @@ class Trial:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """Settings that were tried, and those that were written down."""
+    """Settings that were tried and chosen."""
 
     without: float
     """Perplexity per word of the model alone."""
     chosen: tuple[Trial, ...]
     trials: tuple[Trial, ...]
     notes: tuple[str, ...] = ()
-    """Where better settings may lie, and what the chosen ones depend on."""
+    """Hints about the chosen settings."""
 
 
 def best_weights(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The weights that maximise the likelihood: one per row of p_memory / p_model of each word."""
+    """Weights that maximise the likelihood, for rows of p_memory / p_model per word."""
     low, high, gains = np.zeros(len(ratios)), np.full(len(ratios), 0.999), ratios - 1
     for _ in range(24):
         weights = (low + high) / 2
@@ -82,21 +83,21 @@ def tune(
     split: str = "valid",
     options: ScoringOptions | None = None,
 ) -> TuningResult:
-    """Choose the settings of memories, each on top of those before it, and write them down.
+    """Tune memories, each on top of those before it, and save their settings.
 
-    Those of a cache go into the run folder, those of a store into the store's. The window of a
-    cache is chosen unless the name says it.
+    Settings of a cache are saved in the run folder, those of a store in its folder. The window of a
+    cache is tuned unless its option sets it.
     """
     if split == "test":
-        raise ValueError("--split test: tune on valid; tuned on test, its perplexity means nothing")
+        raise ValueError("--split test: tuning on test invalidates its perplexity; use valid")
     chosen = (options or ScoringOptions()).resolved(run.config)
     memories = open_memories(specs, run, chosen.device)
     if memories is None:
-        raise ValueError("no memory to tune; name one with --memory")
+        raise ValueError("no memory to tune; add --memory")
     names = ["cache" if isinstance(m, Cache) else str(m.store.path) for m in memories.memories]
     for spec, name in zip(specs, names, strict=True):
         if names.count(name) > 1:
-            raise ValueError(f"--memory {spec}: name {name} once; its settings have one place")
+            raise ValueError(f"--memory {spec}: {name} is given twice")
     for memory in memories.memories:
         if isinstance(memory, Neighbours) and memory.store.plan.text == data.split(split).sha256:
             raise ValueError(f"--split {split}: {memory.store.path} was built from this text")
@@ -107,13 +108,13 @@ def tune(
 
 
 def has_open_window(spec: str) -> bool:
-    """Whether it names a cache whose window is to be chosen."""
+    """Whether the option is a cache without a window."""
     name, *options = spec.split(",")
     return name == "cache" and not any(option.startswith("window=") for option in options)
 
 
 class _Tuner:
-    """The text with the nll of its tokens so far, memory by memory."""
+    """Tunes one memory after the other, and keeps the nll of every token so far."""
 
     def __init__(
         self, run: LoadedRun, data: DataFolder, split: str, options: ResolvedOptions
@@ -129,7 +130,7 @@ class _Tuner:
         self.notes: list[str] = []
 
     def choose(self, memory: Cache | Neighbours, name: str, windows: Sequence[int]) -> None:
-        """Tune a memory on top of those before; a cache with its window, if several are given."""
+        """Tune a memory on top of those before it; a cache also among `windows`."""
         if isinstance(memory, Neighbours):
             place = memory.store.path / TUNED_FILE
             trials = self._try([memory], name, _TEMPERATURES[Neighbours])
@@ -146,7 +147,7 @@ class _Tuner:
             self._note(name, "temperature", trial.settings.temperature, _TEMPERATURES[type(memory)])
             self._note(name, "window", trial.window, windows)
         if self.chosen:
-            self.notes.append(f"{name}: tuned on top of those before it; alone, tune it again")
+            self.notes.append(f"{name}: tuned on top of the others; to use it alone, tune it again")
         record = Tuned(
             settings=trial.settings,
             weights=self._run.weights_hash,
@@ -169,10 +170,10 @@ class _Tuner:
     def _try(
         self, memories: Sequence[Cache | Neighbours], name: str, temperatures: Sequence[float]
     ) -> list[tuple[Trial, NDArray[np.float64]]]:
-        """Every memory at every temperature, in one pass over the text."""
-        watch = _Watch(memories, temperatures, self._ids)
+        """Try every memory at every temperature in one pass over the text."""
+        recorder = _Recorder(memories, temperatures, self._ids)
         device, precision = self._options.device, self._options.dtype
-        with named(f"tuning {name}"):
+        with progress_label(f"tuning {name}"):
             plan = planned(self._batches)
             scores = start_scoring(
                 self._run.model,
@@ -180,14 +181,14 @@ class _Tuner:
                 plan,
                 device=device,
                 precision=precision,
-                memory=watch,
+                memory=recorder,
                 carries=self._batches.blocks.break_mode == "stream",
             )()
         if self._nll is None:
             self._nll = scores.nll.astype(np.float64)
             self.without = perplexity(float(self._nll.sum()) / self._words)
         nll, found = self._nll, []
-        recalled = watch.recalled()
+        recalled = recorder.recalled()
         ratios = np.where(np.isnan(recalled), 1.0, recalled * np.exp(nll))
         weights = best_weights(ratios)
         tried = [(memory, t) for memory in memories for t in temperatures]
@@ -200,18 +201,18 @@ class _Tuner:
         return found
 
 
-class _Watch:
-    """Notes the probabilities that memories recall, and changes none of the model's."""
+class _Recorder:
+    """Records the probabilities of memories without mixing them."""
 
     def __init__(
         self, memories: Sequence[Cache | Neighbours], temperatures: Sequence[float], ids: Ids
     ) -> None:
         self._recall, self._temperatures = Recall(memories).open(ids), temperatures
-        self._noted: list[Tensor] = []
+        self._recorded: list[Tensor] = []
 
     def look(self, hidden_ND: Tensor, words_N: Tensor, places: Ids) -> Mixture:
         mixture = self._recall.look(hidden_ND, words_N, places)
-        self._noted.append(
+        self._recorded.append(
             torch.stack(
                 [
                     recalled_targets(lookup, words_N, temperature).where(lookup.has_N, torch.nan)
@@ -223,18 +224,18 @@ class _Watch:
         return Mixture([], [])
 
     def recalled(self) -> NDArray[np.float64]:
-        """Per trial and token; NaN where nothing is remembered."""
-        return torch.cat(self._noted, 1).double().cpu().numpy()
+        """Probabilities per trial and token; NaN if nothing is remembered."""
+        return torch.cat(self._recorded, 1).double().cpu().numpy()
 
 
 def require_drawable(specs: Sequence[str], out: Path) -> None:
-    """ValueError unless tuning these memories gives something that can be drawn into the file."""
+    """ValueError unless a figure of these memories can be drawn into the file."""
     from matplotlib.figure import Figure
 
     if not any(map(has_open_window, specs)):
-        raise ValueError("--figure: draws the windows of a cache; tune --memory cache")
+        raise ValueError("--figure: needs a cache without a window; use --memory cache")
     if out.suffix.lstrip(".") not in Figure().canvas.get_supported_filetypes():
-        raise ValueError(f"{out}: cannot draw into this kind of file; use .png, .svg or .pdf")
+        raise ValueError(f"{out}: unsupported figure format; use .png, .svg or .pdf")
 
 
 def draw_windows(result: TuningResult, out: Path) -> None:

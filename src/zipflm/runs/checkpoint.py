@@ -1,21 +1,21 @@
-"""A checkpoint is a folder that is whole or not there; safetensors and JSON, never pickle.
+"""Checkpoints: folders of safetensors and JSON (no pickle), written atomically.
 
     checkpoints/update-00000123/
         weights.safetensors     under the names of `LanguageModel.state_dict`
-        optimizer.safetensors   `weight's name/what it is`
+        optimizer.safetensors   `parameter name/state name`
         state.json              `records.TrainingState` or `ImportedState`
         config.json  vocabulary.txt  [bpe.codes]
-        [splitting.json]        how raw text becomes words, unless at white space alone
+        [splitting.json]        rule that splits text into words, unless at white space only
         checksums.json          SHA-256 of every other file
 
-Each of several processes saves its own files for the first two, with the shards it holds:
-shard-00001-model-00001-of-00002.safetensors has weights of the first process, and -00002-of-00002
-its part of the optimizer's state (`sharded`).
+With several processes, each writes its own shards instead of the first two files:
+shard-00001-model-00001-of-00002.safetensors holds weights of the first process, and -00002-of-00002
+its part of the optimizer state (`sharded`).
 
-Everything needed to score text is in it. It is written under a name with a leading dot, flushed to
-disk and renamed, so a folder with the final name is complete. One that was damaged later is renamed
-to .damaged-update-... when a run is resumed from the one before it. Random states are not stored:
-the generators are seeded at every update from (seed, update, rank).
+A checkpoint contains everything needed to score text. It is written under a name with a leading
+dot, flushed to disk and renamed, so a folder with the final name is complete. If one is damaged
+later, resuming renames it to .damaged-update-... and uses the one before. Random states are not
+stored: generators are seeded at every update from (seed, update, rank).
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
 _CONFIG = "config.json"
 _NEEDED = (_STATE, _CONFIG, VOCABULARY_FILE)
-# As torch names them. The second number tells weights from the optimizer's state.
+# The naming scheme of torch. The second number is 1 for weights, 2 for optimizer state.
 _SHARD = re.compile(r"shard-[0-9]{5,}-model-0000([12])-of-00002\.safetensors")
 _NAME = re.compile(r"update-([0-9]{8,})")
 
 
 @dataclass(frozen=True)
 class Contents:
-    """All of a checkpoint, in memory."""
+    """A checkpoint in memory."""
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
@@ -70,7 +70,7 @@ class Contents:
 
 
 class Checkpoint:
-    """A checkpoint on disk. Nothing is read before it is asked for."""
+    """A checkpoint on disk, read lazily."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -85,7 +85,7 @@ class Checkpoint:
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """SHA-256 by file name; ValueError if a file that every checkpoint needs is not in it."""
+        """SHA-256 by file name; ValueError if a required file is missing from it."""
         sums = read_checksums(self.path, _NEEDED)
         if not _shards_of("1", sums) and WEIGHTS not in sums:
             read_checksums(self.path, (WEIGHTS,))
@@ -93,7 +93,7 @@ class Checkpoint:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether several processes saved it."""
+        """True if several processes saved it."""
         return bool(_shards_of("1", self.checksums))
 
     @property
@@ -108,32 +108,32 @@ class Checkpoint:
 
     @property
     def weights_hash(self) -> str:
-        """Identifies these weights: SHA-256 of their file, or of the checksums of all of them."""
+        """SHA-256 of the weights file, or of the checksums of all shards."""
         sums = [self.checksums[name] for name in self.weights_files]
         return sums[0] if len(sums) == 1 else hashlib.sha256(" ".join(sums).encode()).hexdigest()
 
     def verify(self, *, optimizer: bool = True, share: tuple[int, int] = (0, 1)) -> None:
         """Compare every file with its checksum; ValueError names the first that differs.
 
-        The optimizer's state, twice the size of the weights, may be left out. A `share` of (1, 3)
-        is the second of three, for processes that verify a checkpoint together.
+        `optimizer=False` skips the optimizer state, which is twice the size of the weights.
+        Processes that verify a checkpoint together pass `share=(rank, world_size)`.
         """
         states = self.optimizer_files
         others = [name for name in self.checksums if name not in (*self.weights_files, *states)]
-        # In this order each of the processes that saved it gets about as much to read.
+        # This order balances the work if the same number of processes saved it.
         first, step = share
         names = [*others, *self.weights_files, *(states if optimizer else [])]
         for name in names[first::step]:
             require_unchanged(self.path, name, self.checksums)
 
     def check(self, share: tuple[int, int] = (0, 1)) -> None:
-        """ValueError unless a run can be resumed from it; a `share` as for `verify`."""
+        """ValueError unless a run can be resumed from it; `share` as for `verify`."""
         self.verify(share=share)
         state = self.state()
         if state.update != self.update:
             raise ValueError(
-                f"{self.path}: was saved after update {state.update}, as its {_STATE} says; give "
-                "it its name again"
+                f"{self.path}: {_STATE} says it was saved after update {state.update}; rename the "
+                "folder to match"
             )
 
     def state(self) -> SavedState:
@@ -144,8 +144,7 @@ class Checkpoint:
         return read_record(Config, self.path / _CONFIG)
 
     def weights(self) -> dict[str, Tensor]:
-        """All of them, whole. Those in one file are mapped from it: nothing is copied before it is
-        used."""
+        """All weights. A single file is memory-mapped, so nothing is copied before it is used."""
         if self.is_sharded:
             return self.stored_weights().read()
         try:
@@ -161,35 +160,35 @@ class Checkpoint:
         return self._stored(self.optimizer_files)
 
     def _stored(self, names: list[str]) -> StoredTensors:
-        from zipflm.runs.sharded import StoredTensors  # takes torch half a second to import
+        from zipflm.runs.sharded import StoredTensors  # slow to import
 
         return StoredTensors([self.path / name for name in names])
 
     def vocabulary(self) -> Vocabulary:
-        """ValueError if it is not the one that the model was trained with."""
+        """ValueError if it is not the vocabulary that the model was trained with."""
         path = self.path / VOCABULARY_FILE
         vocabulary, state = Vocabulary.load(path), self.state()
         if isinstance(state, TrainingState) and state.vocabulary != vocabulary.hash:
             raise ValueError(
                 f"{path}: its hash is {vocabulary.hash}, but {_STATE} says "
-                f"{unquoted(state.vocabulary)}; the folder was put together from two runs"
+                f"{unquoted(state.vocabulary)}; the folder mixes files of two runs"
             )
         return vocabulary
 
     def codes(self) -> Codes | None:
-        """The byte-pair codes of a sub-word model, where it has them."""
+        """The BPE codes of a sub-word model, if it has any."""
         if CODES_FILE not in self.checksums:
             return None
         return Codes.load(self.path / CODES_FILE)
 
     def splitting(self) -> Splitting:
-        """How raw text becomes words for this model."""
+        """The rule that splits text into words for this model."""
         if SPLITTING_FILE not in self.checksums:
             return PLAIN
         return read_record(Splitting, self.path / SPLITTING_FILE)
 
     def read(self) -> Contents:
-        """All of it, checked; ValueError names the file that is damaged or missing."""
+        """Verify and read everything; ValueError names a damaged or missing file."""
         self.check()
         return Contents(
             weights=self.stored_weights().read(),
@@ -202,21 +201,21 @@ class Checkpoint:
         )
 
     def remove(self) -> None:
-        # First out of sight: a folder half removed must not pass for a checkpoint.
+        # Rename first: a half-removed folder must not look like a checkpoint.
         doomed = self.path.with_name("." + self.name)
         os.rename(self.path, doomed)
         shutil.rmtree(doomed)
 
     def set_aside(self) -> Path:
-        """Rename it, so that it passes for a checkpoint no longer; its new path."""
+        """Rename a damaged checkpoint so that it is no longer found; return the new path."""
         aside = self.path.with_name(f".damaged-{self.name}")
-        shutil.rmtree(aside, ignore_errors=True)  # of the same update, longer ago
+        shutil.rmtree(aside, ignore_errors=True)  # from an earlier attempt
         os.rename(self.path, aside)
         return aside
 
 
 def _shards_of(kind: str, names: Iterable[str]) -> list[str]:
-    """The files with shards of the weights, kind 1, or of the optimizer's state, 2."""
+    """Shards of the weights (kind 1) or of the optimizer state (kind 2)."""
     found = map(_SHARD.fullmatch, sorted(names))
     return [match[0] for match in found if match and match[1] == kind]
 
@@ -226,15 +225,11 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def has_checkpoint_name(folder: Path) -> bool:
-    """Unfinished and damaged ones have another name."""
     return _NAME.fullmatch(folder.name) is not None
 
 
 def save(root: Path, contents: Contents) -> Checkpoint:
-    """Write a checkpoint into the folder `root`.
-
-    OSError if that fails, after which everything saved before is as it was.
-    """
+    """Write a checkpoint into the folder `root`. An OSError leaves earlier checkpoints intact."""
     final = checkpoint_path(root, contents.state.update)
     try:
         with new_folder(final) as folder:
@@ -242,13 +237,12 @@ def save(root: Path, contents: Contents) -> Checkpoint:
             save_file(contents.optimizer, folder / OPTIMIZER)
             write_all_but_tensors(folder, contents)
             seal(folder)
-    except SafetensorError as error:  # its way of saying "disk full"
+    except SafetensorError as error:  # raised if the disk is full
         raise OSError(f"{final}: {error}") from error
     return Checkpoint(final)
 
 
 def checkpoint_path(root: Path, update: int) -> Path:
-    """Where the folder `root` has the checkpoint of that update."""
     return root / f"update-{update:08d}"
 
 

@@ -1,6 +1,4 @@
-"""A run folder: its paths, its checkpoints, and `log.jsonl`, one `Report` or `Validation` per
-line.
-"""
+"""Run folders with their checkpoints and their log, `log.jsonl`."""
 
 from __future__ import annotations
 
@@ -27,10 +25,9 @@ def append_line(path: Path, line: LogLine) -> None:
 
 
 def read_lines(path: Path) -> list[LogLine]:
-    """All lines of a log; empty if there is none.
+    """All complete lines of a log; empty if the file does not exist.
 
-    A last line without its end is one that is being written, or that a killed process left; any
-    other that cannot be read is a ValueError with its number.
+    An incomplete last line is ignored. ValueError names the number of any other damaged line.
     """
     try:
         text = read_file(path)
@@ -41,14 +38,14 @@ def read_lines(path: Path) -> list[LogLine]:
 
 
 def curve_of(lines: Sequence[LogLine]) -> list[Validation]:
-    """The validations that make a curve: those on a part of the valid set where there are any,
-    because part and whole are not equally hard; else all of them."""
+    """The validations that are comparable: those on a part of the valid set if there are any
+    (a part and the whole set are not equally hard), else all of them."""
     found = [line for line in lines if isinstance(line, Validation)]
     return [line for line in found if line.share < 1] or found
 
 
 def trim(path: Path, update: int) -> None:
-    """Drop what was logged after `update`, and a last line that was cut short."""
+    """Drop lines after `update`, and an incomplete last line."""
     if not path.exists():
         return
     kept = [line for line in read_lines(path) if line.update <= update]
@@ -64,11 +61,11 @@ def _parse(path: Path, number: int, line: bytes) -> LogLine:
 
 
 Choice = Literal["newest", "best"] | int
-"""Which checkpoint of a run: an int is the number of updates after which it was saved."""
+"""Selects a checkpoint of a run; an int is its number of updates."""
 
 
 class RunFolder:
-    """A run on disk, there or yet to be made."""
+    """A run on disk, or one that is about to be created."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,8 +77,6 @@ class RunFolder:
     def __fspath__(self) -> str:
         return str(self.path)
 
-    # --- What is there. ---
-
     @property
     def holds_a_run(self) -> bool:
         return self._config_path.is_file()
@@ -90,29 +85,27 @@ class RunFolder:
         return read_record(Config, self._config_path)
 
     def versions(self) -> Versions | None:
-        """None for a model that was trained elsewhere."""
+        """None for an imported model."""
         path = self._versions_path
         return read_record(Versions, path) if path.exists() else None
 
     def log(self) -> list[LogLine]:
-        """Empty for a run that was imported, or has not said anything yet."""
         return read_lines(self.log_path)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The complete ones, newest first."""
+        """Complete checkpoints, newest first."""
         root = self.checkpoints_path
         paths = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
         found = [Checkpoint(path) for path in paths if has_checkpoint_name(path)]
         return sorted(found, key=lambda checkpoint: checkpoint.update, reverse=True)
 
     def choose(self, choice: Choice) -> Checkpoint:
-        """One checkpoint; ValueError, with those there are, if the run has no such."""
+        """The selected checkpoint; ValueError lists the available ones if it does not exist."""
         found = self.checkpoints()
         if not found:
             raise ValueError(
-                f"{self.path}: no run with a checkpoint; give one from zipflm train or "
-                "zipflm import, one folder of its checkpoints/, or state-of-the-union, which comes "
-                "with zipflm"
+                f"{self.path}: no run with a checkpoint; use a folder from zipflm train or zipflm "
+                "import, one of its checkpoints, or the bundled model state-of-the-union"
             )
         if choice == "newest":
             return found[0]
@@ -128,11 +121,10 @@ class RunFolder:
         for checkpoint in found:
             if checkpoint.update == choice:
                 return checkpoint
-        raise ValueError(f"--checkpoint {choice}: {self.path} has those of the updates {updates}")
+        raise ValueError(f"--checkpoint {choice}: not found; {self.path} has {updates}")
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint with the lowest loss on the valid set, of those that were scored and are
-        not damaged."""
+        """The undamaged checkpoint with the lowest loss on the valid set; None if none has one."""
         scored: list[tuple[float, Checkpoint]] = []
         for checkpoint in self.checkpoints():
             with suppress(ValueError, OSError):  # damaged, or on a bad disk
@@ -146,13 +138,11 @@ class RunFolder:
                 return checkpoint
         return None
 
-    # --- What training writes. ---
-
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that writes into the run; `storage.InUse` if another one does.
+        """Lock the run for writing; `storage.InUse` if another process holds the lock.
 
-        Removes what killed processes left unfinished, and the folder if nothing is put into it.
+        Removes unfinished files of killed processes, and the folder if it stays empty.
         """
         with sole_writer(self.path) as is_locked:
             if is_locked:
@@ -167,8 +157,10 @@ class RunFolder:
         device: str = "",
         origin: Origin | None = None,
     ) -> None:
-        """Write what identifies the run, and drop what a killed process logged after `update`,
-        from which the run is resumed; 0 for one that starts, with the weights of `origin`."""
+        """Write config and versions of a run that starts or is resumed after `update`.
+
+        Log lines after `update` are dropped. A new run can start from the weights of `origin`.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         trim(self.log_path, update)
         now = provenance(data, device)
@@ -176,24 +168,19 @@ class RunFolder:
         if first is None:
             versions = Versions(**vars(now), origin=origin)
         else:
-            # What the run was started with stays where it was.
             resumed = (*first.resumed, Resumption(**vars(now), update=update))
             versions = replace(first, resumed=resumed)
         write_record(self._versions_path, versions)
-        # Last, because its presence says that the folder holds a run.
+        # Written last, because it marks the folder as a run.
         write_record(self._config_path, config)
 
     def save(self, contents: Contents) -> Checkpoint:
-        """Write a checkpoint; nothing is removed for it.
-
-        OSError if that fails, after which everything saved before is as it was.
-        """
         return save(self.checkpoints_path, contents)
 
     def prune(self, keep: int) -> None:
-        """Remove checkpoints, except the newest `keep` and the best; 0 keeps all.
+        """Remove all checkpoints except the newest `keep` and the best; 0 keeps all.
 
-        To be called when the newest is known to be good: until then an older one may be needed.
+        Call it only when the newest is known to be good.
         """
         old = self.checkpoints()[keep:] if keep > 0 else []
         best = self.best() if old else None
@@ -202,11 +189,11 @@ class RunFolder:
                 checkpoint.remove()
 
     def set_aside(self, update: int) -> list[Path]:
-        """Rename the checkpoints after `update`, which could not be read; their new paths."""
+        """Rename the damaged checkpoints after `update`; return their new paths."""
         return [c.set_aside() for c in self.checkpoints() if c.update > update]
 
     def _clean(self) -> None:
-        """Remove checkpoints that were being saved or removed when a process was killed."""
+        """Remove checkpoints that a killed process was saving or removing."""
         for path in list(self.checkpoints_path.glob(".update-*")):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -215,10 +202,7 @@ class RunFolder:
 
 
 def write_imported(out: Path, contents: Contents) -> None:
-    """A run with one checkpoint of a model from elsewhere; appears whole or not at all.
-
-    Raises FileExistsError if `out` is taken.
-    """
+    """Write a run with one checkpoint atomically; FileExistsError if `out` exists."""
     with new_folder(out) as folder:
         run = RunFolder(folder)
         save(run.checkpoints_path, contents)
@@ -226,22 +210,21 @@ def write_imported(out: Path, contents: Contents) -> None:
 
 
 MODELS = Path(__file__).parents[1] / "models"
-"""Models that come with the package, each a run folder under its name."""
+"""Bundled models, each a run folder."""
 
 
 def locate(path: Path, choice: Choice | None) -> tuple[RunFolder, Checkpoint]:
-    """The run and the checkpoint that a path means: of a run the `choice`, its newest unless said
-    otherwise, or the path itself if it is a checkpoint. A bare name without a folder may be a model
-    that comes with the package."""
+    """The run and checkpoint for a path: a run folder (default choice: newest), a checkpoint
+    folder, or the name of a bundled model."""
     if path.name == str(path) and not path.exists() and (MODELS / path).is_dir():
         path = MODELS / path
     if not is_checkpoint(path):
         run = RunFolder(path)
         return run, run.choose("newest" if choice is None else choice)
     if choice is not None:
-        raise ValueError(f"--checkpoint {choice}: {path} is one checkpoint already; leave it out")
+        raise ValueError(f"--checkpoint {choice}: {path} is already a checkpoint; omit the option")
     run = RunFolder(path.resolve().parent.parent)
-    # One that was copied out of its run has nothing but itself.
+    # A checkpoint that was copied out of its run stands alone.
     return (run if run.holds_a_run else RunFolder(path)), Checkpoint(path)
 
 

@@ -1,4 +1,4 @@
-"""Build models from configs and vocabularies, and load runs: each checkpoint is read once."""
+"""Build models from configs and vocabularies, and load runs."""
 
 from __future__ import annotations
 
@@ -23,24 +23,21 @@ from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import Choice, RunFolder, locate
 
 Part = tuple[slice, ...]
-"""Which part of a tensor: one slice for each dimension, with start and stop; () is all of it."""
+"""Part of a tensor: one slice with start and stop per dimension, or () for all of it."""
 
 Values = Callable[[str, Part], Tensor]
-"""Part of a parameter, by its name."""
+"""Returns part of a parameter, by name."""
 
 
 def empty_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
-    """The model on the meta device: its parameters have shapes, but neither memory nor values.
-
-    Whatever else it knows, such as how words are spelt, is there.
-    """
+    """The model on the meta device: parameters have shapes but no memory. Buffers have values."""
     table = _spellings(config, vocabulary)
     with torch.device("meta"):
         return LanguageModel(config, table)
 
 
 def first_values(model: LanguageModel, seed: int) -> Values:
-    """A model's first weights, which follow from the seed and the name of each parameter alone."""
+    """Initial weights, which depend only on the seed and the name of each parameter."""
     how, params = fills(model), dict(model.named_parameters())
 
     def read(name: str, part: Part) -> Tensor:
@@ -50,7 +47,7 @@ def first_values(model: LanguageModel, seed: int) -> Values:
 
 
 def untrained_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
-    """The model with its first weights, on the CPU."""
+    """The model with its initial weights, on the CPU."""
     model = empty_model(config, vocabulary)
     values = first_values(model, config.training.seed)
     weights = {name: values(name, ()) for name, _ in model.named_parameters()}
@@ -59,9 +56,9 @@ def untrained_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
 
 
 def model_with(weights: dict[str, Tensor], config: Config, vocabulary: Vocabulary) -> LanguageModel:
-    """The model with these weights, in evaluation mode; nothing is initialised in between.
+    """The model with these weights, in evaluation mode.
 
-    Weights in half precision are widened. ValueError if they are those of another model.
+    Half-precision weights are converted to float32. ValueError if the weights do not fit.
     """
     model = empty_model(config, vocabulary)
     types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
@@ -72,16 +69,15 @@ def model_with(weights: dict[str, Tensor], config: Config, vocabulary: Vocabular
     try:
         for name, tensor in weights.items():
             if tensor.dtype != types.get(name, tensor.dtype):
-                raise RuntimeError(f"{name} is of {tensor.dtype}, not of {types[name]}")
+                raise RuntimeError(f"{name} has dtype {tensor.dtype}, not {types[name]}")
         model.load_state_dict(weights, assign=True)
-    except RuntimeError as error:  # torch lists names and shapes, on many lines
+    except RuntimeError as error:  # torch lists names and shapes on many lines
         reason = " ".join(str(error).split())
         raise ValueError(f"weights do not fit the config: {reason}") from None
     return model.eval()
 
 
 def _spellings(config: Config, vocabulary: Vocabulary) -> Tensor | None:
-    """What character input needs to know of the words."""
     if not isinstance(config.input, CharacterInput):
         return None
     chars = config.input
@@ -90,34 +86,29 @@ def _spellings(config: Config, vocabulary: Vocabulary) -> Tensor | None:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """One checkpoint of a run in memory, and where it came from.
-
-    A run that is still training may write newer checkpoints; this one stays what it was.
-    """
+    """A checkpoint of a run, loaded into memory."""
 
     folder: RunFolder
     checkpoint: Checkpoint
-    """The one that was read."""
     model: LanguageModel
     """In evaluation mode, on the CPU."""
     config: Config
     vocabulary: Vocabulary
     codes: Codes | None
-    """Byte-pair codes, with which a sub-word model splits raw text."""
+    """BPE codes with which a sub-word model splits text."""
     splitting: Splitting
-    """How raw text becomes words."""
+    """Rule that splits text into words."""
     weights_hash: str
 
     def __str__(self) -> str:
-        """For messages: what the user knows it as."""
         return str(self.folder.path)
 
 
 class UnseenWords:
-    """Ids for words outside the vocabulary, which a character CNN reads by their bytes.
+    """Assigns ids to words outside the vocabulary, which a character CNN reads by their bytes.
 
-    There is room for a fixed number: the words of a service's users must not fill its memory, and a
-    CUDA graph must find the table where it was. Words beyond that are `<unk>`.
+    The number is limited, because requests to a service must not fill its memory and CUDA graphs
+    need the table at a fixed address. Further words are `<unk>`.
     """
 
     def __init__(self, model: LanguageModel, room: int) -> None:
@@ -140,17 +131,17 @@ class UnseenWords:
 
 
 def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedRun:
-    """A run folder's newest or chosen checkpoint, or one checkpoint by its own folder.
+    """Load the newest or chosen checkpoint of a run folder, or a checkpoint folder.
 
-    Raises ValueError, naming the file, for what is missing, damaged or does not fit.
+    ValueError names a file that is missing, damaged or does not fit.
     """
     folder, checkpoint = locate(Path(path), choice)
     checkpoint.verify(optimizer=False)
     config, vocabulary = checkpoint.config(), checkpoint.vocabulary()
     if len(vocabulary) != config.vocab_size:
         raise ValueError(
-            f"{checkpoint.path}: its {VOCABULARY_FILE} has {len(vocabulary)} words, its config "
-            f"vocab_size={config.vocab_size}; the folder was put together from two runs"
+            f"{checkpoint.path}: {VOCABULARY_FILE} has {len(vocabulary)} words, but the config has "
+            f"vocab_size={config.vocab_size}; the folder mixes files of two runs"
         )
     weights = checkpoint.weights()
     try:
@@ -170,7 +161,7 @@ def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedR
 
 
 def with_words(run: LoadedRun, words: Sequence[str]) -> LoadedRun:
-    """The run, which reads words by their bytes, with more words in its vocabulary."""
+    """Add words to the vocabulary of a run that reads words by their bytes."""
     new = [word for word in words if word not in run.vocabulary]
     UnseenWords(run.model, len(new))(new)
     listed = Vocabulary([*run.vocabulary.words, *new], [*run.vocabulary.counts, *(0 for _ in new)])

@@ -1,4 +1,4 @@
-"""With what a run is made: Python, packages, and the commit if this is the project's checkout."""
+"""Versions of Python and packages, and the commit if the package runs from its checkout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "triton")
 
 
 def provenance(data: DataFolder, device: str = "") -> Provenance:
-    """Of a run that trains on this folder, here and now, on the `device` of that name."""
+    """The provenance of a run that starts now."""
     return Provenance(
         python=platform.python_version(),
         packages=dict(_versions()),
@@ -31,13 +31,12 @@ def provenance(data: DataFolder, device: str = "") -> Provenance:
 
 
 def origin_of(checkpoint: Checkpoint) -> Origin:
-    """Of a run that starts with the weights of this checkpoint."""
     run = checkpoint.path.resolve().parent.parent
     return Origin(run=str(run), checkpoint=checkpoint.name, weights=checkpoint.weights_hash)
 
 
 def _versions() -> list[tuple[str, str]]:
-    found = [("zipflm", __version__)]  # also where it runs without being installed
+    found = [("zipflm", __version__)]  # also if it is not installed
     for name in _PACKAGES:
         try:
             found.append((name, metadata.version(name)))
@@ -47,10 +46,10 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def commit(package: Path) -> str | None:
-    """The commit of the checkout that `package`, the file `src/zipflm/__init__.py`, is part of.
+    """The commit of the checkout that contains `package`, the path of `src/zipflm/__init__.py`.
 
-    None for an installed package, also where its folder lies inside somebody else's repository:
-    the file must be tracked, and stand where this project has it.
+    None for an installed package, even if it is inside another repository: the file must be tracked
+    under this path.
     """
     root = package.resolve().parents[2]
     if _git(root, "rev-parse", "--show-toplevel") != str(root):

@@ -1,7 +1,6 @@
-"""The records that a run keeps as JSON, except its config: state, provenance, lines of the log.
+"""JSON records of a run except its config: training state, provenance, log lines.
 
-Losses are in nats. A token is what one id stands for, a word or a piece of one; numbers that are
-compared between runs are per word, whatever their tokens are.
+Losses are in nats. Numbers that are compared between runs are per word, even if tokens are pieces.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from zipflm.units import perplexity
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over scored tokens; those of several processes add up."""
+    """Sums over scored tokens."""
 
     nll: float
     """In nats."""
     tokens: int
     words: int
-    """Tokens that end a word; `</s>` is one."""
+    """Number of tokens that end a word, including `</s>`."""
 
     @property
     def nats_per_token(self) -> float:
@@ -42,50 +41,49 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What training says of the updates since the last report."""
+    """Statistics of the updates since the last report."""
 
     update: int
     epoch: float
     """Passes over the training text so far."""
     seconds: float
-    """Spent training so far; validation and checkpoints are not counted."""
+    """Training time so far, without validation and checkpoints."""
     token_unit: Unit
     loss: float | None
-    """What is minimised: nats per token, of whatever `token_unit` says. None if it is not finite
-    or every update was skipped."""
+    """Training loss in nats per token. None if it is not finite or every update was skipped."""
     nats_per_word: float | None
     perplexity: float | None
     """Per word."""
     learning_rate: float
     grad_norm: float | None
-    """Of the last update that was not skipped, before clipping."""
+    """Gradient norm of the last update that was not skipped, before clipping."""
     tokens_per_second: float
     data_share: float
-    """Part of the time spent waiting for data."""
+    """Fraction of the time spent waiting for data."""
     skipped: int
-    """Updates of the whole run that had a non-finite loss or gradient and changed nothing."""
+    """Updates of the whole run that were skipped: their loss or gradient was not finite."""
     block: int
     memory: int
-    """Peak, in bytes: of the GPU's allocator, or of the process."""
+    """Peak memory of the GPU allocator or of the process, in bytes."""
     seconds_left: float
-    """Estimated, passes over the valid set included."""
+    """Estimated time left, including validation."""
     flop_utilisation: float | None = None
     compiled: bool | None = None
-    """Whether the model ran compiled; None where that was not asked for."""
+    """Whether the model ran compiled; None if compilation is off."""
     compile_seconds: float = 0.0
-    """Of `seconds`, those in which the model was being compiled."""
+    """Part of `seconds` spent compiling the model."""
     cpu_seconds: float | None = None
-    """CPU time of the training thread, without compilation; far less than the rest of `seconds` if
-    other processes held the CPU. None on a GPU and with several processes, where threads wait."""
+    """CPU time of the training thread, without compilation; far less than `seconds` if other
+    processes used the CPU. None on a GPU and with several processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """One pass over the valid set on the way."""
+    """The result of one pass over the valid set."""
 
     update: int
     seconds: float
-    """Spent training before it."""
+    """Training time before it."""
     split: str
     nats_per_word: float | None
     perplexity: float | None
@@ -96,7 +94,7 @@ class Validation:
     words: int
     blocks: Blocks
     share: float = 1.0
-    """Of the words of the valid set, how many were scored; 1 is all of them."""
+    """Fraction of the words of the valid set that were scored."""
 
 
 LogLine = Annotated[Report | Validation, ByKind()]
@@ -104,7 +102,7 @@ LogLine = Annotated[Report | Validation, ByKind()]
 
 @dataclass(frozen=True)
 class Place:
-    """Before batch number `consumed` of `total` in an epoch, counted over all processes."""
+    """Position before batch `consumed` of `total` in an epoch, counted over all processes."""
 
     epoch: int = 0
     consumed: int = 0
@@ -113,61 +111,61 @@ class Place:
 
 @dataclass(kw_only=True)
 class SinceReport:
-    """What the next report will say of the updates since the last one, as far as they are done."""
+    """Sums over the updates since the last report."""
 
     updates: int = 0
     nll: float = 0.0
-    """In nats; this and the next two are summed over the updates that were not skipped."""
+    """In nats. This and the next two exclude skipped updates."""
     tokens: int = 0
     words: int = 0
     grad_norm: float = 0.0
-    """Of the last update that was not skipped."""
+    """Gradient norm of the last update that was not skipped."""
     seconds: float = 0.0
-    """Spent training."""
+    """Training time."""
     waited: float = 0.0
-    """Of these, seconds spent waiting for data."""
+    """Part of `seconds` spent waiting for data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """What a run needs besides weights and momenta to go on as if it had never stopped."""
+    """State other than tensors that a run needs to continue exactly where it stopped."""
 
     update: int
     place: Place
     seconds: float
     compile_seconds: float = 0.0
-    """Of `seconds`, those in which the model was being compiled."""
+    """Part of `seconds` spent compiling the model."""
     cpu_seconds: float | None = None
-    """As in a report."""
+    """As in `Report`."""
     skipped: int
     skipped_in_a_row: int
-    """The last so many updates were skipped."""
+    """Number of consecutive skipped updates up to now."""
     since_report: SinceReport
     loss_scale: tuple[float, float] | None
-    """Of float16: the factor, and updates since it last changed; None for other precisions."""
+    """For float16: the factor, and the number of updates since it last changed."""
     seed: int
     world_size: int
     vocabulary: str
-    """Its hash."""
+    """Hash of the vocabulary."""
     text: str
-    """SHA-256 of the training text's token file."""
+    """SHA-256 of the token file of the training split."""
     valid: Validation | None
-    """The result on the valid set with these very weights, if they were scored."""
+    """The result on the valid set with these weights, if they were scored."""
     best_loss: float | None = None
-    """Lowest loss on the way, of the part of the valid set that is always scored."""
+    """Lowest validation loss so far, on the part of the valid set that is always scored."""
     since_best: int = 0
-    """Validations since then."""
+    """Number of validations since then."""
 
     @property
     def is_proven(self) -> bool:
-        """Whether the valid set shows that these weights are of use: they gave finite losses."""
+        """Whether these weights gave a finite loss on the valid set."""
         loss = self.valid.nats_per_word if self.valid else None
         return loss is not None and math.isfinite(loss)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedState:
-    """Of a model that was trained elsewhere: it can be scored, not trained on."""
+    """State of an imported model, which can be scored but not resumed."""
 
     update: int
     imported_from: str
@@ -178,48 +176,48 @@ SavedState = Annotated[TrainingState | ImportedState, ByKind()]
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """With what, and on what, a run was started or resumed."""
+    """Software, data and device with which a run was started or resumed."""
 
     python: str
     packages: Mapping[str, str]
     commit: str | None
-    """Of the checkout that this package was run from, if it was one."""
+    """Commit of the checkout that the package ran from, if any."""
     vocabulary: str
-    """Its hash."""
+    """Hash of the vocabulary."""
     text: str
-    """SHA-256 of the training text's token file."""
+    """SHA-256 of the token file of the training split."""
     splitting: Splitting
-    """How that text became words."""
+    """Rule that split the text into words."""
     data: str
     """The data folder."""
     device: str = ""
-    """Model name of the GPU or CPU that trains."""
+    """Model name of the GPU or CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption(Provenance):
-    """The same, for a run that went on after `update`."""
+    """The provenance of a run that was resumed after `update`."""
 
     update: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The checkpoint of another run from which a run took its first weights."""
+    """The checkpoint of another run that provided the initial weights."""
 
     run: str
     checkpoint: str
-    """Name of its folder."""
+    """Name of the checkpoint folder."""
     weights: str
-    """Their hash."""
+    """Hash of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Versions(Provenance):
-    """All of `versions.json`: how the run was started, and each time it was resumed."""
+    """Contents of `versions.json`: how the run was started, and each time it was resumed."""
 
     origin: Origin | None = None
-    """None for a run that started from random weights."""
+    """None if the initial weights were random."""
     resumed: tuple[Resumption, ...] = ()
 
     @property

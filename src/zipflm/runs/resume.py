@@ -1,4 +1,4 @@
-"""What may be started or continued in a run folder; everything else is refused with a reason."""
+"""Checks before a run is started or resumed in a folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from zipflm.settings import to_dict
 def check(
     run: RunFolder, config: Config, data: DataFolder, *, resume: bool, other_text: bool = False
 ) -> None:
-    """ValueError if this run may not be started, or with `resume` continued, in the folder.
+    """ValueError if a run cannot be started, or with `resume` continued, in the folder.
 
-    With `other_text` it may be continued on another training text of the same vocabulary.
+    `other_text` allows another training text with the same vocabulary.
     """
     if not run.holds_a_run:
         if run.checkpoints():
@@ -34,28 +34,25 @@ def check(
         return
     versions = run.versions()
     if versions is None:
-        raise ValueError(
-            f"{run.path}: was trained elsewhere and cannot be resumed; choose another --out"
-        )
+        raise ValueError(f"{run.path}: an imported model cannot be resumed; choose another --out")
     _require_same_data(run.path, versions.latest, data, other_text)
-    # Length, batches and devices may change on the way; the model and its optimizer may not.
+    # Length, batches and devices can change, but not the model and its optimizer.
     _require_equal(run.path, _identity(held), _identity(config))
 
 
-def require_same_config(out: Path, held: Config, asked: Config, otherwise: str) -> None:
-    """ValueError that names the first field in which the run in `out` is not what was asked for;
-    `otherwise` is a remedy besides asking for the same."""
-    _require_equal(out, to_dict(held), to_dict(asked), f", or {otherwise}")
+def require_same_config(out: Path, held: Config, requested: Config, otherwise: str) -> None:
+    """ValueError names the first field that differs; `otherwise` adds a remedy to the message."""
+    _require_equal(out, to_dict(held), to_dict(requested), f", or {otherwise}")
 
 
-def _require_unused(run: RunFolder, held: Config, asked: Config) -> None:
+def _require_unused(run: RunFolder, held: Config, requested: Config) -> None:
     done = run.checkpoints()
     if not done and not run.log_path.exists():
-        return  # it ended before its first update, for lack of memory perhaps
+        return  # it stopped before its first update
     raise ValueError(
         f"{run.path} already holds a run of {held.name} "
         f"({done[0].name if done else 'no checkpoint yet'}); to continue it add --resume, to "
-        f"start a run of {asked.name} choose another --out"
+        f"start a run of {requested.name} choose another --out"
     )
 
 
@@ -68,14 +65,14 @@ def _require_same_data(out: Path, held: Provenance, data: DataFolder, other_text
     if held.splitting != data.splitting:
         raise ValueError(
             f"{out} was trained on text prepared with {held.splitting}, but {data.path} was "
-            f"prepared with {data.splitting}; resume with text that was split alike"
+            f"prepared with {data.splitting}; resume with text split in the same way"
         )
     text = data.split("train").sha256
     if held.text != text and not other_text:
         raise ValueError(
             f"{out} was trained on the text {held.text[:12]} (from {held.data}), but the training "
-            f"text of {data.path} is {text[:12]}; go on with the text it was started with, or "
-            "choose another --out; zipflm train --resume --other-text goes on with this one"
+            f"text of {data.path} is {text[:12]}; resume with the same text, choose another --out, "
+            "or add --other-text to continue with this one"
         )
 
 
@@ -85,24 +82,25 @@ def _identity(config: Config) -> dict[str, Any]:
         "name": config.name,
         "optimizer": type(config.training.optimizer).__name__,
         "unit": config.batches.unit,
-        # Another seed shuffles otherwise: part of the text would come twice, part of it never.
+        # Another seed changes the order: parts of the text would be repeated or skipped.
         "seed": config.training.seed,
     }
 
 
 def _require_equal(
-    out: Path, held: dict[str, Any], asked: dict[str, Any], otherwise: str = ""
+    out: Path, held: dict[str, Any], requested: dict[str, Any], otherwise: str = ""
 ) -> None:
-    for name in asked:
-        if held[name] != asked[name]:
+    for name in requested:
+        if held[name] != requested[name]:
+            difference = _first_difference(name, held, requested)
             raise ValueError(
-                f"{out} holds a run of {held['name']} with {_first_difference(name, held, asked)} "
-                f"asked for; resume with the same preset, recipe and overrides{otherwise}"
+                f"{out} holds a run of {held['name']} with {difference} requested; resume with the "
+                f"same preset, recipe and overrides{otherwise}"
             )
 
 
-def _first_difference(name: str, held: dict[str, Any], asked: dict[str, Any]) -> str:
-    old, new = held[name], asked[name]
+def _first_difference(name: str, held: dict[str, Any], requested: dict[str, Any]) -> str:
+    old, new = held[name], requested[name]
     if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
         for key in old:
             if old[key] != new[key]:

@@ -1,8 +1,4 @@
-"""Checkpoints in shards that several processes save, and tensors read from them part by part.
-
-`torch.distributed.checkpoint` reads whole files and shards; of a sharded tensor it reads only the
-part that this process holds.
-"""
+"""Sharded checkpoints: several processes save them, and each reads only the parts it holds."""
 
 from __future__ import annotations
 
@@ -31,13 +27,13 @@ from zipflm.storage import file_hash, give_its_name, naming_full_disk, refuse_ex
 
 
 class StoredTensors:
-    """All tensors of some files of a checkpoint. Only headers are read before `load_into`."""
+    """The tensors in files of a checkpoint. Only headers are read before `load_into`."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """ValueError if a file is damaged."""
         self._folder = paths[0].parent
         self._reader = HuggingFaceStorageReader(str(self._folder))
-        # Torch would read all files of the folder; scoring must not need the optimizer's state.
+        # torch would read all files of the folder, but scoring must not need the optimizer state.
         self._reader.fs = _Files(paths)
         try:
             found = self._reader.read_metadata().state_dict_metadata
@@ -51,17 +47,19 @@ class StoredTensors:
         }
 
     def load_into(self, tensors: dict[str, Tensor]) -> None:
-        """Overwrite these tensors, which may be sharded and on any device, with those stored under
-        the same names. Processes need not call it together."""
+        """Overwrite these tensors with the stored ones of the same names.
+
+        They can be sharded and on any device. Processes need not call it together.
+        """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             try:
                 load(tensors, storage_reader=self._reader, no_dist=True)
-            except CheckpointException as error:  # not an Exception
+            except CheckpointException as error:  # a BaseException
                 raise ValueError(f"{self._folder}: cannot be read: {error}") from None
 
     def read(self) -> dict[str, Tensor]:
-        """All tensors, whole and on the CPU."""
+        """All tensors, unsharded and on the CPU."""
         tensors = {
             name: torch.empty(each.size, dtype=each.properties.dtype)
             for name, each in self._tensors.items()
@@ -71,7 +69,7 @@ class StoredTensors:
 
 
 class _Files(FileSystem):
-    """A folder with these files only."""
+    """A file system that lists only these files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__()
@@ -85,21 +83,20 @@ _REMEDY = "nothing was kept; free some space"
 
 
 class ShardWriter(HuggingFaceStorageWriter):
-    """Saves one checkpoint; torch calls it in every process."""
+    """Saves one checkpoint. torch calls it in every process."""
 
     def __init__(self, root: Path, contents: Contents) -> None:
-        """A checkpoint in the folder `root`."""
         self._contents, self._final = contents, checkpoint_path(root, contents.state.update)
-        # A name that all processes know, and that is removed if we are killed.
+        # All processes use this name, and the next run removes it if we are killed.
         self.unfinished: Path = self._final.with_name(f".{self._final.name}.unfinished-shards")
-        # The first or the second file of each process: scoring needs only the first.
+        # Index of the file of each process: 1 for weights, 2 for optimizer state.
         files = dict.fromkeys(contents.weights, 1) | dict.fromkeys(contents.optimizer, 2)
         super().__init__(
             path=str(self.unfinished), fqn_to_index_mapping=files, save_distributed=True
         )
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the shards of this process; the results are the checksums of its files."""
+        """Write the shards of this process; the results carry the checksums of its files."""
         with naming_full_disk(self._final, _REMEDY):
             written = super().write_data(plan, planner).wait()
         names = sorted({result.storage_data.relative_path for result in written})
@@ -110,18 +107,18 @@ class ShardWriter(HuggingFaceStorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """In the first process, once all have written: the other files, and the final name."""
+        """Called in the first process once all have written: add the other files and rename."""
         sums = {each.index.fqn: each.storage_data for result in results for each in result}
         for name in sums:
             if not (self.unfinished / name).is_file():
                 raise OSError(
-                    f"{self.unfinished / name}: another process wrote it, but it is not there; "
-                    "--out must be a folder that all machines share"
+                    f"{self.unfinished / name}: written by another process but not visible here; "
+                    "--out must be on a file system that all machines share"
                 )
         with naming_full_disk(self._final, _REMEDY):
             refuse_existing(self._final)
             for path in list(self.unfinished.iterdir()):
-                if path.name not in sums:  # of more processes, killed where there are no locks
+                if path.name not in sums:  # left by a killed run with more processes
                     path.unlink()
             write_all_but_tensors(self.unfinished, self._contents)
             seal(self.unfinished, known=sums)

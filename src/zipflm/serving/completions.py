@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from zipflm.data.vocabulary import END, UNKNOWN
-from zipflm.evaluation.scoring import Document, DocumentScores, Likely
+from zipflm.evaluation.documents import Document, DocumentScores, Likely
 from zipflm.language.decoding import SEEDS, Delta, GrowingText, SamplingOptions
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import Prompt, read_prompt, require_length

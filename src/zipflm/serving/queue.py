@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from zipflm.evaluation.scoring import DocumentScores
+from zipflm.evaluation.documents import DocumentScores
 from zipflm.language.decoding import Delta
 from zipflm.language.next_words import LikelyWord
 

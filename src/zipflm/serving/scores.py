@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from zipflm.evaluation.scoring import Document, Source
+from zipflm.evaluation.documents import Document, Source
 from zipflm.language.score_table import rounded
 from zipflm.language.text import EncodedText, Ids, nll_per_word, scored_words
 from zipflm.messages import quoted

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from zipflm.evaluation.scoring import Document, DocumentScores
+from zipflm.evaluation.documents import Document, DocumentScores
 from zipflm.language.decoding import Delta, GrowingText, TextDecoder
 from zipflm.language.engine import Engine
 from zipflm.language.next_words import LikelyWord, most_likely_instead

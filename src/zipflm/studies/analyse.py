@@ -15,7 +15,7 @@ from typing import Any
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions
-from zipflm.evaluation.scoring import Share
+from zipflm.evaluation.sharing import Share
 from zipflm.messages import read_file
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
 from zipflm.runs.checkpoint import Checkpoint

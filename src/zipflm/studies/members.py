@@ -18,7 +18,7 @@ from zipflm.data.folder import DataFolder, SplitFacts
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.protocol import ScoringProtocol
-from zipflm.evaluation.scoring import ALONE, Share
+from zipflm.evaluation.sharing import ALONE, Share
 from zipflm.evaluation.streaming import streaming_speed
 from zipflm.messages import read_file, require_file
 from zipflm.runs.checkpoint import Checkpoint, has_checkpoint_name

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from zipflm.evaluation.scoring import watched_by
+from zipflm.evaluation.progress import on_progress
 from zipflm.messages import one_line
 from zipflm.runs.records import LogLine, Report, Validation
 from zipflm.studies.plan import Plan
@@ -62,7 +62,7 @@ class MemberProgress:
 
     @cached_property
     def work(self) -> float:
-        return throughput.work(self.plan.config, self.plan.data.vocabulary.counts)
+        return throughput.flops_left(self.plan.config, self.plan.data.vocabulary.counts)
 
     @property
     def work_done(self) -> float:
@@ -112,7 +112,7 @@ class Display:
             redirect_stderr=False,
         )
         is_drawn = self.console.is_terminal and not self._is_silent
-        with live if is_drawn else nullcontext(), watched_by(self._see_scoring):
+        with live if is_drawn else nullcontext(), on_progress(self._see_scoring):
             if is_drawn:
                 self.console.show_cursor(True)  # keep the cursor if a signal kills the process
             yield self
@@ -136,7 +136,7 @@ class Display:
         """Training time left for all members, from the speed so far; None if unknown."""
         members = list(self.members.values())
         speed, work_left = measured_speed(members), sum(member.work_left for member in members)
-        return throughput.in_words(work_left / speed) if speed and work_left else None
+        return throughput.format_duration(work_left / speed) if speed and work_left else None
 
     def _draw(self) -> Group:
         member = self._current
@@ -152,8 +152,8 @@ class Display:
         members = list(self.members.values())
         doubts = [ends_too_high(member.plan.config) for member in members]
         what = "this study" if len(members) > 1 else "this member"
-        slow = throughput.slowness(sum(member.work_left for member in members), what)
-        lines = [*dict.fromkeys(doubts), slow, throughput.load()]
+        slow = throughput.slow_cpu_warning(sum(member.work_left for member in members), what)
+        lines = [*dict.fromkeys(doubts), slow, throughput.load_warning()]
         return [line for line in lines if line is not None]
 
     def _see_scoring(self, task: str, done: int, total: int | None) -> None:
@@ -192,7 +192,7 @@ def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]
         for member in members
     ]
     _print_rows(rows, stream)
-    total = throughput.in_words(sum(member.work_left for member in members) / speed)
+    total = throughput.format_duration(sum(member.work_left for member in members) / speed)
     print(
         f"{len(members)} runs, about {total} in total ({basis}), plus validation, compilation and "
         "scoring. Nothing was written.",

@@ -1,4 +1,4 @@
-"""From a config and a data folder to checkpoints: one loop, read `trainer` from top to bottom."""
+"""Training. The loop is in `trainer`, a single update in `step`."""
 
 STALL_SECONDS = 1800.0
-"""How long an operation of several processes may wait for one of them."""
+"""Default time after which a collective operation without an answer stops all processes."""

@@ -1,8 +1,8 @@
-"""Truncated back-propagation: the decoder's state after one update is where the next one begins.
+"""Truncated back-propagation through time: each update starts with the state of the one before.
 
-The rows of an update continue those of the one before (break mode `stream`). An update consists of
-groups of rows, one per batch, of which the processes take turns; a group keeps its state where it
-is, so that it can be saved, and so that a resumed run computes what an uninterrupted one would.
+In break mode `stream` the rows of an update continue those of the one before. The state of each
+group of rows (one per batch) stays with its process and is saved with checkpoints, so a resumed run
+computes the same as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from zipflm.runs.sharded import StoredTensors
 from zipflm.training.distributed import Process
 
 PREFIX = "carried/"
-"""Of the names under which a checkpoint has the states, along with those of the optimizers."""
+"""Prefix of the names of the states in a checkpoint."""
 
 
 class CarriedState:
-    """The states of this process's groups of rows, one for each of its batches of an update."""
+    """Decoder states of this process, one per batch of an update."""
 
     def __init__(self, model: LanguageModel, process: Process, groups: int, rows: int) -> None:
-        """An update has `groups` batches of `rows` rows, over all processes."""
+        """An update has `groups` batches of `rows` rows over all processes."""
         assert isinstance(model.decoder, ConstantStateDecoder)
         like = torch.empty(0, device=process.device)
         self._process, self._groups = process, groups
@@ -33,18 +33,17 @@ class CarriedState:
 
     @torch.no_grad()
     def keep(self, index: int, after: States) -> None:
-        """The state after the batch of that index, for the next update."""
+        """Keep the state after batch `index` for the next update."""
         for kept, now in zip(self.states[index], after, strict=True):
-            # A bad update is skipped; its state must not spoil those that follow.
+            # If an update is skipped, its state must not affect the next one.
             kept.copy_(now.nan_to_num(0.0, 0.0, 0.0))
 
     def reset(self) -> None:
-        """Forget everything: the text begins again."""
         for tensor in (tensor for state in self.states for tensor in state):
             tensor.zero_()
 
     def tensors(self) -> dict[str, Tensor]:
-        """The states of all groups, the same in all processes, by the names of a checkpoint."""
+        """The states of all groups by name, the same in all processes."""
         found: dict[str, Tensor] = {}
         for place, parts in enumerate(zip(*self.states, strict=True)):
             own = torch.stack(parts)
@@ -54,7 +53,7 @@ class CarriedState:
         return found
 
     def load(self, stored: StoredTensors) -> None:
-        """Restore what `tensors` returned; nothing if the run now has other groups of rows."""
+        """Load what `tensors` returned, unless the groups have changed."""
         tensors = {name: torch.zeros_like(each) for name, each in self.tensors().items()}
         if any(stored.shapes.get(name) != tuple(each.shape) for name, each in tensors.items()):
             return
@@ -68,8 +67,7 @@ class CarriedState:
 def carried_state(
     config: Config, model: LanguageModel, process: Process, block: int
 ) -> CarriedState | None:
-    """The state at the start of an epoch, with blocks of this length; None if batches do not
-    continue each other, or the decoder has no state to carry."""
+    """The state at the start of an epoch; None if nothing is carried over."""
     if config.batches.break_mode != "stream" or not config.decoder.has_constant_state:
         return None
     rows = config.batches.tokens // block

@@ -1,8 +1,8 @@
-"""When a run saves, and saving in the background where several processes have shards.
+"""Saving checkpoints: directly, or in the background with several processes.
 
-`torch.distributed.checkpoint` first copies what a process saves to host memory; training continues
-while the files are written from that copy. The processes use a group of their own for it, because
-training may use the other one at any time. At most one checkpoint is being saved.
+`torch.distributed.checkpoint` copies the state to host memory, and training continues while the
+files are written. The processes use a separate group for it, because training uses the default one
+at the same time. At most one checkpoint is being saved.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from zipflm.training import optimizers
 from zipflm.training.distributed import Process
 from zipflm.training.setup import Run
 
-_LONGEST = timedelta(days=1)
-"""Time for the slowest process to write its files; one that fails reports it at once."""
+_TIMEOUT = timedelta(days=1)
+"""Time for the slowest process to write its files; failures are reported immediately."""
 
 
 class BackgroundSaving:
-    """Saves one checkpoint after the other; every process must make the same calls."""
+    """Saves one checkpoint at a time. Every process must make the same calls."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        group = dist.new_group(backend="gloo", timeout=_LONGEST)
+        group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         self._group = cast(dist.ProcessGroup, group)  # every process is a member
         self._saving: tuple[ShardWriter, Future[Any]] | None = None
 
     def start(self, root: Path, contents: Contents) -> None:
-        """Begin to save. Tensors may be sharded, and may change once this returns; plain ones are
-        the same in all processes. The save before must have ended."""
+        """Start saving. Tensors can be sharded and can change as soon as this returns.
+
+        The previous save must have finished.
+        """
         assert self._saving is None
         own = own_part(contents.weights | contents.optimizer, self._process)
         writer = ShardWriter(root, contents)
@@ -56,11 +58,10 @@ class BackgroundSaving:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is being saved any more, as far as this process knows."""
         return self._saving is None or self._saving[1].done()
 
     def wait(self) -> OSError | None:
-        """Wait for the save to end: why it failed, the same in all processes, or None."""
+        """Wait for the save; return the error if it failed, the same in all processes."""
         if self._saving is None:
             return None
         (writer, done), self._saving = self._saving, None
@@ -69,19 +70,18 @@ class BackgroundSaving:
             return None
         if self._process.is_first:
             shutil.rmtree(writer.unfinished, ignore_errors=True)
-        if isinstance(error, CheckpointException):  # holds the error of each process that failed
+        if isinstance(error, CheckpointException):  # has one error per failed process
             error = error.failures[min(error.failures)][0]
         return error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Wait for the save to end, and leave the group."""
+        """Wait for the save and destroy the process group."""
         self.wait()
         dist.destroy_process_group(self._group)
 
 
 def own_part(tensors: Mapping[str, Tensor], process: Process) -> dict[str, Tensor]:
-    """The tensors this process saves: all sharded ones, and its share of those that every process
-    has, about as much for each."""
+    """The tensors this process saves: its shards, and an even share of the replicated ones."""
     plain = [name for name, each in tensors.items() if not isinstance(each, DTensor)]
     by_size = sorted(plain, key=lambda name: (-tensors[name].nbytes, name))
     others = {*plain} - {*by_size[process.rank :: process.world_size]}
@@ -89,47 +89,46 @@ def own_part(tensors: Mapping[str, Tensor], process: Process) -> dict[str, Tenso
 
 
 class Saver:
-    """Writes the checkpoints of a run and removes those it no longer needs.
+    """Writes the checkpoints of a run and removes old ones.
 
-    A process alone writes all of it and then goes on; several write their shards while they go on.
+    A single process waits for the files to be written. Several write shards in the background.
     """
 
     def __init__(self, run: Run, keep: int) -> None:
-        """`keep` checkpoints besides the best one, all if 0. A run that is resumed starts from a
-        checkpoint that has yet to be proven."""
+        """Keep the newest `keep` checkpoints and the best one, or all if `keep` is 0."""
         self._run, self._keep = run, keep
         self.newest: int = run.update
-        """The update of the newest checkpoint that is known to be there, 0 if there is none."""
+        """The update of the newest saved checkpoint, 0 without one."""
         self._is_proven = run.update == 0
         self._background = BackgroundSaving(run.process) if run.process.world_size > 1 else None
         self._saving: TrainingState | None = None
-        """Of the checkpoint that is being saved in the background."""
+        """State of the checkpoint that is being saved in the background."""
 
-    def doubtful(self) -> int | None:
+    def unproven(self) -> int | None:
         """The update of the newest checkpoint, if it is not known to be good."""
+        # Wait first, so that all processes return the same.
         self.wait()
-        # Processes learn at different times that it was saved; what they say of it is the same.
-        self.see(self._run.tally.last_good)
+        self.prune_if_proven(self._run.tally.last_good)
         return None if self._is_proven else self.newest
 
     def save(self, valid: Validation | None, must: bool) -> None:
-        """Write a checkpoint, except while updates are being skipped: its weights would be those
-        that gave no finite loss. `must` is for the last chance, when it is written all the same.
+        """Write a checkpoint, unless the last update was skipped because its loss was not finite.
 
-        Where writing fails the run goes on and tries again next time; OSError if it must.
+        If writing fails, the run continues and tries again next time. With `must`, the checkpoint
+        is always written, and a failure raises OSError.
         """
         run = self._run
         if (skipped := run.tally.skipped_in_a_row) and not must:
-            run.log.say(
+            run.log.info(
                 f"not saved after update {run.update}: the last {skipped} update(s) had a "
                 "non-finite loss or gradient"
             )
             return
-        with run.log.doing("saving"):
+        with run.log.status("saving"):
             self.wait()
             state = _state(run, valid)
             if self._background is None:
-                self._conclude(state, _failure(run, state), must)
+                self._finish(state, _try_save(run, state), must)
                 return
             self._background.start(run.folder.checkpoints_path, _contents(run, state))
             self._saving = state
@@ -137,15 +136,14 @@ class Saver:
                 self.wait(must=True)
 
     def wait(self, must: bool = False) -> None:
-        """Until nothing is being saved in the background; OSError if it failed and must not."""
+        """Wait for the background save; with `must`, OSError if it failed."""
         if self._background is None or self._saving is None:
             return
         state, self._saving = self._saving, None
-        self._conclude(state, self._background.wait(), must)
+        self._finish(state, self._background.wait(), must)
 
-    def see(self, last_good: int | None) -> None:
-        """Remove old checkpoints if this update, the last that was not skipped, proves the newest:
-        it started from it, or from what became of it."""
+    def prune_if_proven(self, last_good: int | None) -> None:
+        """Remove old checkpoints once an update after the newest one was not skipped."""
         if self._background is not None and self._background.is_done:
             self.wait()
         if not self._is_proven and last_good is not None and last_good > self.newest:
@@ -153,13 +151,12 @@ class Saver:
             self._prune()
 
     def close(self) -> None:
-        """For the end of a run, whatever ended it: what is being saved is worth waiting for."""
+        """Wait for the background save and release its group."""
         if self._background is not None:
             self.wait()
             self._background.close()
 
-    def _conclude(self, state: TrainingState, failure: OSError | None, must: bool) -> None:
-        """A checkpoint was saved, or was not."""
+    def _finish(self, state: TrainingState, failure: OSError | None, must: bool) -> None:
         run = self._run
         if failure is None:
             self.newest, self._is_proven = state.update, state.is_proven
@@ -169,11 +166,11 @@ class Saver:
         good = run.folder.checkpoints()
         message = (
             f"could not save update {state.update} ({failure}); the last good checkpoint is "
-            f"{good[0].path if good else 'none'}; make room there"
+            f"{good[0].path if good else 'none'}; free some space"
         )
         if must:
             raise OSError(f"{message} and resume the run") from failure
-        run.log.say(f"{message}, the run goes on and will try again")
+        run.log.info(f"{message}; training continues and will try again")
 
     def _prune(self) -> None:
         if not self._run.process.is_first:
@@ -181,11 +178,11 @@ class Saver:
         try:
             self._run.folder.prune(self._keep)
         except OSError as error:
-            self._run.log.say(f"could not remove an old checkpoint ({error}); the run goes on")
+            self._run.log.info(f"could not remove an old checkpoint ({error}); training continues")
 
 
-def _failure(run: Run, state: TrainingState) -> OSError | None:
-    """Save here and now; why that failed, if it did."""
+def _try_save(run: Run, state: TrainingState) -> OSError | None:
+    """Save now; return the error if it fails."""
     contents = _contents(run, state)
     weights, optimizer = (
         {name: tensor.cpu() for name, tensor in tensors.items()}
@@ -208,7 +205,7 @@ def _state(run: Run, valid: Validation | None) -> TrainingState:
         cpu_seconds=tally.cpu_seconds,
         skipped=tally.skipped,
         skipped_in_a_row=tally.skipped_in_a_row,
-        since_report=replace(tally.since_report),  # which goes on counting
+        since_report=replace(tally.since_report),  # a copy, because it changes
         loss_scale=run.learner.scale.dump(),
         seed=run.config.training.seed,
         world_size=run.process.world_size,
@@ -221,7 +218,7 @@ def _state(run: Run, valid: Validation | None) -> TrainingState:
 
 
 def _contents(run: Run, state: TrainingState) -> Contents:
-    """All of a checkpoint, with the tensors of the run itself, sharded where they are."""
+    """Contents of a checkpoint, with the tensors of the run, which can be sharded."""
     model, data = run.learner.model, run.data
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     tensors = optimizers.state_tensors(run.learner.optimizers, model)
@@ -235,7 +232,7 @@ def _contents(run: Run, state: TrainingState) -> Contents:
 def stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
     """ValueError after too many updates without a finite loss and gradient; saves the batches.
 
-    All processes say the same, so that a study knows it for one failure.
+    The message is the same in all processes, so that a study counts it as one failure.
     """
     if run.tally.skipped_in_a_row < run.config.training.max_bad_updates:
         return
@@ -247,12 +244,12 @@ def stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
         save_file(tensors, path)
     numbers = "0" if run.process.world_size == 1 else "*"
     remedy = "lower the learning rate, or use training.dtype=bfloat16 or float32"
-    doubtful = saver.doubtful()
-    if doubtful:
-        newest = checkpoint_path(run.folder.checkpoints_path, doubtful)
-        remedy += f"; {newest} may be spoilt already: remove it to resume from the one before"
+    unproven = saver.unproven()
+    if unproven:
+        newest = checkpoint_path(run.folder.checkpoints_path, unproven)
+        remedy += f"; {newest} may be bad as well: remove it to resume from the one before"
     raise ValueError(
-        f"training.max_bad_updates={run.config.training.max_bad_updates}: so many updates in a row "
-        f"had a non-finite loss or gradient, up to update {run.update}; the last batch is in "
+        f"training.max_bad_updates={run.config.training.max_bad_updates}: this many updates in a "
+        f"row had a non-finite loss or gradient, up to update {run.update}; the last batch is in "
         f"{run.folder.path}/bad-batch-{numbers}.safetensors; {remedy}"
     )

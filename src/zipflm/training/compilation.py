@@ -1,11 +1,10 @@
-"""`torch.compile` for one run: shared with no other run, and never left out unnoticed.
+"""`torch.compile` for each run separately, with a check that the model really ran compiled.
 
-torch stores compiled versions with a function's code object. Once there are eight it compiles no
-more and runs the code as it is, which it mentions in its own log alone. All models of a process
-share the code of their methods, so a study that trains many of them would compile only the first
-few. (torch 2.13 can be told to count every call of `torch.compile` apart; torch 2.11 cannot.) Here
-every run compiles a copy of the function with a code object of its own, and a run of fixed shapes
-one copy for each shape, so that no function ever needs a second version.
+torch stores compiled versions with the code object of a function. After eight versions it silently
+runs the function uncompiled. All models of a process share the code of their methods, so a study
+would compile only the first few. (torch 2.13 can count each call of `torch.compile` separately,
+torch 2.11 cannot.) Here every run compiles its own copy of the function, and a run with fixed
+shapes one copy per shape, so no function needs a second version.
 """
 
 from __future__ import annotations
@@ -22,39 +21,34 @@ from torch import Tensor, nn
 from zipflm.model.inputs import UniqueTokens
 
 BACKEND: str | Callable[..., Any] = "inductor"
-"""What turns torch's graphs into code."""
 
 _serial_numbers = itertools.count()
 
 
 class Compilation:
-    """Compiles the forward of one or more modules of the same type, and counts where that failed.
+    """Compiles the forward of modules of the same type, and counts calls that ran uncompiled.
 
-    Only forwards that a backward pass may follow are compiled. Validation runs the modules as they
-    are: its batches have shapes of their own, and compiling them takes longer than it saves.
+    Validation runs uncompiled: its batches have other shapes, and compiling for them takes longer
+    than it saves.
     """
 
     def __init__(self, modules: Iterable[nn.Module], one_shape: bool) -> None:
-        """With `one_shape` a version is compiled for each shape of the first input. Without, torch
-        compiles for the first shape it meets and then for all others together, which is slower to
-        run but the only choice where every batch has another shape."""
+        """With `one_shape`, compile one version for each shape of the first input. Otherwise torch
+        compiles for the first shape and then for dynamic shapes, which run slower."""
         self._one_shape = one_shape
         self._compiled: dict[tuple[torch.Size, ...] | None, Callable[..., Tensor]] = {}
         self.num_uncompiled = 0
-        """Forwards that should have run compiled and did not."""
+        """Number of calls that should have run compiled but did not."""
         for module in modules:
-            # Not `module.compile()`, which would also compile the hooks with which FSDP gathers
-            # weights before a forward.
+            # `module.compile()` would also compile the hooks of FSDP.
             module.forward = partial(self._forward, module)
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything that should have run compiled did so."""
         return self.num_uncompiled == 0
 
     @property
     def num_versions(self) -> int:
-        """Versions that were compiled, one for every shape."""
         return len(self._compiled)
 
     def _forward(self, module: nn.Module, *inputs: Any) -> Tensor:
@@ -63,17 +57,17 @@ class Compilation:
         shape = _shapes(inputs[0]) if self._one_shape else None
         if shape not in self._compiled:
             self._compiled[shape] = self._compile()
-        from torch._dynamo.exc import FailOnRecompileLimitHit  # imported by the compilation above
+        from torch._dynamo.exc import FailOnRecompileLimitHit  # slow to import
 
         try:
             return self._compiled[shape](module, self, *inputs)
         except FailOnRecompileLimitHit:
-            # Possible for changing shapes only. Better slow than dead in the middle of a run.
+            # Only with changing shapes. Continue uncompiled instead of failing.
             self._compiled[shape] = _without_new_versions(self._compiled[shape])
             return self._compiled[shape](module, self, *inputs)
 
     def _compile(self) -> Callable[..., Tensor]:
-        # The whole graph or an error: a forward compiled in parts would pass for compiled.
+        # With graph breaks, a forward compiled in parts would count as compiled.
         return torch.compile(
             _copy_of(_counted_forward),
             backend=BACKEND,
@@ -88,21 +82,19 @@ def _shapes(words: Tensor | UniqueTokens) -> tuple[torch.Size, ...]:
 
 
 def _plain_forward(module: nn.Module, *inputs: Any) -> Tensor:
-    """`module.forward` as its class defines it."""
     output: Tensor = type(module).forward(module, *inputs)
     return output
 
 
 def _counted_forward(module: nn.Module, compilation: Compilation, *inputs: Any) -> Tensor:
-    # A constant to torch when it compiles this function: compiled code does not count, and does
-    # not even ask.
+    # A constant while torch compiles this function, so compiled code does not contain the check.
     if not torch.compiler.is_compiling():
         compilation.num_uncompiled += 1
     return _plain_forward(module, *inputs)
 
 
 def _without_new_versions(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Runs compiled where a version fits and uncompiled elsewhere."""
+    """Runs uncompiled if no existing version fits."""
 
     def run(*inputs: Any) -> Tensor:
         with torch.compiler.set_stance("eager_on_recompile"):
@@ -112,8 +104,8 @@ def _without_new_versions(compiled: Callable[..., Tensor]) -> Callable[..., Tens
 
 
 def _copy_of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same function with a code object of its own, under a name of its own: code objects that
-    differ in nothing are equal, and torch might take one for another."""
+    """A copy with its own code object. The name differs too, because equal code objects are
+    interchangeable to torch."""
     assert isinstance(function, FunctionType)
     name = f"{function.__name__}_{next(_serial_numbers)}"
     return FunctionType(function.__code__.replace(co_name=name), function.__globals__, name)

@@ -1,9 +1,8 @@
-"""An update on a GPU as one recorded graph: forward, backward, clipping, optimizers.
+"""Whole updates as CUDA graphs: forward, backward, clipping and optimizers.
 
-The kernels of a small model are done sooner than the host can start them one by one. After a few
-updates of the same shapes the whole of `step.update` is therefore recorded once and from then on
-started as a whole, with the same numbers. Batches, the learning rate and the request to stop are
-copied to where the recording reads them.
+The kernels of a small model finish sooner than the host can launch them one by one. After a few
+updates of the same shapes, `step.update` is recorded once and then replayed, with the same results.
+Batches, learning rate and stop flag are copied to the tensors that the graph reads.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from zipflm.model.precision import dtype_of_sums
 from zipflm.training import optimizers, step
 from zipflm.training.step import Learner
 
-_REHEARSALS = 3
-"""Updates of a shape before it is recorded: they compile, and make the optimizers' state."""
+_WARM_UP = 3
+"""Updates before recording: they compile the model and create the optimizer state."""
 
-_LARGEST_SHARE = 0.4
-"""Of the device's memory. A recording has memory of its own beside that of plain updates."""
+_MAX_MEMORY = 0.4
+"""Maximum fraction of GPU memory in use. A graph needs its own memory in addition."""
 
 _Shapes = tuple[torch.Size, ...]
 
@@ -33,14 +32,13 @@ _Shapes = tuple[torch.Size, ...]
 class _Recording:
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
-    """Of all batches, where the recording reads them."""
+    """Tensors of all batches that the graph reads."""
     stop: Tensor
     result: Tensor
 
 
 class Updates:
-    """`step.update`, recorded where that can be done: one process, one GPU, compiled, shapes that
-    do not change."""
+    """`step.update`, as a CUDA graph if possible: one process, compiled, with fixed shapes."""
 
     def __init__(self, learner: Learner, config: Config) -> None:
         self._learner = learner
@@ -50,7 +48,7 @@ class Updates:
             and learner.process.world_size == 1
             and learner.compilation is not None
             and config.batches.blocks.has_one_length
-            # Autograd makes sparse gradients anew; a recording needs them in their places.
+            # A graph needs gradients at fixed addresses; sparse ones are allocated every time.
             and not config.input.has_sparse_gradients
         )
         self._shapes: _Shapes = ()
@@ -61,11 +59,9 @@ class Updates:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the last update was started as a whole."""
         return self._recording is not None
 
     def __call__(self, batches: Sequence[Batch], stop: bool = False) -> Tensor:
-        """An update; see `step.update`."""
         if not self._is_recordable:
             return step.update(self._learner, batches, stop)
         inputs = [tensor for batch in batches for tensor in batch.tensors]
@@ -74,7 +70,7 @@ class Updates:
             self._shapes, self._num_seen, self._recording = shapes, 0, None
         if self._recording is None:
             self._num_seen += 1
-            if self._num_seen <= _REHEARSALS or not self._has_room():
+            if self._num_seen <= _WARM_UP or not self._has_room():
                 return step.update(self._learner, batches, stop)
             self._recording = self._record(batches)
         recording = self._recording
@@ -86,7 +82,7 @@ class Updates:
     def _has_room(self) -> bool:
         device = self._learner.process.device
         total = torch.cuda.get_device_properties(device).total_memory
-        self._is_recordable = torch.cuda.max_memory_allocated(device) < _LARGEST_SHARE * total
+        self._is_recordable = torch.cuda.max_memory_allocated(device) < _MAX_MEMORY * total
         return self._is_recordable
 
     def _record(self, batches: Sequence[Batch]) -> _Recording:
@@ -95,7 +91,7 @@ class Updates:
         stop = torch.zeros(1, dtype=dtype_of_sums(device), device=device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        # What the loader's thread does meanwhile, pinning memory, is no part of it.
+        # Other threads, such as the loader, pin memory meanwhile; that must not fail.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = step.update(self._learner, copies, stop)
         inputs = [tensor for batch in copies for tensor in batch.tensors]

@@ -1,13 +1,12 @@
-"""One process or many, over NCCL or gloo: their place, what they exchange, how they end together.
+"""One or several processes over NCCL or gloo: start, collective operations, failure handling.
 
-A process that fails leaves the others waiting in a collective operation. So a thread in each of
-them looks into the store through which they found each other: when one has failed, or a process on
-this machine is gone, all end within seconds and one of them says why. torch's own means would not
-do: `monitored_barrier` knows gloo only and names processes that merely wait, and a main thread
-inside a collective cannot be reached.
+If a process fails, the others would wait in a collective operation. A thread in each process
+therefore polls the store of the process group: if one process has failed, or one on this machine is
+gone, all exit within seconds and one of them prints the reason. torch has nothing for this:
+`monitored_barrier` is limited to gloo and blames processes that are only waiting, and a main thread
+inside a collective cannot be interrupted.
 
-How processes share a model is in `parallel`, which takes torch long to import and scoring does not
-need.
+Sharing a model is in `parallel`, which is slow to import and not needed for scoring.
 """
 
 from __future__ import annotations
@@ -32,40 +31,39 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zipflm.evaluation.scoring import usable_device
+from zipflm.evaluation.device import resolve_device
 from zipflm.messages import in_words, one_line
 from zipflm.storage import LOCK
 from zipflm.training import STALL_SECONDS
 
 _PATIENCE = 5.0
-"""Seconds that the other processes have to report the same error."""
+"""Seconds to wait for other processes to report the same error."""
 _GRACE = 20.0
-"""Seconds between SIGTERM and the end; torchrun kills after 30."""
+"""Seconds between SIGTERM and exit; torchrun kills after 30."""
 _PAUSE = 0.2
-"""Seconds between two looks at the store or a folder."""
+"""Seconds between polls of the store or a folder."""
 _SLOW_FOLDER = 60.0
-"""Seconds after which a network file system shows a new file on other machines."""
-_RESUME = "a training continues from its newest checkpoint with --resume"
+"""Seconds until a network file system shows a new file on other machines."""
+_RESUME = "add --resume to continue from the newest checkpoint"
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Process:
-    """This process among all of them, and its device."""
+    """Rank and device of this process. It implements `evaluation.sharing.Share`."""
 
     rank: int
     world_size: int
     device: torch.device
     group: Group | None = field(default=None, compare=False)
-    """None for a process alone."""
+    """None for a single process."""
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
-    # What processes tell each other; all of them make the same calls. The first three make this the
-    # `Share` of `evaluation.scoring`.
+    # All processes must make the same calls to these methods.
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""
@@ -82,8 +80,7 @@ class Process:
         return values
 
     def done_by_all(self, work: Callable[[], T]) -> T:
-        """The result of a piece of work that each process does for itself, such as opening a
-        folder; ValueError in all of them if it fails in one."""
+        """The result of `work()`, called in every process; ValueError in all if it fails in one."""
         if self.world_size == 1:
             return work()
         result, problem = None, ""
@@ -98,22 +95,22 @@ class Process:
         return cast(T, result)
 
     def let_first(self, work: Callable[[], object]) -> None:
-        """Have the first process do this while the others wait; ValueError in all if it fails."""
+        """Call `work` in the first process while the others wait; ValueError in all if it fails."""
         self.done_by_all(lambda: work() if self.is_first else None)
 
     @contextmanager
     def held_by_first(self, context: AbstractContextManager[object]) -> Iterator[None]:
-        """A context, such as a lock, that the first process enters for all of them."""
+        """Enter a context, such as a lock, in the first process only."""
         with ExitStack() as held:
             self.let_first(lambda: held.enter_context(context))
             yield
 
     def agree(self, problem: str) -> str:
-        """The problem of a piece of work that all processes did, or nothing; see `Group.agree`."""
+        """See `Group.agree`."""
         return self.group.agree(problem) if self.group is not None else problem
 
     def require_same(self, values: dict[str, object], remedy: str) -> None:
-        """ValueError in every process, with the name of what differs, unless all have these."""
+        """ValueError in every process if the values differ; names the first difference."""
         gathered = self.all_values(values)
         for rank, other in enumerate(gathered):
             for name in gathered[0] | other:
@@ -124,8 +121,7 @@ class Process:
                     )
 
     def require_shared(self, folder: Path) -> None:
-        """ValueError in every process unless all see this folder, in which the first one holds the
-        lock."""
+        """ValueError in every process unless all see the lock of the first one in this folder."""
         expected = self.all_values(_lock_in(folder))[0]
 
         def look() -> None:
@@ -133,8 +129,8 @@ class Process:
             while _lock_in(folder) != expected:
                 if time.monotonic() > end:
                     raise ValueError(
-                        f"{folder} does not have what process 0 writes to it; --out must be a "
-                        "folder that all machines share"
+                        f"{folder}: files of process 0 are not visible here; --out must be on a "
+                        "file system that all machines share"
                     )
                 time.sleep(_PAUSE)
 
@@ -143,14 +139,14 @@ class Process:
 
 def _lock_in(folder: Path) -> str | None:
     try:
-        os.listdir(folder)  # so that a network file system looks again
+        os.listdir(folder)  # makes a network file system refresh
         return (folder / LOCK).read_text(encoding="utf-8")
     except OSError:
         return None
 
 
 class Group:
-    """Processes that fail together, as one of them sees it."""
+    """Stops all processes if one of them fails."""
 
     def __init__(self, rank: int, world_size: int, attempt: str) -> None:
         self._rank, self._ranks = rank, range(world_size)
@@ -158,7 +154,7 @@ class Group:
         self._rounds = itertools.count()
         self._is_over = threading.Event()
         self._ending = threading.Lock()
-        """Taken for good by the thread that ends this process."""
+        """Held forever by the thread that ends this process."""
         machine = _machine()
         self._store.set(f"place/{rank}", f"{machine}\n{os.getpid()}")
         places = self._store.multi_get([f"place/{rank}" for rank in self._ranks])
@@ -171,9 +167,9 @@ class Group:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def agree(self, problem: str) -> str:
-        """The problem of a piece of work that all processes did, or nothing, in every process.
+        """The problem that all processes report, or an empty string.
 
-        Ends all of them if they have different problems, or if some do not get here.
+        Ends all processes if they report different problems, or if one does not call this.
         """
         found = self._gather(problem)
         problems = {each for each in found.values() if each}
@@ -182,19 +178,19 @@ class Group:
         return next(iter(problems), "")
 
     def end(self, error: Exception) -> NoReturn:
-        """End all processes because of an error in this one; one of them says why."""
+        """End all processes because of an error in this one; one of them prints the reason."""
         is_input = isinstance(error, ValueError | OSError)
         lost = _lost_connection(error)
         if not is_input and not lost:
             traceback.print_exception(error)
         try:
             found = self._gather(described(error))
-        except RuntimeError:  # the store is gone, and with it the process that kept it
+        except RuntimeError:  # the process that hosts the store is gone
             found = {self._rank: described(error)}
         if lost:
             missing = [str(rank) for rank in self._ranks if rank not in found]
-            whom = f"process {', '.join(missing)}" if missing else "another process"
-            reason = f"process {self._rank}: lost the connection to {whom} ({lost}); {_RESUME}"
+            lost_to = f"process {', '.join(missing)}" if missing else "another process"
+            reason = f"process {self._rank}: lost the connection to {lost_to} ({lost}); {_RESUME}"
         elif len(found) == len(self._ranks) and len(set(found.values())) == 1:
             reason = described(error)
         else:
@@ -204,18 +200,18 @@ class Group:
     def leave(self) -> None:
         """Wait until every process is done."""
         keys = [f"done/{rank}" for rank in self._ranks]
-        with suppress(RuntimeError):  # the process that keeps the store has left
+        with suppress(RuntimeError):  # the process that hosts the store has left
             self._store.set(keys[self._rank], "")
             while not self._store.check(keys):
                 time.sleep(_PAUSE)
         self._is_over.set()
-        # The first process may keep the store, so it goes last. And to destroy a gloo group right
-        # after an operation is a deadlock: its thread needs the GIL to let go of the tensors.
+        # The first process can host the store, so it leaves last. Destroying a gloo group right
+        # after an operation deadlocks: its thread needs the GIL to release the tensors.
         time.sleep((1 if self._rank else 3) * _PAUSE)
 
     def _gather(self, problem: str) -> dict[int, str]:
-        """The problems of all processes, by rank. One that has a problem does not wait long: the
-        others may be waiting for it elsewhere."""
+        """The problems of all processes by rank. A process with a problem does not wait long,
+        because the others can be waiting for it elsewhere."""
         number = next(self._rounds)
         keys = {rank: f"{number}/{rank}" for rank in self._ranks}
         self._store.set(keys[self._rank], problem)
@@ -226,7 +222,7 @@ class Group:
         return {rank: self._store.get(key).decode() for rank, key in present.items()}
 
     def _watch(self) -> None:
-        """End this process when another one has failed or is gone."""
+        """End this process if another one has failed or is gone."""
         while not self._is_over.wait(_PAUSE):
             try:
                 if self._store.check(["failed"]):
@@ -234,7 +230,7 @@ class Group:
                     os._exit(int(self._store.get("failed").split()[0]))
                 for rank, pid in self._neighbours.items():
                     if not _is_running(pid) and not self._store.check([f"done/{rank}"]):
-                        killed = f"process {rank} has ended without a message (killed?); {_RESUME}"
+                        killed = f"process {rank} ended without a message (killed?); {_RESUME}"
                         self._end(killed, status=1)
             except RuntimeError:  # the store is gone
                 if not self._is_over.wait(_PATIENCE):
@@ -242,26 +238,26 @@ class Group:
                 return
 
     def _end(self, reason: str, status: int) -> NoReturn:
-        """End this process, and by that all others; the first to get here says why.
+        """End this process and so all others; the first one prints the reason.
 
-        `os._exit`, because a thread inside a collective never returns, and torch waits for it.
+        Uses `os._exit`, because torch waits for threads inside a collective, which never return.
         """
         self._ending.acquire()
         own = f"{status} {self._rank}"
         try:
-            speaks = self._store.compare_set("failed", "", own).decode() == own
+            is_first = self._store.compare_set("failed", "", own).decode() == own
         except RuntimeError:  # the store is gone
-            speaks = True
+            is_first = True
         sys.stdout.flush()
-        if speaks:
+        if is_first:
             print(f"zipflm: {one_line(reason)}", file=sys.stderr, flush=True)
-            time.sleep(5 * _PAUSE)  # the others end by themselves before torchrun ends them
+            time.sleep(5 * _PAUSE)  # the others exit before torchrun kills them
         os._exit(status)
 
 
 def _connect(attempt: str) -> Any:
-    """A connection of our own to the store: that of the process group may be busy waiting."""
-    # torch's annotations leave its stores out.
+    """A separate connection to the store: that of the process group can be blocked."""
+    # The type stubs of torch lack stores.
     store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -273,11 +269,11 @@ def _connect(attempt: str) -> Any:
 
 
 def _machine() -> str:
-    """This machine, and the container on it, in which a process id has a meaning."""
+    """Identifies the machine and container in which process ids are valid."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return boot + os.readlink("/proc/self/ns/pid")
-    except OSError:  # not Linux: lost connections tell
+    except OSError:  # not Linux; rely on lost connections
         return uuid.uuid4().hex
 
 
@@ -292,7 +288,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _lost_connection(error: Exception) -> str:
-    """torch's words, if the error is that another process did not answer."""
+    """The message of torch, if the error is a lost connection."""
     is_lost = isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "gloo/" in str(error)
     )
@@ -300,7 +296,7 @@ def _lost_connection(error: Exception) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An error as a reason on one line."""
+    """An error message on one line."""
     text = " ".join((in_words(error) if isinstance(error, OSError) else str(error)).split())
     if isinstance(error, ValueError | OSError) and text:
         return text
@@ -312,25 +308,23 @@ def _listed(problems: dict[int, str]) -> str:
 
 
 _group: Group | None = None
-"""Of the `started` that has joined the processes, for those inside it."""
+"""Shared by nested calls of `started`."""
 
 
 @contextmanager
 def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> Iterator[Process]:
-    """Join the processes that `torchrun` started, or be the only one.
+    """Join the processes started by `torchrun`; a single process otherwise. Calls can be nested.
 
-    `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU where there is one. Within another
-    `started` nothing is joined or left. An error in one process ends them all; so does an operation
-    in which one does not answer for `stall_seconds`.
+    `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU if there is one. An error in one process
+    ends all of them, and so does one that does not answer for `stall_seconds`.
     """
     global _group
-    place = torch.device(usable_device(device))
-    # torchrun tells a process its place in the environment; nothing else is read from there.
+    place = torch.device(resolve_device(device))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1 and place.type == "cuda":
         if place.index is not None:
             raise ValueError(f"--device {device}: each process takes its own GPU; use cuda")
-        place = torch.device(usable_device(f"cuda:{os.environ['LOCAL_RANK']}"))
+        place = torch.device(resolve_device(f"cuda:{os.environ['LOCAL_RANK']}"))
     if place.index is not None and place.type == "cuda":
         torch.cuda.set_device(place)
     if world_size == 1:
@@ -340,12 +334,12 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
         yield Process(dist.get_rank(), world_size, place, _group)
         return
     timeout = timedelta(seconds=stall_seconds)
-    # torch's annotations leave its stores out.
+    # The type stubs of torch lack stores.
     store, rank, _ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
-    attempt = _meet(store, rank, world_size, stall_seconds)
+    attempt = _rendezvous(store, rank, world_size, stall_seconds)
     _wait_after_sigterm()
     dist.init_process_group(
-        # Hosts have something to tell each other, too, without waiting for their devices.
+        # gloo lets hosts exchange data without waiting for their GPUs.
         "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
         store=dist.PrefixStore(f"{attempt}/torch", store),  # type: ignore[attr-defined]
         rank=rank,
@@ -363,11 +357,11 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
         dist.destroy_process_group()
 
 
-def _meet(store: Any, rank: int, world_size: int, seconds: float) -> str:
-    """Wait for all processes; a name that they share and no earlier attempt had.
+def _rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
+    """Wait for all processes; return an id of this attempt that all of them share.
 
-    torchrun keeps its store when it starts the processes again, with the addresses of those that
-    are gone. The number of restarts does not tell attempts apart: every machine counts its own.
+    When torchrun restarts processes, its store still has the keys of earlier attempts. The number
+    of restarts does not identify an attempt, because every machine has its own count.
     """
     attempt, end = uuid.uuid4().hex, time.monotonic() + seconds
     if rank > 0:
@@ -379,7 +373,7 @@ def _meet(store: Any, rank: int, world_size: int, seconds: float) -> str:
         store.set(f"{attempt}/knows/{rank}", "")
         try:
             store.get(f"{attempt}/all")
-        except RuntimeError:  # the first process says who is missing
+        except RuntimeError:  # the first process prints which are missing
             sys.exit(1)
         return attempt
     missing = set(range(1, world_size))
@@ -388,7 +382,7 @@ def _meet(store: Any, rank: int, world_size: int, seconds: float) -> str:
             names = ", ".join(map(str, sorted(missing)))
             raise TimeoutError(f"process {names} did not start within {seconds:.0f} s")
         for other in sorted(missing):
-            # May be the key of an earlier attempt, which this one's process will replace.
+            # Can be the key of an earlier attempt; the new process will replace it.
             if store.check([f"here/{other}"]):
                 store.set(f"answer/{store.get(f'here/{other}').decode()}", attempt)
             if store.check([f"{attempt}/knows/{other}"]):
@@ -399,8 +393,8 @@ def _meet(store: Any, rank: int, world_size: int, seconds: float) -> str:
 
 
 def _wait_after_sigterm() -> None:
-    """Have SIGTERM end this process a while later: torchrun sends it as soon as another process has
-    failed, and this one may be about to say why."""
+    """Delay the end after SIGTERM: torchrun sends it as soon as another process has failed, and
+    this one can be about to print the reason."""
 
     def end_soon(number: int, frame: FrameType | None) -> None:
         timer = threading.Timer(_GRACE, os._exit, (128 + number,))

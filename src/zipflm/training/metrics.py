@@ -1,4 +1,4 @@
-"""What a run counts between two reports, and its log: lines of JSON, and lines for people."""
+"""Counters of a run, and its log: JSON lines, text lines and a progress bar."""
 
 from __future__ import annotations
 
@@ -28,34 +28,31 @@ from zipflm.training.step import Learner, UpdateResult
 
 @dataclass
 class Tally:
-    """What a run has counted so far; a checkpoint keeps it.
+    """Counters of a run, saved with checkpoints.
 
-    Time counts while training only: `pause` before validating or saving, `go_on` after.
+    Only training time counts: call `pause` before validating or saving and `resume` after it.
     """
 
     update: int = 0
-    """The last one whose result has arrived."""
+    """The last update whose result has arrived."""
     seconds: float = 0.0
     compile_seconds: float = 0.0
-    """Of `seconds`, those of updates in which the model was compiled."""
+    """Part of `seconds` in updates that compiled the model."""
     cpu_seconds: float | None = None
-    """CPU time of this thread, without compilation; None: not counted.
-
-    Of this thread alone, because that of all threads depends on how OpenMP waits.
-    """
+    """CPU time of this thread, without compilation; None if not counted. The time of other threads
+    depends on how OpenMP waits."""
     skipped: int = 0
     skipped_in_a_row: int = 0
     since_report: SinceReport = field(default_factory=SinceReport)
     stop: bool = False
-    """A process was asked to stop."""
+    """A process received a request to stop."""
     last_good: int | None = None
-    """The last update of this session that was not skipped."""
+    """The last update since the start or resumption that was not skipped."""
 
     def __post_init__(self) -> None:
-        self.go_on()
+        self.resume()
 
-    def see(self, results: Iterable[UpdateResult]) -> None:
-        """Take in what has arrived from the device."""
+    def add(self, results: Iterable[UpdateResult]) -> None:
         since = self.since_report
         for result in results:
             self.update += 1
@@ -72,7 +69,7 @@ class Tally:
             since.words += int(result.words)
             since.grad_norm = result.norm
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._since, self._cpu_since = time.perf_counter(), time.thread_time()
 
     def pause(self) -> None:
@@ -84,10 +81,9 @@ class Tally:
 
     @contextmanager
     def compiling(self, learner: Learner) -> Iterator[None]:
-        """Around an update: counts its time as compilation if a new version was compiled in it.
+        """Count the time of an update as compilation if it compiled a new version.
 
-        The update itself takes a hundredth of that time or less, and on a GPU the host does not
-        wait for it.
+        The update itself takes a hundredth of that time or less.
         """
         before, start, cpu_start = learner.num_versions, time.perf_counter(), time.thread_time()
         yield
@@ -96,26 +92,26 @@ class Tally:
             self._cpu_since += time.thread_time() - cpu_start
 
     def take(self) -> SinceReport:
-        """What was counted since the last report, to count anew; between `pause` and `go_on`."""
+        """Return and reset the sums since the last report. Call between `pause` and `resume`."""
         since, self.since_report = self.since_report, SinceReport()
         return since
 
 
 class Log:
-    """`report` for numbers, `say` for sentences, `advance` after every update; `close` it."""
+    """Writes `log.jsonl`, prints lines and draws the progress bar."""
 
     def __init__(
         self, run: RunFolder, max_updates: int, is_silent: bool = False, tensorboard: bool = False
     ) -> None:
         self._run, self._max_updates, self._is_silent = run, max_updates, is_silent
         self._bar: Progress | None = None
-        self.is_unread = False
-        """Nothing reads the output any more (`| head`, or a `| tee` that Ctrl-C ended first)."""
+        self.output_closed = False
+        """The reader of stdout is gone (`| head`, or a `| tee` that Ctrl-C ended first)."""
         self._make_events = _event_writer() if tensorboard and not is_silent else None
         self._events: Any = None
 
     def begin(self, update: int) -> None:
-        """On a terminal, a bar below the lines, which stands at `update`."""
+        """Start the progress bar if stdout is a terminal."""
         if sys.stdout.isatty() and not self._is_silent:
             columns = (
                 TextColumn("update"),
@@ -129,23 +125,21 @@ class Log:
             total = self._max_updates
             self._task = self._bar.add_task("", total=total, completed=update, stage="")
             self._bar.start()
-            self._bar.console.show_cursor(True)  # a signal may end the program at any moment
+            self._bar.console.show_cursor(True)  # a signal can end the program at any moment
 
     def advance(self, update: int) -> None:
-        """This many updates are done."""
         if self._bar is not None:
             self._bar.update(self._task, completed=update)
 
     @contextmanager
-    def doing(self, what: str, line: str = "") -> Iterator[None]:
-        """While it lasts the bar says what is being done; where there is no bar, `line` is said
-        before."""
+    def status(self, text: str, line: str = "") -> Iterator[None]:
+        """Show `text` next to the bar; without a bar, print `line` first."""
         if self._bar is None:
             if line:
-                self.say(line)
+                self.info(line)
             yield
             return
-        self._bar.update(self._task, stage=f"  {what} ...", refresh=True)
+        self._bar.update(self._task, stage=f"  {text} ...", refresh=True)
         try:
             yield
         finally:
@@ -157,29 +151,27 @@ class Log:
         if self._events is not None:
             self._events.close()
 
-    def say(self, text: str) -> None:
-        """A sentence that is not part of the numbers."""
-        if self._is_silent or self.is_unread:
+    def info(self, text: str) -> None:
+        if self._is_silent or self.output_closed:
             return
         text = one_line(text)
         if self._bar is not None:
-            # Lines longer than the terminal are the terminal's to wrap, as without a bar.
+            # The terminal wraps long lines, as without a bar.
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             try:
                 print(text, flush=True)
             except BrokenPipeError:
-                self.is_unread = True
+                self.output_closed = True
 
     def report(self, line: LogLine) -> None:
-        """One object of the log, and its line."""
         if self._is_silent:
             return
         try:
             append_line(self._run.log_path, line)
-        except OSError as error:  # a full disk is no reason to lose the run
-            self.say(f"could not write to {self._run.log_path} ({error}); the run goes on")
-        self.say(as_text(line, self._max_updates))
+        except OSError as error:  # a full disk must not end the run
+            self.info(f"could not write to {self._run.log_path} ({error}); training continues")
+        self.info(as_text(line, self._max_updates))
         if self._make_events is not None:
             self._events = self._events or self._make_events(self._run.path / "tensorboard")
             self._add_events(line)
@@ -194,23 +186,17 @@ class Log:
 
 
 def as_text(line: LogLine, max_updates: int) -> str:
-    """A line of the log for people."""
+    """A log line as readable text."""
     start = f"update {line.update}/{max_updates}"
-    match line:
-        case Report():
-            return "  ".join([start, *_report_parts(line)])
-        case Validation():
-            blocks = line.blocks
-            return (
-                f"{start}  valid loss {_number(line.nats_per_word, 4)} per word  "
-                f"perplexity {_number(line.perplexity)} ({_covered(line)}, "
-                f"{blocks.break_mode} blocks of {blocks.block}, context {blocks.context})"
-            )
-
-
-def _covered(line: Validation) -> str:
-    words = f"{line.words:,} words"
-    return words if line.share == 1 else f"{words}, {line.share:.0%} of the set"
+    if isinstance(line, Report):
+        return "  ".join([start, *_report_parts(line)])
+    blocks = line.blocks
+    share = "" if line.share == 1 else f", {line.share:.0%} of the set"
+    return (
+        f"{start}  valid loss {_number(line.nats_per_word, 4)} per word  "
+        f"perplexity {_number(line.perplexity)} ({line.words:,} words{share}, "
+        f"{blocks.break_mode} blocks of {blocks.block}, context {blocks.context})"
+    )
 
 
 def _report_parts(line: Report) -> list[str]:
@@ -249,7 +235,6 @@ def _duration(seconds: float) -> str:
 
 
 def _event_writer() -> Any:
-    """The type that writes TensorBoard events into a folder."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

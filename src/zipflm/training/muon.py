@@ -1,9 +1,8 @@
-"""torch's Muon for all matrices of a shape at once, able to skip an update on the device.
+"""Muon for all matrices of a shape at once, able to skip an update on the device.
 
-torch's own works on one matrix at a time. With six matrices per layer that means hundreds of small
-operations, which take the host longer to launch than the whole update takes a GPU. Here matrices of
-one shape are stacked and go through the Newton-Schulz iteration together. Results agree up to
-rounding.
+`torch.optim.Muon` works on one matrix at a time. With six matrices per layer, launching hundreds of
+small operations takes longer than the whole update takes a GPU. Here matrices of the same shape are
+stacked and go through the Newton-Schulz iteration together. Results agree up to rounding.
 
 Shapes: L matrices of one shape, M rows, N columns.
 """
@@ -22,12 +21,11 @@ from zipflm.training.parallel import like_shard, local_shard, part_here
 
 
 class StackedMuon(torch.optim.Muon):
-    """`torch.optim.Muon`, but changes nothing unless `found_inf`, a scalar tensor on the device,
-    is 0 or None."""
+    """`torch.optim.Muon` that skips the step if `found_inf`, a tensor on the device, is not 0."""
 
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
-    """What to divide gradients by, as for torch's fused optimizers."""
+    """Gradients are divided by this, as in the fused optimizers of torch."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -56,11 +54,10 @@ class StackedMuon(torch.optim.Muon):
         torch._foreach_add_(list(params), list(update_LMN.to(params[0].dtype) * (-size * good)))
 
     def _step_sharded(self, p: DTensor, group: dict[str, Any]) -> None:
-        """The same for a matrix of which each process has a part.
+        """Step for a sharded matrix.
 
-        Only the iteration needs the whole matrix. It is put together in every process, one at a
-        time, which takes less than to exchange parts at each of the iteration's products, and
-        rounds as in one process.
+        Only the iteration needs the whole matrix. Every process gathers it, which takes less time
+        than exchanging parts for each product and rounds as in a single process.
         """
         lr, shard = group["lr"], local_shard(p)
         buffer, gradient = (local_shard(x) for x in (self._buffer(p), _gradient(p)))
@@ -81,18 +78,18 @@ class StackedMuon(torch.optim.Muon):
         return buffer
 
     def _move(self, buffer: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        """Move the buffer towards the gradient; the direction in which the weights should go."""
+        """Update the momentum buffer; return the direction of the step."""
         momentum: float = group["momentum"]
         if self.grad_scale is not None:
             gradient = gradient / self.grad_scale
         if self.found_inf is not None:
-            # The buffer moves towards the gradient: towards itself it stays, bit for bit.
+            # The buffer moves towards the gradient; moved towards itself, it stays the same.
             gradient = torch.where(self.found_inf != 0, buffer, gradient)
         buffer.lerp_(gradient, 1 - momentum)
         return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
 
     def _good(self, device: torch.device) -> Tensor:
-        """1, or 0 if the update is to be skipped."""
+        """1, or 0 if the update must be skipped."""
         none = torch.zeros((), device=device)
         return 1 - (none if self.found_inf is None else self.found_inf)
 
@@ -107,15 +104,15 @@ def _orthogonalised(matrices_LMN: Tensor, group: dict[str, Any]) -> Tensor:
 
 
 def _precision(device: torch.device) -> torch.dtype:
-    """Of the iteration: bfloat16, as torch's, but float32 on a CPU. Few of those have units for
-    bfloat16, and the others take twenty times as long for it."""
+    """Type of the iteration: bfloat16 as in torch, but float32 on a CPU, where bfloat16 can take
+    twenty times as long."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def orthogonalise(
     matrices_LMN: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
-    """Each matrix with its singular values moved towards 1: Newton-Schulz."""
+    """Move the singular values of each matrix towards 1 (Newton-Schulz)."""
     a, b, c = coefficients
     x = matrices_LMN.to(_precision(matrices_LMN.device))
     is_tall = x.shape[1] > x.shape[2]
@@ -130,7 +127,7 @@ def orthogonalise(
 
 
 def _size(rule: str | None, shape: torch.Size) -> float:
-    """torch's factor of the learning rate for a matrix of this shape."""
+    """Factor of the learning rate for a matrix of this shape, as in torch."""
     rows, columns = shape
     if rule == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))

@@ -1,17 +1,17 @@
 """Nesterov accelerated gradient, the paper's optimizer (section 4.5).
 
 With momentum mu, learning rate lr and gradient g, the authors' code keeps a buffer v in units of
-the weights, which it must rescale whenever the learning rate changes:
+the weights, and rescales it whenever the learning rate changes:
 
     r = lr / previous lr;   p += mu^2 r v - (1 + mu) lr g;   v = mu r v - lr g
 
-Here the buffer is b = -v / lr, in units of the gradient. The same updates then need no r, hence no
-previous learning rate, which may be 0 or belong to an update that was skipped:
+Here the buffer is b = -v / lr, in units of the gradient. The same updates then do not need the
+previous learning rate, which can be 0 or belong to a skipped update:
 
     b = mu b + g;   p -= lr (g + mu b)
 
-That is what `torch.optim.SGD` computes too, so torch's fused operator does the work: it reads and
-writes every weight once, where one operation after the other took five times as long.
+`torch.optim.SGD` computes the same, so its fused operator is used: it reads and writes every weight
+once and is five times as fast as separate operations.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from zipflm.training.parallel import local_shard
 
 
 class NesterovMomentum(torch.optim.Optimizer):
-    """Needs one gradient per step and never waits for the device.
+    """Nesterov momentum that never waits for the device.
 
-    As with torch's fused optimizers, two scalar tensors on the device may be set: gradients are
-    divided by `grad_scale`, and if `found_inf` is 1, neither weights nor momentum change, whatever
-    the gradients are.
+    As in the fused optimizers of torch, two scalar tensors on the device can be set: gradients are
+    divided by `grad_scale`, and if `found_inf` is 1, neither weights nor momentum change.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class NesterovMomentum(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient; the gradients may be overwritten."""
+        """Update every parameter that has a gradient; gradients can be overwritten."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
@@ -59,7 +58,7 @@ class NesterovMomentum(torch.optim.Optimizer):
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         weights = [local_shard(p) for p in params]
         if decay:
-            # Decoupled, as in the authors' code; torch's operator would add it to the gradient.
+            # Decoupled, as in the authors' code; torch would add it to the gradient.
             good = 1.0 if self.found_inf is None else 1 - self.found_inf
             torch._foreach_mul_(weights, 1 - lr * decay * good)
         sgd(

@@ -1,7 +1,7 @@
-"""A model trained by several processes: DDP, FSDP2, and parameters filled after they are sharded.
+"""Models trained by several processes: DDP, FSDP2, and initialisation after sharding.
 
-No process ever holds more than its own shards and one whole parameter, the one whose first values
-it draws; of a checkpoint it reads only what it keeps.
+No process holds more than its own shards and one whole parameter, which it is initialising. From a
+checkpoint it reads only its shards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zipflm.training.distributed import Process
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Give what is on the meta device memory without values; everything else is moved."""
+    """Move a model to the device, allocating uninitialised memory for meta tensors."""
     known = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
     model.to_empty(device=device)
     for name, buffer in model.named_buffers():
@@ -44,21 +44,21 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def fill(model: nn.Module, values: Values) -> None:
-    """Give every parameter, or this process's shard of it, its values."""
+    """Set the values of every parameter, or of the shard of this process."""
     for name, param in model.named_parameters():
         local_shard(param).copy_(values(name, part_here(param)))
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This process's part of a sharded tensor, or all of a tensor that is not sharded.
+    """The shard of this process, or the tensor itself if it is not sharded.
 
-    Element-wise work can be done on the parts, which saves dispatching through the sharded type.
+    Element-wise operations on shards avoid the dispatch overhead of DTensor.
     """
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def part_here(tensor: Tensor) -> Part:
-    """Which part of the whole tensor `local_shard` is; empty slices if there is none for us."""
+    """The slices of `local_shard` in the whole tensor; empty if this process has no part."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, starts = compute_local_shape_and_global_offset(
@@ -68,7 +68,7 @@ def part_here(tensor: Tensor) -> Part:
 
 
 def like_shard(part: Tensor, other: Tensor) -> Tensor:
-    """A tensor laid out as `other` is, of which `part` is this process's shard."""
+    """A tensor with the layout of `other`; `part` is the shard of this process."""
     local = local_shard(other)
     part = part.to(local.device)
     if not isinstance(other, DTensor):
@@ -88,13 +88,12 @@ Tables = Literal["replicated", "sharded"]
 
 
 def shards(process: Process, parallel: Parallel) -> bool:
-    """Whether the processes share one model among them, instead of having a copy each."""
+    """Whether the model is sharded over processes."""
     return process.world_size > 1 and parallel == "fsdp"
 
 
 def share_tables(model: LanguageModel, process: Process, tables: Tables) -> list[str]:
-    """Leave this process its own rows of the model's tables, if they are to be sharded and there is
-    somebody to share them with; the names of those of which it has a part from now on."""
+    """Shard the tables of the model if configured; return the names of the sharded ones."""
     if process.world_size == 1 or tables == "replicated":
         return []
     return shard_tables(model, TableShards(_mesh(process)))
@@ -109,23 +108,22 @@ def wrap(
     fill: Callable[[], None],
     tables: Sequence[str] = (),
 ) -> nn.Module:
-    """`scorer`, which scores with `model`, on its device and in step with the other processes.
+    """Wrap `scorer`, which contains `model`, in DDP or FSDP, and move it to the device.
 
-    `fill` gives the model memory and values: after it was sharded, so that there never is a whole
-    one, and before copies are compared. `policy` is FSDP's. `tables` of the model are shared in
-    another way (`share_tables`), so nobody else touches them.
+    `fill` allocates and initialises the model after sharding. `policy` is for FSDP. `tables` are
+    already sharded by `share_tables`, so DDP and FSDP ignore them.
     """
     if shards(process, parallel):
         _shard(scorer, model, process, policy, {model.get_parameter(name) for name in tables})
     fill()
     if process.world_size == 1 or shards(process, parallel):
         return scorer
-    # DDP knows of sparse gradients in torch's own layers only: see `average_rows`.
-    _hide({*(model.get_parameter(name) for name in tables), *sparse_tables(model)}, scorer)
+    # DDP supports sparse gradients in layers of torch only; `step` averages ours.
+    _ignore_in_ddp({*(model.get_parameter(name) for name in tables), *sparse_tables(model)}, scorer)
     ids = [process.device.index] if process.device.type == "cuda" else None
     with warnings.catch_warnings():
-        # torch 2.13 renames `broadcast_buffers`; 2.11 knows only this name. Our buffers are
-        # constants, such as the spelling of every word, too large to send at every step.
+        # torch 2.13 renames `broadcast_buffers`, which 2.11 needs. Our buffers are constants, such
+        # as the spelling of every word, and too large to send at every step.
         warnings.simplefilter("ignore", FutureWarning)
         return DistributedDataParallel(
             scorer, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
@@ -133,12 +131,10 @@ def wrap(
 
 
 def _mesh(process: Process) -> DeviceMesh:
-    """All processes in a row."""
     return init_device_mesh(process.device.type, (process.world_size,))
 
 
-def _hide(params: set[nn.Parameter], scorer: nn.Module) -> None:
-    """Have DDP leave these alone."""
+def _ignore_in_ddp(params: set[nn.Parameter], scorer: nn.Module) -> None:
     names = [name for name, param in scorer.named_parameters() if param in params]
     ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
     ignore(scorer, names)  # type: ignore[no-untyped-call]
@@ -151,10 +147,9 @@ def _shard(
     policy: MixedPrecisionPolicy,
     tables: set[nn.Parameter],
 ) -> None:
-    """Shard every layer of the decoder by itself, the tables by themselves, then what is left;
-    `tables` are sharded already, and the rest of their layers is small."""
+    """Shard every layer of the decoder, the tables, and then the rest, each as its own unit."""
     mesh = _mesh(process)
-    # FSDP refuses a weight without a number, which the classes of a softmax without tails are.
+    # FSDP rejects empty weights, such as the clusters of a softmax without tails.
     empty = {param for param in model.parameters() if not param.numel()}
     for layer in model.decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -166,9 +161,8 @@ def _shard(
 def _shard_tables(
     model: LanguageModel, mesh: DeviceMesh, policy: MixedPrecisionPolicy, empty: set[nn.Parameter]
 ) -> None:
-    """Have FSDP shard the layers that have the tables."""
-    # The backward pass begins with the output layer: its tables stay until then. Tied ones are
-    # the input layer's, so that both layers are one unit, gathered once.
+    # The backward pass starts with the output layer, so its tables stay gathered. Tied tables
+    # belong to the input layer, so both layers form one unit and are gathered once.
     if model.config.tie == Tie.NONE:
         fully_shard(model.input, mesh=mesh, mp_policy=policy)
         units: nn.Module | list[nn.Module] = model.output
@@ -177,20 +171,18 @@ def _shard_tables(
     fully_shard(
         units, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=empty
     )
-    # It is asked for these, never for a forward.
+    # The output layer is called through these methods only.
     for method in ("nll", "nll_sum"):
         register_fsdp_forward_method(model.output, method)
 
 
 def sharded_precision(precision: Precision, accumulates: bool) -> MixedPrecisionPolicy:
-    """How FSDP exchanges weights and gradients; the weights that the optimizer changes, and its
-    state, are float32 in any case.
+    """The types in which FSDP exchanges weights and gradients; master weights are float32.
 
-    Autocast goes on deciding in which type each operation computes. It would round the weights of
-    every product to bfloat16, so they may as well travel like that. Gradients travel like that
-    too, unless those of several batches are accumulated first: FSDP accumulates in the type in
-    which it exchanges, and small addends would be lost in bfloat16. float16 has too narrow a range
-    for sums of gradients over processes: there only autocast is used.
+    Autocast rounds the weights of every product to bfloat16 anyway, so they are sent as bfloat16.
+    Gradients are too, unless several batches are accumulated: FSDP accumulates in the type it
+    sends, and bfloat16 would lose small addends. The range of float16 is too narrow for sums of
+    gradients over processes, so float16 only uses autocast.
     """
     if precision != "bfloat16":
         return MixedPrecisionPolicy()
@@ -202,13 +194,12 @@ def sharded_precision(precision: Precision, accumulates: bool) -> MixedPrecision
 
 
 def is_sharded(scorer: nn.Module) -> bool:
-    """Whether this is a scorer that `wrap` has sharded."""
     return isinstance(scorer, FSDPModule)
 
 
 @contextmanager
 def accumulating(scorer: nn.Module, is_last: bool) -> Iterator[None]:
-    """While a micro-batch runs: exchange gradients after the last one of an update only."""
+    """Exchange gradients only after the last micro-batch of an update."""
     if isinstance(scorer, FSDPModule):
         scorer.set_requires_gradient_sync(is_last)
         yield

@@ -1,8 +1,7 @@
-"""Learning rates as pure functions of the number of updates done.
+"""Learning rates as functions of the number of updates done.
 
-The n-th update, counted from 1, runs at `learning_rate(schedule, n - 1, ...)`: the paper's first
-update therefore runs at 1e-7, as in the authors' code. An update that was skipped because its loss
-or gradient was not finite counts as done (`step` says why); in the authors' code it does not.
+The first update runs at `learning_rate(schedule, 0, ...)`, as in the authors' code. Skipped updates
+count as done (see `step`); in the authors' code they do not.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from dataclasses import replace
 
 from zipflm.config import Config, CosineCycles, ScheduleConfig, WarmupDecay
 
-_LOW = 0.2
-"""Share of the peak below which a learning rate has come down."""
+_LOW = 0.2  # fraction of the peak
 
 
 def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> float:
-    """The factor by which every group's learning rate is multiplied after `update` updates.
+    """The factor for the learning rate of every group after `update` updates.
 
     >>> [learning_rate(CosineCycles(), update, 286_000) for update in (0, 16_000, 34_000)]
     [1e-07, 1.0, 0.75]
@@ -30,7 +28,7 @@ def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> fl
 
 
 def stretched(config: Config, max_updates: int) -> Config:
-    """The same training in another number of updates."""
+    """The same schedule stretched to another number of updates."""
     training = config.training
     ratio = max_updates / training.max_updates
     schedule = training.schedule
@@ -45,7 +43,7 @@ def stretched(config: Config, max_updates: int) -> Config:
 
 
 def ends_too_high(config: Config) -> str | None:
-    """A warning if the run ends within its warm-up or with a high learning rate."""
+    """A warning if the run ends during warm-up or with a high learning rate."""
     schedule, updates = config.training.schedule, config.training.max_updates
     if not isinstance(schedule, CosineCycles) or not schedule.max_lr:
         return None

@@ -1,6 +1,4 @@
-"""Everything a run needs before its first update: checks, model, optimizers, and where it
-starts.
-"""
+"""Set up a run before its first update: checks, model, optimizers and starting position."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ from zipflm.training.stream import Stream, accumulation, block_at, blocks_of, to
 
 @dataclass
 class Run:
-    """One process's view of a run; all processes have the same numbers in it."""
+    """State of a run in one process; the counters are the same in all processes."""
 
     config: Config
     data: DataFolder
@@ -48,20 +46,19 @@ class Run:
     tally: Tally
     log: Log
     update: int
-    """Updates done."""
+    """Number of updates done."""
     compiled_blocks: set[int] = field(default_factory=set)
-    """Lengths of blocks for which the model was compiled, or is about to be."""
+    """Block lengths for which the model has been compiled."""
     seconds_per_scored_word: float = 0.0
-    """Of the last pass over the valid set, 0 before it."""
+    """Measured in the last validation, 0 before it."""
     whole_validation: bool = True
     """Score the whole valid set when a checkpoint is saved and at the end."""
     best_loss: float | None = None
-    """Lowest loss on the part of the valid set that is always scored."""
+    """Lowest validation loss so far, on the part of the valid set that is always scored."""
     since_best: int = 0
-    """Validations since then."""
+    """Number of validations since then."""
 
-    def see_valid(self, loss: float | None) -> None:
-        """Note whether a validation improves on the best one."""
+    def record_validation(self, loss: float | None) -> None:
         best = math.inf if self.best_loss is None else self.best_loss
         if loss is not None and loss < best:
             self.best_loss, self.since_best = loss, 0
@@ -70,22 +67,21 @@ class Run:
 
     @property
     def stops_early(self) -> bool:
-        """The valid loss has not improved for too long."""
+        """True if the validation loss has not improved for too long."""
         return 0 < self.config.training.patience <= self.since_best
 
     @property
     def saves_now(self) -> bool:
-        """The last validation is a reason to save a checkpoint."""
+        """True if the last validation requires a checkpoint."""
         return self.stops_early or (self.config.training.patience > 0 and self.since_best == 0)
 
 
-# In a text of pieces every few words have subword-nmt's mark, in a text of words next to none.
+# A text with more continuation marks (subword-nmt's @@) than this is already split into pieces.
 _SHARE_OF_CONTINUED_WORDS = 0.05
 
 
 def checked(config: Config, data: DataFolder, initial: Checkpoint | None = None) -> Config:
-    """The config, its length in updates; ValueError if it cannot be trained on this folder, with
-    the weights of `initial`."""
+    """The config with its length in updates; ValueError if it does not fit the data."""
     if initial is not None:
         check_initial(initial, config, data)
     check_data(config, data)
@@ -93,19 +89,19 @@ def checked(config: Config, data: DataFolder, initial: Checkpoint | None = None)
 
 
 def check_data(config: Config, data: DataFolder) -> None:
-    """ValueError if the config is not made for this folder's ids."""
+    """ValueError if unit or vocabulary of the config and the data differ."""
     if config.batches.unit != data.unit:
         remedy = "with --bpe" if config.batches.unit == "bpe" else "without --bpe"
         raise ValueError(
-            f"{data.path}: its unit is {data.unit}, but {config.name} reads {config.batches.unit}; "
+            f"{data.path}: the unit is {data.unit}, but {config.name} needs {config.batches.unit}; "
             f"prepare a folder {remedy}, or choose another factorization"
         )
     train = data.facts.splits.get("train")
     if train and data.unit == "word" and train.continued > _SHARE_OF_CONTINUED_WORDS * train.words:
         raise ValueError(
             f"{data.path}: {train.continued:,} of the {train.words:,} words of its training text "
-            f"end in {CONTINUES}: it was split into pieces before, which would pass for words; "
-            "prepare the text of whole words, with --bpe or --bpe-codes"
+            f"end in {CONTINUES}: it is already split into pieces; prepare the text of whole words "
+            "with --bpe or --bpe-codes"
         )
     if config.vocab_size != len(data.vocabulary):
         raise ValueError(
@@ -116,12 +112,12 @@ def check_data(config: Config, data: DataFolder) -> None:
         not config.training.patience or "valid" in data.splits,
         "training.patience",
         config.training.patience,
-        f"{data.path} has no valid set to watch; prepare it with one (--valid)",
+        f"needs a valid set, but {data.path} has none; prepare it with --valid",
     )
 
 
 def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None:
-    """ValueError unless a run with this config can start on the folder with these weights."""
+    """ValueError unless a run can start from these weights."""
     codes, splitting = initial.codes(), initial.splitting()
     is_same = (
         initial.vocabulary().hash == data.vocabulary.hash
@@ -140,7 +136,7 @@ def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None
 
 
 def in_updates(config: Config, data: DataFolder) -> Config:
-    """The config with its length in updates, if `training.epochs` asks for passes over the text."""
+    """The config with its length in updates, if `training.epochs` sets it in epochs."""
     training = config.training
     if not training.epochs:
         return config
@@ -158,24 +154,23 @@ def in_updates(config: Config, data: DataFolder) -> Config:
         batches = training.tokens_per_update / tokens_per_batch(config, block)
         epochs_per_update += (end - start) * batches / text.num_batches
         start = end
-    # A whole number of updates may be off by the last bit.
+    # Allow for rounding errors.
     return stretched(config, max(1, math.ceil(training.epochs / epochs_per_update - 1e-6)))
 
 
-_SAME = "give all processes the same command, data and packages"
+_SAME = "use the same command, data and packages in all processes"
 
 
 def check_processes(config: Config, data: DataFolder, process: Process) -> None:
-    """ValueError in all processes if they cannot make the config's updates together, or do not
-    have the same input."""
-    accumulation(config, process)  # an error if no whole number of batches makes an update
+    """ValueError in all processes if their number does not fit, or their inputs differ."""
+    accumulation(config, process)  # raises if an update is not a whole number of batches
     is_on_gpus = process.world_size > 1 and process.device.type == "cuda"
     require(
         not (config.input.has_sparse_gradients and is_on_gpus),
         "input.sparse",
         True,
-        f"{process.world_size} processes exchange sparse gradients through gloo alone, and those "
-        "on GPUs use NCCL; use one process or CPUs, or leave input.sparse out",
+        "sparse gradients need gloo, but several GPUs use NCCL; use one process or CPUs, or omit "
+        "input.sparse",
     )
     texts = {f"the {split} text": data.split(split).sha256 for split in data.splits}
     packages = {"zipflm": __version__, "torch": torch.__version__}
@@ -194,7 +189,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def overview(config: Config, process: Process) -> Iterator[str]:
-    """Lines on the size of each part of the model and on how the tokens of an update add up."""
+    """Lines with the size of each part of the model and the batches of an update."""
     parts = config.params_by_part()
     width = max(map(len, parts))
     yield f"{config.name}: {config.num_params():,} parameters"
@@ -202,7 +197,7 @@ def overview(config: Config, process: Process) -> Iterator[str]:
         yield f"  {part:{width}}  {count:>13,}"
     yield from dict.fromkeys(_update_line(config, process, block) for block in blocks_of(config))
     if config.training.tables == "sharded" and process.world_size > 1:
-        rest = "; of the model, the decoder alone is compiled" if config.training.compile else ""
+        rest = "; only the decoder is compiled" if config.training.compile else ""
         yield f"each of {process.world_size} devices has its own rows of the tables{rest}"
 
 
@@ -228,20 +223,20 @@ def open_run(
     other_text: bool,
     initial: Checkpoint | None,
 ) -> Run | None:
-    """The run, ready for its next update, in a folder that says what it is; None if it is finished.
+    """Open a run for its next update; None if it is finished.
 
-    ValueError if it may not be started or continued there.
+    ValueError if it cannot be started or continued in this folder.
     """
     resuming.check(folder, config, data, resume=resume, other_text=other_text)
     training = config.training
     log = Log(folder, training.max_updates, not process.is_first, training.tensorboard)
-    # All look at the folder before the first process changes it, and after.
-    found = newest_good(folder, process, log.say) if resume else None
+    # All processes read the folder before the first one changes it.
+    found = newest_good(folder, process, log.info) if resume else None
     if found is not None and _is_finished(config, found):
         field = "max_updates" if found.update >= training.max_updates else "patience"
-        log.say(
+        log.info(
             f"{folder.path}: already finished (update {found.update} of {training.max_updates}); "
-            f"to go on raise training.{field}"
+            f"raise training.{field} to continue"
         )
         return None
     origin = None
@@ -257,41 +252,40 @@ def open_run(
     def open_folder() -> None:
         folder.open(config, data, done, throughput.device_name(process.device), origin)
         for path in folder.set_aside(done) if found else ():
-            log.say(f"the damaged checkpoint was moved out of the way, to {path}")
+            log.info(f"moved the damaged checkpoint to {path}")
 
     process.let_first(open_folder)
     for line in overview(config, process):
-        log.say(line)
-    doubts = [ends_too_high(config)]
+        log.info(line)
+    warnings = [ends_too_high(config)]
     if process.is_first and process.device.type == "cpu":
-        work = throughput.work(config, data.vocabulary.counts, done)
-        doubts += [throughput.slowness(work, config.name), throughput.load()]
-    for doubt in filter(None, doubts):
-        log.say(f"warning: {doubt}")
+        flops = throughput.flops_left(config, data.vocabulary.counts, done)
+        warnings += [throughput.slow_cpu_warning(flops, config.name), throughput.load_warning()]
+    for warning in filter(None, warnings):
+        log.info(f"warning: {warning}")
     if origin is not None:
-        log.say(f"starting with the weights of {origin.checkpoint} of {origin.run}")
+        log.info(f"starting with the weights of {origin.checkpoint} of {origin.run}")
     remedy = (
-        f"{config.name}: no room for its {config.num_params():,} parameters on "
+        f"{config.name}: not enough memory for {config.num_params():,} parameters on "
         f"{process.world_size} device(s); lower decoder.num_layers or decoder.dim, or shard it "
-        "over more of them with training.parallel=fsdp"
+        "over more devices with training.parallel=fsdp"
     )
-    with explaining_no_room(remedy):
+    with explain_out_of_memory(remedy):
         return begin(config, data, folder, process, log, found, initial)
 
 
 def newest_good(
     folder: RunFolder, process: Process, warn: Callable[[str], None]
 ) -> Checkpoint | None:
-    """The newest checkpoint that is not damaged, or None if the run has none at all; each process
-    verifies some of its files.
+    """The newest checkpoint that is not damaged, or None if the run has no checkpoints.
 
-    Each damaged one is reported by name; ValueError in all processes if there is no other, or if
-    they do not see the same ones.
+    Each process verifies some of the files. ValueError in all processes if every checkpoint is
+    damaged, or if the processes do not see the same ones.
     """
     found = folder.checkpoints()
     process.require_same(
         {"the checkpoints' updates": [checkpoint.update for checkpoint in found]},
-        "--out must be a folder that all machines share",
+        "--out must be on a file system that all machines share",
     )
 
     def problem_here(checkpoint: Checkpoint) -> str:
@@ -305,7 +299,7 @@ def newest_good(
         problem = next(filter(None, process.all_values(problem_here(checkpoint))), None)
         if problem is None:
             return checkpoint
-        warn(f"{problem}; falling back to the checkpoint before it")
+        warn(f"{problem}; falling back to the previous checkpoint")
     if found:
         raise ValueError(
             f"{folder.path}: none of its {len(found)} checkpoints can be read; restore one of "
@@ -330,8 +324,8 @@ def begin(
     found: Checkpoint | None,
     initial: Checkpoint | None = None,
 ) -> Run:
-    """The run, ready for its next update: after that of `found`, or the first one, with the weights
-    of `initial` or random ones."""
+    """The run after the checkpoint `found`, or a new one with the weights of `initial` or random
+    ones."""
     model = empty_model(config, data.vocabulary)
     weights = found or initial
     if weights is None:
@@ -347,7 +341,7 @@ def begin(
         learner.carried = carried_state(config, model, process, stream.block)
         return Run(config, data, folder, process, learner, stream, tally, log, update=0)
     state = found.state()
-    assert isinstance(state, TrainingState)  # `resume.check` refuses runs from elsewhere
+    assert isinstance(state, TrainingState)  # `resume.check` rejects imported models
     optimizers.load_tensors(learner.optimizers, model, found.stored_optimizer())
     learner.scale.load(state.loss_scale)
     tally = Tally(
@@ -359,11 +353,11 @@ def begin(
         skipped_in_a_row=state.skipped_in_a_row,
         since_report=state.since_report,
     )
-    log.say(f"resuming after update {state.update}")
+    log.info(f"resuming after update {state.update}")
     block = block_at(config, state.update)
     stream = Stream(config, data.tokens("train"), process, state.place, block)
     learner.carried = carried_state(config, model, process, block)
-    if learner.carried is not None and stream.place == state.place:  # the same rows go on
+    if learner.carried is not None and stream.place == state.place:  # the same rows continue
         learner.carried.load(found.stored_optimizer())
     run = Run(config, data, folder, process, learner, stream, tally, log, state.update)
     run.best_loss, run.since_best = state.best_loss, state.since_best
@@ -376,24 +370,23 @@ def _load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
 
 
 def _require_weights_of(model: LanguageModel, checkpoint: Checkpoint) -> None:
-    """ValueError if the weights of a checkpoint are those of another model."""
     stored = checkpoint.stored_weights()
     needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted(needed.keys() | stored.shapes.keys()):
         if needed.get(name) != stored.shapes.get(name):
             raise ValueError(
-                f"{checkpoint.path}: its {name} is {stored.shapes.get(name, 'missing')}, and the "
-                f"model's {needed.get(name, 'none')}; use a checkpoint of the same model"
+                f"{checkpoint.path}: {name} is {stored.shapes.get(name, 'missing')}, but the model "
+                f"needs {needed.get(name, 'none')}; use a checkpoint of the same model"
             )
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device, or the host in torch's allocator, ran out of memory."""
+    """Whether the error means that a device or the host ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @contextmanager
-def explaining_no_room(remedy: str) -> Iterator[None]:
+def explain_out_of_memory(remedy: str) -> Iterator[None]:
     """ValueError with this remedy if memory runs out."""
     try:
         yield
@@ -404,16 +397,16 @@ def explaining_no_room(remedy: str) -> Iterator[None]:
 
 
 def remedy_for_updates(config: Config) -> str:
-    """What to change if an update does not fit."""
+    """Message for an update that does not fit into memory."""
     tokens = config.batches.tokens
     remedy = (
-        f"batches.tokens={tokens}: no room for a batch of that size; lower it, for example to "
-        f"{tokens // 2}: gradients are then accumulated, and training.tokens_per_update stays the "
-        "same"
+        f"batches.tokens={tokens}: not enough memory for a batch of this size; lower it, for "
+        f"example to {tokens // 2} (gradients are then accumulated, and "
+        "training.tokens_per_update stays the same)"
     )
     if config.training.recompute != "layer":
         remedy += (
-            "; or set training.recompute=layer, which keeps far less of every layer for the "
-            "backward pass and computes it again, in about a fifth more time"
+            "; or set training.recompute=layer, which needs far less memory and about a fifth more "
+            "time"
         )
     return remedy

@@ -1,10 +1,9 @@
-"""SIGTERM and Ctrl-C as a request to stop, which the training loop grants between two updates.
+"""SIGTERM and Ctrl-C as a request to stop after the current update.
 
-Under torchrun a process may get the same request twice: from whoever signals all processes, as a
-terminal and a queue do, and from torchrun, which passes on what it got. So there a second SIGTERM
-asks for nothing new, nor does a second Ctrl-C that comes right behind the first. Whoever has lost
-patience is served by torchrun, which kills. Nothing is announced there: torchrun also sends SIGTERM
-when another process has failed.
+Under torchrun a process can receive the same request twice: from the terminal or the batch system,
+which signal all processes, and from torchrun, which forwards its own signal. There a second SIGTERM
+is ignored, and so is a second Ctrl-C right after the first. No message is printed either, because
+torchrun also sends SIGTERM when another process has failed.
 """
 
 from __future__ import annotations
@@ -20,24 +19,22 @@ from typing import Any, Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ECHO = 5.0
-"""Seconds within which a second Ctrl-C is the first one, passed on by torchrun."""
-_ANSWER = (
-    "zipflm: stopping after this update, then saving; Ctrl-C again leaves at once, without what "
-    "was not saved"
+"""A second Ctrl-C within this many seconds is the first one, forwarded by torchrun."""
+_MESSAGE = (
+    "zipflm: stopping after this update, then saving; press Ctrl-C again to quit without saving"
 )
 
 
 class StopSignal:
-    """A context in which a signal stops a training.
+    """A context in which a signal stops training.
 
-    Until `arm` is called there is nothing to save, and a signal ends the program at once. From then
-    on the first signal sets `is_requested`, and says so. The second of its kind ends the program,
-    whatever it is doing: Python's handlers wait until a kernel returns, so the operating system
-    itself restores the default action when the first one arrives (with glibc; elsewhere the
-    handler does).
+    Until `arm` is called there is nothing to save, and a signal ends the program. After that the
+    first signal sets `is_requested` and prints a message; the second one ends the program at once.
+    A Python handler would have to wait for a running kernel, so with glibc the operating system
+    restores the default action when the first signal arrives.
 
-    Where somebody else has set a handler, and in an interactive session, which holds more than
-    this run, that handler is called instead of ending the program.
+    With a custom handler or in an interactive session, the previous handler is called instead of
+    ending the program.
     """
 
     is_requested: bool = False
@@ -45,11 +42,11 @@ class StopSignal:
     def __init__(self, is_alone: bool = True) -> None:
         self._is_alone = is_alone
         self._is_armed = False
-        self._asked = 0.0
+        self._requested_at = 0.0
 
     def __enter__(self) -> Self:
         self._before: dict[int, Any] = {}
-        # Python lets only the main thread set handlers.
+        # Only the main thread can set handlers.
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.getsignal(number) for number in _SIGNALS}
         if self._is_alone:
@@ -59,7 +56,7 @@ class StopSignal:
         return self
 
     def arm(self) -> None:
-        """There is something to save from now on."""
+        """Save before stopping from now on."""
         if self._is_armed:
             return
         self._is_armed = True
@@ -69,21 +66,21 @@ class StopSignal:
                 _reset_when_delivered(number)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.is_requested:  # once more, where there are several processes
-            if number == signal.SIGINT and time.monotonic() - self._asked > _ECHO:
-                _leave(number, frame)
+        if self.is_requested:  # only with several processes
+            if number == signal.SIGINT and time.monotonic() - self._requested_at > _ECHO:
+                _exit_now(number, frame)
             return
-        self.is_requested, self._asked = True, time.monotonic()
+        self.is_requested, self._requested_at = True, time.monotonic()
         if self._is_alone:
             self._end_at_once()
-            _write(f"{_ANSWER}\n")
+            _write(f"{_MESSAGE}\n")
 
     def _end_at_once(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if self._ends_program(number) else handler)
 
     def _ends_program(self, number: int) -> bool:
-        """An ignored signal, as in a script's background jobs, would leave no way to stop."""
+        # Including ignored signals, as in background jobs of a script: they must be able to stop.
         usual = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
         return self._before[number] in usual and not hasattr(sys, "ps1")
 
@@ -98,7 +95,7 @@ class StopSignal:
 
 
 def _reset_when_delivered(number: int) -> None:
-    """Make the handler that is installed a handler for one delivery (SA_RESETHAND)."""
+    """Make the installed handler a one-shot handler (SA_RESETHAND)."""
     try:
         libc = ctypes.CDLL(None)
         install, install_once = libc.signal, libc.sysv_signal
@@ -109,19 +106,18 @@ def _reset_when_delivered(number: int) -> None:
     install_once(number, install(number, None))
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Whatever moment a process ends at, what it saved before is whole."""
+def _exit_now(number: int, frame: FrameType | None) -> None:
+    # Safe at any moment, because checkpoints are written atomically.
     _write("zipflm: interrupted\n")
     os._exit(128 + number)
 
 
 def _write(text: str) -> None:
-    """Now, whatever the program is in the midst of: `print` may be what was interrupted, and its
-    buffer cannot be entered twice."""
+    """Write to stderr from a signal handler. `print` is not reentrant, so it cannot be used."""
     try:
         descriptor = sys.__stderr__.fileno()  # type: ignore[union-attr]
         if os.isatty(descriptor):
-            text = f"\n{text}"  # a bar may stand on the line, and after it the ^C
+            text = f"\n{text}"  # the line can hold a progress bar and ^C
         os.write(descriptor, text.encode())
-    except (OSError, ValueError, AttributeError):  # closed, or there is none
+    except (OSError, ValueError, AttributeError):  # stderr is closed or missing
         pass

@@ -1,16 +1,16 @@
 """One update: forward and backward over its micro-batches, then clip and apply the gradients.
 
-The loss of an update is the summed nll of all scored tokens, over all micro-batches and all
-processes, divided by the number of those tokens. Gradients are therefore accumulated as sums and
-divided once, so an update does not depend on how its tokens are spread.
+The loss of an update is the summed nll of all scored tokens, over all micro-batches and processes,
+divided by the number of these tokens. Gradients are accumulated as sums and divided once, so an
+update does not depend on how its tokens are distributed.
 
-Nothing in this file waits for the device. A non-finite loss or gradient is detected there, and the
-optimizers skip the update there. The host finds out one update later (`ResultReader`), when the
-numbers have long arrived, and so stays one update ahead of the device.
+Nothing in this file waits for the device. Non-finite losses and gradients are detected there, and
+the optimizers skip the update there. The host reads the result one update later (`ResultReader`),
+so it stays one update ahead of the device.
 
-That is why an update counts as an attempt: a skipped one, which float16 produces now and then,
-still uses up its batches and one step of the schedule. fairseq does not count skipped updates (its
-`num_updates` stays where it is) and has to wait for every update to know.
+For this reason a skipped update, which occasionally happens with float16, still uses up its batches
+and one step of the schedule. fairseq does not count skipped updates and has to wait for every
+update to know.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _SCALE_WINDOW = 2000
 
 
 class Scorer(nn.Module):
-    """`LanguageModel.nll_sum` as a forward, which is where DDP and FSDP hook in; with the state
-    after the words, if it is given the one before them."""
+    """`LanguageModel.nll_sum` as a forward, as DDP and FSDP need it. Given a decoder state, it also
+    returns the state after the words."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -65,8 +65,8 @@ class Scorer(nn.Module):
 
 
 class LossScale:
-    """The factor that keeps float16 gradients in range: halved when they overflow, doubled after
-    2000 updates without an overflow. The other precisions do not need it: there it stays 1."""
+    """The loss scale of float16: halved when gradients overflow, doubled after 2000 updates without
+    an overflow. Other precisions use 1."""
 
     def __init__(self, is_used: bool, device: torch.device) -> None:
         self._is_used = is_used
@@ -76,70 +76,68 @@ class LossScale:
     def adapt(self, bad: Tensor) -> None:
         if not self._is_used:
             return
-        # In place, where a recorded update finds them again.
+        # In place, because a CUDA graph reads these tensors.
         num_good = torch.where(bad, 0.0, self.num_good + 1)
         grows = num_good >= _SCALE_WINDOW
         self.value.mul_(torch.where(bad, 0.5, torch.where(grows, 2.0, 1.0)))
         self.num_good.copy_(torch.where(grows, 0.0, num_good))
 
     def dump(self) -> tuple[float, float] | None:
-        """The scale and the number of good updates in a row; None if no scale is used."""
+        """The scale and the number of good updates in a row; None if scaling is off."""
         return (self.value.item(), self.num_good.item()) if self._is_used else None
 
     def load(self, saved: tuple[float, float] | None) -> None:
-        """Restore what `dump` gave. After a change of precision there is nothing to restore: a
-        run that now needs a scale starts with the usual one."""
+        """Restore what `dump` returned. None, after a change of precision, keeps the default."""
         if self._is_used and saved is not None:
             self.value.fill_(saved[0])
             self.num_good.fill_(saved[1])
 
 
 class UpdateResult(NamedTuple):
-    """What the host wants to know about an update, summed over all processes."""
+    """Results of an update, summed over all processes."""
 
     nll: float
-    """Of all scored tokens."""
+    """Sum over all scored tokens."""
     tokens: float
-    """Scored tokens."""
+    """Number of scored tokens."""
     words: float
-    """Scored tokens that end a word."""
+    """Number of scored tokens that end a word."""
     norm: float
-    """Of the gradient of the mean, before clipping."""
+    """Norm of the gradient of the mean, before clipping."""
     bad: float
     """1 if the update was skipped."""
     stop: float
-    """Number of processes that were asked to stop."""
+    """Number of processes that received a request to stop."""
 
 
 @dataclass
 class Learner:
-    """What an update reads and changes."""
+    """The model with everything an update needs."""
 
     model: LanguageModel
     scorer: nn.Module
-    """The model behind DDP or FSDP."""
+    """The `Scorer`, wrapped in DDP or FSDP."""
     optimizers: list[Optimizer]
     scale: LossScale
     process: Process
     precision: Precision
     clip_norm: float
     ends_word: Tensor | None = None
-    """[V] on the device: whether an id ends a word. None if every id does."""
+    """[V] on the device, True for ids that end a word. None if all do."""
     compilation: Compilation | None = None
-    """None if nothing is to be compiled."""
+    """None if compilation is off."""
     tables: Sequence[nn.Parameter] = ()
-    """Those of which each process has its own rows (`model.sharded_tables`)."""
+    """Tables sharded by rows (`model.sharded_tables`)."""
     carried: CarriedState | None = None
-    """Where the decoder's state goes on from update to update; None if it begins anew."""
+    """Decoder states carried from update to update, if any."""
 
     @property
     def compiled(self) -> bool | None:
-        """Whether all training so far ran compiled; None if it was not asked to."""
+        """Whether all training so far ran compiled; None if compilation is off."""
         return None if self.compilation is None else self.compilation.is_complete
 
     @property
     def num_versions(self) -> int:
-        """How many versions of the model have been compiled so far."""
         return 0 if self.compilation is None else self.compilation.num_versions
 
 
@@ -150,11 +148,10 @@ def build_learner(
     ends_word: Tensor | None = None,
     fill: Callable[[], None] | None = None,
 ) -> Learner:
-    """The model on its device, with everything that trains it.
+    """Move a model to its device and add everything that trains it.
 
-    `fill` is for a model on the meta device, which gets memory where it is to be trained, and
-    then its values from `fill`; any other model is moved there. `ends_word` [V] tells which ids
-    end a word; without it, all do.
+    A model on the meta device is allocated there and initialised by `fill`. `ends_word` [V] marks
+    the ids that end a word; by default all do.
     """
     training = config.training
     model.decoder.set_recompute(training.recompute)
@@ -162,9 +159,8 @@ def build_learner(
     scorer = Scorer(model)
     compilation = None
     if training.compile and config.decoder.is_compilable:
-        # FSDP gathers the weights of one layer at a time, between layers, and tokens come to
-        # sharded tables before the first and behind the last: not inside compiled code. Nor can
-        # that return a sparse gradient.
+        # FSDP gathers weights between layers, and sharded tables exchange tokens before the first
+        # and after the last layer, outside compiled code. Sparse gradients cannot be compiled.
         shards = parallel.shards(process, training.parallel) or bool(tables)
         by_layer = shards or config.input.has_sparse_gradients
         compilation = Compilation(
@@ -197,9 +193,9 @@ def build_learner(
 
 
 def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = False) -> Tensor:
-    """Learn from the micro-batches of one update; an `UpdateResult` as a tensor on the device.
+    """Run one update on its micro-batches; return an `UpdateResult` as a tensor on the device.
 
-    `stop`, whether this process was asked to stop, may be a tensor [1] on the device.
+    `stop` tells the other processes to stop; it can be a tensor [1] on the device.
     """
     device = learner.process.device
     sums = torch.zeros(3, dtype=dtype_of_sums(device), device=device)
@@ -217,13 +213,13 @@ def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = Fal
 
 
 def forward(learner: Learner, batch: Batch, *state: States) -> Any:
-    """The summed nll of a micro-batch; after a state, the state after it as well."""
+    """The summed nll of a micro-batch, and the new state if one is given."""
     with autocast(learner.precision, learner.process.device):
         return learner.scorer(batch.inputs, batch.targets, batch.scored, *state)
 
 
 def backward(learner: Learner, nll: Tensor) -> None:
-    """Add the gradient of a micro-batch's summed nll to what has been accumulated."""
+    """Accumulate the gradient of the summed nll of a micro-batch."""
     (nll * learner.scale.value).backward()  # type: ignore[no-untyped-call]
 
 
@@ -238,23 +234,23 @@ def sums_of(learner: Learner, batch: Batch, nll: Tensor) -> Tensor:
 
 @torch.no_grad()
 def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False) -> Tensor:
-    """Divide, clip and apply the accumulated gradients; `sums` [3] as of `sums_of`, added up."""
+    """Divide, clip and apply the gradients; `sums` [3] is the total of `sums_of`."""
     if not isinstance(stop, Tensor):
-        # A tensor made from it would be copied to the device, which waits; filling does not.
+        # Filling does not wait for the device, unlike copying a new tensor.
         stop = torch.full_like(sums[:1], float(stop))
     totals = torch.cat([sums, stop])
     nll, tokens, words, stops = learner.process.add_up(totals)
     for table in sparse_tables(learner.model):
         if table.grad is not None:
-            # The mean over the processes, as DDP makes it of the others.
+            # The mean over processes, as DDP computes it for the other gradients.
             sums_of_rows = learner.process.add_up(table.grad.coalesce()).coalesce()
             table.grad = sums_of_rows / learner.process.world_size
     if learner.tables:
-        # Theirs are sums over the processes: averages, too, so that all can be treated alike.
+        # These are sums over processes; average them like the others.
         sums_here = [local_shard(p.grad) for p in learner.tables if p.grad is not None]
         torch._foreach_div_(sums_here, learner.process.world_size)
     grads = [p.grad for p in learner.model.parameters() if p.grad is not None]
-    # DDP and FSDP average over the processes what was meant to be a sum.
+    # DDP and FSDP average gradients over processes, but the sum is needed.
     divisor = tokens.clamp(min=1) * learner.scale.value / learner.process.world_size
     norm = _norm(grads) / divisor
     bad = ~(torch.isfinite(norm) & torch.isfinite(nll))
@@ -266,7 +262,7 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
 
 
 def _norm(grads: Sequence[Tensor]) -> Tensor:
-    """Of all gradients together, in which every element counts once, whoever has it."""
+    """Norm of all gradients, counting every element once over all processes."""
     each = [grad._values() if grad.is_sparse else grad for grad in grads]
     kinds = [[g for g in each if isinstance(g, DTensor) == is_sharded] for is_sharded in (0, 1)]
     norms = [torch.nn.utils.get_total_norm(kind, foreach=True) for kind in kinds if kind]
@@ -275,13 +271,13 @@ def _norm(grads: Sequence[Tensor]) -> Tensor:
 
 
 class ResultReader:
-    """Copies results to the host in the background; each is read when the next one is sent."""
+    """Copies results to the host asynchronously; each is read when the next one is sent."""
 
     def __init__(self) -> None:
         self._pending: tuple[Tensor, torch.cuda.Event | None] | None = None
 
     def send(self, result: Tensor) -> list[UpdateResult]:
-        """Start copying this result; return the one before it, if there is one."""
+        """Start copying this result; return the previous one, if any."""
         arrived = self.drain()
         host = torch.empty_like(result, device="cpu", pin_memory=result.is_cuda)
         host.copy_(result, non_blocking=True)
@@ -293,7 +289,7 @@ class ResultReader:
         return arrived
 
     def drain(self) -> list[UpdateResult]:
-        """Wait for the result that is still being copied, if there is one."""
+        """Wait for the result that is still being copied, if any."""
         if self._pending is None:
             return []
         host, event = self._pending

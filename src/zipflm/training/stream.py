@@ -1,9 +1,8 @@
-"""The endless stream of training batches, and a place in it that can be saved.
+"""The endless stream of training batches, with a position that can be saved.
 
-The batches of all epochs form one sequence, from which the processes take turns. So an update
-consists of the same batches for any number of processes, even across the end of an epoch, and a
-place in the sequence means the same to all of them. When the block length changes, training goes on
-after the same fraction of the epoch.
+The batches of all epochs form one sequence, and the processes take them in turns. An update
+therefore has the same batches for any number of processes, even across the end of an epoch. When
+the block length changes, training continues after the same fraction of the epoch.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from zipflm.training.distributed import Process
 
 
 def block_at(config: Config, update: int) -> int:
-    """The block length of the update that follows `update` updates."""
+    """The block length after `update` updates."""
     for end, block in config.training.stages:
         if update < round(end * config.training.max_updates):
             return block
@@ -33,31 +32,33 @@ def block_at(config: Config, update: int) -> int:
 
 
 def blocks_of(config: Config) -> list[int]:
-    """The block lengths of a run, in the order of their use."""
+    """The block lengths of a run, in order."""
     stages = config.training.stages
     is_staged_throughout = bool(stages) and stages[-1][0] == 1
     return [block for _, block in stages] + ([] if is_staged_throughout else [config.batches.block])
 
 
 def accumulation(config: Config, process: Process, block: int | None = None) -> int:
-    """How many batches each process accumulates for an update, with blocks of this length
-    (`batches.block` by default). ValueError unless every block length of the run allows for a
-    whole number."""
+    """Number of batches that each process accumulates for an update.
+
+    ValueError unless it is a whole number for every block length of the run.
+    """
     wanted = config.training.tokens_per_update
     at_once = {b: tokens_per_batch(config, b) * process.world_size for b in blocks_of(config)}
     if wanted % (common := math.lcm(*at_once.values())):
         short = next(b for b, tokens in at_once.items() if wanted % tokens)
+        batch = _describe_batch(config, short)
         nearest = max(round(wanted / common), 1) * common
         raise ValueError(
             f"training.tokens_per_update={wanted}: not a multiple of the {at_once[short]} tokens "
-            f"that {process.world_size} device(s) x {_batch(config, short)} process at once; use "
+            f"that {process.world_size} device(s) x {batch} process at once; use "
             f"training.tokens_per_update={nearest}, or change batches.tokens"
         )
     return _batches_per_update(config, block or config.batches.block) // process.world_size
 
 
 def tokens_per_batch(config: Config, block: int) -> int:
-    """Tokens that go through a device at once: whole blocks, or an upper limit for sentences."""
+    """Tokens in a batch: whole blocks, or the maximum for sentences."""
     tokens = config.batches.tokens
     return tokens // block * block if config.batches.blocks.has_one_length else tokens
 
@@ -67,8 +68,7 @@ def _batches_per_update(config: Config, block: int) -> int:
     return config.training.tokens_per_update // tokens_per_batch(config, block)
 
 
-def _batch(config: Config, block: int) -> str:
-    """A batch in words: `batches.tokens`, or what is left of them in whole blocks."""
+def _describe_batch(config: Config, block: int) -> str:
     tokens = tokens_per_batch(config, block)
     if tokens == config.batches.tokens:
         return f"batches.tokens={tokens}"
@@ -76,7 +76,7 @@ def _batch(config: Config, block: int) -> str:
 
 
 class Stream:
-    """This process's training batches, starting from a place and going on epoch after epoch."""
+    """Training batches of this process, from a position on, epoch after epoch."""
 
     def __init__(
         self, config: Config, tokens: Tokens, process: Process, place: Place, block: int
@@ -90,7 +90,7 @@ class Stream:
         self._total = share.num_batches
         self._consumed = place.epoch * self._total + place.consumed * self._total // place.total
         if self._config.batches.break_mode == "stream":
-            # An update begins with the first rows of all, also where it or the text has changed.
+            # An update starts with the first group of rows, even after a change of its size.
             self._consumed -= self._consumed % _batches_per_update(self._config, block)
         loader = Loader(
             share,
@@ -101,7 +101,7 @@ class Stream:
 
     @property
     def place(self) -> Place:
-        """Where a stream must start to go on after the batches taken so far."""
+        """The position after the batches taken so far."""
         return Place(*divmod(self._consumed, self._total), self._total)
 
     @property
@@ -121,12 +121,11 @@ class Stream:
             self._open(self.place, block)
 
     def next(self) -> Batch:
-        """This process's next batch; the other processes take one each meanwhile."""
+        """The next batch of this process. Every other process takes one, too."""
         self._consumed += self._process.world_size
         return next(self._batches)
 
     def next_update(self) -> list[Batch]:
-        """This process's batches of an update."""
         number = accumulation(self._config, self._process, self.block)
         return [self.next() for _ in range(number)]
 
@@ -137,8 +136,7 @@ class Stream:
 
 
 class _Share(Batches):
-    """The sequence of the batches of all epochs, of which this process takes every
-    `world_size`-th."""
+    """Every `world_size`-th batch of the sequence of all epochs."""
 
     def __init__(self, config: Config, tokens: Tokens, process: Process, block: int) -> None:
         super().__init__(
@@ -154,19 +152,18 @@ class _Share(Batches):
         self._is_filled_up = config.training.compile and config.batches.blocks.has_one_length
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Without end; `start` counts the batches of all processes from the start of `epoch`."""
+        """An endless iterator; `start` counts the batches of all processes since `epoch` began."""
         first = epoch * self.num_batches + start + self._offset
         for batch in self.numbered(count(first, self._stride)):
             yield self._full(batch) if self._is_filled_up else batch
 
     def _full(self, batch: Batch) -> Batch:
-        """An epoch's last batch filled up with rows that are not scored: for every new shape, a
-        compiled model is compiled again."""
+        """Pad the last batch of an epoch: every new shape would compile the model again."""
         rows = self._num_rows - batch.words.shape[0]
         columns = self.blocks.block - batch.words.shape[1]
         if rows == columns == 0:
             return batch
-        assert rows >= 0 and columns >= 0, "a batch larger than full would lose what it scores"
+        assert rows >= 0 and columns >= 0
         pad = (0, columns, 0, rows)
         return Batch(
             F.pad(batch.words, pad, value=PAD),

@@ -1,4 +1,4 @@
-"""How fast a device is, and how much work a training is."""
+"""Speed and memory of devices, and the cost of training."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from zipflm.config import Config, ModelConfig
 # Dense bfloat16 operations per second, by a part of the device's name.
 _PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 _LONG = 3600.0
-"""Seconds from which a run without a GPU gets a warning."""
+"""Warn about runs on a CPU that take more seconds than this."""
 _SHARE_OF_PEAK = 0.25
-"""What a training step reaches of the speed of a plain matrix product. Rough: on the one machine
-that was tried, busy with other work, models of `tiny` and `demo` reached 0.08 to 0.24 of it with
-one thread, and less with two."""
+"""Speed of training relative to a matrix product. A rough guess: models of `tiny` and `demo`
+reached 0.08 to 0.24 with one thread on a busy machine."""
 _SIDE = 1024
 
 
@@ -42,7 +41,7 @@ def device_name(device: torch.device) -> str:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """What the device can do at most, where known."""
+    """Peak bfloat16 operations per second of a GPU, if known."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -50,18 +49,18 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def flops_per_token(config: ModelConfig, counts: NDArray[np.int64], block: int) -> float:
-    """Operations to learn from one token of a block; `counts` [V] says how common each id is."""
+    """Operations to train on one token; `counts` [V] are the word frequencies."""
     total = max(int(counts.sum()), 1)
 
     def share(first: int, end: int) -> float:
         return float(counts[first:end].sum()) / total
 
-    # Two operations a product, and three passes: forward, and a gradient for each of two factors.
+    # Two operations per product, in three passes: forward, and a gradient for each factor.
     return 6.0 * config.products_per_token(share, block)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes used so far: of the GPU, or of this process."""
+    """Peak memory of the GPU or of this process, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -69,53 +68,52 @@ def peak_memory(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Let `peak_memory` count from here on, where the system allows it."""
+    """Reset `peak_memory`, if the system supports it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
     try:
-        # What glibc keeps for later of memory that was freed would count as used.
+        # glibc keeps freed memory, which would count as used.
         ctypes.CDLL(None).malloc_trim(0)
-        # Linux: sets the peak of the resident set to its present size (man 5 proc, clear_refs).
+        # Linux: resets the peak of the resident set (man 5 proc, clear_refs).
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except (OSError, AttributeError, TypeError):  # another system, or another C library
         return
 
 
-def work(config: Config, counts: NDArray[np.int64], done: int = 0) -> float:
-    """Operations of the updates that are left; `counts` [V] says how common each id is."""
+def flops_left(config: Config, counts: NDArray[np.int64], done: int = 0) -> float:
+    """Operations of the remaining updates; `counts` [V] are the word frequencies."""
     training = config.training
     left = max(training.max_updates - done, 0) * training.tokens_per_update
     return left * flops_per_token(config, counts, config.batches.block)
 
 
-def slowness(operations: float, what: str) -> str | None:
-    """Words about what takes more than an hour on a machine without a GPU; None otherwise."""
+def slow_cpu_warning(operations: float, name: str) -> str | None:
+    """A warning if training would take more than an hour on a CPU; None otherwise."""
     if torch.cuda.is_available():
         return None
     seconds = operations / (_SHARE_OF_PEAK * cpu_speed())
     if seconds < _LONG:
         return None
     return (
-        f"no GPU: {what} needs about {in_words(seconds)} here; try the presets tiny, demo or "
-        "small, which are made for a CPU, or fewer updates (training.max_updates)"
+        f"no GPU: {name} needs about {format_duration(seconds)} here; try the presets tiny, demo "
+        "or small, which are made for a CPU, or fewer updates (training.max_updates)"
     )
 
 
-def load() -> str | None:
-    """A warning if other processes keep this machine's cores busy; None otherwise."""
+def load_warning() -> str | None:
+    """A warning if other processes keep the CPU busy; None otherwise."""
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
     if busy <= cores:
         return None
     return (
         f"other processes keep this machine busy (load {busy:.1f} on {cores} cores): training will "
-        "be slower, and its times are not those of an idle machine"
+        "be slower than on an idle machine"
     )
 
 
 def training_speed(device: torch.device, precision: str) -> float:
-    """Operations per second that training may reach on a device: a rough share of its speed in a
-    matrix product, since nothing was trained yet."""
+    """A rough estimate of operations per second in training, from the speed of a matrix product."""
     if device.type == "cuda":
         return _SHARE_OF_PEAK * _matmul_speed(8 * _SIDE, device, getattr(torch, precision))
     return _SHARE_OF_PEAK * cpu_speed()
@@ -123,7 +121,7 @@ def training_speed(device: torch.device, precision: str) -> float:
 
 @cache
 def cpu_speed() -> float:
-    """Operations per second of a matrix product on this CPU, now: the best of a few."""
+    """Operations per second of a matrix product on this CPU, the best of a few."""
     return _matmul_speed(_SIDE, torch.device("cpu"), torch.float32)
 
 
@@ -138,11 +136,11 @@ def _matmul_speed(side: int, device: torch.device, dtype: torch.dtype) -> float:
     return 2 * side**3 / max(min(seconds), 1e-9)
 
 
-def in_words(seconds: float) -> str:
-    """A time of which only the size is known.
+def format_duration(seconds: float) -> str:
+    """A rounded duration.
 
-    >>> in_words(7), in_words(70), in_words(400), in_words(6_000), in_words(400_000), in_words(4e6)
-    ('10 seconds', '1 minute', '7 minutes', '1.7 hours', '110 hours', '46 days')
+    >>> [format_duration(seconds) for seconds in (7, 70, 400, 6_000, 400_000, 4e6)]
+    ['10 seconds', '1 minute', '7 minutes', '1.7 hours', '110 hours', '46 days']
     """
     if seconds < 55:
         return f"{max(round(seconds, -1), 10):.0f} seconds"

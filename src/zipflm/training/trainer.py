@@ -1,8 +1,4 @@
-"""Training, from top to bottom: `train` opens the run, `_loop` is the run.
-
-One process or many run the same code; the first one alone writes. What an update is stands in
-`step`; what is saved, and what may be resumed, in `zipflm.runs`.
-"""
+"""The training loop. All processes run the same code; only the first one writes files."""
 
 from __future__ import annotations
 
@@ -42,16 +38,15 @@ def train(
     whole_validation: bool = True,
     initial: Checkpoint | None = None,
 ) -> bool:
-    """Train until `config.training` says it is over; False if a signal ended it before.
+    """Train a run in the folder `out`; return False if a signal stopped it before its end.
 
-    `out` is the run folder; with `resume` it may hold the same run, which is continued from its
-    newest good checkpoint, with `other_text` also on another training text. `keep` checkpoints are
-    kept besides the best one, all if 0. Several processes end if one of them does not answer for
-    `stall_seconds`. Without `whole_validation` only the part of the valid set for the learning
-    curve is scored, as a study does, which scores the result itself. A run that starts takes its
-    weights from the checkpoint `initial` of another run; optimizer and schedule begin anew.
+    With `resume` the run continues from its newest good checkpoint, with `other_text` also on
+    another training text. The newest `keep` checkpoints (0: all) and the best one are kept. All
+    processes stop if one of them does not answer for `stall_seconds`. Without `whole_validation`,
+    validation scores only the part of the valid set for the learning curve. A new run starts from
+    the weights of `initial`, if given.
 
-    ValueError or OSError if the input does not allow it; nothing saved before is lost by that.
+    ValueError or OSError if the input is invalid; saved checkpoints stay intact.
     """
     config = setup.checked(config, data, initial)
     folder = RunFolder(out)
@@ -64,12 +59,12 @@ def train(
         run = setup.open_run(
             config, data, folder, process, resume=resume, other_text=other_text, initial=initial
         )
-        if run is None:  # it was finished before
+        if run is None:  # already finished
             return True
         run.whole_validation = whole_validation
         saver = Saver(run, keep)
         try:
-            with setup.explaining_no_room(setup.remedy_for_updates(config)):
+            with setup.explain_out_of_memory(setup.remedy_for_updates(config)):
                 return _loop(run, saver, stop)
         finally:
             run.stream.close()
@@ -79,19 +74,19 @@ def train(
 
 def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     training, tally = run.config.training, run.tally
-    # Several processes stop together, after an update in which one of them has told the others.
+    # Several processes stop together, after an update that tells all of them.
     is_alone = run.process.world_size == 1
     updates, results = Updates(run.learner, run.config), step.ResultReader()
     batches: list[Batch] = []
     run.log.begin(run.update)
-    tally.go_on()
+    tally.resume()
     while run.update < training.max_updates and not tally.stop and not run.stops_early:
-        if is_alone and (stop.is_requested or run.log.is_unread):
+        if is_alone and (stop.is_requested or run.log.output_closed):
             break
         _use_block(run, block_at(run.config, run.update))
         rate = learning_rate(training.schedule, run.update, training.max_updates)
         optimizers.set_rates(run.learner.optimizers, rate)
-        # Dropout is a function of the update, not of the past: nothing to save, nothing to lose.
+        # Dropout depends only on the update, so no random state has to be saved.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
         previous, batches = batches, _next_batches(run)
         with _compiling(run), tally.compiling(run.learner):
@@ -99,8 +94,8 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         run.update += 1
         stop.arm()
         run.log.advance(run.update)
-        tally.see(results.send(result))
-        saver.see(tally.last_good)
+        tally.add(results.send(result))
+        saver.prune_if_proven(tally.last_good)
         stop_if_bad(run, saver, previous)
 
         is_last = run.update == training.max_updates
@@ -109,45 +104,45 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         saves = is_last or _is_due(run.update, training.checkpoint_every)
         if not (reports or validates or saves):
             continue
-        tally.see(results.drain())
+        tally.add(results.drain())
         tally.pause()
-        saver.see(tally.last_good)
+        saver.prune_if_proven(tally.last_good)
         stop_if_bad(run, saver, batches)
         if reports:
             run.log.report(_report(run, rate))
         valid = None
         if validates:
-            # Early stopping counts validations, so none may be missing.
-            may_stop = is_alone and not is_last and not training.patience
-            asked = (lambda: stop.is_requested) if may_stop else (lambda: False)
-            valid = validate(run, whole=saves, gives_up=asked)
+            # Early stopping counts validations, so none can be cancelled.
+            can_cancel = is_alone and not is_last and not training.patience
+            cancelled = (lambda: stop.is_requested) if can_cancel else (lambda: False)
+            valid = validate(run, whole=saves, is_cancelled=cancelled)
             if run.stops_early and not reports:
                 run.log.report(_report(run, rate))
         if saves or (validates and run.saves_now):
             saver.save(valid, must=is_last or run.stops_early)
-        tally.go_on()
+        tally.resume()
     tally.pause()
-    tally.see(results.drain())
-    saver.see(tally.last_good)
+    tally.add(results.drain())
+    saver.prune_if_proven(tally.last_good)
     saver.wait()
     if saver.newest < run.update:
         saver.save(None, must=True)
-    return _conclude(run)
+    return _is_complete(run)
 
 
-def _conclude(run: Run) -> bool:
-    """Say why the run ended; whether it did so by itself."""
+def _is_complete(run: Run) -> bool:
+    """Whether the run is complete; prints a message if it stopped before `max_updates`."""
     if run.update >= run.config.training.max_updates:
         return True
     if run.stops_early:
-        run.log.say(
+        run.log.info(
             f"stopped early after update {run.update}: {run.since_best} validations without a "
-            "lower loss; --checkpoint best chooses the weights of the best one"
+            "lower loss; use --checkpoint best for the best weights"
         )
         return True
-    run.log.say(
-        f"stopped after update {run.update} and saved in {run.folder.path}; to go on, give the "
-        "same command with --resume"
+    run.log.info(
+        f"stopped after update {run.update} and saved in {run.folder.path}; add --resume to the "
+        "same command to continue"
     )
     return False
 
@@ -168,8 +163,7 @@ def _next_batches(run: Run) -> list[Batch]:
 
 
 def _use_block(run: Run, block: int) -> None:
-    """The next update has blocks of this length; a carried state ends with an epoch, and where the
-    length changes."""
+    """Set the block length. A carried state ends with the epoch or if the length changes."""
     learner = run.learner
     if block != run.stream.block:
         run.stream.use_block(block)
@@ -179,16 +173,15 @@ def _use_block(run: Run, block: int) -> None:
 
 
 def _compiling(run: Run) -> AbstractContextManager[None]:
-    """Around an update: says so if the model is compiled in it, which may take minutes."""
+    """Print a message if the next update compiles the model."""
     if run.learner.compilation is None or run.stream.block in run.compiled_blocks:
         return nullcontext()
     run.compiled_blocks.add(run.stream.block)
-    line = f"compiling the model for blocks of {run.stream.block}, which may take minutes"
-    return run.log.doing("compiling", line)
+    line = f"compiling the model for blocks of {run.stream.block}, which can take minutes"
+    return run.log.status("compiling", line)
 
 
 def _report(run: Run, rate: float) -> Report:
-    """Of the updates since the last one."""
     config, device, tally = run.config, run.process.device, run.tally
     since = tally.take()
     sums, elapsed = Sums(since.nll, since.tokens, since.words), max(since.seconds, 1e-9)
@@ -221,7 +214,7 @@ def _report(run: Run, rate: float) -> Report:
 
 
 def _flop_utilisation(run: Run, tokens_per_second: float) -> float | None:
-    """The share of what the devices could do at most, where that is known."""
+    """Fraction of the peak speed of the devices, if known."""
     peak = throughput.peak_flops(run.process.device)
     if peak is None:
         return None

@@ -1,4 +1,4 @@
-"""The valid set, scored on the way: a fixed part of it often, all of it where that counts."""
+"""Validation during training: a fixed part of the valid set often, all of it when saving."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from numpy.typing import NDArray
 from zipflm.data.batches import Batches
 from zipflm.data.loader import Loader
 from zipflm.data.token_file import TokenArray, Tokens
-from zipflm.evaluation.scoring import score_sums, watched_by
+from zipflm.evaluation.progress import on_progress
+from zipflm.evaluation.scoring import score_sums
 from zipflm.model.precision import autocast, dtype_of_sums
 from zipflm.runs.records import Sums, Validation
 from zipflm.training import parallel
 from zipflm.training.setup import Run
 
 _STRETCHES = 16
-"""A part of the valid set lies in this many places, so that it has a bit of everything."""
+"""Number of stretches that make up a part of the valid set."""
 _TRAINED_PER_SCORED = 4
-"""Tokens trained on between two passes, at least, for each word that a pass on the way scores:
-scoring costs a third of training, so passes take a tenth of the time or less."""
-_FEWEST_WORDS = 2_000
-"""Fewer say too little, however often they are scored."""
+"""Minimum number of tokens trained on per word scored. Scoring costs a third of training, so
+validation takes a tenth of the time or less."""
+_MIN_WORDS = 2_000
 
 
-class _GivenUp(Exception):
-    """A pass over the valid set was given up."""
+class _Cancelled(Exception):
+    pass
 
 
 def validate(
-    run: Run, *, whole: bool, gives_up: Callable[[], bool] = lambda: False
+    run: Run, *, whole: bool, is_cancelled: Callable[[], bool] = lambda: False
 ) -> Validation | None:
-    """Score a part of the valid set and, if `whole`, all of it, each process a share; report both.
-    The result on all of it, if it was scored.
+    """Score and report a part of the valid set and, if `whole`, all of it.
 
-    None if there is no such set, too, or if `gives_up` said so meanwhile. What a checkpoint is
-    chosen by covers everything; curves are drawn from the part, which is the same all along.
+    Returns the result on the whole set, or None if it was not scored, does not exist, or
+    `is_cancelled` returned True meanwhile. Checkpoints are compared on the whole set; learning
+    curves use the part, which is always the same.
     """
     if "valid" not in run.data.splits:
         return None
 
-    def look(*_: object) -> None:
-        if gives_up():
-            raise _GivenUp
+    def check(*_: object) -> None:
+        if is_cancelled():
+            raise _Cancelled
 
     try:
-        with watched_by(look), run.log.doing("validating"):
+        with on_progress(check), run.log.status("validating"):
             return _validate(run, whole)
-    except _GivenUp:
+    except _Cancelled:
         return None
     finally:
         run.learner.model.train()
@@ -63,7 +63,7 @@ def _validate(run: Run, whole: bool) -> Validation | None:
     part = part_of(tokens, share, run.data.ends_word)
     is_all = part is tokens
     result = _report(run, part, 1.0 if is_all else share)
-    run.see_valid(result.nats_per_word)
+    run.record_validation(result.nats_per_word)
     if is_all:
         return result
     needs_all = run.whole_validation and (whole or run.saves_now)
@@ -71,15 +71,14 @@ def _validate(run: Run, whole: bool) -> Validation | None:
 
 
 def seconds_left(run: Run, guess: float) -> float:
-    """Estimated time of the passes from this update on; `guess` is the time of a word before the
-    first pass was measured."""
+    """Estimated time of the remaining validations; `guess` is the time per word before the first
+    one was measured."""
     training = run.config.training
     if "valid" not in run.data.splits:
         return 0.0
     share = _share(run)
 
     def passes(every: int) -> int:
-        """Before the last update."""
         return (training.max_updates - 1) // every - (run.update - 1) // every if every else 0
 
     scored = (passes(training.validate_every) + 1) * share
@@ -90,16 +89,17 @@ def seconds_left(run: Run, guess: float) -> float:
 
 
 def _share(run: Run) -> float:
-    """The share of the valid set that a pass on the way scores."""
+    """Fraction of the valid set that a validation scores."""
     training = run.config.training
     trained = (training.validate_every or training.max_updates) * training.tokens_per_update
-    most = max(_FEWEST_WORDS, trained / _TRAINED_PER_SCORED)
+    most = max(_MIN_WORDS, trained / _TRAINED_PER_SCORED)
     return min(training.validate_share, most / run.data.split("valid").words)
 
 
 def part_of(tokens: Tokens, share: float, ends_word: NDArray[np.bool_]) -> Tokens:
-    """About that share of the words, in stretches that lie evenly over the text; the same words
-    whether they are one token each or several pieces. `ends_word` [V] tells which ids end a word.
+    """About this share of the words, in stretches spread evenly over the text.
+
+    The words are the same for word and sub-word models. `ends_word` [V] marks the ids that end one.
     """
     ends = np.flatnonzero(ends_word[np.asarray(tokens.ids)]) + 1
     length = math.ceil(share * len(ends) / _STRETCHES)
@@ -148,8 +148,8 @@ def _scored(run: Run, tokens: Tokens) -> Sums:
         world_size=process.world_size,
     )
     ends_word = torch.from_numpy(run.data.ends_word) if run.config.batches.unit == "bpe" else None
-    # FSDP gathers weights in the wrapper's forward; otherwise the plain model spares compiling it
-    # for shapes that training does not have.
+    # FSDP gathers weights in the forward of the scorer. Otherwise the plain model avoids compiling
+    # for shapes that do not occur in training.
     sharded = parallel.is_sharded(learner.scorer)
     nll = learner.scorer if sharded else learner.model.nll
     learner.model.eval()

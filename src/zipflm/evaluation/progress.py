@@ -1,0 +1,42 @@
+"""Progress callbacks for scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+ProgressCallback = Callable[[str, int, int | None], None]
+"""Called with a label, the number of tokens just done, and the total if known.
+
+An exception raised by the callback stops the scoring."""
+
+_callback: ContextVar[ProgressCallback | None] = ContextVar("callback", default=None)
+_label: ContextVar[str] = ContextVar("label", default="scoring")
+
+
+@contextmanager
+def on_progress(callback: ProgressCallback) -> Iterator[None]:
+    """Report the progress of all scoring in this block to `callback`."""
+    token = _callback.set(callback)
+    try:
+        yield
+    finally:
+        _callback.reset(token)
+
+
+@contextmanager
+def progress_label(label: str) -> Iterator[None]:
+    """Report progress in this block under `label`."""
+    token = _label.set(label)
+    try:
+        yield
+    finally:
+        _label.reset(token)
+
+
+def report_progress(done: int, total: int | None) -> None:
+    """Report that `done` more tokens of `total` were processed."""
+    callback = _callback.get()
+    if callback is not None:
+        callback(_label.get(), done, total)
