@@ -21,7 +21,7 @@ def test_every_model_is_measured(capsys, monkeypatch):
     monkeypatch.setattr(benchmark, "_measure_elsewhere", measure_here)
     benchmark.main(["--device", "cpu", *SMALL])
     first, _, *rows = capsys.readouterr().out.splitlines()
-    assert "2,000 items, 32 wide, 8 predictions a step" in first
+    assert "2,000 items, 32 wide, 8 predictions per step" in first
     assert [row[:12].strip() for row in rows] == list(benchmark.MODELS)
     parameters = [int(row[12:].split()[0].replace(",", "")) for row in rows]
     assert parameters[0] > parameters[1] > parameters[2] > 0

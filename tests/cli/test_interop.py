@@ -47,7 +47,7 @@ def test_bad_input_is_one_line_and_status_2(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("a\n")
     for arguments, message in [
         (("import", tmp_path / "empty", tmp_path / "x"), "config.json: missing"),
-        (("import", tmp_path / "none", tmp_path / "x"), "there is no such file or folder"),
+        (("import", tmp_path / "none", tmp_path / "x"), "no such file or folder"),
         (("import", tmp_path / "file", tmp_path / "x"), "--dict: missing; name the dict.txt"),
         (("import", tmp_path / "empty", tmp_path / "x", "--dict", "d"), "--dict: of fairseq"),
         (("import", tmp_path / "empty", tmp_path / "x", "--format", "gpt"), "choose from hf, fair"),

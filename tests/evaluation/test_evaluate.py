@@ -293,7 +293,7 @@ def test_bad_input_is_one_line_and_status_2(data, tmp_path, monkeypatch, capsys)
     save_args(tmp_path / "names.pt", whole["cfg"]["model"], names)
     for name, message in (
         ("gelu.pt", "activation_fn='gelu'"),
-        ("cut.pt", "cut short, damaged"),
+        ("cut.pt", "truncated, damaged"),
         ("names.pt", r"unknown weights: 'decoder.a\nb\x1b[2J"),
     ):
         arguments = ["import", tmp_path / name, tmp_path / "run", "--dict", DICT]

@@ -39,8 +39,8 @@ def test_the_second_of_two_trainings_is_refused_and_the_first_one_goes_on(word_d
             with pytest.raises(ValueError) as refused:  # which the command line says
                 run(word_data, out, *SHORT, resume=True)
             assert re.fullmatch(
-                rf"{out}: in use by process {first.pid} on \S+, since \S+ \S+; wait until it has "
-                "ended, or choose another folder",
+                rf"{out}: in use by process {first.pid} on \S+, since \S+ \S+; wait until it "
+                "finishes, or choose another folder",
                 str(refused.value),
             )
             assert (out / "config.json").read_bytes() == config

@@ -25,7 +25,7 @@ from zipflm.cli import memory as memory
 from zipflm.cli import serve as serve
 from zipflm.cli import train as train
 from zipflm.cli.app import CLOSED_PIPE, app, complain
-from zipflm.messages import in_words
+from zipflm.messages import describe_os_error
 
 _IN_ORDER_OF_WORK = (
     *("prepare", "train", "evaluate", "score", "generate", "rescore", "serve"),
@@ -58,7 +58,7 @@ def _run() -> None:
     try:
         app(prog_name="zipflm")
     except (OSError, ValueError) as error:
-        complain(in_words(error) if isinstance(error, OSError) else str(error))
+        complain(describe_os_error(error) if isinstance(error, OSError) else str(error))
         sys.exit(2)
     except OverflowError as error:  # a number that nothing has refused before
         complain(f"a number is too large to compute with ({error}); give smaller ones")

@@ -118,7 +118,7 @@ def prepare(
     """Make a data folder from text, from a corpus by name, or from sequences of integers."""
     from zipflm import api
     from zipflm.data.folder import FACTS_FILE
-    from zipflm.data.prepare import doubts, progress_bar, summary
+    from zipflm.data.prepare import data_warnings, progress_bar, summary
 
     with removing_what_is_unfinished(), progress_bar() as report:
         folder = api.prepare(
@@ -145,5 +145,5 @@ def prepare(
             report=report,
         )
     say((folder.path / FACTS_FILE).read_text(encoding="utf-8") if as_json else summary(folder))
-    for doubt in doubts(folder):
+    for doubt in data_warnings(folder):
         complain(f"warning: {doubt}")
