@@ -75,7 +75,7 @@ def prepared(names: list[str], folder: str, processes: int = 1, way: Any = "whit
 
 
 def write_text(path: Path, types: int) -> None:
-    """A text of so many different words, each of them twice, far apart, among common ones."""
+    """Write a text with `types` rare words, each twice and far apart, among common ones."""
     draw = random.Random(1)
     common = [f"c{number:x}" for number in range(20_000)]
     with open(path, "w", encoding="ascii") as file:
@@ -87,7 +87,7 @@ def write_text(path: Path, types: int) -> None:
 
 
 def plan_of(tokens: Any, break_mode: str) -> Any:
-    """The package's plan of batches over a token file."""
+    """Return shuffled batches over a token file."""
     from zipflm.config import Blocks
     from zipflm.data.batches import Batches
 
@@ -96,7 +96,7 @@ def plan_of(tokens: Any, break_mode: str) -> Any:
 
 
 def ours(names: list[str], processes: int, way: str) -> dict[str, float]:
-    """The whole of `prepare`: reading, splitting, vocabulary, token file, hashes."""
+    """Run `prepare`."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         tokens = prepared(names, folder, processes, way)

@@ -74,20 +74,12 @@ shapes = st.builds(Circle, radius=numbers) | st.builds(
 )
 records = st.builds(
     Everything,
-    count=st.integers(),
     share=numbers,
-    name=st.text(),
-    is_new=st.booleans(),
-    limit=st.none() | st.integers(),
-    colour=st.sampled_from(Colour),
-    mode=st.sampled_from(["fast", "slow"]),
     steps=st.lists(numbers, max_size=3).map(tuple),
-    pair=st.tuples(st.integers(), st.text()),
     shape=shapes,
     shapes=st.lists(shapes, max_size=3).map(tuple),
     spare=st.none() | shapes,
     circle=st.builds(Circle, radius=numbers),
-    by_name=st.dictionaries(st.text(), st.integers(), max_size=3),
     shapes_by_name=st.dictionaries(st.text(), shapes, max_size=3),
     note=st.text(),
 )

@@ -231,8 +231,8 @@ def finish_folder(unfinished: Path, final: Path) -> None:
 def clear_abandoned(out: str | PathLike[str]) -> None:
     """Remove files that a killed process left next to the folder `out`.
 
-    Readers call this too: a process killed right after the rename leaves its lock file, and nobody
-    writes a finished folder again.
+    Readers call this too: a process killed right after the rename leaves its lock file, and a
+    finished folder is never written again.
     """
     final = Path(os.path.realpath(out))
     lock = _sibling_lock(final)

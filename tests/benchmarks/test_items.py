@@ -18,7 +18,7 @@ def test_every_model_is_measured(capsys, monkeypatch):
             benchmark.main([*arguments, "--only", name])
         return json.loads(said.getvalue())
 
-    monkeypatch.setattr(benchmark, "_measure_elsewhere", measure_here)
+    monkeypatch.setattr(benchmark, "_measure_in_process", measure_here)
     benchmark.main(["--device", "cpu", *SMALL])
     first, _, *rows = capsys.readouterr().out.splitlines()
     assert "2,000 items, 32 wide, 8 predictions per step" in first
@@ -28,6 +28,6 @@ def test_every_model_is_measured(capsys, monkeypatch):
 
 
 def test_a_model_is_measured_in_a_process_of_its_own():
-    numbers = load("items")._measure_elsewhere("pair", ["--device", "cpu", *SMALL])
+    numbers = load("items")._measure_in_process("pair", ["--device", "cpu", *SMALL])
     assert numbers.keys() == {"parameters", "ms", "peak_gb"}
     assert numbers["parameters"] > 0 and numbers["ms"] > 0

@@ -279,10 +279,7 @@ def test_permutation_is_uncorrelated(size):
         assert len(np.unique(np.diff(found))) > 0.68 * size
 
 
-@given(
-    st.lists(st.integers(0, 30), min_size=1, max_size=60),
-    st.integers(0, 80),
-)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(0, 80))
 def test_unique_tokens_restore_the_text(words, least):
     text = torch.tensor([words])
     found = unique_tokens(text, least)

@@ -80,20 +80,17 @@ def test_sequences_are_independent_of_chunk_size(tmp_path_factory, sequences, si
     assert sequences_of(found) == [list(map(str, sequence)) for sequence in sequences]
 
 
-def test_one_dimensional_array_is_one_sequence(tmp_path):
-    np.save(tmp_path / "long.npy", np.array([4, 4, 2], dtype=np.uint16))
-    assert sequences_of(folder(tmp_path, tmp_path / "long.npy")) == [["4", "4", "2"]]
-
-
-def test_padding_anywhere_in_a_row(tmp_path):
-    np.save(tmp_path / "rows.npy", np.array([[-1, 4, -1, 2], [-1, -1, -1, 9]]))
-    assert sequences_of(folder(tmp_path, tmp_path / "rows.npy")) == [["4", "2"], ["9"]]
-
-
-def test_large_sparse_ids(tmp_path):
-    np.save(tmp_path / "far.npy", np.array([2**62, 5, 2**62, 2**40]))
-    found = sequences_of(folder(tmp_path, tmp_path / "far.npy"))
-    assert found == [[str(2**62), "5", str(2**62), str(2**40)]]
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.array([4, 4, 2], dtype=np.uint16), [["4", "4", "2"]]),
+        ([[-1, 4, -1, 2], [-1, -1, -1, 9]], [["4", "2"], ["9"]]),  # padding anywhere
+        ([2**62, 5, 2**62, 2**40], [[str(2**62), "5", str(2**62), str(2**40)]]),
+    ],
+)
+def test_arrays(tmp_path, array, expected):
+    np.save(tmp_path / "a.npy", np.array(array))
+    assert sequences_of(folder(tmp_path, tmp_path / "a.npy")) == expected
 
 
 def test_ids_are_sorted_by_count(tmp_path):

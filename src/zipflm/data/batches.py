@@ -83,7 +83,7 @@ def _mixed(labels: NDArray[np.int64]) -> Numbers:
 
 
 _MOST_AT_ONCE, _ROWS_AT_ONCE = 64, 1 << 14
-"""Batches, and rows, to locate in one step. One batch takes NumPy as long as many."""
+"""Maximum batches and rows to locate in one step; NumPy is slow on single batches."""
 
 _UNIQUE_SIZES = 16
 """Number of sizes for unique tokens. A compiled model has a version for each size."""

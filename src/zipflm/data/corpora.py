@@ -31,10 +31,6 @@ from zipflm.storage import TEMPORARY_REMEDY, atomic_write, file_hash, report_ful
 
 _FILE = "state_of_the_union.txt.xz"
 
-# Every tenth address is held out, alternately for validation and test, so that each split covers
-# the whole period.
-_HELD_OUT_EVERY = 10
-
 _ABBREVIATIONS = (
     "Messrs Mr Mrs Ms Dr Prof Brig Maj Gen Gov Col Capt Lieut Sen Hon Rev St Jr Sr Nos No Art Sec "
     "Comp Co Inc pp p vols vol lbs viz vs etc Jan Feb Mar Apr Aug Sept Oct Nov Dec"
@@ -65,13 +61,6 @@ def addresses() -> Iterator[str]:
             yield html.unescape(text)
 
 
-def split_of(number: int) -> str:
-    """Return the split of address `number`, counted from 0."""
-    if number % _HELD_OUT_EVERY != _HELD_OUT_EVERY - 1:
-        return "train"
-    return "valid" if number // _HELD_OUT_EVERY % 2 == 0 else "test"
-
-
 def sentences(text: str) -> Iterator[str]:
     """Yield sentences as tokens joined by spaces, without notes on the audience.
 
@@ -99,6 +88,7 @@ def _ends_sentence(sentence: list[str], following: str) -> bool:
 
 
 Report = Callable[[str, int, int | None], None]
+"""Called with the current task, the bytes just processed, and the total bytes if known."""
 Splits = dict[str, list[Path]]
 
 EMBEDDED = "state-of-the-union"
@@ -133,11 +123,7 @@ def _wikitext(number: int, sha256: str, train_tokens: int) -> Corpus:
     archive = f"{name}-v1.zip"
     return Corpus(
         archive=archive,
-        mirrors=(
-            f"{_SMERITY}/{archive}",
-            f"{_METAMIND}/{archive}",
-            f"{_MXNET}/{name}/{archive}",
-        ),
+        mirrors=(f"{_SMERITY}/{archive}", f"{_METAMIND}/{archive}", f"{_MXNET}/{name}/{archive}"),
         sha256=sha256,
         members={split: f"{name}/wiki.{split}.tokens" for split in SPLITS},
         tokens={"train": train_tokens, "valid": 217_646, "test": 245_569},
@@ -255,7 +241,9 @@ def _write_addresses(folder: Path) -> Splits:
     paths = {split: folder / f"{split}.txt" for split in SPLITS}
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     for number, address in enumerate(addresses()):
-        texts[split_of(number)] += sentences(address)
+        # Hold out every tenth address, so that each split covers the whole period.
+        held_out = "test" if number // 10 % 2 else "valid"
+        texts[held_out if number % 10 == 9 else "train"] += sentences(address)
     for split, path in paths.items():
         path.write_text("\n".join(texts[split]) + "\n", encoding="utf-8")
     return {split: [path] for split, path in paths.items()}

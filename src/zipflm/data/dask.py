@@ -49,8 +49,9 @@ class Cluster:
         ahead = 2 * sum(self.client.nthreads().values())
         waiting: deque[tuple[Chunk, Any]] = deque()
         for chunk in chunks:
-            chunk_there = _with_absolute_path(chunk)
-            future = self.client.submit(on_worker, chunk_there, task, _version(), pure=False)
+            if chunk.data is None and not is_url(chunk.source):
+                chunk = replace(chunk, source=os.path.abspath(chunk.source))
+            future = self.client.submit(on_worker, chunk, task, _version(), pure=False)
             waiting.append((chunk, future))
             if len(waiting) > ahead:
                 yield self._next(waiting)
@@ -107,12 +108,6 @@ def on_worker(chunk: Chunk, task: Task, version: str) -> ScannedChunk:
 def _version() -> str:
     """Include Unicode: it defines letters and white space, and differs between Pythons."""
     return f"zipflm {__version__} with Unicode {unicodedata.unidata_version}"
-
-
-def _with_absolute_path(chunk: Chunk) -> Chunk:
-    if chunk.data is not None or is_url(chunk.source):
-        return chunk
-    return replace(chunk, source=os.path.abspath(chunk.source))
 
 
 def _first_line(error: BaseException) -> str:

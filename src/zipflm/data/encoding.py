@@ -140,7 +140,7 @@ def spellings(
 
 
 def spelled(words: Sequence[str], max_bytes: int, *, markers: bool) -> NDArray[np.int16]:
-    """Return UTF-8 bytes plus 1, truncated or padded with 0; `markers` adds 257 and 258 around."""
+    """Return UTF-8 bytes plus 1, truncated or padded with 0, between 257 and 258 if `markers`."""
     room = max_bytes - NUM_MARKERS if markers else max_bytes
     encoded = [word.encode()[:room] for word in words]
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))

@@ -102,7 +102,7 @@ class DataFacts:
     format: int
     unit: Unit
     splitting: Splitting
-    """How raw text was split into words."""
+    """Rule that split raw text into words."""
     vocabulary: VocabularyFacts
     splits: Mapping[str, SplitFacts]
     options: OptionFacts
@@ -155,13 +155,7 @@ class DataFolder:
         clear_abandoned(path)
         facts = read_facts(path)
         _require_sealed(path, facts)
-        vocabulary = Vocabulary.load(path / VOCABULARY_FILE)
-        if vocabulary.hash != facts.vocabulary.hash:
-            raise ValueError(
-                f"{path / VOCABULARY_FILE}: hash is {vocabulary.hash}, but {FACTS_FILE} has "
-                f"{facts.vocabulary.hash}; prepare the data again"
-            )
-        return cls(path, facts, vocabulary)
+        return cls(path, facts, Vocabulary.load(path / VOCABULARY_FILE))
 
     @property
     def unit(self) -> Unit:
@@ -170,7 +164,7 @@ class DataFolder:
 
     @property
     def splitting(self) -> Splitting:
-        """How raw text was split into words."""
+        """Rule that split raw text into words."""
         return self.facts.splitting
 
     @property
@@ -203,15 +197,7 @@ class DataFolder:
     @cached_property
     def codes(self) -> Codes | None:
         """The BPE codes, or None for a folder of words."""
-        if self.facts.bpe is None:
-            return None
-        codes = Codes.load(self.path / CODES_FILE)
-        if codes.hash != self.facts.bpe.hash:
-            raise ValueError(
-                f"{self.path / CODES_FILE}: hash is {codes.hash}, but {FACTS_FILE} has "
-                f"{self.facts.bpe.hash}; prepare the data again"
-            )
-        return codes
+        return None if self.facts.bpe is None else Codes.load(self.path / CODES_FILE)
 
     def split(self, split: str) -> SplitFacts:
         """Return the facts of a split. Raises ValueError if the folder does not have it."""

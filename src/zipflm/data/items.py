@@ -152,7 +152,14 @@ def _load(source: str) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]:
         raise ValueError(f"{source}: no array {min(missing)!r}; save ids and offsets")
     ids, offsets = (arrays[name] for name in needed)
     _require_integers(source, ids, offsets)
-    _require_offsets(source, ids, offsets)
+    if ids.ndim != 1 or offsets.ndim != 1:
+        raise ValueError(f"{source}: ids and offsets must have one dimension each")
+    is_increasing = bool(np.all(offsets[:-1] <= offsets[1:]))
+    if not is_increasing or offsets[0] != 0 or offsets[-1] != len(ids):
+        raise ValueError(
+            f"{source}: offsets must increase from 0 to {len(ids)}, the number of ids; sequence i "
+            "is ids[offsets[i]:offsets[i + 1]]"
+        )
     return ids, offsets
 
 
@@ -177,17 +184,6 @@ def _require_integers(source: str, *arrays: NDArray[Any]) -> None:
             raise ValueError(f"{source}: has {array.ndim} dimensions; save one or two")
         if not array.size:
             raise ValueError(f"{source}: empty")
-
-
-def _require_offsets(source: str, ids: NDArray[Any], offsets: NDArray[Any]) -> None:
-    if ids.ndim != 1 or offsets.ndim != 1:
-        raise ValueError(f"{source}: ids and offsets must have one dimension each")
-    rises = bool(np.all(offsets[:-1] <= offsets[1:]))
-    if not rises or offsets[0] != 0 or offsets[-1] != len(ids):
-        raise ValueError(
-            f"{source}: offsets must increase from 0 to {len(ids)}, the number of ids; sequence i "
-            "is ids[offsets[i]:offsets[i + 1]]"
-        )
 
 
 def _stretches(

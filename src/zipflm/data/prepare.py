@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data import dask
 from zipflm.data.bpe import Codes
-from zipflm.data.corpora import corpus_texts
+from zipflm.data.corpora import Report, corpus_texts
 from zipflm.data.encoding import Encoding, word_digests
 from zipflm.data.folder import (
     CODES_FILE,
@@ -140,8 +140,6 @@ def data_warnings(folder: DataFolder) -> Iterator[str]:
 
 
 Text = str | PathLike[str]
-Report = Callable[[str, int, int | None], None]
-"""Called with the current task, the bytes just processed, and the total bytes if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +157,7 @@ class Options:
     bpe_codes: Text | Codes | None = None
     """Split words with these subword-nmt codes, or with those of this file."""
     splitting: Splitting = PLAIN
-    """How raw text is split into words."""
+    """Rule that splits raw text into words."""
     errors: Errors = "strict"
     encoding: str = UTF_8
     """Encoding of the texts."""
@@ -433,10 +431,7 @@ def _write_split(
 
 
 def _facts(
-    options: Options,
-    vocabulary: Vocabulary,
-    codes: Codes | None,
-    splits: Mapping[str, SplitFacts],
+    options: Options, vocabulary: Vocabulary, codes: Codes | None, splits: Mapping[str, SplitFacts]
 ) -> DataFacts:
     return DataFacts(
         format=FORMAT,

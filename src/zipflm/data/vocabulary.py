@@ -79,7 +79,12 @@ class Vocabulary:
         words: list[str] = list(SPECIALS)
         counts = [0] * len(SPECIALS)
         lines_of: dict[str, int] = dict.fromkeys(SPECIALS, 0)
-        lines = _decode(path, Path(path).read_bytes() if data is None else data).split("\n")
+        try:
+            lines = (Path(path).read_bytes() if data is None else data).decode().split("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path}: not UTF-8 at byte {error.start}; give a vocabulary file"
+            ) from None
         if lines[-1] == "":
             lines.pop()
         for number, line in enumerate(lines, start=1):
@@ -151,15 +156,6 @@ def _fillers(words: Sequence[str], multiple: int) -> list[str]:
             fillers.append(name)
         number += 1
     return fillers
-
-
-def _decode(path: str | PathLike[str], data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: not UTF-8 at byte {error.start}; give a vocabulary file"
-        ) from None
 
 
 def _parse(path: str | PathLike[str], number: int, line: str) -> tuple[str, int, bool]:

@@ -153,7 +153,7 @@ def document_windows(
 ) -> Windows:
     """Return windows over independent documents of a stream, each scored from `starts` on.
 
-    Longer documents than a block are cut into parts of `block - context` tokens.
+    Documents longer than a block are cut into parts of `block - context` tokens.
     """
     fits = ends - begins <= blocks.block
     whole, size = fits & (starts < ends), blocks.block - blocks.context

@@ -289,9 +289,11 @@ def read_model(
         options = latest_options(file.options, file.weights, file.model_options)
         _require_size(dictionary, vocabulary, file.weights)
         model = config_from_latest(options, len(vocabulary))
-        weights = _float32_copies(fitting_weights(file.weights, model))
+        weights = fitting_weights(file.weights, model)
     except ValueError as error:
         raise ValueError(f"{checkpoint}: {error}") from None
+    # Copied, because the tensors are views of the mapped file.
+    weights = {n: t.detach().to(torch.float32, copy=True).contiguous() for n, t in weights.items()}
     config = _run_config(model, options, unit or _unit(dictionary, vocabulary))
     return ImportedModel(config, weights, vocabulary, file.updates)
 
@@ -332,7 +334,12 @@ def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[st
     Raises ValueError listing weights that are unknown, missing, unexpected or of the wrong shape,
     and tied weights that differ.
     """
-    _require_known_softmax(state, config)
+    version = "decoder.adaptive_softmax.version"
+    if isinstance(config.output, AdaptiveOutput) and version not in state:
+        raise ValueError(
+            f"weights do not fit the options: missing: {version}; the adaptive softmax is of an "
+            "older kind that current fairseq does not support either"
+        )
     weights, copies = weights_and_copies(state, config)
     _require_fit(weights, config)
     for name, copy in copies.items():
@@ -344,15 +351,6 @@ def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[st
                 "or has the options of another model"
             )
     return weights
-
-
-def _require_known_softmax(state: Mapping[str, Tensor], config: ModelConfig) -> None:
-    name = "decoder.adaptive_softmax.version"
-    if isinstance(config.output, AdaptiveOutput) and name not in state:
-        raise ValueError(
-            f"weights do not fit the options: missing: {name}; the adaptive softmax is of an older "
-            "kind that current fairseq does not support either"
-        )
 
 
 def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
@@ -373,14 +371,6 @@ def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
     if any(wrong.values()):
         lists = "; ".join(f"{what}: {listed(names)}" for what, names in wrong.items() if names)
         raise ValueError(f"weights do not fit the options: {lists}")
-
-
-def _float32_copies(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    # Copied, because the weights are views of the mapped file.
-    return {
-        name: tensor.detach().to(torch.float32).contiguous().clone()
-        for name, tensor in weights.items()
-    }
 
 
 def _unit(dictionary: Source, vocabulary: Vocabulary) -> Unit:

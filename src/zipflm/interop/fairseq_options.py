@@ -48,42 +48,26 @@ _WHEN_ABSENT: dict[str, Any] = {
     "character_embeddings": False,
     "share_decoder_input_output_embed": False,
 }
-_SIZES = (
-    *("decoder_embed_dim", "decoder_layers", "decoder_attention_heads", "decoder_ffn_embed_dim"),
-)
-_REQUIRED = (*_SIZES, "dropout", "attention_dropout")
-_REQUIRED_BY_CHARACTERS = (
-    "character_filters",
-    "character_embedding_dim",
-    "char_embedder_highway_layers",
-)
+_SIZES = "decoder_embed_dim decoder_layers decoder_attention_heads decoder_ffn_embed_dim".split()
+_REQUIRED = [*_SIZES, "dropout", "attention_dropout"]
+_CHARACTER_SIZES = ["character_embedding_dim", "char_embedder_highway_layers"]
+_REQUIRED_BY_CHARACTERS = ["character_filters", *_CHARACTER_SIZES]
+_NUMBERS = """
+    dropout attention_dropout activation_dropout relu_dropout
+    adaptive_input_factor adaptive_softmax_factor adaptive_softmax_dropout
+"""
+_FLAGS = """
+    adaptive_input character_embeddings share_decoder_input_output_embed tie_adaptive_weights
+    tie_adaptive_proj no_tie_adaptive_proj no_decoder_final_norm decoder_final_norm
+"""
+_TEXTS = "character_filters adaptive_input_cutoff adaptive_softmax_cutoff"
 # Types of the translated options. None always means "not set".
 _TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(
-        [
-            *(*_SIZES, "decoder_input_dim", "decoder_output_dim", "tokens_per_sample"),
-            *("character_embedding_dim", "char_embedder_highway_layers"),
-        ],
-        (int,),
-    ),
-    **dict.fromkeys(
-        [
-            *("dropout", "attention_dropout", "activation_dropout", "relu_dropout"),
-            *("adaptive_input_factor", "adaptive_softmax_factor", "adaptive_softmax_dropout"),
-        ],
-        (int, float),
-    ),
-    **dict.fromkeys(
-        [
-            *("adaptive_input", "character_embeddings", "share_decoder_input_output_embed"),
-            *("tie_adaptive_weights", "tie_adaptive_proj", "no_tie_adaptive_proj"),
-            *("no_decoder_final_norm", "decoder_final_norm"),
-        ],
-        (bool,),
-    ),
-    **dict.fromkeys(
-        ["character_filters", "adaptive_input_cutoff", "adaptive_softmax_cutoff"], (str,)
-    ),
+    **dict.fromkeys([*_SIZES, *_CHARACTER_SIZES], (int,)),
+    **dict.fromkeys("decoder_input_dim decoder_output_dim tokens_per_sample".split(), (int,)),
+    **dict.fromkeys(_NUMBERS.split(), (int, float)),
+    **dict.fromkeys(_FLAGS.split(), (bool,)),
+    **dict.fromkeys(_TEXTS.split(), (str,)),
 }
 _MOST_SHOWN = 10
 # Options without effect on a trained model.
@@ -101,9 +85,7 @@ _PREFIXES = tuple(
 
 
 def latest_options(
-    options: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    model_options: Collection[str] = (),
+    options: Mapping[str, Any], weights: Mapping[str, Tensor], model_options: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the options for a config, as the latest fairseq would have saved them.
 
@@ -125,7 +107,7 @@ def latest_options(
 
 
 def _require_present(options: Mapping[str, Any]) -> None:
-    required = _REQUIRED + (_REQUIRED_BY_CHARACTERS if options.get("character_embeddings") else ())
+    required = _REQUIRED + (_REQUIRED_BY_CHARACTERS if options.get("character_embeddings") else [])
     missing = [name for name in required if options.get(name) is None]
     if options.get("activation_dropout") is None and options.get("relu_dropout") is None:
         missing.append("activation_dropout")

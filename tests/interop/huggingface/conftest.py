@@ -3,6 +3,7 @@ import torch
 from loaded_models import loaded, on_disk
 
 from zipflm.interop.huggingface.exchange import export_run
+from zipflm.presets import FACTORIZATIONS
 
 # Marks in the test suite of transformers, which test_transformers_suite runs.
 MARKS = (
@@ -14,8 +15,6 @@ MARKS = (
     "torch_compile_test",
     "torch_export_test",
 )
-
-LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 
 
 def pytest_configure(config):
@@ -31,7 +30,7 @@ def runs(word_data, bpe_data, tmp_path_factory):
         label: on_disk(
             loaded(bpe_data if label.startswith("BPE") else word_data, label), root / label
         )
-        for label in LABELS
+        for label in FACTORIZATIONS
     }
 
 

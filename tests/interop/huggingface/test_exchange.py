@@ -15,10 +15,9 @@ from zipflm.config import Splitting
 from zipflm.data.prepare import Options, prepare
 from zipflm.interop.huggingface.exchange import export_run, import_run
 from zipflm.language.model import load
+from zipflm.presets import FACTORIZATIONS
 from zipflm.runs.load import load_run
 from zipflm.runs.records import ImportedState
-
-LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +49,7 @@ def assert_same_run(ours, theirs):
         assert not files[0].is_file() or files[0].read_bytes() == files[1].read_bytes()
 
 
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", FACTORIZATIONS)
 def test_export_and_import_are_exact(label, runs, exported, tmp_path):
     config = import_run(exported[label], tmp_path / "back")
     assert_same_run(tmp_path / "back", runs[label])

@@ -11,9 +11,8 @@ from transformers.utils.generic import find_labels
 from zipflm import LanguageModel, preset
 from zipflm.interop.huggingface import ZipfConfig, ZipfForCausalLM
 from zipflm.interop.huggingface.exchange import model_of
+from zipflm.presets import FACTORIZATIONS
 from zipflm.runs.load import load_run
-
-LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +39,7 @@ def padded(words, number, side):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", FACTORIZATIONS)
 @torch.no_grad()
 def test_matches_the_native_model(label, dtype, runs, exported, words):
     model = AutoModelForCausalLM.from_pretrained(exported[label], dtype=dtype)
@@ -55,7 +54,7 @@ def test_matches_the_native_model(label, dtype, runs, exported, words):
     torch.testing.assert_close(loss, mean, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", FACTORIZATIONS)
 def test_every_weight_is_saved_once(label, exported):
     config = ZipfConfig.from_pretrained(exported[label]).native
     saved = {}

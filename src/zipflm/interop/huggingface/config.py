@@ -24,7 +24,7 @@ from zipflm.settings import from_dict, to_dict
 
 @dataclass(frozen=True, kw_only=True)
 class TextFacts:
-    """How raw text becomes ids."""
+    """Hashes of everything that determines the ids of a text."""
 
     vocabulary: str
     """SHA-256 of words and counts in order."""
