@@ -168,9 +168,9 @@ def test_racing_processes_exclude_each_other(tmp_path):
     for child in children:
         child.stdin.write("go\n")
         child.stdin.flush()
-    said = [child.communicate(timeout=60)[0] for child in children]
+    outputs = [child.communicate(timeout=60)[0] for child in children]
     assert [child.returncode for child in children] == [0, 0]
-    assert sum(map(int, said)) > 0, "the processes never competed, so nothing was tested"
+    assert sum(map(int, outputs)) > 0, "the processes never competed, so nothing was tested"
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 

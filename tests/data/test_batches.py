@@ -250,10 +250,10 @@ def test_permutation_is_a_bijection(size, key, label):
 def test_permutation_is_vectorised_over_sizes_and_labels():
     random = Permutation(3, 1)
     whole = {(size, label): order(size, 3, 1, label=label) for size in (5, 900) for label in (0, 9)}
-    asked = [(place, size, label) for size, label in whole for place in range(size)]
-    np.random.default_rng(0).shuffle(asked)
-    places, sizes, labels = (np.array(column) for column in zip(*asked, strict=True))
-    expected = [whole[size, label][place] for place, size, label in asked]
+    queries = [(place, size, label) for size, label in whole for place in range(size)]
+    np.random.default_rng(0).shuffle(queries)
+    places, sizes, labels = (np.array(column) for column in zip(*queries, strict=True))
+    expected = [whole[size, label][place] for place, size, label in queries]
     assert random(places, sizes, labels).tolist() == expected
     assert random(places[:1], sizes[:1], labels[:1]).tolist() == expected[:1]
 

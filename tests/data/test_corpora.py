@@ -211,7 +211,7 @@ def test_sentences_keep_every_character(parts):
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("Mr. J. Q. Adams spoke. So did I.", ["Mr. J. Q. Adams spoke .", "So did I ."]),
         ('He said: "Go!" They went.', ['He said : " Go ! "', "They went ."]),
@@ -224,5 +224,5 @@ def test_sentences_keep_every_character(parts):
         ("", []),
     ],
 )
-def test_sentence_boundaries(text, wanted):
-    assert list(sentences(text)) == wanted
+def test_sentence_boundaries(text, expected):
+    assert list(sentences(text)) == expected

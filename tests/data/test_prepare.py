@@ -81,11 +81,13 @@ def test_bpe_pieces_join_to_the_words(tmp_path):
     vocabulary, ends = folder.vocabulary, folder.ends_word
     for split in TEXTS:
         ids = folder.tokens(split).ids.astype(int)
-        wanted = [w for line in lines(split) for w in [*line.split(), "</s>"]]
+        expected = [w for line in lines(split) for w in [*line.split(), "</s>"]]
         found = np.split(ids, np.flatnonzero(ends[ids]) + 1)[:-1]
-        assert len(found) == len(wanted) == folder.facts.splits[split].words
+        assert len(found) == len(expected) == folder.facts.splits[split].words
         words = [join(vocabulary.words[i] for i in pieces) for pieces in found]
-        known = [w if 3 not in pieces else "<unk>" for w, pieces in zip(wanted, found, strict=True)]
+        known = [
+            w if 3 not in pieces else "<unk>" for w, pieces in zip(expected, found, strict=True)
+        ]
         assert words == known
     assert folder.facts.splits["train"].unknown == sum(
         line.split().count("<unk>") for line in lines("train")

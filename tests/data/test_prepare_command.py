@@ -151,9 +151,9 @@ def test_invalid_input_exits_with_status_2(tmp_path, monkeypatch, capsys, argume
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert ended.value.code == 2
-    assert re.search(message, said) and said.count("\n") == 1
+    assert re.search(message, stderr) and stderr.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
 
 

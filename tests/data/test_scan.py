@@ -51,11 +51,11 @@ def test_scan_matches_reference(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("scan")
     (folder / "x.txt").write_text(content, encoding="utf-8", newline="")
     result = scanned([folder / "x.txt"], folder / "spool")
-    wanted = [word for line in plain_words(content) for word in line]
-    assert running_words(result) == wanted
-    assert counts_of(result) == Counter(wanted)
-    assert result.num_tokens == len(wanted)
-    assert result.num_sentences == wanted.count("\0")
+    expected = [word for line in plain_words(content) for word in line]
+    assert running_words(result) == expected
+    assert counts_of(result) == Counter(expected)
+    assert result.num_tokens == len(expected)
+    assert result.num_sentences == expected.count("\0")
 
 
 def test_result_is_independent_of_chunks_and_processes(tmp_path):
@@ -119,9 +119,9 @@ def test_splitting_tokens_matches_splitting_lines(tmp_path_factory, text, rule, 
     result = scanned([folder / "x.txt"], folder / "spool", splitting=splitting)
     lines = [" ".join(line[:-1]) for line in plain_words(text)]
     splitter = Splitter(splitting)
-    wanted = [[*(piece.word for piece in splitter.words(line)), "\0"] for line in lines]
+    expected = [[*(piece.word for piece in splitter.words(line)), "\0"] for line in lines]
     found = running_words(result)
-    assert found == [word for line in wanted for word in line]
+    assert found == [word for line in expected for word in line]
     assert result.num_tokens == len(found)
     assert result.num_unsplit == sum(map(len, plain_words(text)))
 

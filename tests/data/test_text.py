@@ -198,9 +198,9 @@ def test_url_chunks_match_file_chunks(tmp_path, store):
     path, url = tmp_path / "x.txt", put(store, "x.txt", TEXT.encode())
     path.write_bytes(TEXT.encode())
     for name in (url, f"file://{path}"):
-        found, wanted = list(chunks(name, size)), list(chunks(str(path), size))
-        assert [chunk.read() for chunk in found] == [chunk.read() for chunk in wanted]
-        assert [chunk.start for chunk in found] == [chunk.start for chunk in wanted]
+        found, expected = list(chunks(name, size)), list(chunks(str(path), size))
+        assert [chunk.read() for chunk in found] == [chunk.read() for chunk in expected]
+        assert [chunk.start for chunk in found] == [chunk.start for chunk in expected]
         assert all(chunk.data is None for chunk in found)  # a worker fetches its part
         assert stored_size([name, str(path)]) == 2 * len(TEXT)
 

@@ -25,10 +25,10 @@ def write(path, pieces, size=300):
 def test_round_trip(tmp_path_factory, sentences):
     path = tmp_path_factory.mktemp("tokens") / "x.tokens"
     write(path, [(sentence, [len(sentence)]) for sentence in sentences])
-    tokens, wanted = TokenFile(path), TokenArray.of(sentences)
-    assert tokens.ids.tolist() == wanted.ids.tolist()
-    assert tokens.offsets.tolist() == wanted.offsets.tolist()
-    assert (len(tokens), tokens.num_sentences) == (len(wanted), len(sentences))
+    tokens, expected = TokenFile(path), TokenArray.of(sentences)
+    assert tokens.ids.tolist() == expected.ids.tolist()
+    assert tokens.offsets.tolist() == expected.offsets.tolist()
+    assert (len(tokens), tokens.num_sentences) == (len(expected), len(sentences))
     assert list(path.parent.iterdir()) == [path]
 
 

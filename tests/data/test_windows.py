@@ -100,5 +100,5 @@ def test_groups_match_fairseq():
     golden = json.loads((GOLDEN / "dataset.json").read_text())["batch_by_size"]
     lengths = np.array(golden["sizes"])[golden["order"]]
     bounds = group(lengths, golden["max_tokens"])
-    wanted = np.cumsum([0] + [len(batch) for batch in golden["batches_multiple1"]])
-    assert bounds.tolist() == wanted.tolist()
+    expected = np.cumsum([0] + [len(batch) for batch in golden["batches_multiple1"]])
+    assert bounds.tolist() == expected.tolist()

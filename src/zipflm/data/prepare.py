@@ -352,10 +352,10 @@ def _read(
 
 
 def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None:
-    for split, wanted in expected.items():
-        if scans[split].num_unsplit != wanted:
+    for split, size in expected.items():
+        if scans[split].num_unsplit != size:
             raise ValueError(
-                f"the {split} split has {scans[split].num_unsplit:,} tokens instead of {wanted:,}; "
+                f"the {split} split has {scans[split].num_unsplit:,} tokens instead of {size:,}; "
                 "the corpus is damaged or another edition"
             )
 
